@@ -1,0 +1,6 @@
+# %% [markdown]
+# # First look
+# Hello $x^2$.
+# %%
+import torch
+torch.arange(3)

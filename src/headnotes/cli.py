@@ -1,0 +1,138 @@
+r"""# The command line
+
+`headnotes list` names the modules that can be taken home, `headnotes copy` puts one
+into your own tree:
+
+```console
+$ headnotes copy mha attention/ --plain
+```
+
+A copied module is yours. It runs alone, on torch and the standard library, and its
+first lines say where it came from and under which licence. The buttons above each
+annotated module hand out exactly these texts.
+
+Source: a habit of the field. Attention is copied more often than it is imported, so
+the copy should be good.
+"""
+
+import argparse
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Sequence
+from pathlib import Path
+
+import headnotes
+
+
+def modules() -> dict[str, Path]:
+    r"""The modules that can be copied, by name.
+
+    >>> sorted(modules())
+    ['masks', 'mha']
+    """
+    # This file serves the others, and is of no use without them.
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    return {path.stem: path for path in paths if path.stem not in ("__init__", "cli")}
+
+
+def edition(path: Path, *, plain: bool = False) -> str:
+    r"""A module as it leaves the house: origin and licence first, then the source.
+
+    >>> print(edition(modules()["mha"])[:24])
+    # mha.py, from Headnotes
+    """
+    source = path.read_text(encoding="utf-8")
+    return (
+        f"# {path.name}, from Headnotes {headnotes.__version__}\n"
+        f"# SPDX-FileCopyrightText: 2026 the Headnotes authors\n"
+        f"# SPDX-License-Identifier: MIT\n\n"
+        f"{without_notes(source) if plain else source}"
+    )
+
+
+def editions(path: Path) -> dict[str, str]:
+    """What a page offers to copy: the whole module, and the module without notes."""
+    return {
+        "Copy module": edition(path),
+        "Copy without notes": edition(path, plain=True),
+    }
+
+
+def without_notes(source: str) -> str:
+    r"""Drop the notes; keep the code, its shape comments, and what each thing is.
+
+    >>> print(without_notes("def double(x):\n    # Why not x + x?\n    return 2 * x"))
+    def double(x):
+        return 2 * x
+    """
+    lines = source.splitlines(keepends=True)
+    # A note is a comment on a line of its own; inside brackets it belongs to the code,
+    # and so does one that speaks to a tool.
+    depth = 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+        alone = token.line.lstrip() == token.line[token.start[1] :]
+        if token.type == tokenize.COMMENT and alone and depth == 0:
+            if not re.match(r"#\s*(type:|noqa|fmt:|ruff:|pragma:)", token.string):
+                lines[token.start[0] - 1] = ""
+    # A docstring keeps its first line, and closes there.
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            if ast.get_docstring(node) is not None:
+                first, last = node.body[0].lineno, node.body[0].end_lineno or 0
+                if first < last:
+                    summary = lines[first - 1].rstrip().replace('"""# ', '"""')
+                    lines[first - 1] = f'{summary}"""\n'
+                    lines[first:last] = [""] * (last - first)
+    return "".join(lines)
+
+
+def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
+    """Write a module into `destination`, a folder or a file, and return its path."""
+    if name not in modules():
+        known = ", ".join(modules())
+        raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
+    path = destination
+    if destination.is_dir() or destination.suffix != ".py":
+        path = destination / f"{name}.py"
+    if path.exists() and not force:
+        raise FileExistsError(f"`{path}` exists; `--force` overwrites it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(edition(modules()[name], plain=plain), encoding="utf-8")
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status is 0, or 1 where something was refused."""
+    parser = argparse.ArgumentParser(prog="headnotes", description=headnotes.__doc__)
+    parser.add_argument("--version", action="version", version=headnotes.__version__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="name the modules that can be copied")
+    take = commands.add_parser("copy", help="copy a module into your own tree")
+    take.add_argument("name", help="a module, as `headnotes list` names it")
+    take.add_argument("destination", nargs="?", default=".", type=Path, metavar="DEST")
+    take.add_argument("--plain", action="store_true", help="leave out the notes")
+    take.add_argument("--force", action="store_true", help="overwrite an existing file")
+    arguments = parser.parse_args(argv)
+
+    if arguments.command == "list":
+        for name, path in modules().items():
+            title = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            print(f"{name:12}{title.splitlines()[0].removeprefix('# ')}")
+        return 0
+    try:
+        path = copy(
+            arguments.name,
+            arguments.destination,
+            plain=arguments.plain,
+            force=arguments.force,
+        )
+    except (ValueError, OSError) as error:
+        print(f"headnotes copy: {error}", file=sys.stderr)
+        return 1
+    print(f"{path}: {headnotes.__version__}, MIT licence")
+    return 0

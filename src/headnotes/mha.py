@@ -1,0 +1,314 @@
+r"""# Multi-head attention, sequence first
+
+Attention lets every position of one sequence read from all positions of another. A
+position asks with its *query* $q$; every position offers a *key* $k$ to be compared
+with, and a *value* $v$ to be read. What is read is a weighted mean of the values, and
+the weights are a softmax over the comparisons:
+
+$$\operatorname{Attention}(Q, K, V) =
+  \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
+
+*Multi-head* attention does this `heads` times side by side, each time in a learned
+subspace of width `d_k = d_model / heads`, and mixes the results with one last linear
+map. One head can follow the previous word while another looks for the verb.
+
+Tensors lie sequence first, `[seq_len, batch_size, d_model]`. Both products are written
+with `einsum`, so that every axis has a letter: `i` query position, `j` key position,
+`b` batch item, `h` head, `d` component within a head.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
+2017, section 3.2, in the sequence-first formulation of labml's
+[annotated transformer](https://nn.labml.ai/transformers/mha.html), whose checkpoints
+load here. Where this module departs from that one, the note beside the line says so.
+"""
+
+# Nothing but PyTorch and the standard library: this file runs wherever it is put.
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class PrepareForMultiHeadAttention(nn.Module):
+    r"""A linear map whose last axis is split into heads.
+
+    `[..., d_model]` becomes `[..., heads, d_k]`, whatever the leading axes are: a
+    sequence of batches, or a single position while decoding. Raises `ValueError` where
+    the last axis is not `d_model`.
+
+    Source: Vaswani et al. 2017, section 3.2.2, the matrices $W_i^Q$, $W_i^K$, $W_i^V$.
+
+    >>> prepare = PrepareForMultiHeadAttention(d_model=10, heads=5, d_k=2, bias=True)
+    >>> prepare(torch.randn(7, 3, 10)).shape
+    torch.Size([7, 3, 5, 2])
+    >>> prepare(torch.randn(3, 10)).shape
+    torch.Size([3, 5, 2])
+    """
+
+    def __init__(self, d_model: int, heads: int, d_k: int, bias: bool) -> None:
+        super().__init__()
+        # The paper has one small matrix per head. Stacked, they are a single product:
+        # rows $h\,d_k$ to $(h+1)\,d_k - 1$ of this weight belong to head $h$.
+        self.linear = nn.Linear(d_model, heads * d_k, bias=bias)
+        self.heads = heads
+        self.d_k = d_k
+
+    def forward(self, x: Tensor) -> Tensor:
+        d_model = self.linear.in_features
+        if x.shape[-1:] != (d_model,):
+            shape = list(x.shape)
+            raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
+        # Heads are contiguous blocks of the last axis, so the split is a view: nothing
+        # is copied. Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
+        x = self.linear(x)  # [..., heads * d_k]
+        return x.unflatten(-1, (self.heads, self.d_k))  # [..., heads, d_k]
+
+
+class MultiHeadAttention(nn.Module):
+    r"""Multi-head attention over `[seq_len, batch_size, d_model]`.
+
+    `heads` comes before `d_model`, as in the original. Each head is `d_model / heads`
+    wide; `dropout_prob` acts on the attention weights while training.
+
+    Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
+    range.
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    Three queries read from five keys, for a batch of two:
+
+    >>> mha = MultiHeadAttention(heads=7, d_model=77)
+    >>> query, memory = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
+    >>> mha(query=query, key=memory, value=memory).shape
+    torch.Size([3, 2, 77])
+
+    The weights stay on the module to be looked at. For each query, batch item and head
+    they sum to 1 over the keys:
+
+    >>> mha.attn.shape
+    torch.Size([3, 5, 2, 7])
+    >>> torch.allclose(mha.attn.sum(dim=1), torch.ones(3, 2, 7))
+    True
+    """
+
+    attn: Tensor | None
+
+    def __init__(
+        self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
+    ) -> None:
+        super().__init__()
+        check_settings(heads, d_model, dropout_prob)
+        self.heads = heads
+        self.d_k = d_model // heads
+        # The components of $q$ and $k$ have variance near 1, so $q \cdot k$ has
+        # variance near $d_k$. Without this factor the softmax of a wide head is almost
+        # one-hot, and almost no gradient passes through it.
+        self.scale = 1 / math.sqrt(self.d_k)
+
+        # `bias` governs only these two, and `bias=False` loses less than it seems. A
+        # key bias adds the same number to a whole row of scores, which softmax
+        # cancels: its gradient is zero. Only the query's bias can change an output.
+        self.query = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
+        self.key = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
+
+        # These two always have theirs. Where a row of weights sums to 1, a value bias
+        # $b_V$ passes through the mean untouched and arrives as the constant
+        # $W_O\, b_V$, which the output bias could hold just as well.
+        self.value = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=True)
+        self.output = nn.Linear(d_model, d_model)
+
+        self.dropout = nn.Dropout(dropout_prob)
+        self.attn = None
+
+    def forward(
+        self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        r"""Read from `value` where `query` meets `key`.
+
+        `query` is `[q_len, batch_size, d_model]`, `key` and `value` are
+        `[k_len, batch_size, d_model]`; the result has the shape of `query`. `mask` is
+        bool, or integer 0/1, `[q_len or 1, k_len, batch_size or 1]`; True means that
+        this query may attend to this key. A query that may attend to nothing reads
+        zero, and its output is the output bias.
+
+        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
+        before any work is done. Arguments are keyword-only: three tensors of one shape
+        are too easily swapped.
+
+        Here the second query may look at the first two keys only:
+
+        >>> mha = MultiHeadAttention(heads=2, d_model=6).eval()
+        >>> x = torch.randn(3, 1, 6)
+        >>> mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+        >>> y = mha(query=x, key=x, value=x, mask=mask.unsqueeze(-1))
+        >>> mha.attn[1, :, 0, 0] > 0
+        tensor([ True,  True, False])
+        """
+        check_inputs(self.output.weight, query, key, value)
+        if mask is not None:
+            check_tensor("mask", mask, self.output.weight.device)
+            mask = self.prepare_mask(mask, query.shape, key.shape)
+
+        query = self.query(query)  # [q_len, batch_size, heads, d_k]
+        key = self.key(key)  # [k_len, batch_size, heads, d_k]
+        value = self.value(value)  # [k_len, batch_size, heads, d_k]
+
+        # The original scales the scores. Scaling the query instead is the same in
+        # exact arithmetic, touches fewer numbers, and keeps $q \cdot k$ below the
+        # 65,504 at which float16 ends.
+        scores = self.get_scores(query * self.scale, key)
+
+        # `attn` is what the model means; dropout is what training does to it. We keep
+        # the first, detached, so that looking costs no graph. (The published original
+        # builds a dropout layer and never calls it.)
+        attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
+        self.attn = attn.detach()
+        attn = self.dropout(attn)
+
+        # Concatenating the heads is a view again: they already lie side by side.
+        context = self.apply_weights(attn, value)  # [q_len, batch_size, heads, d_k]
+        context = context.flatten(-2)  # [q_len, batch_size, d_model]
+        return self.output(context)  # type: ignore[no-any-return]
+
+    def get_scores(self, query: Tensor, key: Tensor) -> Tensor:
+        r"""Compare every query with every key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.
+
+        The query arrives already divided by $\sqrt{d_k}$. A variant that scores
+        otherwise, with relative positions say, overrides this hook.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> mha.get_scores(torch.randn(3, 2, 5, 2), torch.randn(7, 2, 5, 2)).shape
+        torch.Size([3, 7, 2, 5])
+        """
+        return torch.einsum("ibhd,jbhd->ijbh", query, key)
+
+    def prepare_mask(
+        self, mask: Tensor, query_shape: torch.Size, key_shape: torch.Size
+    ) -> Tensor:
+        r"""Validate `mask` and give it an axis of size 1 that broadcasts over heads.
+
+        The axes for queries and batch may have size 1; the one for keys may not,
+        since a single column would silently allow or forbid all keys at once.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> mask = torch.ones(3, 7, 1).bool()
+        >>> mha.prepare_mask(mask, torch.Size([3, 2, 10]), torch.Size([7, 2, 10])).shape
+        torch.Size([3, 7, 1, 1])
+        """
+        check_mask(mask, query_shape, key_shape)
+        return mask.bool().unsqueeze(-1)  # [..., 1]
+
+    def apply_weights(self, attn: Tensor, value: Tensor) -> Tensor:
+        r"""Read: the mean of the values under the weights of each query and head.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> mha.apply_weights(torch.rand(3, 7, 2, 5), torch.randn(7, 2, 5, 2)).shape
+        torch.Size([3, 2, 5, 2])
+        """
+        return torch.einsum("ijbh,jbhd->ibhd", attn, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The last weights are for looking at. They grow with the square of the length
+        # and belong in no pickle, checkpoint or deep copy.
+        return self.__dict__ | {"attn": None}
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    r"""Softmax over the keys, axis 1, in which a row without keys is all zeros.
+
+    The original gives such a row NaN, because softmax divides 0 by 0:
+
+    >>> torch.full((3,), -math.inf).softmax(dim=0)
+    tensor([nan, nan, nan])
+
+    The NaN then spreads through the gradients into every weight of the model, even
+    where the loss leaves the row out. Here the row reads nothing:
+
+    >>> scores = torch.zeros(1, 3, 1, 2)
+    >>> masked_softmax(scores, torch.zeros(1, 3, 1, 1).bool()).sum()
+    tensor(0.)
+    """
+    if mask is None:
+        return scores.softmax(dim=1)
+    # $-\infty$ rather than a large negative number: it is exact in every dtype, and no
+    # true score can lie below it. Empty rows are filled with 0 on the way in, where
+    # they would make NaN, and again on the way out, where they would be uniform.
+    empty = ~mask.any(dim=1, keepdim=True)
+    scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
+    return scores.softmax(dim=1).masked_fill(empty, 0)
+
+
+def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
+    """Refuse sizes that cannot be built, and name the nearest that can."""
+    for name, size in (("heads", heads), ("d_model", d_model)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"`{name}` (={size!r}) must be a whole number from 1 up")
+    if d_model % heads:
+        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        nearest = [n for n in divisors if n < heads][-1:]
+        nearest += [n for n in divisors if n > heads][:1]
+        raise ValueError(
+            f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
+            f"{' and '.join(map(str, nearest))} would do"
+        )
+    if not 0 <= dropout_prob <= 1:
+        raise ValueError(f"`dropout_prob` (={dropout_prob}) must lie between 0 and 1")
+
+
+def check_tensor(name: str, x: Tensor, device: torch.device) -> None:
+    """Refuse what is no tensor, or lies on another device than the module."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
+    if x.device != device:
+        where = f"`{name}` is on {x.device}, the module on {device}"
+        raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
+
+
+def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse inputs that do not fit the module's `weight`, or one another."""
+    dtype, d_model = weight.dtype, weight.shape[-1]
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_tensor(name, x, weight.device)
+        if x.dim() != 3 or x.shape[-1] != d_model:
+            raise ValueError(
+                f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size, "
+                f"d_model (={d_model})]; a lone sequence needs `{name}.unsqueeze(1)`"
+            )
+        # Autocast makes its own peace between the dtypes that it casts.
+        casts = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+        if x.dtype != dtype and not (casts and x.is_floating_point()):
+            way_out = f"use `{name}.to({dtype})`, or `module.to({x.dtype})`"
+            raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
+        if x.shape[1] != query.shape[1]:
+            raise ValueError(
+                f"`{name}` has batch size {x.shape[1]}, but `query` has "
+                f"{query.shape[1]}; share one sequence with `{name}.expand`, turn "
+                f"batch-first data with `{name}.transpose(0, 1)`"
+            )
+    if key.shape[0] != value.shape[0]:
+        v_len, k_len = value.shape[0], key.shape[0]
+        raise ValueError(f"`value` has length {v_len}, `key` {k_len}; make them equal")
+
+
+def check_mask(mask: Tensor, query_shape: torch.Size, key_shape: torch.Size) -> None:
+    """Refuse a mask that would be read otherwise than it was meant."""
+    # Read as 0/1, an additive mask is silently inverted: its 0 would forbid and its
+    # $-\infty$ allow.
+    if mask.is_floating_point() or mask.is_complex():
+        raise TypeError(
+            f"`mask` is {mask.dtype}, not bool or integer 0/1 with 1 for 'may attend'; "
+            f"use `mask.bool()` if it holds 0 and 1, `mask == 0` if 0 and -inf"
+        )
+    (q_len, batch_size), k_len = query_shape[:2], key_shape[0]
+    n_q, n_k, n_b = mask.shape if mask.dim() == 3 else (0, -1, 0)
+    if n_q not in (1, q_len) or n_k != k_len or n_b not in (1, batch_size):
+        raise ValueError(
+            f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
+            f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "
+            f"mask needs `mask.unsqueeze(-1)`"
+        )
+    # Values can be looked at only where there are any: not while compiling.
+    if mask.dtype != torch.bool and not torch.compiler.is_compiling():
+        if not ((mask == 0) | (mask == 1)).all():
+            values = f"{mask.min().item()} to {mask.max().item()}"
+            raise ValueError(f"`mask` holds {values}, not 0/1; write `mask == 1`")

@@ -1,0 +1,108 @@
+"""The Markdown extension: a line `::literate src/package/module.py` becomes its page.
+
+`::literate src/package/module.py#Class.method` shows that definition only. Beside the
+directive the extension fences doctests and turns LaTeX into MathML, everywhere.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from markdown import Markdown
+from markdown.blockprocessors import BlockProcessor
+from markdown.extensions import Extension
+
+from sidenotes.doctests import FenceDoctests
+from sidenotes.mathml import MathML
+from sidenotes.render import render, toolbar
+from sidenotes.split import LiterateError, read, split
+
+DIRECTIVE = re.compile(r"::literate[ ]+(?P<path>[^#\s]+)(#(?P<symbol>\S+))?\s*$")
+
+
+class SidenotesExtension(Extension):
+    """Options: where sources lie, and what the bar above a module offers."""
+
+    def __init__(self, **options: Any) -> None:
+        self.config = {
+            "root": [".", "Folder that the paths in directives start from"],
+            "editions": [no_editions, "From a source's path, texts to copy, by label"],
+            "links": [{}, "Links by label; {stem} stands for the module's name"],
+        }
+        super().__init__(**options)
+
+    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
+        """Register the directive, the doctests and the maths."""
+        md.preprocessors.register(FenceDoctests(md), "sidenotes-doctests", 28)
+        md.parser.blockprocessors.register(
+            Literate(md, **self.getConfigs()), "sidenotes-literate", 200
+        )
+        md.treeprocessors.register(MathML(md), "sidenotes-mathml", 15)
+
+
+def no_editions(path: Path) -> dict[str, str]:
+    """Offer nothing to copy."""
+    return {}
+
+
+class Literate(BlockProcessor):
+    """Replaces the directive by the annotated source that it names."""
+
+    def __init__(
+        self,
+        md: Markdown,
+        root: str,
+        editions: Callable[[Path], dict[str, str]],
+        links: dict[str, str],
+    ) -> None:
+        super().__init__(md.parser)
+        self.md = md
+        self.root = Path(root)
+        self.editions = editions
+        self.links = links
+
+    def test(self, parent: Element, block: str) -> bool:
+        return block.startswith("::literate")
+
+    def run(self, parent: Element, blocks: list[str]) -> None:
+        block = blocks.pop(0)
+        match = DIRECTIVE.match(block)
+        if match is None:
+            usage = "`::literate path/to/module.py` or `…py#symbol`, alone on its line"
+            raise LiterateError(f"cannot read {block!r}; write {usage}")
+        path, symbol = self.root / match["path"], match["symbol"]
+
+        source = read(path)
+        sections = split(source, path)
+        if symbol:
+            inside = [s for s in sections if f"{s.scope}.".startswith(f"{symbol}.")]
+            if not inside:
+                raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
+            sections = inside
+        grid = render(
+            parent, sections, source, parse=self.parse, stash=self.md.htmlStash.store
+        )
+
+        title = grid.find(".//h1")
+        if title is not None and not symbol:
+            editions = self.editions(path)
+            links = {k: v.format(stem=path.stem) for k, v in self.links.items()}
+            note = grid.find("./section/div")
+            assert note is not None
+            bar = toolbar(editions, links, note, self.md.htmlStash.store)
+            note.remove(bar)
+            note.insert(list(note).index(title) + 1, bar)
+
+    def parse(self, parent: Element, text: str) -> None:
+        """Convert a note as if it were a page, with all that the site has configured."""
+        lines = text.split("\n")
+        for preprocessor in self.md.preprocessors:
+            lines = preprocessor.run(lines)
+        self.parser.parseChunk(parent, "\n".join(lines))
+
+
+def makeExtension(**options: Any) -> SidenotesExtension:  # noqa: N802
+    """What Python-Markdown looks for in a module named as an extension."""
+    return SidenotesExtension(**options)

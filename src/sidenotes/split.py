@@ -1,0 +1,195 @@
+"""Cut a Python source into sections: a note, and the lines of code that it is about.
+
+A note is a docstring, or a run of comments on lines of their own. Every line of the
+source belongs to exactly one section, either to its note or to its code.
+"""
+
+import ast
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+# Comments that speak to a tool, not to a reader, stay in the code.
+PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
+
+
+class LiterateError(Exception):
+    """A source that cannot become a page, with its file, line and reason."""
+
+
+@dataclass
+class Section:
+    """A note and its code; lines are numbered from 1."""
+
+    scope: str = ""  # dotted name of the innermost definition around it
+    symbol: str = ""  # dotted name that it opens, where it opens one
+    is_module: bool = False  # holds the docstring of the module
+    note: list[str] = field(default_factory=list)  # paragraphs of Markdown
+    note_lines: list[int] = field(default_factory=list)
+    code_lines: list[int] = field(default_factory=list)
+
+
+def read(path: Path) -> str:
+    """The text of a source file, whatever its line ends and declared encoding."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise LiterateError(f"{path}:1: there is no such file") from None
+    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        raise LiterateError(f"{path}:1: cannot be read: {error}") from None
+
+
+def split(source: str, path: Path) -> list[Section]:
+    r"""Cut `source` into sections; `path` is named in errors.
+
+    >>> source = '''
+    ... def double(x):
+    ...     \"\"\"Twice `x`.\"\"\"
+    ...     # Adding is cheaper than multiplying.
+    ...     return x + x
+    ... '''
+    >>> for section in split(source.lstrip(), Path("double.py")):
+    ...     print(section.symbol, section.note, section.code_lines)
+    double ['Twice `x`.'] [1]
+     ['Adding is cheaper than multiplying.'] [4]
+    """
+    if not source.strip():
+        raise LiterateError(f"{path}:1: the file is empty")
+    try:
+        tree = ast.parse(source)
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (SyntaxError, ValueError, tokenize.TokenError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
+
+    lines = source.split("\n")
+    definitions = {first_line(node): name for name, node in named(tree)}
+    scopes = scope_of_lines(tree, len(lines))
+    docstrings = find_docstrings(tree, tokens, lines, path)
+    comments = find_comments(tokens)
+
+    sections = [Section()]
+    number = 1
+    while number <= len(lines) - (lines[-1] == ""):
+        section = sections[-1]
+        has_code = any(lines[n - 1].strip() for n in section.code_lines)
+        taken = has_code or section.symbol or section.is_module
+        # A note waits for code at its own depth; deeper or shallower, it stands alone.
+        note = section.note_lines[-1:] or [number]
+        waits = indent(lines, note[0]) == indent(lines, number)
+        last = number
+        if number in docstrings:
+            text, last, of_module = docstrings[number]
+            if of_module and (section.note or has_code):
+                section = Section()
+                sections.append(section)
+            section.is_module |= of_module
+            section.note.append(text)
+            section.note_lines += range(number, last + 1)
+        elif number in comments:
+            if taken or not waits:
+                section = Section(scope=scopes[number])
+                sections.append(section)
+            if section.note_lines[-1:] == [number - 1]:
+                section.note[-1] += f"\n{comments[number]}"
+            else:
+                section.note.append(comments[number])
+            section.note_lines.append(number)
+        else:
+            blank = not lines[number - 1].strip()
+            if number in definitions:
+                # A comment above a definition is about that definition.
+                if taken or not waits:
+                    section = Section()
+                    sections.append(section)
+                section.symbol = section.scope = definitions[number]
+            elif not blank and (section.is_module or leaves(section, scopes[number])):
+                section = Section(scope=scopes[number])
+                sections.append(section)
+            section.code_lines.append(number)
+        number = last + 1
+    return [s for s in sections if s.note_lines or s.code_lines]
+
+
+def indent(lines: list[str], number: int) -> int:
+    """How far a line is indented."""
+    return len(lines[number - 1]) - len(lines[number - 1].lstrip())
+
+
+def leaves(section: Section, scope: str) -> bool:
+    """Whether a line in `scope` lies outside the definition that `section` is in."""
+    return bool(section.code_lines) and not f"{scope}.".startswith(f"{section.scope}.")
+
+
+def named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """All definitions with their dotted names, the outer before the inner."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition):
+            yield f"{prefix}{node.name}", node
+            yield from named(node, f"{prefix}{node.name}.")
+        else:
+            yield from named(node, prefix)
+
+
+def first_line(node: Definition) -> int:
+    """Where a definition begins: at its first decorator."""
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+
+
+def scope_of_lines(tree: ast.AST, count: int) -> dict[int, str]:
+    """For each line the dotted name of the innermost definition that it lies in."""
+    scopes = dict.fromkeys(range(1, count + 1), "")
+    for name, node in named(tree):
+        assert node.end_lineno is not None  # only a node made by hand lacks it
+        scopes |= dict.fromkeys(range(first_line(node), node.end_lineno + 1), name)
+    return scopes
+
+
+def find_comments(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
+    """The notes among the comments: line and text, without the `#`."""
+    comments: dict[int, str] = {}
+    depth = 0
+    for token in tokens:
+        if token.type == tokenize.OP:
+            depth += (token.string in "([{") - (token.string in ")]}")
+        # A comment inside brackets belongs to the call that it would otherwise split.
+        elif token.type == tokenize.COMMENT and depth == 0:
+            alone = not token.line[: token.start[1]].strip()
+            if alone and not PRAGMA.match(token.string):
+                text = token.string.removeprefix("#").removeprefix(" ")
+                comments[token.start[0]] = text
+    return comments
+
+
+def find_docstrings(
+    tree: ast.Module, tokens: list[tokenize.TokenInfo], lines: list[str], path: Path
+) -> dict[int, tuple[str, int, bool]]:
+    """First line of each docstring: its text, its last line, whether the module's."""
+    strings = {t.start: t for t in tokens if t.type == tokenize.STRING}
+    docstrings = {}
+    for node in [tree, *(node for _, node in named(tree))]:
+        statement = node.body[0] if node.body else None
+        if ast.get_docstring(node) is None or statement is None:
+            continue
+        token = strings[statement.lineno, statement.col_offset]
+        if token.end != (statement.end_lineno, statement.end_col_offset):
+            continue  # several strings side by side are code
+        first, last = token.start[0], token.end[0]
+        around = lines[first - 1][: token.start[1]] + lines[last - 1][token.end[1] :]
+        if around.strip():
+            continue  # it shares its line with code
+        quote = re.search("['\"]", token.string)
+        prefix = token.string[: quote.start()] if quote else ""
+        if "\\" in token.string and "r" not in prefix.lower():
+            reason = 'the docstring has a backslash but is not raw; write r"""'
+            raise LiterateError(f"{path}:{first}: {reason}")
+        text = inspect.cleandoc(ast.literal_eval(token.string))
+        docstrings[first] = (text, last, node is tree)
+    return docstrings
