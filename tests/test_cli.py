@@ -1,0 +1,139 @@
+"""The command line, as a process, and the copies that it makes."""
+
+import ast
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import headnotes
+from headnotes.cli import edition, main, modules, without_notes
+
+COMMAND = [sys.executable, "-m", "headnotes.cli"]
+
+
+def run_alone(file: Path) -> subprocess.CompletedProcess[str]:
+    """Run a copied file and its doctests where only torch is installed beside it."""
+    # -I leaves out the current folder and the environment; the import of our own
+    # packages is refused, so that the copy cannot lean on them.
+    program = f"""
+import doctest, importlib.util, sys
+sys.modules["headnotes"] = sys.modules["sidenotes"] = None
+spec = importlib.util.spec_from_file_location("copied", {str(file)!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["copied"] = module
+spec.loader.exec_module(module)
+print(doctest.testmod(module).failed, "failed")
+"""
+    return subprocess.run(
+        [sys.executable, "-I", "-c", program],
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["whole", "plain"])
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_a_copied_module_runs_alone(tmp_path: Path, name: str, plain: bool) -> None:
+    arguments = ["copy", name, str(tmp_path), *["--plain"] * plain]
+    assert main(arguments) == 0
+    result = run_alone(tmp_path / f"{name}.py")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "0 failed\n"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_a_copy_says_where_it_comes_from(name: str) -> None:
+    for plain in (False, True):
+        lines = edition(modules()[name], plain=plain).splitlines()
+        assert lines[:3] == [
+            f"# {name}.py, from Headnotes {headnotes.__version__}",
+            "# SPDX-FileCopyrightText: 2026 the Headnotes authors",
+            "# SPDX-License-Identifier: MIT",
+        ]
+
+
+def shortened(tree: ast.Module) -> str:
+    """The tree, with each docstring reduced to its first line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            text = ast.get_docstring(node)
+            if text is not None:
+                assert isinstance(node.body[0], ast.Expr)
+                node.body[0].value = ast.Constant(text.splitlines()[0].strip("# "))
+    return ast.dump(tree)
+
+
+@pytest.mark.parametrize("path", [*modules().values(), Path(headnotes.cli.__file__)])
+def test_plain_drops_the_notes_and_no_line_of_code(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    plain = without_notes(source)
+    assert shortened(ast.parse(plain)) == shortened(ast.parse(source))
+    comments = [
+        token
+        for token in tokenize.generate_tokens(iter(plain.splitlines(True)).__next__)
+        if token.type == tokenize.COMMENT
+    ]
+    assert all(token.line[: token.start[1]].strip() for token in comments)
+    # What stands at the end of a line of code is a claim about it, and stays.
+    assert ("# [" in plain) == ("  # [" in source)
+
+
+def test_plain_keeps_comments_that_are_no_notes() -> None:
+    source = (
+        "# fmt: off\n"
+        "call(\n"
+        "    # about an argument\n"
+        "    1,  # [one]\n"
+        ")\n"
+        "text = '''\n"
+        "# no comment at all\n"
+        "'''\n"
+    )
+    assert without_notes(source) == source
+    assert without_notes(f"# a note\n{source}# another\n") == source
+
+
+def test_list_names_each_module_and_what_it_is() -> None:
+    result = subprocess.run(
+        [*COMMAND, "list"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines() == [
+        "masks       Masks",
+        "mha         Multi-head attention, sequence first",
+    ]
+
+
+def test_an_existing_file_is_only_overwritten_by_force(tmp_path: Path) -> None:
+    target = tmp_path / "mha.py"
+    target.write_text("mine")
+    command = [*COMMAND, "copy", "mha", str(tmp_path)]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        f"headnotes copy: `{target}` exists; `--force` overwrites it\n"
+    )
+    assert target.read_text() == "mine"
+    subprocess.run([*command, "--force"], check=True, capture_output=True)
+    assert target.read_text() == edition(modules()["mha"])
+
+
+def test_a_destination_is_a_folder_or_a_file(tmp_path: Path) -> None:
+    main(["copy", "masks", str(tmp_path / "new" / "folder")])
+    main(["copy", "masks", str(tmp_path / "other.py")])
+    for path in (tmp_path / "new" / "folder" / "masks.py", tmp_path / "other.py"):
+        assert path.read_text() == edition(modules()["masks"])
+
+
+def test_an_unknown_module_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["copy", "mhaa", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        "headnotes copy: `mhaa` is not a module of Headnotes; there are masks, mha\n"
+    )
+    assert not list(tmp_path.iterdir())

@@ -136,3 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(f"{path}: {headnotes.__version__}, MIT licence")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -158,11 +158,13 @@ class MultiHeadAttention(nn.Module):
         # 65,504 at which float16 ends.
         scores = self.get_scores(query * self.scale, key)
 
-        # `attn` is what the model means; dropout is what training does to it. We keep
-        # the first, detached, so that looking costs no graph. (The published original
-        # builds a dropout layer and never calls it.)
+        # What the model means is kept to be looked at: before dropout, detached, so that
+        # it holds no graph. (An exported program has no attributes to keep it in.) What
+        # training does to it comes after; the published original builds a dropout layer
+        # and never calls it.
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
-        self.attn = attn.detach()
+        if not torch.compiler.is_exporting():
+            self.attn = attn.detach()
         attn = self.dropout(attn)
 
         # Concatenating the heads is a view again: they already lie side by side.

@@ -70,57 +70,62 @@ def split(source: str, path: Path) -> list[Section]:
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
 
     lines = source.split("\n")
+    docstrings = find_docstrings(tree, tokens, lines, path)
+    return assign(lines, tree, docstrings, find_comments(tokens))
+
+
+def assign(
+    lines: list[str],
+    tree: ast.Module,
+    docstrings: dict[int, tuple[str, int, bool]],
+    comments: dict[int, str],
+) -> list[Section]:
+    """Give each line to a section, in one pass from top to bottom."""
     definitions = {first_line(node): name for name, node in named(tree)}
     scopes = scope_of_lines(tree, len(lines))
-    docstrings = find_docstrings(tree, tokens, lines, path)
-    comments = find_comments(tokens)
-
     sections = [Section()]
-    number = 1
-    while number <= len(lines) - (lines[-1] == ""):
+    number = 0
+    while number < len(lines) - (lines[-1] == ""):
+        number += 1
         section = sections[-1]
         has_code = any(lines[n - 1].strip() for n in section.code_lines)
-        taken = has_code or section.symbol or section.is_module
-        # A note waits for code at its own depth; deeper or shallower, it stands alone.
-        note = section.note_lines[-1:] or [number]
-        waits = indent(lines, note[0]) == indent(lines, number)
-        last = number
+        # A note waits for the code below it, if that is indented as far as itself.
+        waits = not section.note_lines or same_indent(lines, section, number)
+        full = has_code or section.symbol or section.is_module or not waits
+
         if number in docstrings:
             text, last, of_module = docstrings[number]
-            if of_module and (section.note or has_code):
+            if of_module and (has_code or section.note):
                 section = Section()
-                sections.append(section)
             section.is_module |= of_module
             section.note.append(text)
             section.note_lines += range(number, last + 1)
+            number = last
         elif number in comments:
-            if taken or not waits:
-                section = Section(scope=scopes[number])
-                sections.append(section)
+            section = Section(scope=scopes[number]) if full else section
             if section.note_lines[-1:] == [number - 1]:
                 section.note[-1] += f"\n{comments[number]}"
             else:
                 section.note.append(comments[number])
             section.note_lines.append(number)
+        elif number in definitions:
+            section = Section() if full else section
+            section.symbol = section.scope = definitions[number]
+            section.code_lines.append(number)
         else:
             blank = not lines[number - 1].strip()
-            if number in definitions:
-                # A comment above a definition is about that definition.
-                if taken or not waits:
-                    section = Section()
-                    sections.append(section)
-                section.symbol = section.scope = definitions[number]
-            elif not blank and (section.is_module or leaves(section, scopes[number])):
+            if not blank and (section.is_module or leaves(section, scopes[number])):
                 section = Section(scope=scopes[number])
-                sections.append(section)
             section.code_lines.append(number)
-        number = last + 1
+        if section is not sections[-1]:
+            sections.append(section)
     return [s for s in sections if s.note_lines or s.code_lines]
 
 
-def indent(lines: list[str], number: int) -> int:
-    """How far a line is indented."""
-    return len(lines[number - 1]) - len(lines[number - 1].lstrip())
+def same_indent(lines: list[str], section: Section, number: int) -> bool:
+    """Whether a line is indented as far as the note of a section."""
+    note, line = lines[section.note_lines[-1] - 1], lines[number - 1]
+    return len(note) - len(note.lstrip()) == len(line) - len(line.lstrip())
 
 
 def leaves(section: Section, scope: str) -> bool:
