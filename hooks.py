@@ -1,5 +1,6 @@
 """MkDocs hooks: pages and files that are made from sources outside of `docs/`."""
 
+import os
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,14 +17,16 @@ SOURCES = sorted((ROOT / "src" / "headnotes").rglob("*.py"))
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the lessons, the style sheet and script, and each module with its tests."""
     docs = Path(config.docs_dir)
+    os.environ["MATPLOTLIBRC"] = str(docs / "matplotlibrc")  # read by the kernels
 
-    for script in sorted((docs / "learn").glob("*.py")):
+    for script in [docs / "index.py", *sorted((docs / "learn").glob("*.py"))]:
         page = lesson(
             script,
-            depends_on=[*SOURCES, ROOT / "constraints.txt", docs / "learn/matplotlibrc"],
+            depends_on=[*SOURCES, ROOT / "constraints.txt", docs / "matplotlibrc"],
             cache=ROOT / ".cache" / "lessons",
         )
-        add(files, config, f"learn/{script.stem}.md", page)
+        page_path = script.relative_to(docs).with_suffix(".md").as_posix()
+        add(files, config, page_path, page)
 
     for asset in (Path(sidenotes.__file__).parent / "assets").iterdir():
         add(files, config, f"assets/{asset.name}", asset.read_text(encoding="utf-8"))

@@ -39,10 +39,11 @@ def attention(
     parameters: dict[str, tuple[Matrix, Vector | None]],
     heads: int,
 ) -> tuple[list[Matrix], list[list[Matrix]]]:
-    """Output `[q_len][batch_size][d_model]`, weights `[q_len][k_len][batch_size][heads]`.
+    """Output `[q_len][batch_size][d_model]` and weights, one more axis at the end.
 
-    `query`, `key` and `value` are `[len][batch_size][d_model]`, `mask` is
-    `[q_len][k_len][batch_size]`, True where the query may attend to the key.
+    Weights are `[q_len][k_len][batch_size][heads]`; `query`, `key` and `value` are
+    `[len][batch_size][d_model]`; `mask` is `[q_len][k_len][batch_size]`, True where
+    the query may attend to the key.
     """
     d_model = len(parameters["output"][0])
     d_k = d_model // heads
@@ -65,7 +66,8 @@ def attention(
                 for j in range(len(key)):
                     product = 0.0
                     for d in components:
-                        product += projected["query"][i][b][d] * projected["key"][j][b][d]
+                        q, k = projected["query"][i][b][d], projected["key"][j][b][d]
+                        product += q * k
                     scores.append(product / math.sqrt(d_k))
                 row = weights_of_row(scores, [mask[i][j][b] for j in range(len(key))])
                 for j, w in enumerate(row):

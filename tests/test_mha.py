@@ -7,13 +7,13 @@ import re
 import shutil
 from typing import Any
 
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import oracle
 from headnotes import masks
 from headnotes.mha import (
     MultiHeadAttention,
@@ -39,11 +39,16 @@ def inputs(
     q_len: int = Q_LEN, k_len: int = K_LEN, batch_size: int = BATCH, **like: Any
 ) -> dict[str, Tensor]:
     """Random query, key and value, as `forward` takes them."""
-    lengths = {"query": q_len, "key": k_len, "value": k_len}
-    return {n: torch.randn(len_, batch_size, D_MODEL, **like) for n, len_ in lengths.items()}
+    return {
+        "query": torch.randn(q_len, batch_size, D_MODEL, **like),
+        "key": torch.randn(k_len, batch_size, D_MODEL, **like),
+        "value": torch.randn(k_len, batch_size, D_MODEL, **like),
+    }
 
 
-def some_mask(q_len: int = Q_LEN, k_len: int = K_LEN, batch_size: int = BATCH) -> Tensor:
+def some_mask(
+    q_len: int = Q_LEN, k_len: int = K_LEN, batch_size: int = BATCH
+) -> Tensor:
     """A random mask without empty rows."""
     mask = torch.rand(q_len, k_len, batch_size) < 0.6
     mask[:, 0] = True
@@ -85,6 +90,13 @@ def torch_twin(mha: MultiHeadAttention) -> nn.MultiheadAttention:
         }
     )
     return twin.eval()
+
+
+def torch_mask(mask: Tensor | None) -> Tensor | None:
+    """PyTorch's kind: batch first, one for each head, and True where it forbids."""
+    if mask is None:
+        return None
+    return ~mask.permute(2, 0, 1).repeat_interleave(HEADS, dim=0)
 
 
 # What it computes
@@ -134,9 +146,7 @@ def test_output_is_that_of_torch_under_the_same_weights(
     mha = MultiHeadAttention(HEADS, D_MODEL).to(device, dtype).eval()
     x = inputs(device=device, dtype=dtype)
     mask = some_mask().to(device) if masked else None
-    # PyTorch's mask is batch first, one for each head, and True where it forbids.
-    blocked = None if mask is None else ~mask.permute(2, 0, 1).repeat_interleave(HEADS, 0)
-    expected, _ = torch_twin(mha)(*x.values(), attn_mask=blocked)
+    expected, _ = torch_twin(mha)(*x.values(), attn_mask=torch_mask(mask))
     difference = (mha(**x, mask=mask) - expected).abs().max().item()
     assert difference <= tolerance
 
@@ -152,11 +162,10 @@ def test_gradients_are_those_of_torch_under_the_same_weights(
     for x in [*ours.values(), *theirs.values()]:
         x.requires_grad_()
     mask = some_mask().to(device) if masked else None
-    blocked = None if mask is None else ~mask.permute(2, 0, 1).repeat_interleave(HEADS, 0)
 
     upstream = torch.randn(Q_LEN, BATCH, D_MODEL, dtype=torch.float64, device=device)
     mha(**ours, mask=mask).backward(upstream)
-    twin(*theirs.values(), attn_mask=blocked)[0].backward(upstream)
+    twin(*theirs.values(), attn_mask=torch_mask(mask))[0].backward(upstream)
 
     for name in ours:
         torch.testing.assert_close(
@@ -206,7 +215,9 @@ def test_every_hook_sees_the_shapes_that_its_page_names(device: torch.device) ->
     }
 
 
-def test_any_leading_axes_pass_through_the_split_into_heads(device: torch.device) -> None:
+def test_any_leading_axes_pass_through_the_split_into_heads(
+    device: torch.device,
+) -> None:
     prepare = PrepareForMultiHeadAttention(13, HEADS, D_K, bias=False).to(device)
     for leading in [(), (3,), (5, 3), (7, 5, 3)]:
         x = torch.randn(*leading, 13, device=device)
@@ -224,7 +235,9 @@ def test_head_h_is_the_h_th_block_of_rows(device: torch.device) -> None:
         torch.testing.assert_close(prepare(x)[:, :, h], expected)
 
 
-def test_a_mask_means_the_same_in_every_dtype_and_broadcast(device: torch.device) -> None:
+def test_a_mask_means_the_same_in_every_dtype_and_broadcast(
+    device: torch.device,
+) -> None:
     mha = build().to(device).eval()
     x = inputs(device=device)
     for shape in [(1, K_LEN, 1), (Q_LEN, K_LEN, 1), (1, K_LEN, BATCH)]:
@@ -349,7 +362,9 @@ def test_survivors_of_dropout_are_scaled_so_that_the_mean_stays(
     assert abs(survived.float().mean().item() - 0.7) < 0.02  # 24,522 draws: 7 sigma
 
 
-def test_kept_weights_are_those_before_dropout_and_detached(device: torch.device) -> None:
+def test_kept_weights_are_those_before_dropout_and_detached(
+    device: torch.device,
+) -> None:
     mha = build(dropout_prob=0.5).to(device)
     x = inputs(device=device)
     mha(**x)
@@ -362,7 +377,9 @@ def test_kept_weights_are_those_before_dropout_and_detached(device: torch.device
     assert torch.equal(in_training, mha.attn)
 
 
-def test_kept_weights_stay_out_of_state_pickles_and_copies(device: torch.device) -> None:
+def test_kept_weights_stay_out_of_state_pickles_and_copies(
+    device: torch.device,
+) -> None:
     mha = build().to(device)
     x = inputs(device=device)
     optimizer = torch.optim.SGD(mha.parameters(), lr=0.1)
@@ -389,7 +406,9 @@ def test_kept_weights_stay_out_of_state_pickles_and_copies(device: torch.device)
 # Rows that may attend to nothing
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 def test_an_empty_row_reads_zero_and_its_gradients_are_finite(
     device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -451,7 +470,9 @@ def test_empty_sequences_and_batches_work_where_torch_accepts_them(
 ) -> None:
     mha = build().to(device)
     x = inputs(q_len, k_len, batch_size, device=device)
-    mask = torch.ones(q_len, k_len, batch_size, device=device).bool() if masked else None
+    mask = (
+        torch.ones(q_len, k_len, batch_size, device=device).bool() if masked else None
+    )
     y = mha(**x, mask=mask)
     expected, _ = torch_twin(mha)(*x.values())
     assert y.shape == expected.shape
@@ -501,9 +522,13 @@ def test_compiles_at_most_twice_for_all_lengths(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_exports_with_dynamic_lengths_and_batch(device: torch.device, strict: bool) -> None:
+def test_exports_with_dynamic_lengths_and_batch(
+    device: torch.device, strict: bool
+) -> None:
     mha = build().to(device).eval()
-    q_len, k_len, batch = (torch.export.Dim(n, min=2) for n in ("q_len", "k_len", "batch"))
+    q_len, k_len, batch = (
+        torch.export.Dim(n, min=2) for n in ("q_len", "k_len", "batch")
+    )
     dynamic = {
         "query": {0: q_len, 1: batch},
         "key": {0: k_len, 1: batch},
@@ -565,7 +590,7 @@ def test_vmap_gives_what_a_loop_gives(device: torch.device) -> None:
 def test_inputs_masks_and_parameters_are_left_alone(device: torch.device) -> None:
     mha = build().to(device)
     # Views of larger tensors: writing through them would be seen too.
-    x = {name: t.transpose(0, 1).contiguous().transpose(0, 1) for name, t in inputs(device=device).items()}
+    x = {n: t.mT.contiguous().mT for n, t in inputs(device=device).items()}
     x["mask"] = (torch.rand(1, K_LEN, 1, device=device) < 0.6).expand(Q_LEN, -1, BATCH)
     before = {name: t.clone() for name, t in [*x.items(), *mha.state_dict().items()]}
     mha(**x).sum().backward()
@@ -735,7 +760,7 @@ def test_what_does_not_fit_is_refused_before_any_work(
 
 def test_double_inputs_are_refused_under_autocast_which_does_not_cast_them() -> None:
     x = inputs() | {"key": torch.randn(K_LEN, BATCH, D_MODEL).double()}
-    with torch.autocast("cpu"), pytest.raises(TypeError, match="`key` is torch.float64"):
+    with torch.autocast("cpu"), pytest.raises(TypeError, match="`key` is"):
         build()(**x)
 
 

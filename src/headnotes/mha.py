@@ -62,7 +62,7 @@ class PrepareForMultiHeadAttention(nn.Module):
         # Heads are contiguous blocks of the last axis, so the split is a view: nothing
         # is copied. Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
         x = self.linear(x)  # [..., heads * d_k]
-        return x.unflatten(-1, (self.heads, self.d_k))  # [..., heads, d_k]
+        return x.view(*x.shape[:-1], self.heads, self.d_k)  # [..., heads, d_k]
 
 
 class MultiHeadAttention(nn.Module):
@@ -158,10 +158,10 @@ class MultiHeadAttention(nn.Module):
         # 65,504 at which float16 ends.
         scores = self.get_scores(query * self.scale, key)
 
-        # What the model means is kept to be looked at: before dropout, detached, so that
-        # it holds no graph. (An exported program has no attributes to keep it in.) What
-        # training does to it comes after; the published original builds a dropout layer
-        # and never calls it.
+        # What the model means is kept to be looked at: before dropout, and detached, so
+        # that it holds no graph. (An exported program has nowhere to keep it.) What
+        # training does to it comes after; the published original builds a dropout
+        # layer and never calls it.
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
         if not torch.compiler.is_exporting():
             self.attn = attn.detach()
@@ -169,8 +169,10 @@ class MultiHeadAttention(nn.Module):
 
         # Concatenating the heads is a view again: they already lie side by side.
         context = self.apply_weights(attn, value)  # [q_len, batch_size, heads, d_k]
-        context = context.flatten(-2)  # [q_len, batch_size, d_model]
-        return self.output(context)  # type: ignore[no-any-return]
+        output: Tensor = self.output(
+            context.flatten(-2)
+        )  # [q_len, batch_size, d_model]
+        return output
 
     def get_scores(self, query: Tensor, key: Tensor) -> Tensor:
         r"""Compare every query with every key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.

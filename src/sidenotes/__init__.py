@@ -1,1 +1,1 @@
-"""Literate Python source, rendered as a page: each note beside the lines it is about."""
+"""Literate Python source, rendered as a page: each note beside its lines."""

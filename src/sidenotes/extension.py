@@ -81,8 +81,14 @@ class Literate(BlockProcessor):
             if not inside:
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside
+        # An excerpt is part of another page, which has headings of its own.
         grid = render(
-            parent, sections, source, parse=self.parse, stash=self.md.htmlStash.store
+            parent,
+            sections,
+            source,
+            headings=not symbol,
+            parse=self.parse,
+            stash=self.md.htmlStash.store,
         )
 
         title = grid.find(".//h1")
@@ -96,7 +102,7 @@ class Literate(BlockProcessor):
             note.insert(list(note).index(title) + 1, bar)
 
     def parse(self, parent: Element, text: str) -> None:
-        """Convert a note as if it were a page, with all that the site has configured."""
+        """Convert a note with all that the site has configured for its pages."""
         lines = text.split("\n")
         for preprocessor in self.md.preprocessors:
             lines = preprocessor.run(lines)

@@ -9,14 +9,16 @@ import ast
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 from xml.etree import ElementTree
 
 import jupytext
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
-from sidenotes.split import LiterateError, read
+from sidenotes.split import LiterateError, named, read
 
 # Figures are drawn in this colour where they should take on the colour of the text.
 INK = "#123456"
@@ -49,11 +51,8 @@ def code_of(file: Path) -> bytes:
     if file.suffix != ".py":
         return file.read_bytes()
     tree = ast.parse(read(file))
-    for node in ast.walk(tree):
-        documented = isinstance(
-            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        )
-        if documented and ast.get_docstring(node) is not None:
+    for node in [tree, *(definition for _, definition in named(tree))]:
+        if ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(tree).encode()
 
@@ -66,7 +65,8 @@ def execute(path: Path) -> Any:
         timeout=120,
         kernel_name="python3",
         extra_arguments=["--InlineBackend.figure_formats=svg"],
-        resources={"metadata": {"path": str(path.parent)}},
+        # Talking to the kernel over sockets in the file system, not over the network.
+        config=Config({"KernelManager": {"transport": "ipc"}}),
     )
     try:
         client.execute()
@@ -76,34 +76,48 @@ def execute(path: Path) -> Any:
 
 
 def to_markdown(notebook: Any, path: Path) -> str:
-    """Prose as it is, code and text output fenced, figures in line."""
+    """Prose as it is, code and text output fenced, figures in line.
+
+    A code cell may say of itself: `alt="…"` describes its figure, `fold="…"` folds it
+    under that title, `hide="true"` shows only what it prints or draws.
+    """
     parts: list[str] = []
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
-        parts.append(fence(cell.source, "python"))
-        text = ""
-        for output in cell.outputs:
-            data = output.get("data", {})
-            if output.output_type == "stream" and output.name == "stdout":
-                text += output.text
-            elif "image/svg+xml" in data:
-                alt = cell.metadata.get("alt")
-                if not alt:
-                    reason = 'its figure needs a description: # %% alt="…"'
-                    raise LiterateError(f"{path}: cell {number}: {reason}")
-                prefix = f"{path.stem}-{number}-"
-                figure = inline_svg(data["image/svg+xml"], prefix, alt)
-                parts.append(f'<figure class="lesson-figure">{figure}</figure>')
-            elif "text/plain" in data:
-                text += f"{data['text/plain']}\n"
-            else:
-                seen = output.get("text") or output.output_type
-                raise LiterateError(f"{path}: cell {number}: unexpected output: {seen}")
-        if text:
-            parts.append(fence(text.rstrip("\n"), "text", "lesson-output"))
+        place = f"{path}: cell {number}"
+        shown = [] if cell.metadata.get("hide") else [fence(cell.source, "python")]
+        shown += outputs(cell, f"{path.stem}-{number}-", place)
+        block = "\n\n".join(shown)
+        if title := cell.metadata.get("fold"):
+            block = f'??? example "{title}"\n\n{indent(block, "    ")}'
+        parts.append(block)
     return "\n\n".join(parts) + "\n"
+
+
+def outputs(cell: Any, prefix: str, place: str) -> list[str]:
+    """What a cell printed, then what it drew; `prefix` makes the ids of figures."""
+    text = ""
+    figures: list[str] = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if output.output_type == "stream" and output.name == "stdout":
+            text += output.text
+        elif "image/svg+xml" in data:
+            if not cell.metadata.get("alt"):
+                reason = 'the figure needs a description: # %% alt="…"'
+                raise LiterateError(f"{place}: {reason}")
+            prefix = f"{prefix}{len(figures)}-"
+            svg = inline_svg(data["image/svg+xml"], prefix, cell.metadata["alt"])
+            figures.append(f'<figure class="lesson-figure">{svg}</figure>')
+        elif "text/plain" in data:
+            text += f"{data['text/plain']}\n"
+        else:
+            seen = output.get("text") or output.output_type
+            raise LiterateError(f"{place}: unexpected output: {seen}")
+    printed = [fence(text.rstrip("\n"), "text", "lesson-output")] if text else []
+    return printed + figures
 
 
 def fence(text: str, language: str, css_class: str = "") -> str:

@@ -21,6 +21,7 @@ def render(
     sections: Sequence[Section],
     source: str,
     *,
+    headings: bool,
     parse: Parse,
     stash: Stash,
 ) -> Element:
@@ -38,7 +39,7 @@ def render(
         anchors = "".join(f'<span id="L{n}"></span>' for n in hidden)
         note = SubElement(row, "div", {"class": "sn-note"})
         SubElement(note, "div", {"class": "sn-anchors"}).text = stash(anchors)
-        if section.symbol:
+        if section.symbol and headings:
             depth = section.symbol.count(".")
             heading = SubElement(note, f"h{min(2 + depth, 6)}", {"id": section.symbol})
             name = section.symbol.rpartition(".")[2]
@@ -55,8 +56,8 @@ def render(
 def highlight_lines(source: str) -> list[str]:
     r"""One HTML fragment a line, from a single pass, so that strings may span lines.
 
-    >>> highlight_lines("x = '''\n'''")[1]
-    '<span class="s1">&#39;&#39;&#39;</span>'
+    >>> highlight_lines('x = 1\ny = 2')[1]
+    '<span class="n">y</span> <span class="o">=</span> <span class="mi">2</span>'
     """
     lexer = PythonLexer(stripnl=False, ensurenl=False, tabsize=0)
     html: str = highlight(source, lexer, HtmlFormatter(nowrap=True))
@@ -65,8 +66,8 @@ def highlight_lines(source: str) -> list[str]:
 
 def line(number: int, html: str) -> str:
     """One line of code, with its number as a link to itself."""
-    link = f'<a href="#L{number}" data-n="{number}" tabindex="-1" aria-hidden="true"></a>'
-    return f'<span id="L{number}">{link}{html}\n</span>'
+    link = f'href="#L{number}" data-n="{number}" tabindex="-1" aria-hidden="true"'
+    return f'<span id="L{number}"><a {link}></a>{html}\n</span>'
 
 
 def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:

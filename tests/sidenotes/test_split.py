@@ -92,7 +92,8 @@ def indented(text: str) -> str:
 
 
 def block(header: str, docstring: str, body: list[str]) -> str:
-    body = [docstring, *body] if docstring and ("def" in header or "class" in header) else body
+    if docstring and ("def " in header or "class " in header):
+        body = [docstring, *body]
     return f"{header}\n{indented(chr(10).join([*body, 'pass']))}"
 
 
@@ -103,7 +104,9 @@ SOURCES = st.recursive(
 )
 
 
-@given(DOCSTRINGS, st.lists(SOURCES, min_size=1, max_size=6), st.sampled_from(["", "\n"]))
+@given(
+    DOCSTRINGS, st.lists(SOURCES, min_size=1, max_size=6), st.sampled_from(["", "\n"])
+)
 def test_no_line_of_a_generated_source_is_lost_or_shown_twice(
     docstring: str, parts: list[str], end: str
 ) -> None:
@@ -134,7 +137,11 @@ def test_a_comment_above_a_definition_belongs_to_it() -> None:
 
 def test_the_last_remark_in_a_function_is_not_about_the_next() -> None:
     sections = cut("def f():\n    pass\n    # over\n\ndef g():\n    pass\n")
-    assert [(s.symbol, s.note) for s in sections] == [("f", []), ("", ["over"]), ("g", [])]
+    assert [(s.symbol, s.note) for s in sections] == [
+        ("f", []),
+        ("", ["over"]),
+        ("g", []),
+    ]
 
 
 def test_code_after_a_definition_is_not_under_its_heading() -> None:
@@ -215,7 +222,7 @@ def test_what_cannot_be_a_page_is_refused_with_its_line(
 
 def test_a_file_that_is_missing_or_unreadable_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "missing.py"
-    with pytest.raises(LiterateError, match=re.escape(f"{missing}:1: there is no such")):
+    with pytest.raises(LiterateError, match=re.escape(f"{missing}:1: there is no")):
         read(missing)
     latin = tmp_path / "latin.py"
     latin.write_bytes(b"x = '\xe9'\n")

@@ -1,0 +1,82 @@
+# %% [markdown]
+# # Multi-head attention, line by line
+#
+# Headnotes is annotated source code that runs: each note stands beside the lines that
+# it explains. Every number, shape and claim on these pages was printed or checked by
+# the code when the site was built. Take a module home; it is one file, on PyTorch
+# alone, and it is right in the corners too.
+
+# %% hide="true" alt="Attention as a product of five matrices, with numbers from a real run: the queries, one row a position, times the keys, one column a position, give the weights; each row of the weights, times the values, gives one row of the context."
+import matplotlib.pyplot as plt
+import torch
+
+from headnotes import MultiHeadAttention
+
+torch.manual_seed(8)
+mha = MultiHeadAttention(heads=1, d_model=4).eval()
+seen = {}
+mha.query.register_forward_hook(lambda *a: seen.update(query=a[-1] * mha.scale))
+mha.key.register_forward_hook(lambda *a: seen.update(key=a[-1]))
+mha.value.register_forward_hook(lambda *a: seen.update(value=a[-1]))
+mha.output.register_forward_pre_hook(lambda _, x: seen.update(context=x[0][:, :, None]))
+asks, offers = 3 * torch.randn(5, 1, 4), 3 * torch.randn(7, 1, 4)
+mha(query=asks, key=offers, value=offers)
+names = ("query", "key", "value", "context")
+query, key, value, context = (seen[name][:, 0, 0].detach() for name in names)
+weights = mha.attn[:, :, 0, 0]
+assert torch.allclose((query @ key.T).softmax(dim=1) @ value, context, atol=1e-6)
+
+panels = [
+    (query, "queries", "d", "i", "·"),
+    (key.T, "keys", "j", "d", "→"),
+    (weights, "weights", "j", "i", "·"),
+    (value, "values", "d", "j", "="),
+    (context, "context", "d", "i", ""),
+]
+widths = [width for panel in panels for width in (panel[0].shape[1], 2.4)]
+figure, axes = plt.subplots(1, 10, figsize=(6.4, 1.9), width_ratios=widths)
+for ax, gap, (matrix, title, across, down, sign) in zip(
+    axes[::2], axes[1::2], panels, strict=True
+):
+    if title == "weights":
+        ax.pcolormesh(matrix, vmin=0, vmax=1)
+    else:
+        reach = matrix.abs().max()
+        ax.pcolormesh(matrix, vmin=-reach, vmax=reach, cmap="PuOr")
+    ax.set(title=title, aspect="equal", xticks=[], yticks=[])
+    ax.set_xlabel(across, family="monospace")
+    ax.set_ylabel(down, family="monospace", rotation=0, va="center")
+    ax.invert_yaxis()
+    ax.spines[:].set_visible(False)
+    gap.text(0.6, 0.5, sign, size=14, ha="center", va="center")
+    gap.axis("off")
+plt.show()
+
+# %% [markdown]
+# One head, for real: five queries `i` are compared with seven keys `j`, a softmax turns
+# each row of scores into weights, and each row of weights mixes the values into one row
+# of context. In the code these are two lines, `einsum("ibhd,jbhd->ijbh")` and
+# `einsum("ijbh,jbhd->ibhd")`, over all heads `h` and batch items `b` at once. A page of
+# this site looks like this:
+#
+# ::literate src/headnotes/mha.py#MultiHeadAttention.__init__
+#
+# ## Where to begin
+#
+# - **To understand it**, start with [a sentence and its
+#   weights](learn/00_from_a_sentence_to_its_weights.md), then read [the whole module,
+#   line by line](source/mha.md).
+# - **To use it**, copy the module from the buttons above its page, or take it with
+#   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts.
+# - **To check it**, clone the project and run `make test`: it runs every example of
+#   every page, and compares every module with loops that are too simple to be wrong.
+
+# %%
+import torch
+
+from headnotes import MultiHeadAttention, masks
+
+mha = MultiHeadAttention(heads=8, d_model=512)
+x = torch.randn(10, 32, 512)  # [seq_len, batch_size, d_model]
+y = mha(query=x, key=x, value=x, mask=masks.causal(10))
+print(y.shape, mha.attn.shape)
