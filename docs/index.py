@@ -33,8 +33,8 @@ panels = [
     (value, "values", "d", "j", "="),
     (context, "context", "d", "i", ""),
 ]
-widths = [width for panel in panels for width in (panel[0].shape[1], 2.4)]
-figure, axes = plt.subplots(1, 10, figsize=(6.4, 1.9), width_ratios=widths)
+widths = [width for panel in panels for width in (panel[0].shape[1], 2)]
+figure, axes = plt.subplots(1, 10, figsize=(4.9, 1.35), width_ratios=widths)
 for ax, gap, (matrix, title, across, down, sign) in zip(
     axes[::2], axes[1::2], panels, strict=True
 ):

@@ -39,10 +39,10 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     Source: Vaswani et al. 2017, section 3.2.2, the matrices $W_i^Q$, $W_i^K$, $W_i^V$.
 
-    >>> prepare = PrepareForMultiHeadAttention(d_model=10, heads=5, d_k=2, bias=True)
-    >>> prepare(torch.randn(7, 3, 10)).shape
+    >>> split = PrepareForMultiHeadAttention(10, 5, 2, bias=True)
+    >>> split(torch.randn(7, 3, 10)).shape
     torch.Size([7, 3, 5, 2])
-    >>> prepare(torch.randn(3, 10)).shape
+    >>> split(torch.randn(3, 10)).shape
     torch.Size([3, 5, 2])
     """
 
@@ -72,13 +72,13 @@ class MultiHeadAttention(nn.Module):
     wide; `dropout_prob` acts on the attention weights while training.
 
     Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
-    range.
-    Source: Vaswani et al. 2017, section 3.2.2.
+    range. Source: Vaswani et al. 2017, section 3.2.2.
 
     Three queries read from five keys, for a batch of two:
 
     >>> mha = MultiHeadAttention(heads=7, d_model=77)
-    >>> query, memory = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
+    >>> query = torch.randn(3, 2, 77)
+    >>> memory = torch.randn(5, 2, 77)
     >>> mha(query=query, key=memory, value=memory).shape
     torch.Size([3, 2, 77])
 
@@ -87,7 +87,7 @@ class MultiHeadAttention(nn.Module):
 
     >>> mha.attn.shape
     torch.Size([3, 5, 2, 7])
-    >>> torch.allclose(mha.attn.sum(dim=1), torch.ones(3, 2, 7))
+    >>> mha.attn.sum(dim=1).allclose(torch.ones(3, 2, 7))
     True
     """
 
@@ -96,6 +96,7 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
+        r"""Build the four linear maps, which are all that is learned."""
         super().__init__()
         check_settings(heads, d_model, dropout_prob)
         self.heads = heads
@@ -139,8 +140,8 @@ class MultiHeadAttention(nn.Module):
 
         >>> mha = MultiHeadAttention(heads=2, d_model=6).eval()
         >>> x = torch.randn(3, 1, 6)
-        >>> mask = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
-        >>> y = mha(query=x, key=x, value=x, mask=mask.unsqueeze(-1))
+        >>> mask = torch.ones(3, 3).tril().bool().unsqueeze(-1)
+        >>> y = mha(query=x, key=x, value=x, mask=mask)
         >>> mha.attn[1, :, 0, 0] > 0
         tensor([ True,  True, False])
         """
@@ -181,13 +182,14 @@ class MultiHeadAttention(nn.Module):
         otherwise, with relative positions say, overrides this hook.
 
         >>> mha = MultiHeadAttention(heads=5, d_model=10)
-        >>> mha.get_scores(torch.randn(3, 2, 5, 2), torch.randn(7, 2, 5, 2)).shape
+        >>> query = torch.randn(3, 2, 5, 2)
+        >>> mha.get_scores(query, torch.randn(7, 2, 5, 2)).shape
         torch.Size([3, 7, 2, 5])
         """
         return torch.einsum("ibhd,jbhd->ijbh", query, key)
 
     def prepare_mask(
-        self, mask: Tensor, query_shape: torch.Size, key_shape: torch.Size
+        self, mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
     ) -> Tensor:
         r"""Validate `mask` and give it an axis of size 1 that broadcasts over heads.
 
@@ -196,7 +198,7 @@ class MultiHeadAttention(nn.Module):
 
         >>> mha = MultiHeadAttention(heads=5, d_model=10)
         >>> mask = torch.ones(3, 7, 1).bool()
-        >>> mha.prepare_mask(mask, torch.Size([3, 2, 10]), torch.Size([7, 2, 10])).shape
+        >>> mha.prepare_mask(mask, (3, 2, 10), (7, 2, 10)).shape
         torch.Size([3, 7, 1, 1])
         """
         check_mask(mask, query_shape, key_shape)
@@ -206,7 +208,8 @@ class MultiHeadAttention(nn.Module):
         r"""Read: the mean of the values under the weights of each query and head.
 
         >>> mha = MultiHeadAttention(heads=5, d_model=10)
-        >>> mha.apply_weights(torch.rand(3, 7, 2, 5), torch.randn(7, 2, 5, 2)).shape
+        >>> attn = torch.rand(3, 7, 2, 5)
+        >>> mha.apply_weights(attn, torch.randn(7, 2, 5, 2)).shape
         torch.Size([3, 2, 5, 2])
         """
         return torch.einsum("ijbh,jbhd->ibhd", attn, value)
@@ -248,12 +251,11 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"`{name}` (={size!r}) must be a whole number from 1 up")
     if d_model % heads:
-        divisors = [n for n in range(1, d_model + 1) if d_model % n == 0]
-        nearest = [n for n in divisors if n < heads][-1:]
-        nearest += [n for n in divisors if n > heads][:1]
+        fits = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        near = [n for n in fits if n < heads][-1:] + [n for n in fits if n > heads][:1]
         raise ValueError(
             f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
-            f"{' and '.join(map(str, nearest))} would do"
+            f"{' and '.join(map(str, near))} would do"
         )
     if not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob}) must lie between 0 and 1")
@@ -294,7 +296,9 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
         raise ValueError(f"`value` has length {v_len}, `key` {k_len}; make them equal")
 
 
-def check_mask(mask: Tensor, query_shape: torch.Size, key_shape: torch.Size) -> None:
+def check_mask(
+    mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
+) -> None:
     """Refuse a mask that would be read otherwise than it was meant."""
     # Read as 0/1, an additive mask is silently inverted: its 0 would forbid and its
     # $-\infty$ allow.

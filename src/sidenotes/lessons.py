@@ -7,6 +7,7 @@ text, they need no request and follow the theme.
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from textwrap import indent
@@ -71,7 +72,8 @@ def execute(path: Path) -> Any:
     try:
         client.execute()
     except CellExecutionError as error:
-        raise LiterateError(f"{path}: a cell failed\n{error}") from None
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # a terminal's colours
+        raise LiterateError(f"{path}: a cell failed\n{plain}") from None
     return notebook
 
 

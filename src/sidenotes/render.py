@@ -1,5 +1,6 @@
 """Sections to HTML: notes on the left, highlighted code on the right."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from html import escape
 from xml.etree.ElementTree import Element, SubElement
@@ -29,6 +30,7 @@ def render(
     highlighted = highlight_lines(source)
     blank = [not line.strip() for line in source.split("\n")]
     grid = SubElement(parent, "div", {"class": "sidenotes"})
+    symbols: Counter[str] = Counter()
     for section in sections:
         kind = "sn-module" if section.is_module else "sn-section"
         row = SubElement(grid, "section", {"class": kind})
@@ -41,7 +43,12 @@ def render(
         SubElement(note, "div", {"class": "sn-anchors"}).text = stash(anchors)
         if section.symbol and headings:
             depth = section.symbol.count(".")
-            heading = SubElement(note, f"h{min(2 + depth, 6)}", {"id": section.symbol})
+            symbols[section.symbol] += 1
+            nth = symbols[
+                section.symbol
+            ]  # a name may be defined in each of two branches
+            anchor = section.symbol if nth == 1 else f"{section.symbol}-{nth}"
+            heading = SubElement(note, f"h{min(2 + depth, 6)}", {"id": anchor})
             name = section.symbol.rpartition(".")[2]
             SubElement(heading, "code").text = AtomicString(name)
         for text in section.note:

@@ -1,0 +1,166 @@
+"""The directive: from one line of Markdown to the annotated page."""
+
+import re
+from html import unescape
+from pathlib import Path
+
+import markdown
+import pytest
+
+from sidenotes.extension import SidenotesExtension
+from sidenotes.split import LiterateError
+
+ROOT = Path(__file__).parent.parent.parent
+FILES = [
+    path
+    for folder in ("src", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.read_text(encoding="utf-8").strip()
+]
+
+
+def convert(text: str, **options: object) -> str:
+    return markdown.markdown(
+        text,
+        extensions=[
+            SidenotesExtension(**options),
+            "md_in_html",
+            "pymdownx.arithmatex",
+            "pymdownx.highlight",
+            "pymdownx.superfences",
+            "tables",
+            "toc",
+        ],
+        extension_configs={"pymdownx.arithmatex": {"generic": True}},
+    )
+
+
+def page(tmp_path: Path, source: str, symbol: str = "", **options: object) -> str:
+    (tmp_path / "a.py").write_text(source, encoding="utf-8")
+    return convert(f"::literate a.py{symbol}", root=str(tmp_path), **options)
+
+
+def code_lines(html: str) -> dict[int, str]:
+    """The lines that a page shows as code, as their reader would copy them."""
+    shown = re.findall(r'<span id="L(\d+)"><a [^>]*></a>(.*?)\n</span>', html)
+    return {int(n): unescape(re.sub(r"<[^>]+>", "", line)) for n, line in shown}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_every_line_of_the_project_has_one_place_on_its_page(path: Path) -> None:
+    html = convert(f"::literate {path}")
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    anchors = [int(n) for n in re.findall(r' id="L(\d+)"', html)]
+    assert sorted(anchors) == list(range(1, len(lines) + 1))
+    for number, text in code_lines(html).items():
+        assert text == lines[number - 1]
+
+
+def test_a_string_over_several_lines_is_highlighted_on_each(tmp_path: Path) -> None:
+    html = page(tmp_path, "x = '''one\n# two\n'''\n")
+    assert code_lines(html) == {1: "x = '''one", 2: "# two", 3: "'''"}
+    assert '<span class="s1"># two</span>' in html
+
+
+def test_every_definition_has_a_heading_and_an_anchor(tmp_path: Path) -> None:
+    source = (
+        "class A:\n    def f(self): pass\n    class B:\n        def f(self): pass\n"
+    )
+    html = page(tmp_path, source)
+    for tag, symbol in [("h2", "A"), ("h3", "A.f"), ("h3", "A.B"), ("h4", "A.B.f")]:
+        name = symbol.split(".")[-1]
+        assert f'<{tag} id="{symbol}"><code>{name}</code></{tag}>' in html
+
+
+def test_an_overloaded_name_keeps_one_anchor_each(tmp_path: Path) -> None:
+    html = page(tmp_path, "if x:\n    def f(): pass\nelse:\n    def f(): pass\n")
+    ids = re.findall(r'<h2 id="([^"]+)"', html)
+    assert len(ids) == len(set(ids)) == 2
+
+
+def test_notes_know_all_that_the_site_knows(tmp_path: Path) -> None:
+    note = "$x_i$ and `x`\n#\n# | a | b |\n# |---|---|\n# | 1 | 2 |"
+    html = page(tmp_path, f"# {note}\n#\n# >>> 1\n# 1\nx = 1\n")
+    for part in (
+        "<math",
+        "<code>x</code>",
+        "<table>",
+        'class="language-pycon highlight"',
+    ):
+        assert part in html.replace(
+            'class="highlight"', 'class="language-pycon highlight"'
+        )
+
+
+def test_a_note_cannot_swallow_the_code_below_it(tmp_path: Path) -> None:
+    # An open fence, an open tag, an open comment: each ends with its note.
+    source = "# ```\n# open\nx = 1\n# <div>\ny = 2\n# <!-- open\nz = 3\n"
+    assert code_lines(page(tmp_path, source)) == {3: "x = 1", 5: "y = 2", 7: "z = 3"}
+
+
+def test_markup_in_code_is_text(tmp_path: Path) -> None:
+    html = page(tmp_path, "x = '<b>&amp;</b> `$x$` [a](b) **c**'\n")
+    assert code_lines(html) == {1: "x = '<b>&amp;</b> `$x$` [a](b) **c**'"}
+    assert "<b>" not in html
+    assert "<math" not in html
+
+
+def test_an_excerpt_shows_one_definition_and_no_bar(tmp_path: Path) -> None:
+    source = (
+        '"""# T"""\nx = 1\ndef f():\n    # why\n    return 1\n\ndef ff():\n    pass\n'
+    )
+    html = page(tmp_path, source, "#f", editions=lambda path: {"Copy": "text"})
+    assert code_lines(html) == {3: "def f():", 5: "    return 1"}
+    assert "<h" not in html
+    assert "<button" not in html
+
+
+def test_the_bar_carries_the_texts_to_copy_and_the_links(tmp_path: Path) -> None:
+    html = page(
+        tmp_path,
+        '"""# Title\n\nProse.\n"""\n',
+        editions=lambda path: {"Copy": f"{path.name} <&>"},
+        links={"Tests": "tests/{stem}.html"},
+    )
+    assert "<textarea hidden>a.py &lt;&amp;&gt;</textarea>" in html
+    assert '<a class="md-button" href="tests/a.html">Tests</a>' in html
+    assert html.index("Title") < html.index("sn-bar") < html.index("Prose.")
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"], ids=["CRLF", "CR"])
+def test_other_line_ends_make_the_same_page(tmp_path: Path, end: str) -> None:
+    source = '"""# T\n\nProse.\n"""\n\n# note\nx = 1\n'
+    expected = page(tmp_path, source)
+    (tmp_path / "a.py").write_bytes(source.replace("\n", end).encode())
+    assert convert("::literate a.py", root=str(tmp_path)) == expected
+
+
+def test_tabs_and_hard_spaces_in_text_are_kept(tmp_path: Path) -> None:
+    html = page(tmp_path, "if x:\n\ty = 'a\N{NO-BREAK SPACE}b'\n")
+    assert code_lines(html) == {1: "if x:", 2: "\ty = 'a\N{NO-BREAK SPACE}b'"}
+
+
+@pytest.mark.parametrize(
+    ("directive", "message"),
+    [
+        ("::literate missing.py", r"missing\.py:1: there is no such file"),
+        ("::literate a.py#nothing", r"a\.py:1: there is no `nothing` in this file"),
+        (
+            "::literate a.py\nand more",
+            "cannot read '::literate a.py\\\\nand more'; write",
+        ),
+        ("::literate", "cannot read '::literate'; write"),
+    ],
+)
+def test_a_directive_that_cannot_be_followed_is_refused(
+    tmp_path: Path, directive: str, message: str
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    with pytest.raises(LiterateError, match=message):
+        convert(directive, root=str(tmp_path))
+
+
+def test_text_about_the_directive_is_text() -> None:
+    assert "<code>::literate a.py</code>" in convert(
+        "Write `::literate a.py` to begin."
+    )

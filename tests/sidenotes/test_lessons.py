@@ -1,0 +1,125 @@
+"""Lessons: executed for real, never stale, and never wrong in silence."""
+
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from sidenotes.lessons import INK, inline_svg, lesson
+from sidenotes.split import LiterateError
+
+
+@pytest.fixture
+def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Write a lesson, and return a function that makes its page."""
+
+    def make(text: str, **files: str):  # type: ignore[no-untyped-def]
+        script = tmp_path / "lesson.py"
+        script.write_text(dedent(text), encoding="utf-8")
+        depends_on = []
+        for name, content in files.items():
+            path = tmp_path / name.replace("_py", ".py")
+            path.write_text(content, encoding="utf-8")
+            depends_on.append(path)
+        return lesson(script, depends_on=depends_on, cache=tmp_path / "cache")
+
+    return make
+
+
+def test_prose_code_and_output_follow_one_another(write) -> None:  # type: ignore[no-untyped-def]
+    page = write(
+        """\
+        # %% [markdown]
+        # # Title
+        # %%
+        print("one")
+        2
+        # %% fold="More"
+        print("```")
+        # %% hide="true"
+        print("seen")
+        """
+    )
+    assert page == (
+        "# Title\n\n"
+        '```python\nprint("one")\n2\n```\n\n'
+        "```{.text .lesson-output}\none\n2\n```\n\n"
+        '??? example "More"\n\n'
+        '    ````python\n    print("```")\n    ````\n\n'
+        "    ````{.text .lesson-output}\n    ```\n    ````\n\n"
+        "```{.text .lesson-output}\nseen\n```\n"
+    )
+
+
+def test_a_cell_that_raises_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(LiterateError, match=r"lesson\.py: a cell failed[^$\x1b]*1/0"):
+        write("# %%\n1/0\n")
+
+
+def test_a_warning_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(
+        LiterateError, match=r"lesson\.py: cell 0: unexpected output.*old"
+    ):
+        write("# %%\nimport warnings\nwarnings.warn('old')\n")
+
+
+def test_a_figure_without_a_description_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(LiterateError, match=r"lesson\.py: cell 0: the figure needs"):
+        write("# %%\nimport matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\n")
+
+
+def test_a_figure_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped-def]
+    page = write(
+        """\
+        # %% alt="A line & more"
+        import matplotlib.pyplot as plt
+        for _ in range(2):
+            plt.plot([1, 2])
+            plt.show()
+        """
+    )
+    figures = re.findall(r'<figure class="lesson-figure">(.*?)</figure>', page)
+    assert len(figures) == 2
+    assert all('aria-label="A line &amp; more"' in figure for figure in figures)
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    for target in re.findall(r'(?:url\(|href=")#([^")]+)', page):
+        assert target in ids
+    assert "<style" not in page
+
+
+def test_figures_take_the_ink_of_the_page() -> None:
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg"><style>*{fill:red}</style>'
+        f'<text id="t" style="fill: {INK}">a</text></svg>'
+    )
+    html = inline_svg(svg, "p-", "alt")
+    assert '<text id="p-t" style="fill: currentColor">a</text>' in html
+    assert "red" not in html
+
+
+def test_what_is_stored_is_used_only_while_nothing_has_changed(
+    write,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    # The lesson leaves a mark in a file each time that it is really executed.
+    log = tmp_path / "log"
+    text = f"# %%\nwith open({str(log)!r}, 'a') as log:\n    _ = log.write('x')\n"
+    module = '"""Doc."""\nX = 1  # comment\n'
+
+    def runs(**files: str) -> int:
+        before = len(log.read_text()) if log.exists() else 0
+        write(text, **files)
+        return len(log.read_text()) - before
+
+    assert runs(a_py=module, versions="1") == 1
+    assert runs(a_py=module, versions="1") == 0
+    assert runs(a_py=module.replace("comment", "remark"), versions="1") == 0
+    assert runs(a_py=module.replace("Doc", "Text"), versions="1") == 0
+    assert runs(a_py=module.replace("X = 1", "X = 2"), versions="1") == 1
+    assert runs(a_py=module, versions="2") == 1
+    assert runs(a_py=module, versions="2") == 0
+    text += "1\n"
+    assert runs(a_py=module, versions="2") == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
