@@ -47,5 +47,6 @@ def add(files: Files, config: MkDocsConfig, path: str, content: str) -> None:
 def listing(tests: Path, module: str) -> str:
     """The page that shows the tests of a module."""
     text = tests.read_text(encoding="utf-8")
+    meta = "---\nsearch: {exclude: true}\n---\n"
     title = f"# Tests of `{module}`\n\nWhat they test: [{module}](../{module}.md)."
-    return f"{title}\n\n~~~~~~~python\n{text}~~~~~~~\n"
+    return f"{meta}{title}\n\n~~~~~~~python\n{text}~~~~~~~\n"

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from textwrap import indent
 from typing import Any
 from xml.etree import ElementTree
@@ -42,8 +43,11 @@ def lesson(path: Path, *, depends_on: Iterable[Path], cache: Path) -> str:
         markdown = to_markdown(execute(path), path)
         cache.mkdir(parents=True, exist_ok=True)
         for outdated in cache.glob(f"{path.stem}-*.md"):
-            outdated.unlink()
-        stored.write_text(markdown, encoding="utf-8")
+            outdated.unlink(missing_ok=True)
+        # Written whole or not at all: another build may be looking.
+        with NamedTemporaryFile("w", dir=cache, delete=False, encoding="utf-8") as file:
+            file.write(markdown)
+        Path(file.name).replace(stored)
     return stored.read_text(encoding="utf-8")
 
 
