@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+# The tensors of the tests are small; threads would only wait for one another.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> torch.device:

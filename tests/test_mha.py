@@ -129,7 +129,7 @@ def test_output_and_weights_are_those_of_the_loops(data: st.DataObject) -> None:
 
     output = mha(**x, mask=mask)
     expected, weights = by_loops(mha, x, mask)
-    tolerance = 1e-5 if dtype == torch.float32 else 1e-13
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12  # values reach 10
     assert output.dtype == dtype
     assert mha.attn is not None
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
