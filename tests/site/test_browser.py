@@ -1,0 +1,250 @@
+"""The site as people use it: in Chromium, wide and narrow, with and without script."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from headnotes.cli import edition, modules
+
+LESSON = "learn/00_from_a_sentence_to_its_weights.html"
+CORE = "source/mha.html"
+SHOWN = ["index.html", CORE, LESSON]
+OTHERS = ["source/masks.html", "source/cli.html", "reference/headnotes.html"]
+OTHERS += ["source/tests/test_cli.html", "404.html"]
+
+# What a page does by itself while it loads and settles.
+LAYOUT_SHIFT = """() => new Promise(resolve => {
+  let shift = 0;
+  new PerformanceObserver(list => {
+    for (const entry of list.getEntries()) shift += entry.value;
+  }).observe({type: "layout-shift", buffered: true});
+  setTimeout(() => resolve(shift), 300);
+})"""
+
+
+def visit(
+    browser: Browser, url: str, width: int, scheme: Any
+) -> tuple[Page, list[str]]:
+    """Open a page, and note what it complains of or asks from elsewhere."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda m: complaints.append(f"console: {m.type}: {m.text}"))
+    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+    host = url.split("/")[2]
+    page.on(
+        "request",
+        lambda r: complaints.append(f"request: {r.url}") if host not in r.url else None,
+    )
+    page.on(
+        "response",
+        lambda r: complaints.append(f"{r.status}: {r.url}") if r.status > 399 else None,
+    )
+    page.goto(url)
+    return page, complaints
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [
+        *[
+            (n, w, s)
+            for n in SHOWN
+            for w in (390, 820, 1440)
+            for s in ("light", "dark")
+        ],
+        *[(n, w, s) for n in OTHERS for w, s in ((390, "light"), (1440, "dark"))],
+    ],
+)
+def test_pages_are_sound(
+    browser: Browser, url: str, name: str, width: int, scheme: str
+) -> None:
+    page, complaints = visit(browser, f"{url}/{name}", width, scheme)
+    assert page.evaluate(LAYOUT_SHIFT) == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    lightness = sum(map(int, re.findall(r"\d+", background)[:3]))
+    assert (lightness > 600) == (scheme == "light")
+    assert complaints == []
+
+    results = Axe().run(page, options={"resultTypes": ["violations"]})
+    violations = results.response["violations"]
+    found = [f"{v['id']}: {n['html'][:90]}" for v in violations for n in v["nodes"]]
+    assert found == []
+    page.context.close()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(959, 1), (960, 2), (1440, 2)])
+def test_notes_stand_beside_code_from_60_rem_and_above_it_below(
+    page: Page, url: str, width: int, columns: int
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"{url}/{CORE}")
+    sections = page.locator(".sn-section:has(.sn-note > p)")
+    assert sections.count() > 15
+    for section in sections.all():
+        note = section.locator(".sn-note").bounding_box()
+        code = section.locator(".sn-code").bounding_box()
+        assert note is not None
+        assert code is not None
+        if columns == 2:
+            assert note["x"] + note["width"] < code["x"]
+            assert abs(note["y"] - code["y"]) < 1
+        else:
+            assert note["x"] == code["x"]
+            assert note["y"] + note["height"] <= code["y"]
+
+
+def test_the_page_shows_every_line_of_the_source_once(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    source = modules()["mha"].read_text(encoding="utf-8").split("\n")[:-1]
+    ids = page.eval_on_selector_all("[id^=L]", "all => all.map(e => e.id)")
+    numbers = sorted(int(i[1:]) for i in ids if re.fullmatch(r"L\d+", i))
+    assert numbers == list(range(1, len(source) + 1))
+    shown = page.eval_on_selector_all(
+        ".sn-code > span", "all => all.map(e => [e.id, e.textContent])"
+    )
+    for name, text in shown:
+        assert text == source[int(name[1:]) - 1] + "\n"
+    code = [line for line in source if line.strip()]
+    assert len(shown) > len(code) / 2
+
+
+@pytest.mark.parametrize("anchor", ["L42", "L170", "MultiHeadAttention.forward"])
+def test_a_link_to_a_line_or_symbol_shows_it(page: Page, url: str, anchor: str) -> None:
+    page.goto(f"{url}/{CORE}#{anchor}")
+    page.wait_for_timeout(300)
+    header = page.locator(".md-header").bounding_box()
+    target = page.evaluate(
+        "id => document.getElementById(id).getBoundingClientRect().top", anchor
+    )
+    assert header is not None
+    assert header["height"] <= target < 900
+
+
+def test_the_buttons_copy_what_the_command_line_copies(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    for label, plain in (("Copy module", False), ("Copy without notes", True)):
+        page.get_by_role("button", name=label).click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == edition(modules()["mha"], plain=plain)
+        expect(page.get_by_role("button", name=label)).to_be_visible()
+    context.close()
+
+
+def test_the_module_can_be_downloaded(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    link = page.get_by_role("link", name="Download .py")
+    response = page.request.get(f"{url}/source/{link.get_attribute('href')}")
+    assert response.text() == edition(modules()["mha"])
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_pages_are_complete_without_script(
+    browser: Browser, url: str, name: str
+) -> None:
+    def text(script: bool) -> str:
+        context = browser.new_context(java_script_enabled=script)
+        page = context.new_page()
+        page.goto(f"{url}/{name}")
+        content = page.locator("article").inner_text()
+        context.close()
+        return re.sub(r"Copy module|Copy without notes|\s", "", content)
+
+    assert text(script=False) == text(script=True)
+    assert len(text(script=False)) > 1000
+
+
+def test_the_site_works_from_a_folder(browser: Browser, site: Path) -> None:
+    page, complaints = visit(browser, f"{site.as_uri()}/index.html", 1440, "light")
+    page.get_by_role("link", name="the whole module, line by line").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("sequence first")
+    width = page.locator(".sn-section .sn-code").first.bounding_box()
+    assert width is not None
+    assert width["x"] > 400  # the style sheets have loaded
+    # Searching is the one thing that needs a server: it runs in a worker.
+    complaints = [c for c in complaints if "search_index" not in c]
+    assert not [c for c in complaints if "http" in c or c.startswith("error")]
+    page.context.close()
+
+
+def test_search_finds_a_method_and_leads_to_it(page: Page, url: str) -> None:
+    page.goto(url, wait_until="networkidle")  # the index is on its way
+    page.get_by_role("textbox", name="Search").press_sequentially("get_scores")
+    found = page.locator(
+        ".md-search-result__link[href$='#MultiHeadAttention.get_scores']"
+    )
+    expect(found).to_have_count(1)
+    page.goto(found.get_attribute("href") or "")
+    expect(page.locator("#MultiHeadAttention\\.get_scores")).to_be_in_viewport()
+
+
+def test_everything_can_be_reached_by_keyboard(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.goto(f"{url}/{CORE}")
+    page.wait_for_timeout(300)
+    reached = set()
+    for _ in range(120):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "document.activeElement.id || document.activeElement.className"
+                " || document.activeElement.textContent"
+            )
+        )
+    scrolling = page.eval_on_selector_all(
+        ".sn-code", "all => all.filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    focusable = page.locator(".sn-code[tabindex='0']").count()
+    assert scrolling == focusable > 5
+    assert any("md-skip" in name for name in reached)
+    assert any("sn-code" in name for name in reached)
+    assert any("md-button" in name for name in reached)
+
+
+def test_code_that_fits_is_no_tab_stop(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.wait_for_timeout(300)
+    for code in page.locator(".sn-code").all():
+        overflows = code.evaluate("e => e.scrollWidth > e.clientWidth")
+        assert (code.get_attribute("tabindex") == "0") == overflows
+
+
+def test_figures_are_drawn_in_the_ink_of_the_text(browser: Browser, url: str) -> None:
+    inks = {}
+    for scheme in ("light", "dark"):
+        page, _ = visit(browser, f"{url}/{LESSON}", 1440, scheme)
+        ink = "e => getComputedStyle(e).fill"
+        title = page.locator(".lesson-figure text", has_text="head 0").first
+        text = page.locator("article p").first
+        inks[scheme] = title.evaluate(ink)
+        assert inks[scheme] == text.evaluate("e => getComputedStyle(e).color")
+        page.context.close()
+    assert inks["light"] != inks["dark"]
+
+
+def test_print_keeps_both_columns_and_drops_the_bar(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 740, "height": 1000})  # A4 at 96 dpi, less margins
+    page.goto(f"{url}/{CORE}")
+    page.emulate_media(media="print")
+    assert not page.locator(".sn-bar").is_visible()
+    for section in page.locator(".sn-section:has(.sn-note > p)").all()[:8]:
+        note = section.locator(".sn-note").bounding_box()
+        code = section.locator(".sn-code")
+        box = code.bounding_box()
+        assert note is not None
+        assert box is not None
+        assert note["x"] + note["width"] <= box["x"]
+        assert code.evaluate("e => e.scrollWidth <= e.clientWidth")

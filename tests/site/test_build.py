@@ -1,0 +1,211 @@
+"""The built site, as files: complete, self-contained, and light."""
+
+import gzip
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from headnotes.cli import edition, modules
+
+ROOT = Path(__file__).parent.parent.parent
+OWN = [
+    "assets/sidenotes.css",
+    "assets/sidenotes.js",
+    "assets/site.css",
+    "assets/site.js",
+]
+
+
+class Reader(HTMLParser):
+    """Collects ids, links, and what a page loads by itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value for name, value in attrs if value is not None}
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag in ("link", "script", "img", "iframe", "source", "use"):
+            self.loads += [given[name] for name in ("href", "src") if name in given]
+
+
+@pytest.fixture(scope="session")
+def pages(site: Path) -> dict[Path, Reader]:
+    return {
+        path: Reader(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
+    }
+
+
+def test_every_link_leads_somewhere(site: Path, pages: dict[Path, Reader]) -> None:
+    broken = []
+    for path, reader in pages.items():
+        for link in [*reader.links, *reader.loads]:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https", "mailto"):
+                continue
+            if (
+                path.name == "404.html"
+            ):  # served from any folder: its links are absolute
+                target = site / unquote(parts.path).lstrip("/")
+            else:
+                target = (path.parent / unquote(parts.path)).resolve()
+            target = target / "index.html" if target.is_dir() else target
+            target = target if parts.path else path
+            if not target.is_file():
+                broken.append(f"{path.relative_to(site)}: {link}")
+            elif parts.fragment and target.suffix == ".html":
+                if unquote(parts.fragment) not in pages[target].ids:
+                    broken.append(f"{path.relative_to(site)}: {link}")
+    assert not broken
+
+
+def test_no_page_loads_anything_from_another_host(pages: dict[Path, Reader]) -> None:
+    for path, reader in pages.items():
+        loads = [load for load in reader.loads if urlsplit(load).netloc]
+        assert not loads, path
+
+
+def test_ids_are_unique_on_each_page(pages: dict[Path, Reader]) -> None:
+    for path, reader in pages.items():
+        doubled = {i for i in reader.ids if reader.ids.count(i) > 1}
+        assert not doubled, path
+
+
+def test_every_formula_is_mathml(site: Path, pages: dict[Path, Reader]) -> None:
+    core = (site / "source/mha.html").read_text(encoding="utf-8")
+    source = modules()["mha"].read_text(encoding="utf-8")
+    formulas = len(re.findall(r"\$\$.+?\$\$|\$[^$\n]+\$", source, re.DOTALL))
+    assert core.count("<math") == formulas > 10
+    for path in pages:
+        assert 'arithmatex">\\' not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_the_download_is_what_the_command_line_copies(site: Path, name: str) -> None:
+    downloaded = (site / f"source/{name}.py").read_text(encoding="utf-8")
+    assert downloaded == edition(modules()[name])
+
+
+def test_every_module_page_shows_its_tests(site: Path) -> None:
+    for path in (ROOT / "docs" / "source").glob("*.md"):
+        tests = (site / f"source/tests/test_{path.stem}.html").read_text(
+            encoding="utf-8"
+        )
+        shown = unescape(re.sub(r"<[^>]+>", "", tests))
+        assert (ROOT / "tests" / f"test_{path.stem}.py").read_text() in shown
+        assert f'href="../{path.stem}.html"' in tests
+
+
+@pytest.mark.parametrize(
+    "page", ["index.html", "source/mha.html", "source/masks.html", "learn/*.html"]
+)
+def test_pages_are_light(site: Path, page: str) -> None:
+    for path in site.glob(page):
+        html = path.read_text(encoding="utf-8")
+        if "learn" in page:  # its pictures come on top
+            html = re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
+        own = [(site / name).read_bytes() for name in OWN]
+        weight = sum(len(gzip.compress(part)) for part in [html.encode(), *own])
+        assert weight <= 60 * 1024, f"{path.name}: {weight:,} bytes"
+
+
+def test_search_knows_every_function(site: Path) -> None:
+    index = (site / "search/search_index.json").read_text(encoding="utf-8")
+    for anchor in ("MultiHeadAttention.get_scores", "masked_softmax"):
+        assert f'"source/mha.html#{anchor}"' in index
+    assert '"source/masks.html#padding"' in index
+
+
+TINY = """
+site_name: Tiny
+theme: {name: mkdocs}
+plugins: []
+markdown_extensions:
+  - sidenotes: {root: sources}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (None, "sources/a.py:1: there is no such file"),
+        ("", "sources/a.py:1: the file is empty"),
+        ("x = 1\ndef f(:\n", "sources/a.py:2: does not parse"),
+        ("x = 1\n\N{NO-BREAK SPACE}\n", "sources/a.py:2: does not parse"),
+        ('"""A $\\frac12$."""\n', "sources/a.py:1: the docstring has a backslash"),
+    ],
+    ids=["missing", "empty", "unparsable", "hard space", "not raw"],
+)
+def test_a_malformed_source_stops_the_build_with_its_place(
+    tmp_path: Path, source: str | None, message: str
+) -> None:
+    (tmp_path / "mkdocs.yml").write_text(TINY)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("::literate a.py\n")
+    (tmp_path / "sources").mkdir()
+    if source is not None:
+        (tmp_path / "sources/a.py").write_text(source, encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
+    for name in ("docs", "src", "tests", "theme", ".cache"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("mkdocs.yml", "hooks.py", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    note = tmp_path / "src/headnotes/mha.py"
+    command = [sys.executable, "-m", "mkdocs", "serve", "--livereload", "-a"]
+
+    def shown(text: str, seconds: float) -> float:
+        """How long it took until the page held `text`."""
+        start = time.monotonic()
+        while (waited := time.monotonic() - start) < seconds:
+            try:
+                page = urllib.request.urlopen(f"http://{address}/source/mha.html")
+                if text in page.read().decode():
+                    return waited
+            except OSError:
+                pass
+            time.sleep(0.1)
+        pytest.fail(f"{text!r} did not show in {seconds} s")
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with subprocess.Popen(
+        [*command, address], cwd=tmp_path, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            shown("The paper has one small matrix per head", 90)
+            text = note.read_text(encoding="utf-8")
+            note.write_text(text.replace("The paper has one", "Our paper has one"))
+            waited = shown("Our paper has one small matrix per head", 20)
+            print(f"a saved note showed after {waited:.1f} s")
+        finally:
+            server.terminate()
