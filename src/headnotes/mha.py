@@ -237,9 +237,9 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is None:
         return scores.softmax(dim=1)
-    # $-\infty$ rather than a large negative number: it is exact in every dtype, and no
-    # true score can lie below it. Empty rows are filled with 0 on the way in, where
-    # they would make NaN, and again on the way out, where they would be uniform.
+    # Infinity, not just a large number: it exists in every dtype, and no true score
+    # can lie below it. Empty rows are filled with 0 on the way in, where they would
+    # make NaN, and again on the way out, where they would be uniform.
     empty = ~mask.any(dim=1, keepdim=True)
     scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
     return scores.softmax(dim=1).masked_fill(empty, 0)
@@ -300,8 +300,8 @@ def check_mask(
     mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
 ) -> None:
     """Refuse a mask that would be read otherwise than it was meant."""
-    # Read as 0/1, an additive mask is silently inverted: its 0 would forbid and its
-    # $-\infty$ allow.
+    # Read as 0/1, an additive mask is silently inverted: its 0 would forbid, and its
+    # minus infinity allow.
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"`mask` is {mask.dtype}, not bool or integer 0/1 with 1 for 'may attend'; "

@@ -45,9 +45,9 @@ def lesson(path: Path, *, depends_on: Iterable[Path], cache: Path) -> str:
         for outdated in cache.glob(f"{path.stem}-*.md"):
             outdated.unlink(missing_ok=True)
         # Written whole or not at all: another build may be looking.
-        with NamedTemporaryFile("w", dir=cache, delete=False, encoding="utf-8") as file:
-            file.write(markdown)
-        Path(file.name).replace(stored)
+        with NamedTemporaryFile("w", dir=cache, delete=False, encoding="utf-8") as new:
+            new.write(markdown)
+        Path(new.name).replace(stored)
     return stored.read_text(encoding="utf-8")
 
 
