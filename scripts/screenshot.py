@@ -23,7 +23,9 @@ def main() -> None:
             viewport={"width": 1440, "height": 900}, color_scheme="light"
         )
         page.goto((ROOT / "site/source/mha.html").as_uri())
-        page.evaluate("document.getElementById('MultiHeadAttention.__init__').scrollIntoView()")
+        page.evaluate(
+            "document.getElementById('MultiHeadAttention.__init__').scrollIntoView()"
+        )
         page.mouse.move(0, 0)
         page.wait_for_timeout(300)
         page.screenshot(path=ROOT / ".github/core-page.png")
