@@ -72,6 +72,7 @@ def execute(path: Path) -> Any:
         extra_arguments=["--InlineBackend.figure_formats=svg"],
         # Talking to the kernel over sockets in the file system, not over the network.
         config=Config({"KernelManager": {"transport": "ipc"}}),
+        resources={"metadata": {"path": str(path.parent)}},
     )
     try:
         client.execute()
