@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import NamedTemporaryFile
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from textwrap import indent
 from typing import Any
 from xml.etree import ElementTree
@@ -65,20 +65,22 @@ def code_of(file: Path) -> bytes:
 def execute(path: Path) -> Any:
     """Run all cells in a fresh kernel; the first that raises stops the build."""
     notebook = jupytext.reads(read(path), fmt="py:percent")
-    client = NotebookClient(
-        notebook,
-        timeout=120,
-        kernel_name="python3",
-        extra_arguments=["--InlineBackend.figure_formats=svg"],
-        # Talking to the kernel over sockets in the file system, not over the network.
-        config=Config({"KernelManager": {"transport": "ipc"}}),
-        resources={"metadata": {"path": str(path.parent)}},
-    )
-    try:
-        client.execute()
-    except CellExecutionError as error:
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # a terminal's colours
-        raise LiterateError(f"{path}: a cell failed\n{plain}") from None
+    with TemporaryDirectory() as sockets:
+        # The kernel is spoken to through the file system, not through the network.
+        talk = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        client = NotebookClient(
+            notebook,
+            timeout=120,
+            kernel_name="python3",
+            extra_arguments=["--InlineBackend.figure_formats=svg"],
+            config=Config({"KernelManager": talk}),
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        try:
+            client.execute()
+        except CellExecutionError as error:
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # a terminal's colours
+            raise LiterateError(f"{path}: a cell failed\n{plain}") from None
     return notebook
 
 
