@@ -221,9 +221,13 @@ def test_any_leading_axes_pass_through_the_split_into_heads(
     prepare = PrepareForMultiHeadAttention(13, HEADS, D_K, bias=False).to(device)
     for leading in [(), (3,), (5, 3), (7, 5, 3)]:
         x = torch.randn(*leading, 13, device=device)
+        outputs: list[Tensor] = []
+        hook = prepare.linear.register_forward_hook(lambda *a: outputs.append(a[-1]))  # noqa: B023
         heads = prepare(x)
+        hook.remove()
         assert heads.shape == (*leading, HEADS, D_K)
-        assert torch.equal(heads.flatten(-2), prepare.linear(x))
+        assert torch.equal(heads.flatten(-2), outputs[0])
+        assert heads.data_ptr() == outputs[0].data_ptr()  # nothing is copied
 
 
 def test_head_h_is_the_h_th_block_of_rows(device: torch.device) -> None:
@@ -233,6 +237,32 @@ def test_head_h_is_the_h_th_block_of_rows(device: torch.device) -> None:
         rows = slice(h * D_K, (h + 1) * D_K)
         expected = x @ prepare.linear.weight[rows].T + prepare.linear.bias[rows]
         torch.testing.assert_close(prepare(x)[:, :, h], expected)
+
+
+def test_concatenating_the_heads_costs_a_copy(device: torch.device) -> None:
+    mha = build().to(device)
+    attn = torch.rand(Q_LEN, K_LEN, BATCH, HEADS, device=device)
+    context = mha.apply_weights(
+        attn, torch.randn(K_LEN, BATCH, HEADS, D_K, device=device)
+    )
+    assert context.flatten(-2).data_ptr() != context.data_ptr()
+
+
+def test_without_the_scale_a_wide_head_is_almost_one_hot_and_passes_little_gradient(
+    device: torch.device,
+) -> None:
+    d_k = 512
+    query, key = torch.randn(2, 1000, 6, d_k, device=device)
+    scores = torch.einsum("nd,nkd->nk", query[:, 0], key)
+    assert abs(scores.var() / d_k - 1) < 0.1
+    largest, steepness = [], []
+    for scaled in (scores, scores / d_k**0.5):
+        weights = scaled.softmax(dim=-1)
+        jacobian = torch.diag_embed(weights) - weights[:, :, None] * weights[:, None]
+        largest.append(weights.max(dim=-1).values.mean().item())
+        steepness.append(jacobian.norm(dim=(1, 2)).mean().item())
+    assert largest[0] > 0.9 > 0.6 > largest[1]
+    assert steepness[0] < 0.1 < 0.3 < steepness[1]
 
 
 def test_a_mask_means_the_same_in_every_dtype_and_broadcast(
@@ -769,6 +799,13 @@ def test_the_wrong_width_is_refused_by_the_split_into_heads() -> None:
     message = "`x` has shape [3, 13], not [..., d_model (=22)]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         prepare(torch.randn(3, 13))
+
+
+def test_shapes_can_be_found_without_any_data() -> None:
+    mha = build().to("meta")
+    mask = some_mask().to("meta")
+    y = mha(**inputs(device="meta"), mask=mask)
+    assert y.shape == (Q_LEN, BATCH, D_MODEL)
 
 
 def test_arguments_are_keyword_only() -> None:

@@ -82,8 +82,8 @@ class MultiHeadAttention(nn.Module):
     >>> mha(query=query, key=memory, value=memory).shape
     torch.Size([3, 2, 77])
 
-    The weights stay on the module to be looked at. For each query, batch item and head
-    they sum to 1 over the keys:
+    The weights of the last call stay on the module, to be looked at. For each query,
+    batch item and head they sum to 1 over the keys:
 
     >>> mha.attn.shape
     torch.Size([3, 5, 2, 7])
@@ -101,9 +101,9 @@ class MultiHeadAttention(nn.Module):
         check_settings(heads, d_model, dropout_prob)
         self.heads = heads
         self.d_k = d_model // heads
-        # The components of $q$ and $k$ have variance near 1, so $q \cdot k$ has
-        # variance near $d_k$. Without this factor the softmax of a wide head is almost
-        # one-hot, and almost no gradient passes through it.
+        # If the components of $q$ and $k$ are independent, with variance 1, then
+        # $q \cdot k$ has variance $d_k$. Without this factor the softmax of a wide head
+        # is almost one-hot, and little gradient passes through it.
         self.scale = 1 / math.sqrt(self.d_k)
 
         # `bias` governs only these two, and `bias=False` loses less than it seems. A
@@ -155,9 +155,10 @@ class MultiHeadAttention(nn.Module):
         value = self.value(value)  # [k_len, batch_size, heads, d_k]
 
         # The original scales the scores. Scaling the query instead is the same in
-        # exact arithmetic, touches fewer numbers, and keeps $q \cdot k$ below the
-        # 65,504 at which float16 ends.
-        scores = self.get_scores(query * self.scale, key)
+        # exact arithmetic, touches fewer numbers, and lets $q \cdot k$ grow
+        # $\sqrt{d_k}$ times larger before it passes 65,504, where float16 ends.
+        query = query * self.scale
+        scores = self.get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
         # What the model means is kept to be looked at: before dropout, and detached, so
         # that it holds no graph. (An exported program has nowhere to keep it.) What
@@ -168,11 +169,11 @@ class MultiHeadAttention(nn.Module):
             self.attn = attn.detach()
         attn = self.dropout(attn)
 
-        # Concatenating the heads is a view again: they already lie side by side.
+        # The paper's Concat: head after head along the last axis. Here it costs a copy,
+        # as `einsum` leaves its result batch by batch in memory.
         context = self.apply_weights(attn, value)  # [q_len, batch_size, heads, d_k]
-        output: Tensor = self.output(
-            context.flatten(-2)
-        )  # [q_len, batch_size, d_model]
+        context = context.flatten(-2)  # [q_len, batch_size, d_model]
+        output: Tensor = self.output(context)  # [q_len, batch_size, d_model]
         return output
 
     def get_scores(self, query: Tensor, key: Tensor) -> Tensor:
@@ -281,8 +282,8 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
                 f"d_model (={d_model})]; a lone sequence needs `{name}.unsqueeze(1)`"
             )
         # Autocast makes its own peace between the dtypes that it casts.
-        casts = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
-        if x.dtype != dtype and not (casts and x.is_floating_point()):
+        cast = x.is_floating_point() and x.dtype != torch.float64
+        if x.dtype != dtype and not (cast and torch.is_autocast_enabled(x.device.type)):
             way_out = f"use `{name}.to({dtype})`, or `module.to({x.dtype})`"
             raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
         if x.shape[1] != query.shape[1]:
