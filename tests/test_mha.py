@@ -463,6 +463,28 @@ def test_an_empty_row_reads_zero_and_its_gradients_are_finite(
         assert tensor.grad.isfinite().all(), name
 
 
+def test_no_step_of_an_empty_row_makes_nan_on_the_way_back(
+    device: torch.device,
+) -> None:
+    # A NaN that a later step happens to drop still stops whoever looks for the first.
+    mha = build().to(device)
+    mask = some_mask().to(device)
+    mask[3] = False
+    with torch.autograd.set_detect_anomaly(True):
+        mha(**inputs(device=device), mask=mask).square().sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "score"), [(torch.float32, -1e30), (torch.float16, -60_000)], ids=str
+)
+def test_no_true_score_is_so_low_that_a_forbidden_key_wins(
+    device: torch.device, dtype: torch.dtype, score: float
+) -> None:
+    scores = torch.tensor([score, 5.0], dtype=dtype, device=device).view(1, 2, 1, 1)
+    mask = torch.tensor([True, False], device=device).view(1, 2, 1, 1)
+    assert masked_softmax(scores, mask).flatten().tolist() == [1, 0]
+
+
 def test_not_a_number_in_an_empty_row_stays_there(device: torch.device) -> None:
     scores = torch.randn(Q_LEN, K_LEN, BATCH, HEADS, device=device)
     scores[3] = torch.nan

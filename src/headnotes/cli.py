@@ -54,7 +54,9 @@ def edition(path: Path, *, plain: bool = False) -> str:
 
 
 def editions(path: Path) -> dict[str, str]:
-    """What a page offers to copy: the whole module, and the module without notes."""
+    """What the page of a module offers to copy: all of it, or all but the notes."""
+    if path.stem not in modules():
+        return {}
     return {
         "Copy module": edition(path),
         "Copy without notes": edition(path, plain=True),

@@ -24,10 +24,10 @@ def causal(
 ) -> Tensor:
     r"""Each query sees its own position and all before it: `[q_len, k_len, 1]`.
 
-    When the lengths differ, the corner is **aligned to the last key**: query $i$ sees
-    key $j$ where $j \le i + (k_{len} - q_{len})$. This is what decoding with a cache
-    needs, where the few queries are the newest of many positions. (With more queries
-    than keys, the first of them see nothing.)
+    When the lengths differ, the corner is **aligned to the last key**: query `i` sees
+    key `j` where `j <= i + k_len - q_len`. This is what decoding with a cache needs,
+    where the few queries are the newest of many positions. (With more queries than
+    keys, the first of them see nothing.)
 
     Raises `ValueError` for a negative or fractional length.
     Source: Vaswani et al. 2017, section 3.2.3.

@@ -239,8 +239,8 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return scores.softmax(dim=1)
     # Infinity, not just a large number: it exists in every dtype, and no true score
-    # can lie below it. Empty rows are filled with 0 on the way in, where they would
-    # make NaN, and again on the way out, where they would be uniform.
+    # lies below it. Empty rows are filled with 0 on the way in, where they would make
+    # NaN, forward and backward, and again on the way out, where they would be uniform.
     empty = ~mask.any(dim=1, keepdim=True)
     scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
     return scores.softmax(dim=1).masked_fill(empty, 0)
