@@ -43,10 +43,9 @@ def render(
         SubElement(note, "div", {"class": "sn-anchors"}).text = stash(anchors)
         if section.symbol and headings:
             depth = section.symbol.count(".")
+            # A name may be defined in each of two branches.
             symbols[section.symbol] += 1
-            nth = symbols[
-                section.symbol
-            ]  # a name may be defined in each of two branches
+            nth = symbols[section.symbol]
             anchor = section.symbol if nth == 1 else f"{section.symbol}-{nth}"
             heading = SubElement(note, f"h{min(2 + depth, 6)}", {"id": anchor})
             name = section.symbol.rpartition(".")[2]
@@ -88,6 +87,8 @@ def toolbar(
 ) -> Element:
     """What can be done with the module: copy one of its editions, follow a link."""
     bar = SubElement(parent, "p", {"class": "sn-bar"})
+    for label, url in links.items():
+        SubElement(bar, "a", {"href": url, "class": "md-button"}).text = label
     # The texts travel inside the page: no request, so that copying works from a file.
     buttons = "".join(
         f'<button type="button" class="md-button" hidden>{escape(label)}'
@@ -95,6 +96,4 @@ def toolbar(
         for label, text in editions.items()
     )
     SubElement(bar, "span").text = stash(buttons)
-    for label, url in links.items():
-        SubElement(bar, "a", {"href": url, "class": "md-button"}).text = label
     return bar

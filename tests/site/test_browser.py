@@ -164,6 +164,12 @@ def test_pages_are_complete_without_script(
         return re.sub(r"Copy module|Copy without notes|\s", "", content)
 
     assert text(script=False) == text(script=True)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/{name}")
+    for button in page.locator(".sn-bar button").all():
+        assert not button.is_visible()  # it could do nothing
+    context.close()
     assert len(text(script=False)) > 1000
 
 
