@@ -2,9 +2,9 @@
 # # Multi-head attention, line by line
 #
 # Headnotes is annotated source code that runs: each note stands beside the lines that
-# it explains. Every number, shape and claim on these pages was printed or checked by
-# the code when the site was built. Take a module home; it is one file, on PyTorch
-# alone, and it is right in the corners too.
+# it explains. What these pages print was printed by their code when the site was built,
+# and what they claim has a test. Take a module home; it is one file, on PyTorch alone,
+# and it is right in the corners too.
 
 # %% hide="true" alt="Attention as a product of five matrices, with numbers from a real run: the queries, one row a position, times the keys, one column a position, give the weights; each row of the weights, times the values, gives one row of the context."
 import matplotlib.pyplot as plt

@@ -1,6 +1,7 @@
 """The rules of the house, on every file that it holds."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -103,6 +104,13 @@ def test_no_lesson_prints_documentation(path: Path) -> None:
     assert "help(" not in text
     assert "__doc__" not in text
     assert "inspect" not in text
+
+
+def test_code_that_a_page_quotes_is_the_code() -> None:
+    core = (HEADNOTES / "mha.py").read_text(encoding="utf-8")
+    quoted = re.findall(r'`einsum\("([^"]+)"\)`', (ROOT / "docs/index.py").read_text())
+    assert len(quoted) == 2
+    assert all(f'torch.einsum("{equation}",' in core for equation in quoted)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -119,10 +119,10 @@ assert torch.allclose(weights[:, first, 0], weights[:, second, 0])
 print("'the' asks and is read alike at positions", first, "and", second)
 
 # %% [markdown]
-# This is no accident, but what attention *is*. A weight depends on two vectors and on
-# nothing else; the same word is the same vector, wherever it stands. **Attention knows
-# no order.** Whoever wants it to must write the position into the vector, and this is
-# what positional encodings do.
+# This is no accident, but what attention *is*. A score depends on two vectors and on
+# nothing else, and softmax treats all keys alike; the same word is the same vector,
+# wherever it stands. **Attention knows no order.** Whoever wants it to must write the
+# position into the vector, and this is what positional encodings do.
 #
 # ## The short sentence
 #
