@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import headnotes
-from headnotes.cli import edition, main, modules, without_notes
+from headnotes.cli import Documented, edition, main, modules, without_notes
 
 COMMAND = [sys.executable, "-m", "headnotes.cli"]
 
@@ -96,6 +96,54 @@ def test_plain_keeps_comments_that_are_no_notes() -> None:
     )
     assert without_notes(source) == source
     assert without_notes(f"# a note\n{source}# another\n") == source
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        '"""One.\n\n    More.\n    """',
+        "'''One.\n\n    More.\n    '''",
+        '"""\n    One.\n    """',
+        'r"""One \\alpha.\n    More."""',
+        '"""say "hi"\n    more"""',
+        '"""One \\\n    more"""',
+        '("One."\n     "two")',
+        '"One." \\\n    "two"',
+        '"""One.\n    """; y = 1',
+        '"""One.\f\u2028\n    """',
+        "'One.'",
+    ],
+)
+@pytest.mark.parametrize("header", ["def f():", "async def f():", "class F:"])
+def test_plain_is_the_same_program_whatever_the_docstring(
+    header: str, docstring: str
+) -> None:
+    source = (
+        f"x = 'a\fb\u2028'\n# note\n{header}\n    {docstring}\n    # note\n    z = 2\n"
+    )
+
+    def program(text: str) -> str:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, Documented) and ast.get_docstring(node) is not None:
+                del node.body[0]
+        return ast.dump(tree)
+
+    plain = without_notes(source)
+    assert program(plain) == program(source)
+    assert "# note" not in plain
+    assert plain.count("\n") < source.count("\n")
+
+
+def test_a_destination_that_is_no_folder_and_no_module_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link.py").symlink_to(tmp_path / "nowhere.py")
+    for name in ("notes.txt", "file", "link.py"):
+        assert main(["copy", "mha", str(tmp_path / name)]) == 1
+        assert str(tmp_path / name) in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link.py"]
 
 
 def test_list_names_each_module_and_what_it_is() -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from headnotes.masks import causal, combine, padding
 
+INTEGERS = [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64]
+
 
 @given(q_len=st.integers(0, 9), k_len=st.integers(0, 9))
 def test_the_last_query_sees_the_last_key_and_each_earlier_one_key_less(
@@ -58,7 +60,7 @@ def test_causal_is_padding_with_lengths_that_grow(device: torch.device) -> None:
     assert torch.equal(padding(lens, 7), causal(7, device=device).expand(7, 7, 3))
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_lengths_of_every_integer_type_are_accepted(dtype: torch.dtype) -> None:
     # 300 keys: more than a uint8 can count, fewer than are asked for.
     assert padding(torch.tensor([200], dtype=dtype), 300).sum() == 200
@@ -100,23 +102,53 @@ def test_building_masks_compiles_whole() -> None:
     assert torch.equal(fast(lens), build(lens))
 
 
+def test_building_masks_exports_with_a_dynamic_length() -> None:
+    class Build(torch.nn.Module):
+        def forward(self, x: Tensor, lens: Tensor) -> Tensor:
+            return combine(causal(x.shape[0]), padding(lens, x.shape[0]))
+
+    lens = torch.tensor([5, 2, 0])
+    length, batch = torch.export.Dim("length", min=2), torch.export.Dim("batch", min=2)
+    for strict in (False, True):
+        program = torch.export.export(
+            Build(),
+            (torch.zeros(5), lens),
+            dynamic_shapes=({0: length}, {0: batch}),
+            strict=strict,
+        )
+        other = (torch.zeros(7), torch.tensor([7, 3]))
+        assert torch.equal(program.module()(*other), Build()(*other))
+
+
+def test_shapes_can_be_found_without_any_data() -> None:
+    lens = torch.zeros(3, dtype=torch.int64, device="meta")
+    mask = combine(causal(5, device="meta").int(), padding(lens, 5))
+    assert mask.shape == (5, 5, 3)
+
+
+def test_lengths_may_be_mapped_over() -> None:
+    lens = torch.tensor([[1, 2], [2, 3]])
+    masks = torch.func.vmap(lambda one: padding(one, 4))(lens)
+    assert torch.equal(masks, torch.stack([padding(one, 4) for one in lens]))
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
         (
             lambda: causal(-1),
             ValueError,
-            "`q_len` (=-1) must be a whole number from 0 up",
+            "`q_len` (=-1) must be an int from 0 up",
         ),
         (
             lambda: causal(3, 2.5),  # type: ignore[arg-type]
             ValueError,
-            "`k_len` (=2.5) must be a whole number from 0 up",
+            "`k_len` (=2.5) must be an int from 0 up",
         ),
         (
             lambda: padding(torch.tensor([1]), -3),
             ValueError,
-            "`k_len` (=-3) must be a whole number from 0 up",
+            "`k_len` (=-3) must be an int from 0 up",
         ),
         (
             lambda: padding([3, 2], 4),  # type: ignore[arg-type]

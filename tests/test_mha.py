@@ -629,10 +629,11 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(
     assert torch.autograd.gradgradcheck(f, x)
 
 
-def test_vmap_gives_what_a_loop_gives(device: torch.device) -> None:
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+def test_vmap_gives_what_a_loop_gives(device: torch.device, dtype: torch.dtype) -> None:
     mha = build().to(device).eval()
     x = [inputs(device=device) for _ in range(2)]
-    mask = torch.stack([some_mask(), some_mask()]).to(device)
+    mask = torch.stack([some_mask(), some_mask()]).to(device, dtype)
     stacked = {name: torch.stack([one[name] for one in x]) for name in x[0]}
     outputs = torch.func.vmap(lambda kw, mask: mha(**kw, mask=mask))(stacked, mask)
     for one, m, output in zip(x, mask, outputs, strict=True):
@@ -671,17 +672,27 @@ ONES = torch.ones(Q_LEN, K_LEN, BATCH)
         (
             {"heads": 0, "d_model": 8},
             ValueError,
-            "`heads` (=0) must be a whole number from 1 up",
+            "`heads` (=0) must be an int from 1 up",
         ),
         (
             {"heads": 2, "d_model": -4},
             ValueError,
-            "`d_model` (=-4) must be a whole number from 1 up",
+            "`d_model` (=-4) must be an int from 1 up",
         ),
         (
             {"heads": 2.0, "d_model": 8},
             ValueError,
-            "`heads` (=2.0) must be a whole number from 1 up",
+            "`heads` (=2.0) must be an int from 1 up",
+        ),
+        (
+            {"heads": True, "d_model": 8},
+            ValueError,
+            "`heads` (=True) must be an int from 1 up",
+        ),
+        (
+            {"heads": 2, "d_model": 8, "dropout_prob": "0.1"},
+            ValueError,
+            "`dropout_prob` (='0.1') must lie between 0 and 1",
         ),
         (
             {"heads": 2, "d_model": 8, "dropout_prob": 1.5},
@@ -733,18 +744,33 @@ def test_impossible_settings_are_refused(
             {"value": torch.randn(K_LEN, BATCH, D_MODEL).double()},
             TypeError,
             "`value` is torch.float64, the module torch.float32; use "
-            "`value.to(torch.float32)`, or `module.to(torch.float64)`",
+            "`value.to(torch.float32)`, or give the module its dtype",
         ),
         (
             {"query": torch.ones(Q_LEN, BATCH, D_MODEL).long()},
             TypeError,
             "`query` is torch.int64, the module torch.float32; use "
-            "`query.to(torch.float32)`, or `module.to(torch.int64)`",
+            "`query.to(torch.float32)`, or give the module its dtype",
         ),
         (
             {"key": torch.randn(K_LEN, BATCH, D_MODEL, device="meta")},
             ValueError,
             "`key` is on meta, the module on cpu; use `key.to('cpu')`",
+        ),
+        (
+            {"value": torch.randn(K_LEN, BATCH, D_MODEL).to_sparse()},
+            TypeError,
+            "`value` is sparse or nested; pass it dense, and padded",
+        ),
+        (
+            {"key": None},
+            TypeError,
+            "`key` must be a tensor, but is a NoneType",
+        ),
+        (
+            {"mask": (ONES * 2).to(torch.uint16)},
+            ValueError,
+            "`mask` holds 2 to 2, not 0/1; write `mask == 1`",
         ),
         (
             {"query": [[[0.0]]]},
@@ -810,13 +836,21 @@ def test_what_does_not_fit_is_refused_before_any_work(
     assert not worked
 
 
-def test_double_inputs_are_refused_under_autocast_which_does_not_cast_them() -> None:
+def test_autocast_excuses_no_double_which_it_does_not_cast() -> None:
     x = inputs() | {"key": torch.randn(K_LEN, BATCH, D_MODEL).double()}
     with torch.autocast("cpu"), pytest.raises(TypeError, match="`key` is"):
         build()(**x)
+    with torch.autocast("cpu"), pytest.raises(TypeError, match="`query` is"):
+        build().double()(**inputs())
 
 
-def test_the_wrong_width_is_refused_by_the_split_into_heads() -> None:
+def test_what_does_not_fit_is_refused_by_the_split_into_heads() -> None:
+    message = "`d_k` (=0) must be an int from 1 up"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        PrepareForMultiHeadAttention(D_MODEL, HEADS, 0, bias=True)
+    message = "`x` must be a tensor, but is a list"
+    with pytest.raises(TypeError, match=f"^{message}$"):
+        PrepareForMultiHeadAttention(D_MODEL, HEADS, D_K, bias=True)([0.0])
     prepare = PrepareForMultiHeadAttention(D_MODEL, HEADS, D_K, bias=True)
     message = "`x` has shape [3, 13], not [..., d_model (=22)]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -825,9 +859,9 @@ def test_the_wrong_width_is_refused_by_the_split_into_heads() -> None:
 
 def test_shapes_can_be_found_without_any_data() -> None:
     mha = build().to("meta")
-    mask = some_mask().to("meta")
-    y = mha(**inputs(device="meta"), mask=mask)
-    assert y.shape == (Q_LEN, BATCH, D_MODEL)
+    for mask in (some_mask().to("meta"), some_mask().int().to("meta")):
+        y = mha(**inputs(device="meta"), mask=mask)
+        assert y.shape == (Q_LEN, BATCH, D_MODEL)
 
 
 def test_arguments_are_keyword_only() -> None:

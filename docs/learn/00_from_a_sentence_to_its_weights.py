@@ -126,8 +126,8 @@ print("'the' asks and is read alike at positions", first, "and", second)
 #
 # ## The short sentence
 #
-# Its filler has weight zero, so it cannot matter what the filler holds, or how much of
-# it there is. (The filler asks, too, but nobody needs its answers.)
+# Its filler has weight zero, so it cannot matter which numbers the filler holds, or how
+# much of it there is. (The filler asks, too, but nobody needs its answers.)
 
 # %% alt="Two heat maps, one a head, for ‘the dog slept’ with three filler words. The columns of the filler are zero throughout."
 draw(weights[:, :, 1].detach(), [*words[1], "·", "·", "·"])

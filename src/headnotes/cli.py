@@ -17,6 +17,7 @@ the copy should be good.
 
 import argparse
 import ast
+import inspect
 import io
 import re
 import sys
@@ -25,6 +26,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import headnotes
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> dict[str, Path]:
@@ -70,27 +73,51 @@ def without_notes(source: str) -> str:
     def double(x):
         return 2 * x
     """
-    lines = source.splitlines(keepends=True)
-    # A note is a comment on a line of its own; inside brackets it belongs to the code,
-    # and so does one that speaks to a tool.
+    # `None` stands for a line that goes.
+    lines: list[str | None] = [*source.split("\n")]
+    docstrings: dict[int, tokenize.TokenInfo] = {}
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        (first, start), (last, end) = token.start, token.end
+        alone = not token.line[:start].strip() and not depth
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")
-        alone = token.line.lstrip() == token.line[token.start[1] :]
-        if token.type == tokenize.COMMENT and alone and depth == 0:
+        # A note is a comment on a line of its own; inside brackets it belongs to the
+        # code, and so does one that speaks to a tool.
+        elif token.type == tokenize.COMMENT and alone:
             if not re.match(r"#\s*(type:|noqa|fmt:|ruff:|pragma:)", token.string):
-                lines[token.start[0] - 1] = ""
-    # A docstring keeps its first line, and closes there.
+                lines[first - 1] = None
+        elif token.type == tokenize.STRING and alone:
+            if not source.split("\n")[last - 1][end:].strip():
+                docstrings[first] = token
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            if ast.get_docstring(node) is not None:
-                first, last = node.body[0].lineno, node.body[0].end_lineno or 0
-                if first < last:
-                    summary = lines[first - 1].rstrip().replace('"""# ', '"""')
-                    lines[first - 1] = f'{summary}"""\n'
-                    lines[first:last] = [""] * (last - first)
-    return "".join(lines)
+        if isinstance(node, Documented) and ast.get_docstring(node) is not None:
+            text = docstrings.get(node.body[0].lineno)
+            if text is not None and text.end[0] == node.body[0].end_lineno:
+                first, last = text.start[0], text.end[0]
+                indent = " " * text.start[1]
+                lines[first - 1 : last] = [
+                    indent + first_line(text.string),
+                    *[None] * (last - first),
+                ]
+    return "\n".join(line for line in lines if line is not None)
+
+
+def first_line(docstring: str) -> str:
+    r"""The literal of a docstring, cut to its first line where that can be written so.
+
+    >>> print(first_line('\'\'\'One.\n\n    More.\n    \'\'\''))
+    '''One.'''
+    """
+    text = inspect.cleandoc(ast.literal_eval(docstring)).partition("\n")[0]
+    text = text.removeprefix("# ")
+    opening = re.match(r"""\w*("{3}|'{3}|"|')""", docstring)
+    assert opening is not None  # it is a string
+    short = opening[0] + text + opening[1]
+    try:
+        return short if ast.literal_eval(short) == text else docstring
+    except SyntaxError:
+        return docstring
 
 
 def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
@@ -99,9 +126,13 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
         known = ", ".join(modules())
         raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
     path = destination
-    if destination.is_dir() or destination.suffix != ".py":
+    if destination.is_dir() or not destination.suffix:
         path = destination / f"{name}.py"
-    if path.exists() and not force:
+    if path.suffix != ".py" or path.parent.is_file():
+        raise ValueError(
+            f"`{destination}` is neither a folder nor a name ending in .py"
+        )
+    if (path.exists() or path.is_symlink()) and not force:
         raise FileExistsError(f"`{path}` exists; `--force` overwrites it")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(edition(modules()[name], plain=plain), encoding="utf-8")

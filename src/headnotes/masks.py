@@ -70,6 +70,7 @@ def padding(valid_lens: Tensor, k_len: int) -> Tensor:
     """
     check_length("k_len", k_len)
     check_valid_lens(valid_lens, k_len)
+    valid_lens = valid_lens.long()
     position = torch.arange(k_len, device=valid_lens.device)  # [k_len]
     if valid_lens.dim() == 1:
         return (position[:, None] < valid_lens).unsqueeze(0)  # [1, k_len, batch_size]
@@ -97,9 +98,23 @@ def combine(*masks: Tensor) -> Tensor:
 
 
 def check_length(name: str, length: int) -> None:
-    """Refuse a length that no tensor could have."""
-    if not isinstance(length, int) or length < 0:
-        raise ValueError(f"`{name}` (={length!r}) must be a whole number from 0 up")
+    """Refuse a length that no tensor could have; one that is traced is a SymInt."""
+    if type(length) not in (int, torch.SymInt) or length < 0:
+        raise ValueError(f"`{name}` (={length!r}) must be an int from 0 up")
+
+
+def extremes(x: Tensor) -> tuple[int, int]:
+    """Least and greatest value, or zeros where values cannot be read.
+
+    There is nothing to read on "meta", under `vmap`, or in a compiler.
+    """
+    if torch.compiler.is_compiling() or not x.numel():
+        return 0, 0
+    try:
+        low, high = x.long().aminmax()
+        return int(low), int(high)
+    except RuntimeError:
+        return 0, 0
 
 
 def check_valid_lens(valid_lens: Tensor, k_len: int) -> None:
@@ -119,14 +134,12 @@ def check_valid_lens(valid_lens: Tensor, k_len: int) -> None:
             f"`valid_lens` has shape {list(valid_lens.shape)}, not [batch_size] or "
             f"[batch_size, q_len]"
         )
-    # Values can be looked at only where there are any: not while compiling.
-    if valid_lens.numel() and not torch.compiler.is_compiling():
-        low, high = valid_lens.min().item(), valid_lens.max().item()
-        if low < 0 or high > k_len:
-            raise ValueError(
-                f"`valid_lens` runs from {low} to {high}, but must lie between 0 and "
-                f"`k_len` (={k_len}); use `valid_lens.clamp(0, {k_len})` if meant so"
-            )
+    low, high = extremes(valid_lens)
+    if low < 0 or high > k_len:
+        raise ValueError(
+            f"`valid_lens` runs from {low} to {high}, but must lie between 0 and "
+            f"`k_len` (={k_len}); use `valid_lens.clamp(0, {k_len})` if meant so"
+        )
 
 
 def check_mask(name: str, mask: Tensor, others: Tensor) -> None:
@@ -154,7 +167,6 @@ def check_mask(name: str, mask: Tensor, others: Tensor) -> None:
                 f"`{name}` has shape {list(mask.shape)}, the masks before it "
                 f"{list(others.shape)}: `{axis}` cannot be both {size} and {other}"
             )
-    if mask.dtype != torch.bool and not torch.compiler.is_compiling():
-        if not ((mask == 0) | (mask == 1)).all():
-            values = f"{mask.min().item()} to {mask.max().item()}"
-            raise ValueError(f"`{name}` holds {values}, not 0/1; write `mask == 1`")
+    low, high = (0, 1) if mask.dtype == torch.bool else extremes(mask)
+    if low < 0 or high > 1:
+        raise ValueError(f"`{name}` holds {low} to {high}, not 0/1; write `mask == 1`")

@@ -48,6 +48,7 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     def __init__(self, d_model: int, heads: int, d_k: int, bias: bool) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, heads=heads, d_k=d_k)
         # The paper has one small matrix per head. Stacked, they are a single product:
         # rows $h\,d_k$ to $(h+1)\,d_k - 1$ of this weight belong to head $h$.
         self.linear = nn.Linear(d_model, heads * d_k, bias=bias)
@@ -55,6 +56,7 @@ class PrepareForMultiHeadAttention(nn.Module):
         self.d_k = d_k
 
     def forward(self, x: Tensor) -> Tensor:
+        check_tensor("x", x, self.linear.weight.device)
         d_model = self.linear.in_features
         if x.shape[-1:] != (d_model,):
             shape = list(x.shape)
@@ -130,7 +132,8 @@ class MultiHeadAttention(nn.Module):
         `[k_len, batch_size, d_model]`; the result has the shape of `query`. `mask` is
         bool, or integer 0/1, `[q_len or 1, k_len, batch_size or 1]`; True means that
         this query may attend to this key. A query that may attend to nothing reads
-        zero, and its output is the output bias.
+        zero, and its output is the output bias. (A mask weighs by zero, so what it
+        forbids must still be finite: zero times NaN is NaN.)
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         before any work is done. Arguments are keyword-only: three tensors of one shape
@@ -155,15 +158,15 @@ class MultiHeadAttention(nn.Module):
         value = self.value(value)  # [k_len, batch_size, heads, d_k]
 
         # The original scales the scores. Scaling the query instead is the same in
-        # exact arithmetic, touches fewer numbers, and lets $q \cdot k$ grow
-        # $\sqrt{d_k}$ times larger before it passes 65,504, where float16 ends.
+        # exact arithmetic, and lets $q \cdot k$ grow $\sqrt{d_k}$ times larger before
+        # it passes 65,504, where float16 ends.
         query = query * self.scale
         scores = self.get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
-        # What the model means is kept to be looked at: before dropout, and detached, so
-        # that it holds no graph. (An exported program has nowhere to keep it.) What
-        # training does to it comes after; the published original builds a dropout
-        # layer and never calls it.
+        # What the model means is kept to be looked at: detached, so that it holds no
+        # graph, and before dropout, so that rows sum to 1. The original keeps it after
+        # dropout; a published copy of it has lost the dropout altogether. (An exported
+        # program has nowhere to keep it, and what `vmap` leaves here is not readable.)
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
         if not torch.compiler.is_exporting():
             self.attn = attn.detach()
@@ -224,7 +227,7 @@ class MultiHeadAttention(nn.Module):
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     r"""Softmax over the keys, axis 1, in which a row without keys is all zeros.
 
-    The original gives such a row NaN, because softmax divides 0 by 0:
+    The original, with its minus infinity, gives such a row NaN: it divides 0 by 0.
 
     >>> torch.full((3,), -math.inf).softmax(dim=0)
     tensor([nan, nan, nan])
@@ -246,11 +249,16 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.softmax(dim=1).masked_fill(empty, 0)
 
 
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes that no layer can have."""
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
+
+
 def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
-    """Refuse sizes that cannot be built, and name the nearest that can."""
-    for name, size in (("heads", heads), ("d_model", d_model)):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"`{name}` (={size!r}) must be a whole number from 1 up")
+    """Refuse settings that do not fit one another, and name the nearest that do."""
+    check_sizes(heads=heads, d_model=d_model)
     if d_model % heads:
         fits = [n for n in range(1, d_model + 1) if d_model % n == 0]
         near = [n for n in fits if n < heads][-1:] + [n for n in fits if n > heads][:1]
@@ -258,14 +266,16 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
             f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
             f"{' and '.join(map(str, near))} would do"
         )
-    if not 0 <= dropout_prob <= 1:
-        raise ValueError(f"`dropout_prob` (={dropout_prob}) must lie between 0 and 1")
+    if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
+        raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
 
 
 def check_tensor(name: str, x: Tensor, device: torch.device) -> None:
-    """Refuse what is no tensor, or lies on another device than the module."""
+    """Refuse what is no dense tensor, or lies on another device than the module."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
@@ -282,9 +292,9 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
                 f"d_model (={d_model})]; a lone sequence needs `{name}.unsqueeze(1)`"
             )
         # Autocast makes its own peace between the dtypes that it casts.
-        cast = x.is_floating_point() and x.dtype != torch.float64
+        cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
         if x.dtype != dtype and not (cast and torch.is_autocast_enabled(x.device.type)):
-            way_out = f"use `{name}.to({dtype})`, or `module.to({x.dtype})`"
+            way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
             raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
         if x.shape[1] != query.shape[1]:
             raise ValueError(
@@ -316,8 +326,12 @@ def check_mask(
             f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "
             f"mask needs `mask.unsqueeze(-1)`"
         )
-    # Values can be looked at only where there are any: not while compiling.
-    if mask.dtype != torch.bool and not torch.compiler.is_compiling():
-        if not ((mask == 0) | (mask == 1)).all():
-            values = f"{mask.min().item()} to {mask.max().item()}"
-            raise ValueError(f"`mask` holds {values}, not 0/1; write `mask == 1`")
+    if mask.dtype == torch.bool or torch.compiler.is_compiling() or not mask.numel():
+        return
+    # Values can be read only where there are any: not on "meta", and not under `vmap`.
+    try:
+        low, high = (value.item() for value in mask.long().aminmax())
+    except RuntimeError:
+        return
+    if low < 0 or high > 1:
+        raise ValueError(f"`mask` holds {low} to {high}, not 0/1; write `mask == 1`")

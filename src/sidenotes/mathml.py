@@ -5,6 +5,8 @@ from xml.etree.ElementTree import Element
 from latex2mathml.converter import convert_to_element
 from markdown.treeprocessors import Treeprocessor
 
+from sidenotes.split import LiterateError
+
 # `pymdownx.arithmatex`, in generic mode, finds the formulas and leaves them as
 # `\(…\)` in a span, or `\[…\]` in a div, of this class.
 FORMULA = "arithmatex"
@@ -19,6 +21,9 @@ class MathML(Treeprocessor):
                 latex = element.text.strip()[2:-2]
                 block = element.tag == "div"
                 element.text = ""
-                element.append(
-                    convert_to_element(latex, display="block" if block else "inline")
-                )
+                display = "block" if block else "inline"
+                try:
+                    element.append(convert_to_element(latex, display=display))
+                except Exception as error:  # of many kinds, none with the formula in it
+                    reason = f"cannot read the formula {latex!r}: {error!r}"
+                    raise LiterateError(reason) from None

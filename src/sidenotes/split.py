@@ -19,6 +19,16 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 
+# What Python raises at sources that it cannot read, or that are too deep for it.
+UNREADABLE = (
+    SyntaxError,
+    ValueError,
+    tokenize.TokenError,
+    RecursionError,
+    MemoryError,
+)
+
+
 class LiterateError(Exception):
     """A source that cannot become a page, with its file, line and reason."""
 
@@ -42,7 +52,7 @@ def read(path: Path) -> str:
             return file.read()
     except FileNotFoundError:
         raise LiterateError(f"{path}:1: there is no such file") from None
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+    except (OSError, LookupError, SyntaxError, UnicodeDecodeError) as error:
         raise LiterateError(f"{path}:1: cannot be read: {error}") from None
 
 
@@ -65,7 +75,7 @@ def split(source: str, path: Path) -> list[Section]:
     try:
         tree = ast.parse(source)
         tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    except (SyntaxError, ValueError, tokenize.TokenError) as error:
+    except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
 
@@ -177,19 +187,22 @@ def find_docstrings(
     tree: ast.Module, tokens: list[tokenize.TokenInfo], lines: list[str], path: Path
 ) -> dict[int, tuple[str, int, bool]]:
     """First line of each docstring: its text, its last line, whether the module's."""
-    strings = {t.start: t for t in tokens if t.type == tokenize.STRING}
+    # A docstring that shares a line with code, or with another string, is code.
+    alone = {
+        t.start[0]: t
+        for t in tokens
+        if t.type == tokenize.STRING
+        and not lines[t.start[0] - 1][: t.start[1]].strip()
+        and not lines[t.end[0] - 1][t.end[1] :].strip()
+    }
     docstrings = {}
     for node in [tree, *(node for _, node in named(tree))]:
-        statement = node.body[0] if node.body else None
-        if ast.get_docstring(node) is None or statement is None:
+        if ast.get_docstring(node) is None:
             continue
-        token = strings[statement.lineno, statement.col_offset]
-        if token.end != (statement.end_lineno, statement.end_col_offset):
-            continue  # several strings side by side are code
+        token = alone.get(node.body[0].lineno)
+        if token is None or token.end[0] != node.body[0].end_lineno:
+            continue
         first, last = token.start[0], token.end[0]
-        around = lines[first - 1][: token.start[1]] + lines[last - 1][token.end[1] :]
-        if around.strip():
-            continue  # it shares its line with code
         quote = re.search("['\"]", token.string)
         prefix = token.string[: quote.start()] if quote else ""
         if "\\" in token.string and "r" not in prefix.lower():

@@ -3,6 +3,8 @@
 import markdown
 import pytest
 
+from sidenotes.split import LiterateError
+
 EXTENSIONS = ["pymdownx.arithmatex", "pymdownx.superfences", "sidenotes"]
 CONFIG = {"pymdownx.arithmatex": {"generic": True}}
 
@@ -38,3 +40,8 @@ def test_what_the_pages_use_is_understood(latex: str) -> None:
     html = convert(f"${latex}$")
     assert "<math" in html
     assert "\\" not in html
+
+
+def test_a_formula_that_cannot_be_read_stops_the_build_and_is_named() -> None:
+    with pytest.raises(LiterateError, match=r"cannot read the formula 'a_b_c'"):
+        convert("$a_b_c$")

@@ -71,7 +71,16 @@ STATEMENTS = st.sampled_from(
     ]
 )
 DOCSTRINGS = st.sampled_from(
-    ["", '"""One line."""', 'r"""Two\n\n    lines."""', "'''Single.'''", "'Short.'"]
+    [
+        '("""In brackets.""")',
+        '("Two"\n     "strings.")',
+        '"""Docs."""; x = 1',
+        "",
+        '"""One line."""',
+        'r"""Two\n\n    lines."""',
+        "'''Single.'''",
+        "'Short.'",
+    ]
 )
 HEADERS = st.sampled_from(
     [
