@@ -83,6 +83,11 @@ def test_plain_drops_the_notes_and_no_line_of_code(path: Path) -> None:
     assert ("# [" in plain) == ("  # [" in source)
 
 
+def test_plain_keeps_tabs() -> None:
+    source = 'def f():\n\t"""One.\n\n\tMore.\n\t"""\n\t# note\n\treturn 1\n'
+    assert without_notes(source) == 'def f():\n\t"""One."""\n\treturn 1\n'
+
+
 def test_plain_keeps_comments_that_are_no_notes() -> None:
     source = (
         "# fmt: off\n"

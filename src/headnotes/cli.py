@@ -73,8 +73,8 @@ def without_notes(source: str) -> str:
     def double(x):
         return 2 * x
     """
-    # `None` stands for a line that goes.
-    lines: list[str | None] = [*source.split("\n")]
+    original = source.split("\n")
+    lines: list[str | None] = [*original]  # None stands for a line that goes
     docstrings: dict[int, tokenize.TokenInfo] = {}
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -88,18 +88,16 @@ def without_notes(source: str) -> str:
             if not re.match(r"#\s*(type:|noqa|fmt:|ruff:|pragma:)", token.string):
                 lines[first - 1] = None
         elif token.type == tokenize.STRING and alone:
-            if not source.split("\n")[last - 1][end:].strip():
+            if not original[last - 1][end:].strip():
                 docstrings[first] = token
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, Documented) and ast.get_docstring(node) is not None:
             text = docstrings.get(node.body[0].lineno)
             if text is not None and text.end[0] == node.body[0].end_lineno:
                 first, last = text.start[0], text.end[0]
-                indent = " " * text.start[1]
-                lines[first - 1 : last] = [
-                    indent + first_line(text.string),
-                    *[None] * (last - first),
-                ]
+                indent = original[first - 1][: text.start[1]]
+                lines[first - 1] = indent + first_line(text.string)
+                lines[first:last] = [None] * (last - first)
     return "\n".join(line for line in lines if line is not None)
 
 
