@@ -90,6 +90,8 @@ def test_plain_keeps_tabs() -> None:
 
 def test_plain_keeps_comments_that_are_no_notes() -> None:
     source = (
+        "#!/usr/bin/env python\n"
+        "# SPDX-License-Identifier: MIT\n"
         "# fmt: off\n"
         "call(\n"
         "    # about an argument\n"

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from headnotes import cli
+from sidenotes import split
+
 ROOT = Path(__file__).parent.parent
 HEADNOTES = ROOT / "src" / "headnotes"
 MODULES = sorted(p for p in HEADNOTES.rglob("*.py") if p.stem != "__init__")
@@ -63,6 +66,11 @@ def test_the_two_packages_never_import_each_other() -> None:
     for path in SOURCES:
         other = "sidenotes" if HEADNOTES in path.parents else "headnotes"
         assert not [i for i in imports(path) if i.split(".")[0] == other], path
+
+
+def test_the_page_and_the_plain_copy_agree_on_what_is_a_note() -> None:
+    # Neither package may import the other, so each says it for itself.
+    assert split.PRAGMA.pattern == cli.PRAGMA.pattern
 
 
 def test_sidenotes_knows_nothing_of_tensors() -> None:

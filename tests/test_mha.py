@@ -148,6 +148,7 @@ def test_output_is_that_of_torch_under_the_same_weights(
     mask = some_mask().to(device) if masked else None
     expected, _ = torch_twin(mha)(*x.values(), attn_mask=torch_mask(mask))
     difference = (mha(**x, mask=mask) - expected).abs().max().item()
+    print(f"largest difference from torch: {difference:.1e}")
     assert difference <= tolerance
 
 
@@ -508,6 +509,7 @@ def test_large_scores_stay_finite_in_half_precision(
             part.weight.copy_(torch.eye(64))
             part.bias.zero_()
     # q · k is 64 · 40 · 40 = 102,400, beyond the end of float16; over √64 it is not.
+    assert torch.finfo(torch.float16).max == 65_504
     x = torch.full((Q_LEN, BATCH, 64), 40.0, device=device, dtype=dtype)
     assert mha(query=x, key=x, value=x).isfinite().all()
 

@@ -27,6 +27,9 @@ from pathlib import Path
 
 import headnotes
 
+# Comments that speak to a tool, not to a reader, are no notes.
+PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
+
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -83,9 +86,9 @@ def without_notes(source: str) -> str:
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")
         # A note is a comment on a line of its own; inside brackets it belongs to the
-        # code, and so does one that speaks to a tool.
+        # code.
         elif token.type == tokenize.COMMENT and alone:
-            if not re.match(r"#\s*(type:|noqa|fmt:|ruff:|pragma:)", token.string):
+            if not PRAGMA.match(token.string):
                 lines[first - 1] = None
         elif token.type == tokenize.STRING and alone:
             if not original[last - 1][end:].strip():

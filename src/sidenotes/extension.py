@@ -91,15 +91,12 @@ class Literate(BlockProcessor):
             stash=self.md.htmlStash.store,
         )
 
-        title = grid.find(".//h1")
-        if title is not None and not symbol:
-            editions = self.editions(path)
+        note = grid.find(".//h1/..")
+        if note is not None and not symbol:
             links = {k: v.format(stem=path.stem) for k, v in self.links.items()}
-            note = grid.find("./section/div")
-            assert note is not None
-            bar = toolbar(editions, links, note, self.md.htmlStash.store)
-            note.remove(bar)
-            note.insert(list(note).index(title) + 1, bar)
+            bar = toolbar(self.editions(path), links, self.md.htmlStash.store)
+            below_title = [child.tag for child in note].index("h1") + 1
+            note.insert(below_title, bar)
 
     def parse(self, parent: Element, text: str) -> None:
         """Convert a note with all that the site has configured for its pages."""

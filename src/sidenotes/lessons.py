@@ -117,8 +117,8 @@ def outputs(cell: Any, prefix: str, place: str) -> list[str]:
             if not cell.metadata.get("alt"):
                 reason = 'the figure needs a description: # %% alt="…"'
                 raise LiterateError(f"{place}: {reason}")
-            prefix = f"{prefix}{len(figures)}-"
-            svg = inline_svg(data["image/svg+xml"], prefix, cell.metadata["alt"])
+            ids = f"{prefix}{len(figures)}-"
+            svg = inline_svg(data["image/svg+xml"], ids, cell.metadata["alt"])
             figures.append(f'<figure class="lesson-figure">{svg}</figure>')
         elif "text/plain" in data:
             text += f"{data['text/plain']}\n"

@@ -82,11 +82,9 @@ def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:
     return [n for n in numbers if kept and kept[0] <= n <= kept[-1]]
 
 
-def toolbar(
-    editions: dict[str, str], links: dict[str, str], parent: Element, stash: Stash
-) -> Element:
+def toolbar(editions: dict[str, str], links: dict[str, str], stash: Stash) -> Element:
     """What can be done with the module: copy one of its editions, follow a link."""
-    bar = SubElement(parent, "p", {"class": "sn-bar"})
+    bar = Element("p", {"class": "sn-bar"})
     for label, url in links.items():
         SubElement(bar, "a", {"href": url, "class": "md-button"}).text = label
     # The texts travel inside the page: no request, so that copying works from a file.

@@ -123,6 +123,7 @@ def test_pages_are_light(site: Path, page: str) -> None:
             html = re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
         own = [(site / name).read_bytes() for name in OWN]
         weight = sum(len(gzip.compress(part)) for part in [html.encode(), *own])
+        print(f"{path.relative_to(site)}: {weight:,} bytes compressed")
         assert weight <= 60 * 1024, f"{path.name}: {weight:,} bytes"
 
 
