@@ -1,0 +1,1 @@
+"""The same computation, as others write it: one published system a module."""
