@@ -30,18 +30,22 @@ import headnotes
 # Comments that speak to a tool, not to a reader, are no notes.
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
+# These serve the others, and are of no use without them.
+AT_HOME = {"cli", "compare", "convert", "probes"}
+
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def modules() -> dict[str, Path]:
     r"""The modules that can be copied, by name.
 
-    >>> sorted(modules())
-    ['masks', 'mha']
+    >>> [name for name in modules() if "/" not in name]
+    ['masks', 'mha', 'plots', 'positions']
     """
-    # This file serves the others, and is of no use without them.
-    paths = sorted(Path(__file__).parent.glob("*.py"))
-    return {path.stem: path for path in paths if path.stem not in ("__init__", "cli")}
+    home = Path(__file__).parent
+    paths = [p for p in sorted(home.rglob("*.py")) if p.stem != "__init__"]
+    named = {path.relative_to(home).with_suffix("").as_posix(): path for path in paths}
+    return {name: path for name, path in named.items() if name not in AT_HOME}
 
 
 def edition(path: Path, *, plain: bool = False) -> str:
@@ -61,7 +65,7 @@ def edition(path: Path, *, plain: bool = False) -> str:
 
 def editions(path: Path) -> dict[str, str]:
     """What the page of a module offers to copy: all of it, or all but the notes."""
-    if path.stem not in modules():
+    if path.resolve() not in modules().values():
         return {}
     return {
         "Copy module": edition(path),
@@ -128,7 +132,7 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
         raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
     path = destination
     if destination.is_dir() or not destination.suffix:
-        path = destination / f"{name}.py"
+        path = destination / modules()[name].name
     if path.suffix != ".py" or path.parent.is_file():
         raise ValueError(
             f"`{destination}` is neither a folder nor a name ending in .py"
@@ -156,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "list":
         for name, path in modules().items():
             title = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-            print(f"{name:12}{title.splitlines()[0].removeprefix('# ')}")
+            print(f"{name:29}{title.splitlines()[0].removeprefix('# ')}")
         return 0
     try:
         path = copy(

@@ -106,9 +106,9 @@ def to_markdown(notebook: Any, path: Path) -> str:
 
 
 def outputs(cell: Any, prefix: str, place: str) -> list[str]:
-    """What a cell printed, then what it drew; `prefix` makes the ids of figures."""
+    """What a cell printed, then its tables and figures; `prefix` is for their ids."""
     text = ""
-    figures: list[str] = []
+    rest: list[str] = []  # tables, as Markdown, and figures
     for output in cell.outputs:
         data = output.get("data", {})
         if output.output_type == "stream" and output.name == "stdout":
@@ -117,16 +117,18 @@ def outputs(cell: Any, prefix: str, place: str) -> list[str]:
             if not cell.metadata.get("alt"):
                 reason = 'the figure needs a description: # %% alt="…"'
                 raise LiterateError(f"{place}: {reason}")
-            ids = f"{prefix}{len(figures)}-"
+            ids = f"{prefix}{len(rest)}-"
             svg = inline_svg(data["image/svg+xml"], ids, cell.metadata["alt"])
-            figures.append(f'<figure class="lesson-figure">{svg}</figure>')
+            rest.append(f'<figure class="lesson-figure">{svg}</figure>')
+        elif "text/markdown" in data:
+            rest.append(data["text/markdown"])
         elif "text/plain" in data:
             text += f"{data['text/plain']}\n"
         else:
             seen = output.get("text") or output.output_type
             raise LiterateError(f"{place}: unexpected output: {seen}")
     printed = [fence(text.rstrip("\n"), "text", "lesson-output")] if text else []
-    return printed + figures
+    return printed + rest
 
 
 def fence(text: str, language: str, css_class: str = "") -> str:

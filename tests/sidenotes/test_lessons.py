@@ -54,6 +54,17 @@ def test_prose_code_and_output_follow_one_another(write) -> None:  # type: ignor
     )
 
 
+def test_a_table_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped-def]
+    page = write(
+        """\
+        # %% hide="true"
+        from IPython.display import Markdown, display
+        display(Markdown("| a |\\n|---|\\n| 1 |"))
+        """
+    )
+    assert page == "| a |\n|---|\n| 1 |\n"
+
+
 def test_a_cell_that_raises_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LiterateError, match=r"lesson\.py: a cell failed[^$\x1b]*1/0"):
         write("# %%\n1/0\n")

@@ -10,10 +10,15 @@ from playwright.sync_api import Browser, Page, expect
 
 from headnotes.cli import edition, modules
 
+DOCS = Path(__file__).parent.parent.parent / "docs"
 LESSON = "learn/00_from_a_sentence_to_its_weights.html"
 CORE = "source/mha.html"
-SHOWN = ["index.html", CORE, LESSON]
-OTHERS = ["source/masks.html", "source/cli.html", "reference/headnotes.html"]
+SHOWN = ["index.html", CORE, LESSON, "compare/differences.html"]
+PAGES = [
+    p.relative_to(DOCS) for p in sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.py")])
+]
+OTHERS = [page.with_suffix(".html").as_posix() for page in PAGES]
+OTHERS = [page for page in OTHERS if page not in SHOWN]
 OTHERS += ["source/tests/test_cli.html", "404.html"]
 
 # What a page does by itself while it loads and settles.

@@ -103,23 +103,32 @@ def test_the_download_is_what_the_command_line_copies(site: Path, name: str) -> 
     assert downloaded == edition(modules()[name])
 
 
-def test_every_module_page_shows_its_tests(site: Path) -> None:
-    for path in (ROOT / "docs" / "source").glob("*.md"):
-        tests = (site / f"source/tests/test_{path.stem}.html").read_text(
-            encoding="utf-8"
-        )
-        shown = unescape(re.sub(r"<[^>]+>", "", tests))
-        assert (ROOT / "tests" / f"test_{path.stem}.py").read_text() in shown
-        assert f'href="../{path.stem}.html"' in tests
+def test_every_module_page_shows_its_tests(
+    site: Path, pages: dict[Path, Reader]
+) -> None:
+    source = ROOT / "docs" / "source"
+    for page in source.rglob("*.md"):
+        inside = page.relative_to(source)
+        path = site / "source" / inside.with_name(f"tests/test_{inside.stem}.html")
+        html = path.read_text(encoding="utf-8")
+        tests = ROOT / "tests" / inside.with_name(f"test_{inside.stem}.py")
+        text = tests.read_text(encoding="utf-8")
+        assert text in unescape(re.sub(r"<[^>]+>", "", html))
+        assert f'href="../{inside.stem}.html"' in html
+        names = re.findall(r"^def (test_\w+)", text, re.MULTILINE)
+        assert names
+        assert set(names) <= set(pages[path].ids)
 
 
 @pytest.mark.parametrize(
-    "page", ["index.html", "source/mha.html", "source/masks.html", "learn/*.html"]
+    "pages", ["*.html", "source/**/*.html", "learn/*.html", "compare/*.html"]
 )
-def test_pages_are_light(site: Path, page: str) -> None:
-    for path in site.glob(page):
+def test_pages_are_light(site: Path, pages: str) -> None:
+    found = [path for path in site.glob(pages) if path.parent.name != "tests"]
+    assert found
+    for path in found:
         html = path.read_text(encoding="utf-8")
-        if "learn" in page:  # its pictures come on top
+        if "learn" in pages:  # its pictures come on top
             html = re.sub(r"<svg.*?</svg>", "", html, flags=re.DOTALL)
         own = [(site / name).read_bytes() for name in OWN]
         weight = sum(len(gzip.compress(part)) for part in [html.encode(), *own])
