@@ -22,11 +22,11 @@ LESSONS = sorted((ROOT / "docs").glob("*/*.py"))
 # Who may import whom inside of `headnotes`; what is not named here may import nothing.
 # Arrows point down: who compares knows those compared, and never the other way round.
 ARROWS = {
-    "__init__": {"headnotes", "mha", "masks"},
+    "__init__": {"headnotes", "convert", "mha", "masks"},
     "cli": {"headnotes"},
     "convert": {"mha", "implementations"},
     "compare": {"convert", "mha", "masks", "implementations"},
-    "probes": {"convert", "mha", "masks", "implementations"},
+    "probes": {"compare", "convert", "mha", "masks", "implementations"},
 }
 
 # What a module may import beside torch and the standard library, inside of functions.

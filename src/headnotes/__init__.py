@@ -1,8 +1,8 @@
 """Multi-head attention, line by line. The modules are the documentation: read them."""
 
-from headnotes import masks
+from headnotes import convert, masks
 from headnotes.mha import MultiHeadAttention, PrepareForMultiHeadAttention
 
 __version__ = "0.1.0"
 
-__all__ = ["MultiHeadAttention", "PrepareForMultiHeadAttention", "masks"]
+__all__ = ["MultiHeadAttention", "PrepareForMultiHeadAttention", "convert", "masks"]

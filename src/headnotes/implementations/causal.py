@@ -50,6 +50,14 @@ class MultiHeadAttention(nn.Module):
     >>> mha(x).detach()
     tensor([[[0.3190, 0.4858],
              [0.2943, 0.3897]]])
+
+    Indeed, whatever comes last, the tokens before it do not notice:
+
+    >>> x = torch.randn(1, 4, 3)
+    >>> y = mha(x)
+    >>> x[:, -1] += 100
+    >>> (mha(x) == y).all(dim=2)
+    tensor([[ True,  True,  True, False]])
     """
 
     mask: Tensor
@@ -96,20 +104,10 @@ class MultiHeadAttention(nn.Module):
         r"""Let each token of `x` read from itself and from the tokens before it.
 
         `x` is `[batch_size, seq_len, d_in]`, the result `[batch_size, seq_len, d_out]`.
-        (A mask weighs by zero, so what it blocks must still be finite: zero times NaN
-        is NaN.)
+        What the mask blocks must still be finite: zero times NaN is NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         or for more than `context_length` tokens, before any work is done.
-
-        Whatever comes last, the tokens before it do not notice:
-
-        >>> mha = MultiHeadAttention(5, 6, 7, 0.0, num_heads=2)
-        >>> x = torch.randn(1, 4, 5)
-        >>> y = mha(x)
-        >>> x[:, -1] += 100
-        >>> (mha(x) == y).all(dim=2)
-        tensor([[ True,  True,  True, False]])
         """
         check_input(x, self.W_query, self.context_length)
         batch_size, seq_len, _ = x.shape

@@ -1,0 +1,337 @@
+r"""# Comparing implementations
+
+Two attentions are the same computation if, given the same weights and the same input,
+they give the same output *and the same gradients*: with equal outputs alone they could
+still learn differently. So each implementation of this house is handed one set of
+weights, is asked one question in its own dialect, and answers with three tensors. What
+the [equivalence matrix](../compare/equivalence.md) shows is measured here, and the
+tests run the same lines.
+
+A difference is given **relative to the largest entry**, so that a gradient of 40 and
+an output of 0.4 are held to the same standard. Rounding alone makes about
+$10^{-7}$ in float32 and $10^{-16}$ in float64.
+
+Source: the five systems are those of the pages under *As others write it*, of the
+[core](mha.md), and of
+[`torch.nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html).
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headnotes import convert, masks, mha
+from headnotes.implementations import batch_first, causal, stages, valid_lens
+
+# The systems with separate heads and an output projection, which can hold any weights.
+SYSTEMS = ("core", "causal", "valid_lens", "batch_first", "torch")
+
+# Output `[q_len, batch_size, d_model]`, and weights `[q_len, k_len, batch_size, heads]`
+# where the implementation shows them.
+Answer = tuple[Tensor, Tensor | None]
+
+
+def ask(module: nn.Module, x: Tensor, memory: Tensor, keep: Tensor | None) -> Answer:
+    r"""Put one question to any implementation, in its own dialect.
+
+    `x` is `[q_len, batch_size, d_model]` and asks; `memory` is
+    `[k_len, batch_size, d_model]` and is read, and is `x` itself in self-attention.
+    `keep` is a mask of this house, `[q_len, k_len, batch_size or 1]`. Raises
+    `ValueError` where the implementation has no words for the question.
+
+    >>> x = torch.randn(3, 2, 10)
+    >>> module = mha.MultiHeadAttention(5, 10).eval()
+    >>> twin = convert.to(module, "torch")
+    >>> for each in (module, twin):
+    ...     output, weights = ask(each, x, x, None)
+    ...     print(list(output.shape), list(weights.shape))
+    [3, 2, 10] [3, 3, 2, 5]
+    [3, 2, 10] [3, 3, 2, 5]
+    """
+    for kind, dialect in DIALECTS.items():
+        if isinstance(module, kind):
+            return dialect(module, x, memory, keep)
+    known = ", ".join(kind.__qualname__ for kind in DIALECTS)
+    seen = type(module).__qualname__
+    raise TypeError(f"`module` is a {seen}, whose dialect is not known; known: {known}")
+
+
+def ask_core(
+    module: mha.MultiHeadAttention, x: Tensor, memory: Tensor, keep: Tensor | None
+) -> Answer:
+    """Sequence first, and a mask of this house: nothing to translate."""
+    output = module(query=x, key=memory, value=memory, mask=keep)
+    return output, module.attn
+
+
+def ask_batch_first(
+    module: batch_first.MultiHeadAttention,
+    x: Tensor,
+    memory: Tensor,
+    keep: Tensor | None,
+) -> Answer:
+    """Batch first, and a mask with an axis for heads."""
+    mask = None if keep is None else keep.permute(2, 0, 1).unsqueeze(1)
+    x, memory = x.transpose(0, 1), memory.transpose(0, 1)
+    output, weights = module(x, memory, memory, mask)
+    return output.transpose(0, 1), weights.permute(2, 3, 0, 1)
+
+
+def ask_valid_lens(
+    module: valid_lens.MultiHeadAttention,
+    x: Tensor,
+    memory: Tensor,
+    keep: Tensor | None,
+) -> Answer:
+    """Batch first, and each query says how many keys it may read."""
+    lengths = None
+    if keep is not None:
+        lengths = keep.sum(dim=1).T.expand(x.shape[1], -1)  # [batch_size, q_len]
+        if not masks.padding(lengths, len(memory)).equal(
+            keep.expand(-1, -1, len(lengths))
+        ):
+            raise ValueError("`keep` allows more than the first few keys of a query")
+    x, memory = x.transpose(0, 1), memory.transpose(0, 1)
+    output = module(x, memory, memory, lengths)
+    weights = module.attention.attention_weights
+    assert weights is not None
+    # Row $b \cdot heads + h$ is head $h$ of batch item $b$.
+    weights = weights.view(-1, module.num_heads, *weights.shape[1:])
+    return output.transpose(0, 1), weights.permute(2, 3, 0, 1)
+
+
+def ask_torch(
+    module: nn.MultiheadAttention, x: Tensor, memory: Tensor, keep: Tensor | None
+) -> Answer:
+    """Sequence first; its mask is True where ours is False, once for each head."""
+    mask = None
+    if keep is not None:
+        mask = ~keep.expand(-1, -1, x.shape[1]).permute(2, 0, 1)
+        mask = mask.repeat_interleave(module.num_heads, dim=0)
+    output, weights = module(
+        x, memory, memory, attn_mask=mask, average_attn_weights=False
+    )
+    return output, weights.permute(2, 3, 0, 1)
+
+
+def ask_causal(
+    module: causal.MultiHeadAttention
+    | stages.CausalAttention
+    | stages.MultiHeadAttentionWrapper,
+    x: Tensor,
+    memory: Tensor,
+    keep: Tensor | None,
+) -> Answer:
+    """Batch first, reads itself, and always looks backwards only."""
+    if memory is not x:
+        raise ValueError("it reads only itself")
+    if keep is None or not keep.equal(masks.causal(len(x), device=x.device)):
+        raise ValueError("it is always causal, and nothing else")
+    output: Tensor = module(x.transpose(0, 1))
+    return output.transpose(0, 1), None
+
+
+def ask_unbatched(
+    module: stages.SelfAttention_v1 | stages.SelfAttention_v2,
+    x: Tensor,
+    memory: Tensor,
+    keep: Tensor | None,
+) -> Answer:
+    """One sequence at a time, without a mask."""
+    if memory is not x:
+        raise ValueError("it reads only itself")
+    if keep is not None:
+        raise ValueError("it has no mask")
+    return torch.stack([module(item) for item in x.unbind(1)], dim=1), None
+
+
+DIALECTS: dict[type[nn.Module], Callable[..., Answer]] = {
+    mha.MultiHeadAttention: ask_core,
+    batch_first.MultiHeadAttention: ask_batch_first,
+    valid_lens.MultiHeadAttention: ask_valid_lens,
+    nn.MultiheadAttention: ask_torch,
+    causal.MultiHeadAttention: ask_causal,
+    stages.CausalAttention: ask_causal,
+    stages.MultiHeadAttentionWrapper: ask_causal,
+    stages.SelfAttention_v1: ask_unbatched,
+    stages.SelfAttention_v2: ask_unbatched,
+}
+
+# They have no output projection that could have a gradient.
+STAGES = (
+    stages.SelfAttention_v1,
+    stages.SelfAttention_v2,
+    stages.CausalAttention,
+    stages.MultiHeadAttentionWrapper,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: who asks, who is read, what is allowed."""
+
+    x: Tensor  # [q_len, batch_size, d_model]
+    memory: Tensor  # [k_len, batch_size, d_model]; `x` itself in self-attention
+    keep: Tensor | None  # [q_len, k_len, batch_size or 1]
+
+
+def cases(d_model: int, **like: Any) -> dict[str, Case]:
+    r"""The five questions; `like` is the dtype and device of their tensors.
+
+    >>> list(cases(10))
+    ['no mask', 'causal', 'padding', 'causal + padding', 'cross']
+    """
+    # Drawn on the CPU in float64: the same question on every device, in every dtype.
+    draw = torch.Generator().manual_seed(7)
+    shape = (7, 3, d_model)
+    x = torch.randn(shape, generator=draw, dtype=torch.float64).to(**like)
+    memory = torch.randn(5, *shape[1:], generator=draw, dtype=torch.float64).to(**like)
+    causal_mask = masks.causal(7, device=x.device)
+    padding = masks.padding(torch.tensor([7, 5, 2], device=x.device), k_len=7)
+    padding = padding.expand(7, -1, -1)
+    return {
+        "no mask": Case(x, x, None),
+        "causal": Case(x, x, causal_mask),
+        "padding": Case(x, x, padding),
+        "causal + padding": Case(x, x, masks.combine(causal_mask, padding)),
+        "cross": Case(x, memory, None),
+    }
+
+
+def systems(
+    targets: Iterable[str], *, heads: int = 4, d_model: int = 24, **like: Any
+) -> dict[str, nn.Module]:
+    r"""The named targets of [`convert`](convert.md), all with the same weights.
+
+    The weights are larger than those that modules are born with: with the usual ones
+    attention is nearly uniform, and a wrong mask or scale changes little. The stages
+    know no output projection, so with them it is the identity for all.
+
+    >>> same = systems(["core", "torch"])
+    >>> same["core"].output.weight.equal(same["torch"].out_proj.weight)
+    True
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        core = mha.MultiHeadAttention(heads, d_model, 0.0).double().eval()
+        with torch.no_grad():
+            for parameter in core.parameters():
+                parameter.copy_(torch.randn_like(parameter) / d_model**0.5)
+            if not set(targets) <= set(SYSTEMS):
+                core.output.weight.copy_(torch.eye(d_model))
+                for linear in (core.query, core.key, core.value):
+                    linear.linear.bias.zero_()
+                core.output.bias.zero_()
+    core.to(**like)
+    always_causal = ("causal", "causal_head", "wrapper")
+    return {
+        target: convert.to(
+            core, target, **({"context_length": 7} if target in always_causal else {})
+        )
+        for target in targets
+    }
+
+
+def answers(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
+    r"""What `module` says to `case`: its output, and two kinds of gradient, in parts.
+
+    The keys are "output", "input gradient" and "weight gradients"; the module itself
+    is left as it was. Raises `ValueError` where it has no words for the question.
+    """
+    module = copy.deepcopy(module)
+    x = case.x.clone().requires_grad_()
+    alone = case.memory is case.x
+    memory = x if alone else case.memory.clone().requires_grad_()
+    output, _ = ask(module, x, memory, case.keep)
+    # The gradient that arrives from above: the same random one for all.
+    draw = torch.Generator().manual_seed(13)
+    above = torch.randn(output.shape, generator=draw, dtype=torch.float64)
+    leaves = [x] if alone else [x, memory]
+    parameters = list(module.parameters())
+    gradients = torch.autograd.grad(output, [*leaves, *parameters], above.to(output))
+
+    # A gradient has the shape of its parameter. Put in its place, it is carried by
+    # `convert` to where the other implementations have theirs.
+    with torch.no_grad():
+        for parameter, gradient in zip(
+            parameters, gradients[len(leaves) :], strict=True
+        ):
+            parameter.copy_(gradient)
+    read = convert.read(module)
+    weights = {}
+    for name in ("query", "key", "value", "output"):
+        projection: convert.Projection = getattr(read, name)
+        if name != "output" or not isinstance(module, STAGES):
+            weights[f"{name}.weight"] = projection.weight
+            if projection.bias is not None:
+                weights[f"{name}.bias"] = projection.bias
+    inputs = zip(("x", "memory"), gradients[: len(leaves)], strict=False)
+    return {
+        "output": {"output": output.detach()},
+        "input gradient": dict(inputs),
+        "weight gradients": weights,
+    }
+
+
+def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    r"""The largest difference in the parts that both have, over the largest entry.
+
+    >>> a = {"x": torch.tensor([100.0, 1.0])}
+    >>> b = {"x": torch.tensor([100.0, 2.0]), "y": torch.ones(3)}
+    >>> difference(a, b)
+    0.01
+    """
+    shared = [name for name in a if name in b]
+    apart = max((a[name] - b[name]).abs().max().item() for name in shared)
+    largest = max(part[name].abs().max().item() for part in (a, b) for name in shared)
+    return apart / largest
+
+
+def matrix(
+    modules: dict[str, nn.Module], questions: dict[str, Case]
+) -> dict[str, dict[str, dict[str, float | str]]]:
+    r"""For each question, quantity and module: how far it is from the farthest other.
+
+    Where a module has no words for a question, its own refusal stands in place of a
+    number.
+
+    >>> d_model = 24
+    >>> cells = matrix(systems(["core", "causal", "torch"]), cases(d_model))
+    >>> cells["causal"]["output"]["core"] < 1e-6
+    True
+    >>> cells["padding"]["output"]["causal"]
+    'it is always causal, and nothing else'
+    """
+    cells: dict[str, dict[str, dict[str, float | str]]] = {}
+    for setting, case in questions.items():
+        said = {}
+        refused: dict[str, float | str] = {}
+        for name, module in modules.items():
+            try:
+                said[name] = answers(module, case)
+            except ValueError as refusal:
+                refused[name] = str(refusal)
+        cells[setting] = {}
+        for quantity in ("output", "input gradient", "weight gradients"):
+            farthest: dict[str, float | str] = dict.fromkeys(said, 0.0)
+            for one, other in itertools.permutations(said, 2):
+                apart = difference(said[one][quantity], said[other][quantity])
+                farthest[one] = max(float(farthest[one]), apart)
+            cells[setting][quantity] = farthest | refused
+    return cells
+
+
+def worst(cells: dict[str, dict[str, dict[str, float | str]]]) -> float:
+    r"""The largest number of a matrix: how far the farthest pair is apart.
+
+    >>> worst({"causal": {"output": {"core": 1e-7, "v1": "it has no mask"}}})
+    1e-07
+    """
+    rows = (row for quantities in cells.values() for row in quantities.values())
+    values = (value for row in rows for value in row.values())
+    return max(value for value in values if not isinstance(value, str))
