@@ -210,6 +210,7 @@ for i in range(6):
 
 # %%
 weights = scores.softmax(dim=-1)
+print(weights)
 contexts = weights @ inputs
 print(contexts)
 assert torch.allclose(contexts[1], context)
