@@ -15,10 +15,12 @@ site: $(INSTALLED)
 build: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
 
+# The strict build comes before the tests, which find its lessons executed.
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict --quiet
 	$(BIN)/pytest -n 2
 
 clean:

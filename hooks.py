@@ -14,6 +14,8 @@ from sidenotes.lessons import lesson
 from sidenotes.render import highlight_lines, line
 
 ROOT = Path(__file__).parent
+# Tests that belong to no single module, and are linked to.
+OF_MANY = {"numbers"}
 SOURCES = sorted((ROOT / "src" / "headnotes").rglob("*.py"))
 
 
@@ -39,13 +41,17 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for asset in (Path(sidenotes.__file__).parent / "assets").iterdir():
         add(files, config, f"assets/{asset.name}", asset.read_text(encoding="utf-8"))
 
-    for page in sorted((docs / "source").rglob("*.md")):
-        inside = page.relative_to(docs / "source").with_suffix(".py")
-        module = ROOT / "src" / "headnotes" / inside
-        tests = ROOT / "tests" / inside.with_name(f"test_{inside.name}")
-        folder = page.parent.relative_to(docs).as_posix()
-        add(files, config, f"{folder}/{module.name}", edition(module))
-        add(files, config, f"{folder}/tests/{tests.stem}.md", listing(tests))
+    for module in SOURCES:
+        inside = module.relative_to(ROOT / "src" / "headnotes")
+        if (docs / "source" / inside).with_suffix(".md").exists():
+            add(files, config, f"source/{inside.as_posix()}", edition(module))
+
+    for tests in sorted((ROOT / "tests").rglob("test_*.py")):
+        inside = tests.relative_to(ROOT / "tests").with_suffix(".md")
+        page = docs / "source" / inside.with_name(inside.name.removeprefix("test_"))
+        if page.exists() or page.stem in OF_MANY:
+            path = Path("source") / inside.parent / "tests" / inside.name
+            add(files, config, path.as_posix(), listing(tests, page))
     return files
 
 
@@ -54,9 +60,8 @@ def add(files: Files, config: MkDocsConfig, path: str, content: str) -> None:
     files.append(File.generated(config, path, content=content))
 
 
-def listing(tests: Path) -> str:
-    """The page of a module's tests, with an anchor for each line and each test."""
-    module = tests.stem.removeprefix("test_")
+def listing(tests: Path, page: Path) -> str:
+    """The page of a file of tests, with an anchor for each line and each test."""
     text = tests.read_text(encoding="utf-8")
     names = {
         node.lineno: node.name
@@ -68,6 +73,8 @@ def listing(tests: Path) -> str:
         code += f'<i id="{names[number]}"></i>' if number in names else ""
         code += line(number, html)
     meta = "---\nsearch: {exclude: true}\n---\n"
-    title = f"# Tests of `{module}`\n\nWhat they test: [{module}](../{module}.md)."
+    title = f"# Tests of `{page.stem}`"
+    if page.exists():
+        title += f"\n\nWhat they test: [{page.stem}](../{page.name})."
     shown = f'<pre class="sn-code highlight">{code}</pre>'
     return f'{meta}{title}\n\n<div class="sidenotes">{shown}</div>\n'

@@ -64,12 +64,17 @@ plt.show()
 # ## Where to begin
 #
 # - **To understand it**, start with [a sentence and its
-#   weights](learn/00_from_a_sentence_to_its_weights.md), then read [the whole module,
+#   weights](learn/00_from_a_sentence_to_its_weights.md) and go on [by
+#   hand](learn/01_attention_by_hand.md), lesson by lesson; or read [the whole module,
 #   line by line](source/mha.md).
 # - **To use it**, copy the module from the buttons above its page, or take it with
-#   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts.
+#   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts,
+#   and [`convert`](source/convert.md) brings weights in from elsewhere.
 # - **To check it**, clone the project and run `make test`: it runs every example of
 #   every page, and compares every module with loops that are too simple to be wrong.
+# - **If you come from another tutorial**, its names are here too. See that [five systems
+#   compute the same](compare/equivalence.md), [how they differ](compare/differences.md)
+#   all the same, and what we had to [correct](compare/errata.md).
 
 # %%
 import torch

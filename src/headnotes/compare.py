@@ -206,7 +206,7 @@ def cases(d_model: int, **like: Any) -> dict[str, Case]:
 def systems(
     targets: Iterable[str], *, heads: int = 4, d_model: int = 24, **like: Any
 ) -> dict[str, nn.Module]:
-    r"""The named targets of [`convert`](convert.md), all with the same weights.
+    r"""The named targets of `convert`, all with the same weights.
 
     The weights are larger than those that modules are born with: with the usual ones
     attention is nearly uniform, and a wrong mask or scale changes little. The stages

@@ -1,6 +1,7 @@
 """The built site, as files: complete, self-contained, and light."""
 
 import gzip
+import json
 import re
 import shutil
 import socket
@@ -109,7 +110,8 @@ def test_every_module_page_shows_its_tests(
     source = ROOT / "docs" / "source"
     for page in source.rglob("*.md"):
         inside = page.relative_to(source)
-        path = site / "source" / inside.with_name(f"tests/test_{inside.stem}.html")
+        folder = site / "source" / inside.parent / "tests"
+        path = folder / f"test_{inside.stem}.html"
         html = path.read_text(encoding="utf-8")
         tests = ROOT / "tests" / inside.with_name(f"test_{inside.stem}.py")
         text = tests.read_text(encoding="utf-8")
@@ -141,6 +143,67 @@ def test_search_knows_every_function(site: Path) -> None:
     for anchor in ("MultiHeadAttention.get_scores", "masked_softmax"):
         assert f'"source/mha.html#{anchor}"' in index
     assert '"source/masks.html#padding"' in index
+
+
+# Which printed blocks of the staged walk-through each lesson brings out.
+SHOWN_BLOCKS = {
+    "01_attention_by_hand": [
+        "scores_2",
+        "scores_2_sum",
+        "weights_2_sumnorm",
+        "weights_2",
+        "context_2",
+        "scores_all",
+        "weights_all",
+        "context_all",
+    ],
+    "02_trainable_projections": ["v1_out", "v2_weights"],
+    "03_looking_only_backwards": [
+        "masked_simple",
+        "masked_simple_norm",
+        "masked_scores",
+        "weights_masked",
+        "context_masked",
+    ],
+    "04_many_heads": [
+        "wrapper_out",
+        "mha_out",
+        "a_aT",
+        "a_first_head",
+        "a_second_head",
+    ],
+}
+
+
+def flat(numbers: object) -> list[float]:
+    if isinstance(numbers, list):
+        return [number for row in numbers for number in flat(row)]
+    return [float(str(numbers))]
+
+
+@pytest.mark.parametrize(
+    ("lesson", "block"),
+    [(lesson, block) for lesson, blocks in SHOWN_BLOCKS.items() for block in blocks],
+)
+def test_lessons_print_the_numbers_of_the_book(
+    site: Path, lesson: str, block: str
+) -> None:
+    html = (site / f"learn/{lesson}.html").read_text(encoding="utf-8")
+    printed = re.findall(r'<div class="[^"]*lesson-output[^"]*">.*?</div>', html, re.S)
+    texts = [unescape(re.sub(r"<[^>]+>", "", text)) for text in printed]
+    file = ROOT / "tests/data/expected.json"
+    numbers = json.loads(file.read_text(encoding="utf-8"))["blocks"][f"001.{block}"]
+    wanted = flat(numbers["printed"])
+    if numbers["shape"][0] == 2 and len(numbers["shape"]) == 3:
+        # A batch that holds one sentence twice; the lesson says so, and prints one.
+        assert wanted[: len(wanted) // 2] * 2 == wanted
+        wanted = wanted[: len(wanted) // 2]
+    found = []
+    for text in texts:
+        shown = [float(n) for n in re.findall(r"-?(?:\d+\.\d*|inf)", text)]
+        starts = range(len(shown) - len(wanted) + 1)
+        found += [n for n in starts if shown[n : n + len(wanted)] == wanted]
+    assert found, f"{lesson} does not print 001.{block}"
 
 
 TINY = """
