@@ -22,7 +22,9 @@ SOURCES = sorted((ROOT / "src" / "headnotes").rglob("*.py"))
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the lessons, the style sheet and script, and each module with its tests."""
     docs = Path(config.docs_dir)
-    os.environ["MATPLOTLIBRC"] = str(docs / "matplotlibrc")  # read by the kernels
+    # Read by the kernels, whose tensors are small: threads would wait for one another.
+    os.environ["MATPLOTLIBRC"] = str(docs / "matplotlibrc")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     def executed(script: Path) -> str:
         return lesson(
