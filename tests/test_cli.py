@@ -41,7 +41,7 @@ print(doctest.testmod(module).failed, "failed")
 def test_a_copied_module_runs_alone(tmp_path: Path, name: str, plain: bool) -> None:
     arguments = ["copy", name, str(tmp_path), *["--plain"] * plain]
     assert main(arguments) == 0
-    result = run_alone(tmp_path / f"{name}.py")
+    result = run_alone(tmp_path / modules()[name].name)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "0 failed\n"
 
@@ -51,7 +51,7 @@ def test_a_copy_says_where_it_comes_from(name: str) -> None:
     for plain in (False, True):
         lines = edition(modules()[name], plain=plain).splitlines()
         assert lines[:3] == [
-            f"# {name}.py, from Headnotes {headnotes.__version__}",
+            f"# {modules()[name].name}, from Headnotes {headnotes.__version__}",
             "# SPDX-FileCopyrightText: 2026 the Headnotes authors",
             "# SPDX-License-Identifier: MIT",
         ]
@@ -157,10 +157,10 @@ def test_list_names_each_module_and_what_it_is() -> None:
     result = subprocess.run(
         [*COMMAND, "list"], capture_output=True, text=True, check=True
     )
-    assert result.stdout.splitlines() == [
-        "masks       Masks",
-        "mha         Multi-head attention, sequence first",
-    ]
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(modules())
+    assert lines[1] == "implementations/causal       Causal attention, batch first"
+    assert "mha                          Multi-head attention, sequence first" in lines
 
 
 def test_an_existing_file_is_only_overwritten_by_force(tmp_path: Path) -> None:
@@ -189,6 +189,7 @@ def test_an_unknown_module_is_refused(
 ) -> None:
     assert main(["copy", "mhaa", str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        "headnotes copy: `mhaa` is not a module of Headnotes; there are masks, mha\n"
+        "headnotes copy: `mhaa` is not a module of Headnotes; there are "
+        f"{', '.join(modules())}\n"
     )
     assert not list(tmp_path.iterdir())
