@@ -1,0 +1,337 @@
+r"""# Pictures of attention
+
+A map of attention has a row for each query, a word that asks, and a column for each
+key, a word that is read; the brighter a cell, the more is read. What a colour means has
+to be the same in all maps of a figure, and has to be said: if each head had a scale of
+its own, the brightest cell of a head that spreads its attention evenly would look like
+that of a head which looks at one word only.
+
+So here all maps share one scale. It starts at 0, since weights do, it ends at the
+largest weight of all, and the colour bar says so. The colours, *cividis*, are told
+apart by colour-blind readers, and grow brighter steadily, so that they survive a grey
+print.
+
+Matplotlib is imported where it is needed; without it, only the pictures are missing.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
+2017: the appendix, *Attention Visualizations*, for maps of heads; section 3.2.1 and its
+footnote 4 for why scores are divided by $\sqrt{d_k}$.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.figure import Figure
+
+# Up to this many words a cell is large enough to show its weight.
+FEW = 10
+
+# Two hues that colour-blind readers tell apart, legible on white and on near black.
+PLAIN, SCALED = "#d55e00", "#2f86d6"
+
+
+def display_attention(
+    queries: Sequence[str],
+    keys: Sequence[str],
+    attention: Tensor,
+    *,
+    titles: Sequence[str] | None = None,
+    columns: int = 2,
+) -> "Figure":
+    r"""Draw maps of attention: one head, all heads of a sentence, or any others.
+
+    `queries` and `keys` are the words that ask and that are read. `attention` is
+    `[q_len, k_len]` for one map, or `[q_len, k_len, heads]` for one map a head, as in
+    `mha.attn[:, :, 0]`. Other maps of the same words, say before and after training,
+    can be stacked along the last axis and given `titles`. `columns` is the number of
+    maps side by side. Where words are few, each cell shows its weight.
+
+    Returns the figure, which a notebook shows at the end of the cell. Raises
+    `TypeError` for what is not a real tensor or a list of words, `ValueError` for a
+    shape that does not fit the words or for what cannot be a weight, and `ImportError`
+    without matplotlib. Source: Vaswani et al. 2017, figures 3 to 5.
+
+    >>> words = ["a", "cat", "sat"]
+    >>> scores = torch.arange(18.0).reshape(3, 3, 2)
+    >>> figure = display_attention(
+    ...     words, words, scores.softmax(dim=1))
+    >>> [ax.get_title() for ax in figure.axes]
+    ['head 0', 'head 1', '']
+    >>> print(figure.axes[-1].get_ylabel())
+    weight, from 0 to 0.87
+    (one scale for all heads)
+    """
+    check_words("queries", queries)
+    check_words("keys", keys)
+    check_attention(attention, len(queries), len(keys))
+    # On the CPU, without a graph, in a type that loses nothing of any other.
+    maps = attention.detach().to("cpu", torch.float64)
+    maps = maps.reshape(len(queries), len(keys), -1)  # [q_len, k_len, heads]
+    what = "heads" if titles is None else "maps"
+    if titles is None:
+        count = maps.shape[-1]
+        titles = [f"head {n}" for n in range(count)] if attention.dim() == 3 else [""]
+    check_grid(titles, maps.shape[-1], columns)
+
+    # One scale for all maps. (Where every weight is 0, it may end anywhere.)
+    top = maps.max().item()
+    figure, axes = build_grid(queries, keys, len(titles), columns)
+    for ax, title, weights in zip(axes, titles, maps.unbind(-1), strict=True):
+        mesh = draw_map(ax, weights, top or 1)
+        ax.set_title(title, parse_math=False)
+    scale = f"\n(one scale for all {what})" if len(titles) > 1 else ""
+    bar: Any = figure.colorbar(
+        mesh, ax=axes, label=f"weight, from 0 to {top:.2g}{scale}"
+    )
+    # By default the bar of an SVG is a bitmap: it would blur, and need an address.
+    bar.solids.set(rasterized=False, edgecolor="face")
+    bar.outline.set_visible(False)
+    return figure
+
+
+def build_grid(
+    queries: Sequence[str], keys: Sequence[str], count: int, columns: int
+) -> tuple["Figure", list["Axes"]]:
+    """A figure with `count` empty maps, `columns` side by side, words at its edges."""
+    # Cells shrink where words are many, but never below the height of a small label.
+    cell = min(0.4, max(0.13, 3 / max(len(queries), len(keys))))  # inches
+    size = min(9, 72 * cell * 0.8)  # points
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    width = columns * len(keys) * cell + 1.8
+    height = max(2.2, rows * (len(queries) * cell + 0.3) + 0.9)
+    figure, grid = import_pyplot().subplots(
+        rows, columns, figsize=(width, height), layout="compressed", squeeze=False
+    )
+
+    axes: list[Axes] = list(grid.flat)
+    for ax in axes[count:]:
+        ax.remove()
+    for n, ax in enumerate(axes[:count]):
+        # Words on the left and below serve a whole row or column of maps. They are
+        # words even where they look like formulas: a dollar is a dollar.
+        first, lowest = n % columns == 0, n + columns >= count
+        style: dict[str, Any] = {"parse_math": False, "size": size}
+        places = [i + 0.5 for i in range(len(queries))]
+        ax.set_yticks(places, queries if first else [""] * len(queries), **style)
+        places = [j + 0.5 for j in range(len(keys))]
+        few = len(keys) <= FEW
+        style |= {"rotation": 45 if few else 90, "rotation_mode": "anchor"}
+        style |= {"ha": "right", "va": "top" if few else "center"}
+        ax.set_xticks(places, keys if lowest else [""] * len(keys), **style)
+        ax.set_ylabel("asks" if first else "")
+        ax.set_xlabel("is read" if lowest else "")
+        ax.tick_params(length=0)
+    return figure, axes[:count]
+
+
+def draw_map(ax: "Axes", weights: Tensor, top: float) -> "QuadMesh":
+    """Draw weights `[q_len, k_len]` as cells, the first query at the top."""
+    # 64 steps of colour look smooth; each is a shape in the SVG of the colour bar.
+    cmap = import_pyplot().get_cmap("cividis", 64)
+    mesh = ax.pcolormesh(weights.numpy(), vmin=0, vmax=top, cmap=cmap)
+    ax.set_aspect("equal")
+    ax.invert_yaxis()
+    ax.spines[:].set_visible(False)
+    if max(weights.shape) > FEW:
+        return mesh
+    for i, row in enumerate(weights.tolist()):
+        for j, weight in enumerate(row):
+            # The ink depends on the cell behind it, not on the page.
+            color = "white" if weight < 0.55 * top else "black"
+            ax.text(
+                j + 0.5,
+                i + 0.5,
+                f"{weight:.2f}",
+                color=color,
+                size=7,
+                ha="center",
+                va="center",
+            )
+    return mesh
+
+
+def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
+    r"""Show what dividing scores by $\sqrt{d_k}$ does to weights and gradients.
+
+    `scores` holds, for each head width `d_k`, plain dot products of many queries with
+    as many keys each, `[samples, k_len]`. Each width is a column of the figure. From
+    top to bottom it shows how scores are spread; the weights of a row, largest first,
+    as the mean over all rows; and how steep the softmax is, row by row. Each is drawn
+    for scores as they are, and for scores divided by $\sqrt{d_k}$.
+
+    Returns the figure. Raises `TypeError` or `ValueError` for scores that are not real
+    tensors of two axes or not finite, or for none; `ImportError` without matplotlib.
+    Source: Vaswani et al. 2017, section 3.2.1.
+
+    >>> scores = {}
+    >>> for d_k in (2, 64):
+    ...     query, key = torch.randn(2, 100, 6, d_k)
+    ...     scores[d_k] = (query[:, :1] * key).sum(-1)
+    >>> figure = display_scaling(scores)
+    >>> [ax.get_title() for ax in figure.axes[:2]]
+    ['$d_k$ = 2', '$d_k$ = 64']
+    """
+    check_scores(scores)
+    figure: Figure
+    figure, axes = import_pyplot().subplots(
+        3,
+        len(scores),
+        figsize=(2.3 * len(scores), 5.6),
+        layout="constrained",
+        sharey="row",
+        squeeze=False,
+    )
+    for column, (d_k, plain) in zip(axes.T, scores.items(), strict=True):
+        plain = plain.detach().to("cpu", torch.float64)
+        reach = plain.abs().max().item()
+        for x, color, label in (
+            (plain, PLAIN, "scores as they are"),
+            (plain / d_k**0.5, SCALED, "divided by √$d_k$"),
+        ):
+            draw_scaling(column, x, reach, {"color": color, "label": label})
+        column[0].set(title=f"$d_k$ = {d_k}", xlabel="score", yticks=[])
+        column[1].set(xlabel="key, the most read first", ylim=(0, 1))
+        column[1].xaxis.get_major_locator().set_params(integer=True)
+        column[2].set(xlabel="steepness of softmax", yticks=[])
+    for ax, name in zip(axes[:, 0], ("share", "mean weight", "share"), strict=True):
+        ax.set_ylabel(name)
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def draw_scaling(
+    axes: Sequence["Axes"], scores: Tensor, reach: float, style: dict[str, Any]
+) -> None:
+    """Draw scores, sorted weights and Jacobians of `[samples, k_len]`, one an axis."""
+    # Outlines, so that neither distribution hides the other.
+    outline: dict[str, Any] = style | {"histtype": "step", "linewidth": 1.5}
+    share = [1 / scores.numel()] * scores.numel()
+    ends = (-reach, reach)
+    axes[0].hist(scores.flatten().tolist(), 41, range=ends, weights=share, **outline)
+
+    weights = scores.softmax(dim=-1)  # [samples, k_len]
+    mean = weights.sort(descending=True).values.mean(dim=0).tolist()
+    axes[1].plot(range(1, len(mean) + 1), mean, "o-", markersize=4, **style)
+
+    norms = jacobian_norms(weights).tolist()
+    share = [1 / len(norms)] * len(norms)
+    axes[2].hist(norms, 26, range=(0, 0.52), weights=share, **outline)
+
+
+def jacobian_norms(weights: Tensor) -> Tensor:
+    r"""How steep softmax is at each row of `weights`: `[...]` for `[..., k_len]`.
+
+    This is the Frobenius norm of its Jacobian, $\operatorname{diag}(p) - p\,p^\top$. It
+    is largest where two keys share a row evenly, and 0 where one key has all: then no
+    gradient passes from the weights to the scores, and so none to queries and keys.
+
+    >>> rows = torch.tensor([[0.5, 0.5, 0.0], [1, 0, 0]])
+    >>> jacobian_norms(rows)
+    tensor([0.5000, 0.0000])
+    """
+    outer = weights[..., :, None] * weights[..., None, :]  # [..., k_len, k_len]
+    jacobian = weights.diag_embed() - outer  # [..., k_len, k_len]
+    norms: Tensor = jacobian.norm(dim=(-2, -1))  # [...]
+    return norms
+
+
+def import_pyplot() -> Any:
+    """Matplotlib's `pyplot`, or an error that says how to get it."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        way_out = "install it with `pip install matplotlib`"
+        raise ImportError(f"pictures are drawn by matplotlib; {way_out}") from error
+    return plt
+
+
+def check_words(name: str, words: Sequence[str]) -> None:
+    """Refuse labels that are not a list of words."""
+    if isinstance(words, str):
+        raise TypeError(f"`{name}` is one string; give its words, as `{name}.split()`")
+    if not all(isinstance(word, str) for word in words):
+        raise TypeError(f"`{name}` must hold strings; use `[str(x) for x in {name}]`")
+    if not words:
+        raise ValueError(f"`{name}` is empty; there is nothing to draw")
+
+
+def check_values(name: str, x: Tensor) -> None:
+    """Refuse what is not a dense tensor of real, finite numbers."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested or x.is_complex() or x.is_meta:
+        seen = f"is {x.dtype}, {x.layout}, on {x.device}"
+        raise TypeError(f"`{name}` must be dense, real and hold values, but {seen}")
+    if not x.isfinite().all():
+        raise ValueError(f"`{name}` holds NaN or infinity; look for a row without keys")
+
+
+def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
+    """Refuse what are no weights of these words, and name the turn that makes them."""
+    check_values("attention", attention)
+    shape = list(attention.shape)
+    fits = f"[q_len, k_len] or [q_len, k_len, heads] = [{q_len}, {k_len}, ...]"
+    if len(shape) == 4:
+        raise ValueError(
+            f"`attention` has shape {shape}, not {fits}; choose a batch item, "
+            f"`attention[:, :, 0]` of [q_len, k_len, batch_size, heads] or "
+            f"`attention[0].permute(1, 2, 0)` of [batch_size, heads, q_len, k_len]"
+        )
+    turned = len(shape) == 3 and shape[1:] == [q_len, k_len]
+    # In a cube the sizes do not tell, but the sums do: rows sum to 1 over the keys.
+    if turned and shape[0] == q_len == k_len:
+        turned = sum_to_one(attention, 2) and not sum_to_one(attention, 1)
+    if turned:
+        raise ValueError(
+            f"`attention` has shape {shape}, and looks like [heads, q_len, k_len], not "
+            f"{fits}; use `attention.permute(1, 2, 0)`"
+        )
+    if len(shape) not in (2, 3) or shape[:2] != [q_len, k_len] or 0 in shape:
+        raise ValueError(
+            f"`attention` has shape {shape}, not {fits}; rows are queries (q_len "
+            f"words), columns are keys (k_len words)"
+        )
+    if attention.min() < 0:
+        low = attention.min().item()
+        raise ValueError(
+            f"`attention` holds {low:.3g}, but no weight is below 0; if these are "
+            f"scores, use `attention.softmax(dim=1)`"
+        )
+
+
+def sum_to_one(weights: Tensor, dim: int) -> bool:
+    """Whether all rows along `dim` sum to 1, but for those that are empty."""
+    sums = weights.detach().double().sum(dim)
+    return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all())
+
+
+def check_grid(titles: Sequence[str], count: int, columns: int) -> None:
+    """Refuse titles that do not fit the maps, or a grid without columns."""
+    check_words("titles", titles)
+    if len(titles) != count:
+        raise ValueError(f"`titles` are {len(titles)}, but there are {count} maps")
+    if type(columns) is not int or columns < 1:
+        raise ValueError(f"`columns` (={columns!r}) must be an int from 1 up")
+
+
+def check_scores(scores: Mapping[int, Tensor]) -> None:
+    """Refuse scores that cannot be compared across widths."""
+    if not isinstance(scores, Mapping) or not scores:
+        raise ValueError("`scores` must map each `d_k` to its scores, and hold some")
+    for d_k, x in scores.items():
+        name = f"scores[{d_k!r}]"
+        if type(d_k) is not int or d_k < 1:
+            raise ValueError(f"`{name}`: a width `d_k` is an int from 1 up")
+        check_values(name, x)
+        if x.dim() != 2 or not x.numel():
+            raise ValueError(
+                f"`{name}` has shape {list(x.shape)}, not [samples, k_len]"
+            )

@@ -1,0 +1,320 @@
+r"""# Words, vectors, positions
+
+Attention works on vectors. Three steps lead from a text to them: it is cut into words,
+each word becomes a number, and each number picks its row of a learned table. A fourth
+is needed because attention knows no order, as it treats all keys alike: each vector is
+given a second one, which depends on nothing but the position.
+
+$$x_t = \sqrt{d_{model}}\; E_{w_t} + P_t$$
+
+Here $w_t$ is the number of the word at position $t$, $E$ the learned table and $P$ the
+sinusoidal one. Everything lies sequence first: tokens are `[seq_len, batch_size]`,
+vectors `[seq_len, batch_size, d_model]`, and **the position is the first axis**. For
+batch-first attention, turn the finished vectors with `x.transpose(0, 1)`.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
+2017, section 3.4 for the scaled embeddings and section 3.5 for the positions.
+"""
+
+# Nothing but PyTorch and the standard library: this file runs wherever it is put.
+import math
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+
+def tokenize(text: str) -> list[str]:
+    r"""The words of `text`, in lower case and without punctuation.
+
+    A word is a run of letters, accents and digits; hyphens and apostrophes belong to it
+    where they stand inside. All else separates. That is enough for a lesson; real
+    models learn their pieces of words from the data. Raises `TypeError` for what is not
+    a string.
+
+    >>> tokenize("Well-read? Don’t ask: the cat's asleep!")
+    ['well-read', "don't", 'ask', 'the', "cat's", 'asleep']
+    """
+    if not isinstance(text, str):
+        seen = type(text).__name__
+        raise TypeError(f"`text` must be a string, but is a {seen}; give one at a time")
+    # One word must not be two because it was typed in two ways: composed, é is one
+    # character and not e with an accent, and a curly apostrophe is a straight one.
+    text = unicodedata.normalize("NFC", text.lower()).replace("’", "'")
+    # Categories L, M and N of Unicode: letters, marks such as accents, and numbers.
+    kept = (c in "'-" or unicodedata.category(c)[0] in "LMN" for c in text)
+    text = "".join(c if keep else " " for c, keep in zip(text, kept, strict=True))
+    words = [word.strip("'-") for word in text.split()]
+    return [word for word in words if word]
+
+
+class Vocabulary:
+    r"""All words of some texts, numbered.
+
+    Words are sorted, so that the numbers do not depend on the order of the texts. Two
+    entries stand before them: number 0 is filler, which makes short sentences as long
+    as their neighbours, and number 1 is every word that is not in the vocabulary. No
+    text can hold either, since `tokenize` drops their brackets.
+
+    Raises `TypeError` where `texts` is a single string.
+
+    >>> vocabulary = Vocabulary(["The cat sat.", "The dog?"])
+    >>> vocabulary.words
+    ['<pad>', '<unk>', 'cat', 'dog', 'sat', 'the']
+    >>> len(vocabulary)
+    6
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        check_texts(texts)
+        words = {word for text in texts for word in tokenize(text)}
+        self.words = ["<pad>", "<unk>", *sorted(words)]
+        self.numbers = {word: number for number, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        """How many rows a table of embeddings needs: all words, filler and unknown."""
+        return len(self.words)
+
+    def encode(self, text: str) -> Tensor:
+        r"""The numbers of the words of one text: `[seq_len]`.
+
+        >>> vocabulary = Vocabulary(["The cat sat."])
+        >>> vocabulary.encode("The dog sat")
+        tensor([4, 1, 3])
+        """
+        numbers = [self.numbers.get(word, 1) for word in tokenize(text)]
+        return torch.tensor(numbers, dtype=torch.int64)  # [seq_len]
+
+    def encode_batch(self, texts: Iterable[str]) -> tuple[Tensor, Tensor]:
+        r"""Several texts side by side, `[seq_len, batch_size]`, and their lengths.
+
+        A text is a column; the short ones end in filler. With `masks.padding`, the
+        lengths, `[batch_size]`, keep attention from reading it. Raises `ValueError`
+        where there is no text at all.
+
+        >>> vocabulary = Vocabulary(["The cat sat."])
+        >>> tokens, valid_lens = vocabulary.encode_batch(
+        ...     ["The cat sat", "Sat"])
+        >>> tokens
+        tensor([[4, 3],
+                [2, 0],
+                [3, 0]])
+        >>> valid_lens
+        tensor([3, 1])
+        """
+        check_texts(texts)
+        columns = [self.encode(text) for text in texts]
+        if not columns:
+            raise ValueError("`texts` is empty; give at least one text to encode")
+        tokens = nn.utils.rnn.pad_sequence(columns)  # [seq_len, batch_size]
+        return tokens, torch.tensor([len(column) for column in columns])
+
+    def decode(self, tokens: Tensor) -> list[str]:
+        r"""The words, filler included, of one sequence of numbers `[seq_len]`.
+
+        Raises `TypeError` where `tokens` is not an integer tensor, and `ValueError` for
+        more than one axis or a number outside of the vocabulary.
+
+        >>> vocabulary = Vocabulary(["The cat sat."])
+        >>> vocabulary.decode(torch.tensor([4, 1, 3, 0]))
+        ['the', '<unk>', 'sat', '<pad>']
+        """
+        check_tokens(tokens, len(self))
+        if tokens.dim() != 1:
+            raise ValueError(
+                f"`tokens` has shape {list(tokens.shape)}, not [seq_len]; take one "
+                f"sentence of a batch with `tokens[:, 0]`"
+            )
+        return [self.words[number] for number in tokens.tolist()]
+
+
+class Embeddings(nn.Module):
+    r"""A learned vector for each number, times $\sqrt{d_{model}}$.
+
+    Tokens `[...]` become vectors `[..., d_model]`, whatever the axes are.
+
+    Raises `TypeError` for tokens that are not int32 or int64, `ValueError` for a number
+    outside of the table. Source: Vaswani et al. 2017, section 3.4.
+
+    >>> embeddings = Embeddings(vocab_size=11, d_model=4)
+    >>> tokens = torch.tensor([[3, 5], [7, 0], [3, 3]])
+    >>> x = embeddings(tokens)
+    >>> x.shape
+    torch.Size([3, 2, 4])
+    >>> x[0, 0].equal(2 * embeddings.table.weight[3])
+    True
+    """
+
+    def __init__(self, vocab_size: int, d_model: int) -> None:
+        super().__init__()
+        check_sizes(vocab_size=vocab_size, d_model=d_model)
+        # The paper uses one table for this and, transposed, for the last layer, which
+        # wants entries of size $1/\sqrt{d_{model}}$; the factor then brings words to
+        # size 1, that of the positions. PyTorch fills a table with size 1 already, as
+        # here, so words start out $\sqrt{d_{model}}$ times larger than that.
+        self.scale = math.sqrt(d_model)
+
+        # No row is set aside for filler (`padding_idx`): which number that is, only the
+        # vocabulary knows. To keep filler from being read is the business of the mask.
+        self.table = nn.Embedding(vocab_size, d_model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Look up tokens `[...]`: vectors `[..., d_model]`."""
+        check_tokens(tokens, self.table.num_embeddings)
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"`tokens` is {tokens.dtype}; use `tokens.long()`")
+        check_device("tokens", tokens, self.table.weight.device)
+        x: Tensor = self.table(tokens)  # [..., d_model]
+        return x * self.scale  # [..., d_model]
+
+
+class PositionalEncoding(nn.Module):
+    r"""Adds to each vector the sinusoids of its position, then drops some entries out.
+
+    `x` is `[seq_len, batch_size, d_model]`: **positions run along the first axis**, and
+    batch-first data would be numbered along the batch without complaint. Nothing is
+    learned. The table holds `max_length` positions and is no part of checkpoints, so
+    one that was trained with another length still loads.
+
+    Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device, a
+    sequence longer than `max_length`, or a setting out of range.
+    Source: Vaswani et al. 2017, section 3.5, and section 5.4 for the dropout.
+
+    >>> positions = PositionalEncoding(d_model=4)
+    >>> positions.eval()(torch.zeros(3, 1, 4)).squeeze(1)
+    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
+            [ 0.8415,  0.5403,  0.0100,  0.9999],
+            [ 0.9093, -0.4161,  0.0200,  0.9998]])
+    """
+
+    table: Tensor
+
+    def __init__(
+        self, d_model: int, dropout: float = 0.1, max_length: int = 5000
+    ) -> None:
+        super().__init__()
+        check_sizes(d_model=d_model, max_length=max_length)
+        if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+            raise ValueError(f"`dropout` (={dropout!r}) must lie between 0 and 1")
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("table", torch.empty(max_length, d_model), False)
+        self._fill_table()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add positions to `x`, `[seq_len, batch_size, d_model]`; it is left alone."""
+        max_length, d_model = self.table.shape
+        check_vectors(x, self.table)
+        if x.shape[0] > max_length:
+            raise ValueError(
+                f"`x` has {x.shape[0]} positions, but `max_length` is {max_length}; "
+                f"build `PositionalEncoding({d_model}, max_length={x.shape[0]})`, or "
+                f"turn batch-first data with `x.transpose(0, 1)`"
+            )
+        # The same for each item of the batch. Cast, so that half precision stays half.
+        table = self.table[: x.shape[0], None].to(x.dtype)  # [seq_len, 1, d_model]
+        output: Tensor = self.dropout(x + table)  # [seq_len, batch_size, d_model]
+        return output
+
+    def _fill_table(self) -> None:
+        self.table.copy_(sinusoids(*self.table.shape))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # All of `.to`, `.half`, `.double`, `.to_empty` pass here. The table is written
+        # anew rather than cast: one cast up from float32 would keep its errors, and
+        # one that comes from the "meta" device would hold whatever the memory held.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._fill_table()
+        return self
+
+
+def sinusoids(max_length: int, d_model: int) -> Tensor:
+    r"""The table of positions, `[max_length, d_model]`, in float64.
+
+    $$P_{t,2i} = \sin(t / 10000^{2i/d_{model}})$$
+
+    $$P_{t,2i+1} = \cos(t / 10000^{2i/d_{model}})$$
+
+    Each pair of columns is a clock hand: it turns once in $2\pi$ positions in the first
+    pair, and ever more slowly in those after. So moving by $k$ positions turns every
+    hand by an angle that depends on $k$ alone, and the dot product of two rows depends
+    on nothing but their distance (where `d_model` is even; if it is odd, the last hand
+    lacks its cosine):
+
+    >>> products = sinusoids(50, 8) @ sinusoids(50, 8).T
+    >>> products.diagonal(3).allclose(products[0, 3])
+    True
+
+    Raises `ValueError` for a size below 1. Source: Vaswani et al. 2017, section 3.5.
+    """
+    check_sizes(max_length=max_length, d_model=d_model)
+    # In float64, and on the CPU, since not every accelerator has that. In float32 the
+    # angles of late positions are coarse: among 5,000 rows, some are off by 0.0004.
+    position = torch.arange(max_length, dtype=torch.float64, device="cpu")
+    column = torch.arange(d_model, dtype=torch.float64, device="cpu")
+
+    # Columns $2i$ and $2i + 1$ share a speed; the even one shows its sine.
+    even = column % 2 == 0
+    speed = 10000 ** -((column - column % 2) / d_model)  # [d_model]
+    angle = position[:, None] * speed  # [max_length, d_model]
+    return torch.where(even, angle.sin(), angle.cos())  # [max_length, d_model]
+
+
+def check_sizes(**sizes: int) -> None:
+    """Refuse sizes that no table can have."""
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
+            raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
+
+
+def check_texts(texts: Iterable[str]) -> None:
+    """Refuse one string, which would be taken for a list of one-letter texts."""
+    if isinstance(texts, str):
+        raise TypeError("`texts` is one string; give a list of them, as in `[text]`")
+
+
+def check_tokens(tokens: Tensor, vocab_size: int) -> None:
+    """Refuse what does not number words, or not words of this vocabulary."""
+    if not isinstance(tokens, Tensor):
+        seen = type(tokens).__name__
+        raise TypeError(f"`tokens` must be a tensor, but is a {seen}")
+    integral = not (tokens.is_floating_point() or tokens.is_complex())
+    if not integral or tokens.dtype == torch.bool:
+        raise TypeError(f"`tokens` is {tokens.dtype}, but words have whole numbers")
+    # Values can be read only where there are any: not in a compiler, not on "meta",
+    # and not under `vmap`. Elsewhere it is worth it: on a GPU a number beyond the table
+    # would bring down the whole process.
+    if torch.compiler.is_compiling() or not tokens.numel():
+        return
+    try:
+        low, high = (value.item() for value in tokens.long().aminmax())
+    except RuntimeError:
+        return
+    if low < 0 or high >= vocab_size:
+        raise ValueError(
+            f"`tokens` runs from {low} to {high}, but must lie between 0 and "
+            f"{vocab_size - 1}, as there are {vocab_size} words"
+        )
+
+
+def check_vectors(x: Tensor, table: Tensor) -> None:
+    """Refuse vectors to which the rows of `table` cannot be added."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`x` must be a tensor, but is a {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"`x` is {x.dtype}; positions are added to vectors, not tokens")
+    d_model = table.shape[1]
+    if x.dim() != 3 or x.shape[-1] != d_model:
+        raise ValueError(
+            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
+            f"(={d_model})]; a lone sequence needs `x.unsqueeze(1)`"
+        )
+    check_device("x", x, table.device)
+
+
+def check_device(name: str, x: Tensor, device: torch.device) -> None:
+    """Refuse a tensor that lies on another device than the module."""
+    if x.device != device:
+        where = f"`{name}` is on {x.device}, the module on {device}"
+        raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
