@@ -16,7 +16,7 @@ from headnotes.probes import PROBES
 
 def table(questions):
     """One row a question, one column a system."""
-    lines = ["| |" + "|".join(f"`{name}`" for name in SYSTEMS) + "|"]
+    lines = ["| question |" + "|".join(f"`{name}`" for name in SYSTEMS) + "|"]
     lines.append("|---" * (len(SYSTEMS) + 1) + "|")
     for question in questions:
         answers = "|".join(PROBES[question](name) for name in SYSTEMS)

@@ -37,7 +37,8 @@ def number(value):
 def table(quantity, rows):
     """One row a system, one column a question, float32 above float64."""
     questions = list(measured[torch.float32])
-    lines = ["| |" + "|".join(questions) + "|", "|---" * (len(questions) + 1) + "|"]
+    lines = ["| system |" + "|".join(questions) + "|"]
+    lines.append("|---" * (len(questions) + 1) + "|")
     for row in rows:
         cells = []
         for question in questions:
@@ -93,7 +94,7 @@ assert worst[torch.float64] <= 1e-13
 # %% hide="true"
 from headnotes.probes import biases, born
 
-lines = ["| | parameters | biases |", "|---|--:|---|"]
+lines = ["| system | parameters | biases |", "|---|--:|---|"]
 for name in compare.SYSTEMS:
     count = sum(p.numel() for p in born(name, 512, 8).parameters())
     lines.append(f"| `{name}` | {count:,} | {biases(name)} |")
@@ -118,7 +119,7 @@ STAGES = {
     1: ("v1", "v2", "causal_head", "core", "causal", "torch"),
     HEADS: ("wrapper", "core", "causal", "torch"),
 }
-lines = ["| heads | | no mask | causal |", "|--:|---|---|---|"]
+lines = ["| heads | system | no mask | causal |", "|--:|---|---|---|"]
 for heads, names in STAGES.items():
     rows = {name: [] for name in names}
     for question in ("no mask", "causal"):

@@ -295,7 +295,7 @@ def count(module):
 w, m = wrapper, mha
 width = w.heads[0].W_key.out_features
 rows = [
-    ("", "`stages` wrapper", "`causal`, split"),
+    ("with two heads", "`stages` wrapper", "`causal`, split"),
     ("---", "---:", "---:"),
     ("`d_out`, as given", width, m.d_out),
     ("width of a head", width, m.head_dim),
@@ -312,7 +312,10 @@ assert (count(w), count(m)) == (36, 24)
 # makes $18 + 6$. At the size of the first Transformer, with 8 heads of width 64:
 
 # %%
-rows = [("", "`stages` wrapper", "`causal`, split"), ("---", "---:", "---:")]
+rows = [
+    ("with eight heads", "`stages` wrapper", "`causal`, split"),
+    ("---", "---:", "---:"),
+]
 for bias, label in ((False, "no `qkv_bias`"), (True, "with `qkv_bias`")):
     w = stages.MultiHeadAttentionWrapper(512, 64, 1, 0.0, 8, qkv_bias=bias)
     m = causal.MultiHeadAttention(512, 512, 1, 0.0, 8, qkv_bias=bias)

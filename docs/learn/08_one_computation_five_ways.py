@@ -134,7 +134,7 @@ outputs["torch"] = y.transpose(0, 1)
 # %% fold="How the table is made"
 def table(outputs, weights):
     """Largest differences: of outputs above the diagonal, of weights below."""
-    rows = [["", *outputs], ["---", *["---:"] * len(outputs)]]
+    rows = [["system", *outputs], ["---", *["---:"] * len(outputs)]]
     for i, a in enumerate(outputs):
         cells = []
         for j, b in enumerate(outputs):

@@ -78,7 +78,10 @@ def test_pages_are_sound(
     assert (lightness > 600) == (scheme == "light")
     assert complaints == []
 
-    results = Axe().run(page, options={"resultTypes": ["violations"]})
+    # Contrast is most of the work, and does not depend on the width.
+    contrast = {"enabled": width == 1440 or name not in SHOWN}
+    rules = {"color-contrast": contrast}
+    results = Axe().run(page, options={"resultTypes": ["violations"], "rules": rules})
     violations = results.response["violations"]
     found = [f"{v['id']}: {n['html'][:90]}" for v in violations for n in v["nodes"]]
     assert found == []

@@ -23,7 +23,9 @@
       else target.removeAttribute("tabindex");
     }
   });
-  for (const block of document.querySelectorAll("pre, pre > code, div.arithmatex")) {
-    watch.observe(block);
-  }
+  // A theme may wrap its tables while the page loads.
+  addEventListener("load", () => {
+    const blocks = "pre, pre > code, div.arithmatex, div:has(> table, > div > table)";
+    for (const block of document.querySelectorAll(blocks)) watch.observe(block);
+  });
 }
