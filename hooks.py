@@ -26,10 +26,13 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     os.environ["MATPLOTLIBRC"] = str(docs / "matplotlibrc")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+    others = [ROOT / "constraints.txt", docs / "matplotlibrc"]
+    others += (ROOT / "benchmarks" / "results").glob("*.json")
+
     def executed(script: Path) -> str:
         return lesson(
             script,
-            depends_on=[*SOURCES, ROOT / "constraints.txt", docs / "matplotlibrc"],
+            depends_on=[*SOURCES, *others],
             cache=ROOT / ".cache" / "lessons",
         )
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 import subprocess
 import sys
@@ -136,6 +137,35 @@ def test_a_defect_shows_in_every_question_that_it_touches(
         for by_system in by_quantity.values():
             equal = max(float(value) for value in by_system.values()) < 1e-13
             assert equal == (setting in unseen)
+
+
+@pytest.mark.parametrize("name", compare.SYSTEMS)
+def test_not_a_number_is_far_from_everything(name: str) -> None:
+    systems = compare.systems(compare.SYSTEMS, dtype=torch.float64)
+
+    def spoil(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (output[0] * math.nan, *output[1:])
+        return output * math.nan
+
+    systems[name].register_forward_hook(spoil)
+    cells = compare.matrix(systems, compare.cases(D_MODEL, dtype=torch.float64))
+    assert cells["causal"]["output"][name] == math.inf
+    assert compare.worst(cells) == math.inf
+
+
+def test_torch_is_asked_in_the_layout_that_it_was_built_for() -> None:
+    core = compare.systems(("core",), dtype=torch.float64)["core"]
+    case = compare.cases(D_MODEL, dtype=torch.float64)["causal + padding"]
+    expected, weights = compare.ask(core, case.x, case.memory, case.keep)
+    twin = convert.to(core, "torch", batch_first=True)
+    output, shown = compare.ask(twin, case.x, case.memory, case.keep)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(shown, weights)
+
+
+def test_answers_of_zero_are_equal() -> None:
+    assert compare.difference({"x": torch.zeros(3)}, {"x": torch.zeros(3)}) == 0
 
 
 def test_equal_outputs_with_other_gradients_show() -> None:

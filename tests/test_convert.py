@@ -376,6 +376,14 @@ def test_a_checkpoint_without_biases_loads_strictly_into_its_place() -> None:
     assert not core.value.linear.bias.any()
 
 
+def test_a_compiled_module_is_the_one_beneath() -> None:
+    core = build("core")
+    compiled = torch.compile(core, backend="eager")
+    for part in convert.PARTS:
+        ours, theirs = (getattr(convert.read(m), part) for m in (core, compiled))
+        assert torch.equal(ours.weight, theirs.weight)
+
+
 def test_v1_is_the_transpose_and_the_wrapper_a_stack() -> None:
     v1 = build("v1")
     v2 = convert.to(v1, "v2")
@@ -525,13 +533,13 @@ KNOWN = (
             lambda: convert.to(causal.MultiHeadAttention(3, D, 2, 0.0, HEADS), "core"),
             ValueError,
             "'core' has one width for query, key, value, output, which in `module` are "
-            f"3, 3, 3, {D} wide; 'valid_lens' could hold them",
+            f"3, 3, 3, {D} wide; each may differ in 'valid_lens'",
         ),
         (
             lambda: convert.to(stages.SelfAttention_v2(3, 2), "batch_first"),
             ValueError,
             "'batch_first' has one width for query, key, value, output, which in "
-            "`module` are 3, 3, 3, 2 wide; 'valid_lens' could hold them",
+            "`module` are 3, 3, 3, 2 wide; each may differ in 'valid_lens'",
         ),
         (
             lambda: convert.to(
@@ -539,13 +547,13 @@ KNOWN = (
             ),
             ValueError,
             "'fused' has one width for query, key, value, output, which in `module` "
-            "are 3, 3, 3, 2 wide; 'valid_lens' could hold them",
+            "are 3, 3, 3, 2 wide; each may differ in 'valid_lens'",
         ),
         (
             lambda: convert.to(stages.SelfAttention_v1(3, 2), "torch"),
             ValueError,
             "'torch' has one width for query, output, which in `module` are 3, 2 wide; "
-            "'valid_lens' could hold them",
+            "each may differ in 'valid_lens'",
         ),
         (
             lambda: convert.to(
@@ -553,7 +561,13 @@ KNOWN = (
             ),
             ValueError,
             "'causal' has one width for query, key, value, which in `module` are "
-            f"{D}, {K_WIDTH}, {V_WIDTH} wide; 'valid_lens' could hold them",
+            f"{D}, {K_WIDTH}, {V_WIDTH} wide; each may differ in 'valid_lens'",
+        ),
+        (
+            lambda: convert.to(nn.MultiheadAttention(6, 1, device="meta"), "v2"),
+            ValueError,
+            "'v2' has no output projection, but `module` has one, and it is not the "
+            "identity; 'causal' could hold it",
         ),
         (
             lambda: convert.to(build("wrapper"), "v2"),

@@ -159,14 +159,14 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: padding(torch.tensor([True, False]), 4),
             TypeError,
-            "`valid_lens` is torch.bool, but lengths are integers; from a padding mask "
-            "[batch_size, k_len], count them with `mask.sum(dim=1)`",
+            "`valid_lens` is torch.bool, but lengths are integers; from a mask "
+            "[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`",
         ),
         (
             lambda: padding(torch.tensor([3.0]), 4),
             TypeError,
-            "`valid_lens` is torch.float32, but lengths are integers; from a padding "
-            "mask [batch_size, k_len], count them with `mask.sum(dim=1)`",
+            "`valid_lens` is torch.float32, but lengths are integers; from a mask "
+            "[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`",
         ),
         (
             lambda: padding(torch.ones(2, 3, 5).long(), 4),

@@ -298,6 +298,8 @@ def test_scaling_shows_scores_weights_and_jacobians_of_each_width() -> None:
             torch.testing.assert_close(
                 torch.tensor(line.get_ydata(), dtype=torch.float64), expected
             )
+            # All scores on one range: what keeps its spread is seen to keep it.
+            assert grid[0][column].get_xlim() == grid[0][0].get_xlim()
             for ax, values in ((grid[0][column], x), (grid[2][column], norms(x))):
                 outline: Any = next(p for p in ax.patches if hex_of(p) == color)
                 assert_histogram(outline.get_xy(), values.flatten())
@@ -471,9 +473,14 @@ FITS = "[q_len, k_len] or [q_len, k_len, heads] = [5, 7, ...]"
             "`queries` is one string; give its words, as `queries.split()`",
         ),
         (
-            lambda: draw(weights(5, 7), keys=range(7)),
+            lambda: draw(weights(5, 7), keys=list(range(7))),
             TypeError,
             "`keys` must hold strings; use `[str(x) for x in keys]`",
+        ),
+        (
+            lambda: draw(weights(5, 7), keys=set("abcdefg")),
+            TypeError,
+            "`keys` is a set; use `list(keys)`",
         ),
         (
             lambda: draw(torch.ones(5, 0), keys=[]),

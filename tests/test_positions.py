@@ -259,6 +259,20 @@ def test_a_module_from_the_meta_device_has_its_table(device: torch.device) -> No
     torch.testing.assert_close(positions.table, expected)
 
 
+def test_a_model_from_the_meta_device_has_its_table_when_its_weights_have_come(
+    device: torch.device,
+) -> None:
+    def model() -> nn.Module:
+        return nn.Sequential(Embeddings(11, D_MODEL), PositionalEncoding(D_MODEL, 0.0))
+
+    early = model().to(device)
+    with torch.device("meta"):
+        late = model()
+    late.load_state_dict(early.state_dict(), assign=True)
+    tokens = torch.randint(11, (SEQ_LEN, BATCH), device=device)
+    assert torch.equal(late.to(device)(tokens), early(tokens))
+
+
 def test_the_table_is_no_parameter_and_in_no_checkpoint() -> None:
     positions = PositionalEncoding(D_MODEL)
     assert not list(positions.parameters())
@@ -460,6 +474,21 @@ def place(x: Any) -> Tensor:
             lambda: place(torch.zeros(5, 3, 22).long()),
             TypeError,
             "`x` is torch.int64; positions are added to vectors, not tokens",
+        ),
+        (
+            lambda: place(torch.zeros(5, 3, 22).to_sparse()),
+            TypeError,
+            "`x` is sparse or nested; pass it dense, and padded",
+        ),
+        (
+            lambda: embed(torch.zeros(5, 3).long().to_sparse()),
+            TypeError,
+            "`tokens` is sparse or nested; pass it dense, and padded",
+        ),
+        (
+            lambda: Vocabulary(None),  # type: ignore[arg-type]
+            TypeError,
+            "`texts` must be a list of strings, but is a NoneType",
         ),
         (
             lambda: place(torch.zeros(5, 22)),

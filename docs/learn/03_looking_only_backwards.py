@@ -85,7 +85,7 @@ assert torch.allclose(masked, renormalised, atol=1e-6)
 # The same weights, in one step less. (Dividing minus infinity by $\sqrt{2}$ leaves it
 # what it is, so it does not matter whether the mask comes before the scale or after.)
 
-# %% alt="Two maps of weights, before and after masking. Before, all cells are near 0.16. After, the cells above the diagonal are zero, the first row has its whole weight on ‘Your’, and the last row is what it was."
+# %% alt="Two maps of weights, before and after masking. Before, all cells lie between 0.15 and 0.20. After, the cells above the diagonal are zero, the first row has its whole weight on ‘Your’, and the last row is what it was."
 maps = torch.stack((weights, masked), dim=-1)
 _ = display_attention(words, words, maps, titles=["before", "after"])
 

@@ -235,16 +235,20 @@ assert all(not part.bias.any() for part in theirs[1:])
 # right shape, nobody complains:
 
 # %%
-y, _ = systems["torch"](x, x, x, attn_mask=keep.squeeze(-1), need_weights=False)
+inverted = keep.squeeze(-1)
+y, _ = systems["torch"](x, x, x, attn_mask=inverted, need_weights=False)
+assert torch.equal(y[-1], systems["torch"].out_proj.bias.expand_as(y[-1]))
 difference = (y.transpose(0, 1) - outputs["core"]).abs().max().item()
 print(f"largest difference: {difference:.1f}")
 assert difference > 0.1
 
 # %% [markdown]
-# Each word has now read only what follows it. Such an error trains without a sound, and
-# looks like a model that learns well: it sees the word that it is asked for. So whenever
-# you change classes, do what this page did: convert the weights, ask both the same
-# question, and look at the largest difference.
+# Each word has now read only what follows it, and the last one nothing at all. (Had we
+# asked for the weights, `need_weights=True`, its row would have been NaN, and somebody
+# might have noticed.) Such an error trains without a sound, and looks like a model that
+# learns well: it sees the word that it is asked for. So whenever you change classes, do
+# what this page did: convert the weights, ask both the same question, and look at the
+# largest difference.
 #
 # ## Try it
 #

@@ -18,6 +18,7 @@ Source: the five systems are those of the pages under *As others write it*, of t
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -108,14 +109,17 @@ def ask_valid_lens(
 def ask_torch(
     module: nn.MultiheadAttention, x: Tensor, memory: Tensor, keep: Tensor | None
 ) -> Answer:
-    """Sequence first; its mask is True where ours is False, once for each head."""
+    """Either layout; its mask is True where ours is False, once for each head."""
     mask = None
     if keep is not None:
-        mask = ~keep.expand(-1, -1, x.shape[1]).permute(2, 0, 1)
+        mask = ~keep.bool().expand(-1, -1, x.shape[1]).permute(2, 0, 1)
         mask = mask.repeat_interleave(module.num_heads, dim=0)
+    if module.batch_first:
+        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
     output, weights = module(
         x, memory, memory, attn_mask=mask, average_attn_weights=False
     )
+    output = output.transpose(0, 1) if module.batch_first else output
     return output, weights.permute(2, 3, 0, 1)
 
 
@@ -228,13 +232,9 @@ def systems(
                     linear.linear.bias.zero_()
                 core.output.bias.zero_()
     core.to(**like)
-    always_causal = ("causal", "causal_head", "wrapper")
-    return {
-        target: convert.to(
-            core, target, **({"context_length": 7} if target in always_causal else {})
-        )
-        for target in targets
-    }
+    longest = {"context_length": 7}
+    settings = dict.fromkeys(("causal", "causal_head", "wrapper"), longest)
+    return {name: convert.to(core, name, **settings.get(name, {})) for name in targets}
 
 
 def answers(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
@@ -289,7 +289,9 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     shared = [name for name in a if name in b]
     apart = max((a[name] - b[name]).abs().max().item() for name in shared)
     largest = max(part[name].abs().max().item() for part in (a, b) for name in shared)
-    return apart / largest
+    if not (math.isfinite(apart) and math.isfinite(largest)):
+        return math.inf  # NaN is equal to nothing, but smaller than everything to `max`
+    return apart / largest if largest else 0.0
 
 
 def matrix(

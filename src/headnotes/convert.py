@@ -22,9 +22,8 @@ others do as each call tells them. Nor do weights carry a layout: the core reads
 sequence first, and so does `"torch"` until `batch_first` is set; the others read batch
 first, and `"v1"` and `"v2"` know no batch.
 
-Source: the systems themselves, each named on the page of its module;
-[`torch.nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html);
-for fused projections timm's `Attention` and GPT-NeoX.
+Source: the systems themselves, each named on the page of its module; for fused
+projections timm's `Attention` and GPT-NeoX.
 """
 
 import inspect
@@ -216,6 +215,7 @@ def read(module: nn.Module) -> Weights:
     >>> weights.output.weight.equal(torch.eye(6))
     True
     """
+    module = getattr(module, "_orig_mod", module)  # beneath what `torch.compile` made
     spoke = next((s for s in SPOKES.values() if s.kind is type(module)), None)
     if spoke is None:
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -231,8 +231,7 @@ def read(module: nn.Module) -> Weights:
         for weight, bias in zip(weights, biases, strict=True)
     ]
     identity = parts[0].weight.new_ones(len(parts[0].weight)).diag()
-    # A module calls its heads by one of three names, the wrapper's is a list, and what
-    # has no word for them is a single head.
+    # They go by three names, one of them a list's. Who has no word for them is one.
     heads: Any = next((getattr(module, n) for n in HEADS if hasattr(module, n)), 1)
     heads = len(heads) if isinstance(heads, nn.ModuleList) else heads
     return Weights(heads, *(*parts, Projection(identity))[:4])
@@ -320,12 +319,13 @@ def check(target: str, weights: Weights, arguments: dict[str, Any]) -> None:
     if len(set(widths)) > 1:
         raise ValueError(
             f"{target!r} has one width for {', '.join(one_width)}, which in `module` "
-            f"are {', '.join(map(str, widths))} wide; 'valid_lens' could hold them"
+            f"are {', '.join(map(str, widths))} wide; each may differ in 'valid_lens'"
         )
     if heads > 1 and arguments.keys().isdisjoint(HEADS):
         raise ValueError(f"{target!r} is one head, but `module` has {heads}")
     rows = weights.output.weight
-    if len(biases) == 3 and not rows.equal(rows.new_ones(len(rows)).diag()):
+    identity = rows.new_ones(len(rows)).diag()
+    if len(biases) == 3 and (rows.is_meta or not rows.equal(identity)):
         raise ValueError(
             f"{target!r} has no output projection, but `module` has one, and it is not "
             f"the identity; 'causal' could hold it"

@@ -127,7 +127,8 @@ def check_valid_lens(valid_lens: Tensor, k_len: int) -> None:
     if not integral or valid_lens.dtype == torch.bool:
         raise TypeError(
             f"`valid_lens` is {valid_lens.dtype}, but lengths are integers; from a "
-            f"padding mask [batch_size, k_len], count them with `mask.sum(dim=1)`"
+            f"mask [batch_size, k_len] with all filler at its end, use "
+            f"`mask.sum(dim=1)`"
         )
     if valid_lens.dim() not in (1, 2):
         raise ValueError(

@@ -52,10 +52,10 @@ def display_attention(
     can be stacked along the last axis and given `titles`. `columns` is the number of
     maps side by side. Where words are few, each cell shows its weight.
 
-    Returns the figure, which a notebook shows at the end of the cell. Raises
-    `TypeError` for what is not a real tensor or a list of words, `ValueError` for a
-    shape that does not fit the words or for what cannot be a weight, and `ImportError`
-    without matplotlib. Source: Vaswani et al. 2017, figures 3 to 5.
+    Returns the figure. A notebook shows it by itself at the end of the cell; to see it
+    only once, give it a name there. Raises `TypeError` for what is not a real tensor or
+    a list of words, `ValueError` for a shape that does not fit the words or for what
+    cannot be a weight, and `ImportError` without matplotlib. Source: figures 3 to 5.
 
     >>> words = ["a", "cat", "sat"]
     >>> scores = torch.arange(18.0).reshape(3, 3, 2)
@@ -179,6 +179,8 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
     ['$d_k$ = 2', '$d_k$ = 64']
     """
     check_scores(scores)
+    # One range for all scores shows which of them keep their spread.
+    reach = max(plain.abs().max().item() for plain in scores.values())
     figure: Figure
     figure, axes = import_pyplot().subplots(
         3,
@@ -190,7 +192,6 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
     )
     for column, (d_k, plain) in zip(axes.T, scores.items(), strict=True):
         plain = plain.detach().to("cpu", torch.float64)
-        reach = plain.abs().max().item()
         for x, color, label in (
             (plain, PLAIN, "scores as they are"),
             (plain / d_k**0.5, SCALED, "divided by √$d_k$"),
@@ -215,7 +216,7 @@ def draw_scaling(
     outline: dict[str, Any] = style | {"histtype": "step", "linewidth": 1.5}
     share = [1 / scores.numel()] * scores.numel()
     ends = (-reach, reach)
-    axes[0].hist(scores.flatten().tolist(), 41, range=ends, weights=share, **outline)
+    axes[0].hist(scores.flatten().tolist(), 141, range=ends, weights=share, **outline)
 
     weights = scores.softmax(dim=-1)  # [samples, k_len]
     mean = weights.sort(descending=True).values.mean(dim=0).tolist()
@@ -257,6 +258,8 @@ def check_words(name: str, words: Sequence[str]) -> None:
     """Refuse labels that are not a list of words."""
     if isinstance(words, str):
         raise TypeError(f"`{name}` is one string; give its words, as `{name}.split()`")
+    if not isinstance(words, list | tuple):  # a set, say, has no order
+        raise TypeError(f"`{name}` is a {type(words).__name__}; use `list({name})`")
     if not all(isinstance(word, str) for word in words):
         raise TypeError(f"`{name}` must hold strings; use `[str(x) for x in {name}]`")
     if not words:

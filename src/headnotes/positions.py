@@ -20,7 +20,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 import math
 import unicodedata
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -201,6 +201,7 @@ class PositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("table", torch.empty(max_length, d_model), False)
         self._fill_table()
+        self.register_load_state_dict_post_hook(leave_meta)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """Add positions to `x`, `[seq_len, batch_size, d_model]`; it is left alone."""
@@ -227,6 +228,17 @@ class PositionalEncoding(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._fill_table()
         return self
+
+
+def leave_meta(module: PositionalEncoding, _: Any) -> None:
+    """Give `module` its table when a model that was built on "meta" gets its weights.
+
+    No checkpoint holds the table, and it cannot know where the weights are: it begins
+    on the CPU, and `.to` moves it with them.
+    """
+    if module.table.is_meta:
+        module.table = torch.empty_like(module.table, device="cpu")
+        module._fill_table()
 
 
 def sinusoids(max_length: int, d_model: int) -> Tensor:
@@ -272,13 +284,14 @@ def check_texts(texts: Iterable[str]) -> None:
     """Refuse one string, which would be taken for a list of one-letter texts."""
     if isinstance(texts, str):
         raise TypeError("`texts` is one string; give a list of them, as in `[text]`")
+    if not isinstance(texts, Iterable):
+        seen = type(texts).__name__
+        raise TypeError(f"`texts` must be a list of strings, but is a {seen}")
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     """Refuse what does not number words, or not words of this vocabulary."""
-    if not isinstance(tokens, Tensor):
-        seen = type(tokens).__name__
-        raise TypeError(f"`tokens` must be a tensor, but is a {seen}")
+    check_tensor("tokens", tokens)
     integral = not (tokens.is_floating_point() or tokens.is_complex())
     if not integral or tokens.dtype == torch.bool:
         raise TypeError(f"`tokens` is {tokens.dtype}, but words have whole numbers")
@@ -300,8 +313,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
 
 def check_vectors(x: Tensor, table: Tensor) -> None:
     """Refuse vectors to which the rows of `table` cannot be added."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`x` must be a tensor, but is a {type(x).__name__}")
+    check_tensor("x", x)
     if not x.is_floating_point():
         raise TypeError(f"`x` is {x.dtype}; positions are added to vectors, not tokens")
     d_model = table.shape[1]
@@ -311,6 +323,14 @@ def check_vectors(x: Tensor, table: Tensor) -> None:
             f"(={d_model})]; a lone sequence needs `x.unsqueeze(1)`"
         )
     check_device("x", x, table.device)
+
+
+def check_tensor(name: str, x: Tensor) -> None:
+    """Refuse what is no dense tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested:
+        raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
 
 
 def check_device(name: str, x: Tensor, device: torch.device) -> None:

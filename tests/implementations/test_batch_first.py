@@ -221,6 +221,13 @@ def test_heads_are_blocks_of_the_width_and_splitting_moves_nothing(
         assert torch.equal(heads[:, h], x[..., h * D_KEY : (h + 1) * D_KEY])
 
 
+def test_heads_must_divide_the_width_and_need_not_be_even() -> None:
+    assert MultiHeadAttention(9, n_heads=3).d_key == 3
+    for n_heads in (10, 12):
+        with pytest.raises(ValueError, match=r"^`d_model` \(=512\) must be divisible"):
+            MultiHeadAttention(512, n_heads)
+
+
 def test_settings_and_parameters_are_those_of_the_original() -> None:
     mha = MultiHeadAttention()
     assert (mha.d_model, mha.n_heads, mha.d_key) == (512, 8, 64)

@@ -489,6 +489,14 @@ def test_vmap_gives_what_a_loop_gives(device: torch.device, lengths: Tensor) -> 
         torch.testing.assert_close(outputs[n], mha(*(t[n] for t in x), lens[n]))
 
 
+def test_a_negative_length_that_cannot_be_seen_reads_nothing() -> None:
+    # Under `vmap` and in a compiler nobody can look at the values.
+    scores, lens = torch.randn(2, 3, 5, 7), torch.tensor([[7, -1, 2], [1, 1, -3]])
+    weights = torch.func.vmap(masked_softmax)(scores, lens)
+    assert weights.isfinite().all()
+    assert torch.equal(weights.sum(dim=(2, 3)) == 0, lens < 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_computes_in_half_and_stays_close(
     device: torch.device, dtype: torch.dtype
@@ -600,8 +608,8 @@ def test_unknown_keywords_are_refused() -> None:
 
 ITEM = "[batch_size] or [batch_size, q_len] = [3] or [3, 5]"
 INTEGERS = (
-    "but lengths are integers; from a padding mask [batch_size, k_len], count them "
-    "with `mask.sum(dim=1)`"
+    "but lengths are integers; from a padding mask [batch_size, k_len] with all filler "
+    "at its end, use `mask.sum(dim=1)`"
 )
 RANGE = (
     "but must lie between 0 and `k_len` (=7); use `valid_lens.clamp(0, 7)` if meant so"
@@ -760,6 +768,7 @@ def test_what_are_no_scores_is_refused() -> None:
     message = "`X` has shape [3, 7], not [batch_size, q_len, k_len]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         masked_softmax(torch.randn(3, 7), PER_ITEM)
-    message = "`X` is torch.int64, not floating-point; use `X.float()`"
-    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        masked_softmax(torch.ones(3, 5, 7).long(), None)
+    for X, seen in ((torch.ones(3, 5, 7).long(), "torch.int64"), ([1.0], "list")):  # noqa: N806
+        message = f"`X` is {seen}, not a floating-point tensor"
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+            masked_softmax(X, None)  # type: ignore[arg-type]

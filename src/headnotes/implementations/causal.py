@@ -17,7 +17,8 @@ and stays out of checkpoints, a text that is too long is refused in words, a
 
 # Nothing but PyTorch and the standard library: this file runs wherever it is put.
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +162,12 @@ class MultiHeadAttention(nn.Module):
         output: Tensor = self.out_proj(context)  # [batch_size, seq_len, d_out]
         return output
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # All of `.to`, `.half`, `.to_empty` pass here.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        redraw_mask(self)
+        return self
+
 
 def keep_out_of_checkpoints(module: Any) -> None:
     """Let `module` read no mask from a checkpoint, and need none from it."""
@@ -175,11 +182,11 @@ def drop_stored_mask(
     state_dict.pop(prefix + "mask", None)
 
 
-def redraw_mask(module: MultiHeadAttention, _: Any) -> None:
-    """Draw the mask again when weights have come.
+def redraw_mask(module: MultiHeadAttention, *_: Any) -> None:
+    """Draw the mask again where one may have been lost.
 
-    A module built on "meta" has none, and `to_empty` fills it with whatever lay there:
-    left so, it could let the future through.
+    A module built on "meta" has none. `load_state_dict` brings none, and `to_empty`
+    whatever lay in memory: left so, it could let the future through.
     """
     if module.mask.is_meta:
         device = module.W_query.weight.device

@@ -19,7 +19,8 @@ seeds give its numbers.
 
 # Nothing but PyTorch and the standard library: this file runs wherever it is put.
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -212,6 +213,12 @@ class CausalAttention(nn.Module):
         context: Tensor = weights @ values  # [batch_size, seq_len, d_out]
         return context
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # All of `.to`, `.half`, `.to_empty` pass here.
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        redraw_mask(self)
+        return self
+
 
 class MultiHeadAttentionWrapper(nn.Module):
     r"""Stage 4: several heads, one after the other, laid side by side.
@@ -273,11 +280,11 @@ def drop_stored_mask(
     state_dict.pop(prefix + "mask", None)
 
 
-def redraw_mask(module: CausalAttention, _: Any) -> None:
-    """Draw the mask again when weights have come.
+def redraw_mask(module: CausalAttention, *_: Any) -> None:
+    """Draw the mask again where one may have been lost.
 
-    A module built on "meta" has none, and `to_empty` fills it with whatever lay there:
-    left so, it could let the future through.
+    A module built on "meta" has none. `load_state_dict` brings none, and `to_empty`
+    whatever lay in memory: left so, it could let the future through.
     """
     if module.mask.is_meta:
         device = module.W_query.weight.device

@@ -53,8 +53,9 @@ def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N80
     >>> masked_softmax(X, torch.tensor([0])).sum()
     tensor(0.)
     """
-    if not X.is_floating_point():
-        raise TypeError(f"`X` is {X.dtype}, not floating-point; use `X.float()`")
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        seen = getattr(X, "dtype", type(X).__name__)
+        raise TypeError(f"`X` is {seen}, not a floating-point tensor")
     if X.dim() != 3:
         shape = list(X.shape)
         raise ValueError(f"`X` has shape {shape}, not [batch_size, q_len, k_len]")
@@ -70,7 +71,7 @@ def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N80
     # then filler wins; below $-\infty$ lies nothing, in no dtype. What it cannot do is
     # fill a whole row, which would be NaN. Empty rows are 0 on the way in, so that no
     # gradient is NaN, and 0 on the way out, where the original reads all the filler.
-    empty = lens == 0  # [batch_size, ..., 1]
+    empty = lens <= 0  # [batch_size, ..., 1]
     scores = X.masked_fill(~keep, -math.inf).masked_fill(empty, 0)
     return scores.softmax(dim=-1).masked_fill(empty, 0)  # [batch_size, q_len, k_len]
 
@@ -313,8 +314,8 @@ def check_valid_lens(valid_lens: Tensor, queries: Tensor, k_len: int) -> None:
     dtype = valid_lens.dtype
     if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
         raise TypeError(
-            f"`valid_lens` is {dtype}, but lengths are integers; from a padding "
-            f"mask [batch_size, k_len], count them with `mask.sum(dim=1)`"
+            f"`valid_lens` is {dtype}, but lengths are integers; from a padding mask "
+            f"[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`"
         )
     if valid_lens.device != queries.device:
         where = f"`valid_lens` is on {valid_lens.device}, not {queries.device}"
