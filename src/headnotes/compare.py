@@ -179,9 +179,9 @@ STAGES = (
 class Case:
     """One question: who asks, who is read, what is allowed."""
 
-    x: Tensor  # [q_len, batch_size, d_model]
-    memory: Tensor  # [k_len, batch_size, d_model]; `x` itself in self-attention
-    keep: Tensor | None  # [q_len, k_len, batch_size or 1]
+    x: Tensor  # asks: [q_len, batch_size, d_model]
+    memory: Tensor  # is read: [k_len, batch_size, d_model]; `x` in self-attention
+    keep: Tensor | None  # a mask of this house
 
 
 def cases(d_model: int, **like: Any) -> dict[str, Case]:

@@ -70,12 +70,13 @@ def padding(valid_lens: Tensor, k_len: int) -> Tensor:
     """
     check_length("k_len", k_len)
     check_valid_lens(valid_lens, k_len)
-    valid_lens = valid_lens.long()
+    valid_lens = valid_lens.long()  # [batch_size, ...]
     position = torch.arange(k_len, device=valid_lens.device)  # [k_len]
     if valid_lens.dim() == 1:
         return (position[:, None] < valid_lens).unsqueeze(0)  # [1, k_len, batch_size]
     # The lengths come batch first, as in the source; the mask leaves sequence first.
-    return position[:, None] < valid_lens.T[:, None]  # [q_len, k_len, batch_size]
+    lens = valid_lens.T[:, None]  # [q_len, 1, batch_size]
+    return position[:, None] < lens  # [q_len, k_len, batch_size]
 
 
 def combine(*masks: Tensor) -> Tensor:

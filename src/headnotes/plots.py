@@ -240,7 +240,7 @@ def jacobian_norms(weights: Tensor) -> Tensor:
     """
     outer = weights[..., :, None] * weights[..., None, :]  # [..., k_len, k_len]
     jacobian = weights.diag_embed() - outer  # [..., k_len, k_len]
-    norms: Tensor = jacobian.norm(dim=(-2, -1))  # [...]
+    norms: Tensor = jacobian.norm(dim=(-2, -1))
     return norms
 
 

@@ -101,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         check_inputs(self.Wo.weight, query, key, value)
         if mask is not None:
             check_mask(mask, query, key, self.n_heads)
-            mask = mask.bool()  # [..., q_len, k_len]
+            mask = mask.bool()
 
         q = self.split(self.Wq(query))  # [batch_size, n_heads, q_len, d_key]
         k = self.split(self.Wk(key))  # [batch_size, n_heads, k_len, d_key]

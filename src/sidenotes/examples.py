@@ -1,0 +1,109 @@
+"""Import a module by its path, and run the examples in its docstrings."""
+
+import doctest
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sidenotes.split import read
+
+
+class TraceError(Exception):
+    """An example that raises, or a module that cannot be traced: file, line, reason."""
+
+
+def name_of(path: Path) -> tuple[str, Path]:
+    """The dotted name of a file in its package, and the folder that holds that."""
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(parts), folder
+
+
+@contextmanager
+def imported(path: Path) -> Iterator[ModuleType]:
+    """The module in a file. One in a package is that which its neighbours import.
+
+    A lone file is run afresh each time; it and the files beside it that it imports are
+    forgotten at the end.
+    """
+    path = path.resolve()
+    if not path.is_file():
+        raise TraceError(f"{path}:1: there is no such file")
+    name, folder = name_of(path)
+    lone = folder == path.parent
+    known = dict(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        try:
+            module = run(name, path) if lone else importlib.import_module(name)
+        except (Exception, SystemExit) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise TraceError(f"{path}:1: cannot be imported: {what}") from error
+        found = Path(module.__file__ or "")
+        if not found.is_file() or not found.samefile(path):
+            raise TraceError(f"{path}:1: `import {name}` finds {found} instead")
+        yield module
+    finally:
+        with suppress(ValueError):
+            sys.path.remove(str(folder))
+        if lone:
+            for key in {name, *(sys.modules.keys() - known.keys())}:
+                file = getattr(sys.modules[key], "__file__", None)
+                if file and Path(file).parent == folder:
+                    del sys.modules[key]
+            if name in known:
+                sys.modules[name] = known[name]
+
+
+def run(name: str, path: Path) -> ModuleType:
+    """Import a lone file, without a trace on the disk or of what had its name."""
+    spec = spec_from_file_location(name, path)
+    assert spec is not None  # there is a loader for each `.py`
+    module = sys.modules[name] = module_from_spec(spec)
+    code = compile(read(path), str(path), "exec", dont_inherit=True)
+    exec(code, module.__dict__)
+    return module
+
+
+class Examples(doctest.DocTestRunner):
+    """Runs the examples of a module in the order of its lines, comparing no output."""
+
+    def __init__(self, module: ModuleType, begin: Callable[[int], None]) -> None:
+        super().__init__(verbose=False)
+        self.begin = begin
+        self.file = module.__file__
+        tests = doctest.DocTestFinder().find(module)
+        self.docstrings = sorted(tests, key=lambda test: test.lineno or 0)
+        examples = [e for test in self.docstrings for e in test.examples]
+        self.numbers = {id(example): n for n, example in enumerate(examples)}
+
+    def run_all(self) -> None:
+        """The examples of one docstring share their names, those of two do not."""
+        for test in self.docstrings:
+            self.run(test, out=lambda _: None)
+
+    def report_start(self, out: Any, test: Any, example: doctest.Example) -> None:
+        self.begin(self.numbers[id(example)])
+
+    def report_success(self, out: Any, test: Any, example: Any, got: str) -> None:
+        pass
+
+    def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
+        pass
+
+    def report_unexpected_exception(
+        self, out: Any, test: doctest.DocTest, example: doctest.Example, exc_info: Any
+    ) -> None:
+        line = (test.lineno or 0) + example.lineno + 1
+        what = f"{exc_info[0].__name__}: {exc_info[1]}"
+        message = f"{self.file}:{line}: the example raises {what}"
+        raise TraceError(message) from exc_info[1]

@@ -1,0 +1,327 @@
+"""Run a module's own examples and record what each line computes.
+
+The source is not changed, and no other file is slowed down: where an instruction of the
+traced file begins a statement or ends an assignment, Python calls us, and what the
+names then hold is written down. A tensor is whatever has a `shape` of integers.
+"""
+
+import ast
+import math
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, ModuleType
+from typing import Any
+
+from sidenotes.bytecode import Layout, Plan, Statement, Stores, codes_of, plan_of
+from sidenotes.examples import Examples, TraceError, imported
+from sidenotes.split import read
+from sidenotes.watch import watched
+
+__all__ = ["Call", "Step", "Trace", "TraceError", "Value", "trace"]
+
+COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+FUNCTION = 0x1 | 0x2  # CO_OPTIMIZED and CO_NEWLOCALS: neither a module nor a class body
+VARARGS, VARKEYWORDS = 0x4, 0x8
+
+# What tensors of a call lie where: who, under which name, and between which addresses.
+Memory = list[tuple[weakref.ref[Any], str, tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a name held right after a line had assigned it."""
+
+    name: str  # "query", "self.attn", "return", "yield"; in a tuple "return[0]"
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    strides: tuple[int, ...] | None  # in elements
+    contiguous: bool | None
+    shares: str | None  # the first value of the call, still alive, with the same memory
+    data: Any | None  # nested lists, up to the limit
+
+
+@dataclass
+class Step:
+    """One execution of one statement, or of the header of a compound one."""
+
+    line: int
+    last_line: int
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass
+class Call:
+    """One call of one function of the module."""
+
+    symbol: str
+    line: int
+    example: int
+    parent: int | None
+    steps: list[Step] = field(default_factory=list)
+    arguments: list[Value] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)  # integers, by name, at its end
+    raised: str | None = None
+
+
+@dataclass
+class Trace:
+    """All calls, in the order in which they began."""
+
+    path: Path
+    calls: list[Call] = field(default_factory=list)
+
+
+def trace(path: Path, *, limit: int = 2048) -> Trace:
+    """Run the doctest examples of `path` in this process and record each call.
+
+    Tensors of at most `limit` elements are recorded with their values. Random numbers
+    are the caller's: seed before. Raises `TraceError` where an example raises what it
+    does not announce; what it prints is not compared.
+    """
+    with imported(path) as module:
+        recorder = Recorder(path, module, limit)
+        examples = Examples(module, recorder.begin)
+        with watched(recorder):
+            examples.run_all()
+    if recorder.stale:
+        reason = "was edited after its import; trace it in a fresh process"
+        raise TraceError(f"{path}:{recorder.stale}: {reason}")
+    return recorder.trace
+
+
+@dataclass
+class Activation:
+    """A frame of the module, running or suspended; a comprehension has its own."""
+
+    plan: Plan
+    call: Call
+    number: int
+    memory: Memory
+    inner: bool  # a comprehension, whose values belong to the call around it
+    statement: Statement | None = None
+    step: Step | None = None
+    pending: Stores | None = None
+    error: str | None = None
+    thrown: bool = False
+
+
+class Recorder:
+    """Writes the trace: told of each frame and instruction by one of two backends."""
+
+    def __init__(self, path: Path, module: ModuleType, limit: int) -> None:
+        source = read(path)
+        self.trace = Trace(path)
+        self.file = module.__file__
+        self.limit = limit
+        tree = ast.parse(source)
+        self.layout = Layout(tree, source)
+        self.known = codes_of(tree, str(path))
+        self.plans: dict[int, Plan] = {}
+        self.frames: dict[int, Activation] = {}
+        self.example = 0
+        self.stale = 0
+
+    def plan(self, code: CodeType) -> Plan | None:
+        """What to do at which instruction; none for code that is not the file's."""
+        plan = self.plans.get(id(code))
+        if plan is None:
+            if code.co_filename != self.file or code.co_flags & FUNCTION != FUNCTION:
+                return None
+            if code not in self.known:
+                self.stale = self.stale or code.co_firstlineno
+                return None
+            plan = self.plans[id(code)] = plan_of(code, self.layout)
+        return plan
+
+    def begin(self, example: int) -> None:
+        """The next example is about to be run."""
+        self.example = example
+
+    def find(self, frame: FrameType) -> Activation | None:
+        """What is known of a frame."""
+        state = self.frames.get(id(frame))
+        # A generator may end without a word, and its address be given to another.
+        return state if state is not None and state.plan.code is frame.f_code else None
+
+    def around(self, frame: FrameType, inner: bool) -> Activation | None:
+        """The nearest caller; for a comprehension, the function that it stands in."""
+        outer = frame.f_back
+        while outer is not None:
+            state = self.find(outer)
+            if state and (not inner or frame.f_code in outer.f_code.co_consts):
+                return state
+            outer = outer.f_back
+        return None
+
+    def enter(self, frame: FrameType) -> Activation | None:
+        """Open a call, or a comprehension within the call that is around it."""
+        code = frame.f_code
+        plan = self.plan(code)
+        if plan is None:
+            return None
+        inner = code.co_name in COMPREHENSIONS
+        outer = self.around(frame, inner)
+        if not inner:
+            parent = outer.number if outer else None
+            line = self.layout.definitions.get((code.co_firstlineno, code.co_name))
+            symbol = code.co_qualname.replace(".<locals>", "")
+            call = Call(symbol, line or code.co_firstlineno, self.example, parent)
+            state = Activation(plan, call, len(self.trace.calls), [], False)
+            self.trace.calls.append(call)
+            for name, value in arguments(frame).items():
+                self.record(state, call.arguments, name, value)
+        elif outer:
+            state = Activation(plan, outer.call, outer.number, outer.memory, True)
+            state.statement, state.step = outer.statement, outer.step
+        else:
+            return None
+        self.frames[id(frame)] = state
+        return state
+
+    def before(self, state: Activation, frame: FrameType, offset: int) -> None:
+        """An instruction of the plan is about to be executed."""
+        if state.pending and state.step and offset == state.pending.after:
+            for target in state.pending.targets:
+                value = target.read(frame)
+                self.record(state, state.step.values, target.name, value)
+        statement = state.plan.entries.get(offset)
+        # A loop goes by its header before it comes to the same statement again.
+        if statement and statement is not state.statement:
+            state.statement = statement
+            state.step = Step(statement.line, statement.last_line)
+            state.call.steps.append(state.step)
+        state.pending = state.plan.stores.get(offset)
+        if state.pending:
+            forget_dead(state.memory)
+
+    def leave(self, state: Activation, frame: FrameType, how: str, value: Any) -> None:
+        """A value is returned or yielded."""
+        if not state.inner and state.step is not None:
+            forget_dead(state.memory)
+            self.record(state, state.step.values, how, value)
+        if how == "return":
+            if not state.inner:
+                state.call.sizes = integers(frame)
+            self.frames.pop(id(frame), None)
+
+    def unwind(self, state: Activation, frame: FrameType, error: str | None) -> None:
+        """An exception leaves the frame."""
+        if not state.inner and error != "GeneratorExit":
+            state.call.raised = error
+        elif not state.inner and not state.call.steps:
+            self.trace.calls.pop()  # a generator that never ran
+        self.frames.pop(id(frame), None)
+
+    def record(
+        self, state: Activation, values: list[Value], name: str, value: Any
+    ) -> None:
+        """Write a tensor down, or those in a tuple."""
+        items = [(name, value)]
+        if isinstance(value, tuple) and shape_of(value) is None:
+            items = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
+        for name, item in items:
+            shape = shape_of(item)
+            if shape is not None:
+                values.append(describe(name, item, shape, state.memory, self.limit))
+
+
+def arguments(frame: FrameType) -> dict[str, Any]:
+    """What a frame was called with, by name."""
+    code, values = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & VARARGS)
+    found = {name: values.get(name) for name in code.co_varnames[:count]}
+    if code.co_flags & VARKEYWORDS:
+        found |= values.get(code.co_varnames[count], {})
+    return found
+
+
+def integers(frame: FrameType) -> dict[str, int]:
+    """The integers that the code has names for: attributes of `self`, and locals."""
+    attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
+    names = {**attributes, **frame.f_locals}
+    return {name: value for name, value in names.items() if type(value) is int}
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape, where it is a row of integers; a symbolic size is left alone."""
+    try:
+        shape = tuple(value.shape)
+    except Exception:
+        return None
+    return shape if all(isinstance(size, int) for size in shape) else None
+
+
+def describe(
+    name: str,
+    value: Any,
+    shape: tuple[int, ...],
+    memory: Memory,
+    limit: int,
+) -> Value:
+    """What can be asked of a tensor without changing it, holding it or a gradient."""
+    place = span(value)
+    shares = None
+    if place is not None:
+        start, end = place
+        shares = next((n for _, n, (s, e) in memory if s < end and start < e), None)
+        with suppress(TypeError):
+            memory.append((weakref.ref(value), name, place))
+    data = None
+    # A fake tensor has a storage at no address. To ask for its values would change the
+    # program that is being exported.
+    real = place is not None or not hasattr(value, "untyped_storage")
+    if math.prod(shape) <= limit and (real or not math.prod(shape)):
+        with suppress(Exception):
+            data = value.tolist()
+    dtype = str(getattr(value, "dtype", "")).rsplit(".", 1)[-1]
+    device = str(getattr(value, "device", "cpu"))
+    return Value(
+        name, shape, dtype, device, strides(value), contiguous(value), shares, data
+    )
+
+
+def strides(value: Any) -> tuple[int, ...] | None:
+    """Steps from one item to the next along each axis, counted in elements."""
+    try:
+        if callable(getattr(value, "stride", None)):
+            return tuple(value.stride())
+        return tuple(step // value.itemsize for step in value.strides)
+    except Exception:
+        return None
+
+
+def contiguous(value: Any) -> bool | None:
+    """Whether the elements lie one after the other."""
+    try:
+        if callable(getattr(value, "is_contiguous", None)):
+            return bool(value.is_contiguous())
+        return bool(value.flags.c_contiguous)
+    except Exception:
+        return None
+
+
+def span(value: Any) -> tuple[int, int] | None:
+    """The addresses between which the memory of a tensor lies, where it has any."""
+    try:
+        if hasattr(value, "untyped_storage"):
+            storage = value.untyped_storage()
+            start, size = storage.data_ptr(), storage.nbytes()
+        else:
+            while getattr(value.base, "__array_interface__", None) is not None:
+                value = value.base
+            start, size = value.__array_interface__["data"][0], value.nbytes
+        return (start, start + size) if start and size else None
+    except Exception:
+        return None
+
+
+def forget_dead(memory: Memory) -> None:
+    """Drop the tensors that are gone: their addresses may be used again.
+
+    The new value exists already, so what is still alive cannot lie where it lies by
+    accident.
+    """
+    memory[:] = [entry for entry in memory if entry[0]() is not None]
