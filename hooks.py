@@ -28,6 +28,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
     others = [ROOT / "constraints.txt", docs / "matplotlibrc"]
     others += (ROOT / "benchmarks" / "results").glob("*.json")
+    others += (ROOT / "src" / "sidenotes").glob("*.py")
 
     def executed(script: Path) -> str:
         return lesson(

@@ -16,6 +16,7 @@ from markdown.extensions import Extension
 
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
+from sidenotes.record import recording
 from sidenotes.render import render, toolbar
 from sidenotes.split import LiterateError, read, split
 
@@ -23,13 +24,19 @@ DIRECTIVE = re.compile(r"::literate[ ]+(?P<path>[^#\s]+)(#(?P<symbol>\S+))?\s*$"
 
 
 class SidenotesExtension(Extension):
-    """Options: where sources lie, and what the bar above a module offers."""
+    """Options: where sources lie, what the bar above them offers, which are run."""
 
     def __init__(self, **options: Any) -> None:
         self.config = {
             "root": [".", "Folder that the paths in directives start from"],
             "editions": [no_editions, "From a source's path, texts to copy, by label"],
             "links": [{}, "Links by label; {stem} stands for the module's name"],
+            "depends_on": [
+                [],
+                "Patterns of files: modules to run, what they depend on",
+            ],
+            "setup": ["", "Statements before each run: whoever draws numbers, seeds"],
+            "cache": [".cache/traces", "Folder for what was recorded of the runs"],
         }
         super().__init__(**options)
 
@@ -56,12 +63,18 @@ class Literate(BlockProcessor):
         root: str,
         editions: Callable[[Path], dict[str, str]],
         links: dict[str, str],
+        depends_on: list[str],
+        setup: str,
+        cache: str,
     ) -> None:
         super().__init__(md.parser)
         self.md = md
         self.root = Path(root)
         self.editions = editions
         self.links = links
+        self.depends_on = depends_on
+        self.setup = setup
+        self.cache = self.root / cache
 
     def test(self, parent: Element, block: str) -> bool:
         return block.startswith("::literate")
@@ -89,6 +102,7 @@ class Literate(BlockProcessor):
             headings=not symbol,
             parse=self.parse,
             stash=self.md.htmlStash.store,
+            recorded=None if symbol else self.recorded(path),
         )
 
         note = grid.find(".//h1/..")
@@ -97,6 +111,11 @@ class Literate(BlockProcessor):
             bar = toolbar(self.editions(path), links, self.md.htmlStash.store)
             below_title = [child.tag for child in note].index("h1") + 1
             note.insert(below_title, bar)
+
+    def recorded(self, path: Path) -> dict[str, Any] | None:
+        """What the module's examples have shown, where the site runs them."""
+        files = [f for pattern in self.depends_on for f in self.root.glob(pattern)]
+        return recording(path, depends_on=files, setup=self.setup, cache=self.cache)
 
     def parse(self, parent: Element, text: str) -> None:
         """Convert a note with all that the site has configured for its pages."""

@@ -1,8 +1,11 @@
-"""Sections to HTML: notes on the left, highlighted code on the right."""
+"""Sections to HTML: notes on the left, code on the right, its shapes beside it."""
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from html import escape
+from html import escape, unescape
+from typing import Any
 from xml.etree.ElementTree import Element, SubElement
 
 from markdown.util import AtomicString
@@ -16,6 +19,9 @@ from sidenotes.split import Section
 Stash = Callable[[str], str]
 Parse = Callable[[Element, str], None]
 
+COMMENT = re.compile(r'<span class="c1">#(?P<text>.*)</span>$')
+TAG = re.compile(r"<[^>]+>")
+
 
 def render(
     parent: Element,
@@ -25,9 +31,14 @@ def render(
     headings: bool,
     parse: Parse,
     stash: Stash,
+    recorded: dict[str, Any] | None = None,
 ) -> Element:
-    """Append `sections` of `source` to `parent`, as a grid of two columns."""
+    """Append `sections` of `source` to `parent`, as a grid of two columns.
+
+    What was recorded of a run is shown beside each line, and travels with the page.
+    """
     highlighted = highlight_lines(source)
+    shapes = strip(recorded)
     blank = [not line.strip() for line in source.split("\n")]
     grid = SubElement(parent, "div", {"class": "sidenotes"})
     symbols: Counter[str] = Counter()
@@ -55,8 +66,26 @@ def render(
 
         if shown:
             code = SubElement(row, "pre", {"class": "sn-code highlight"})
-            code.text = stash("".join(line(n, highlighted[n - 1]) for n in shown))
+            code.text = stash(
+                "".join(line(n, highlighted[n - 1], shapes.get(n)) for n in shown)
+            )
+    if recorded and recorded["calls"]:
+        kept = {name: recorded[name] for name in ("calls", "tensors")}
+        text = json.dumps(kept, separators=(",", ":")).replace("</", r"<\/")
+        data = f'<script type="application/json" class="sn-data">{text}</script>'
+        SubElement(grid, "div", {"hidden": "hidden"}).text = stash(data)
     return grid
+
+
+def strip(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+    """For each line that has a shape: what was seen, and what became of its claim."""
+    if not recorded:
+        return {}
+    shapes = {int(number): seen for number, seen in recorded["lines"].items()}
+    for verdict in ("checked", "weak"):
+        for number in recorded[verdict]:
+            shapes[number] = {"claim": verdict, **shapes.get(number, {})}
+    return shapes
 
 
 def highlight_lines(source: str) -> list[str]:
@@ -70,10 +99,29 @@ def highlight_lines(source: str) -> list[str]:
     return html.split("\n")
 
 
-def line(number: int, html: str) -> str:
-    """One line of code, with its number as a link to itself."""
+def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
+    """One line of code, with its number as a link to itself, and what it gave.
+
+    A comment that claims the shape moves into the strip. It stays part of the line, so
+    that the line is copied as it was written; what stands there beside it is not. Its
+    number sign becomes a tick where it is known to be true.
+    """
     link = f'href="#L{number}" data-n="{number}" tabindex="-1" aria-hidden="true"'
-    return f'<span id="L{number}"><a {link}></a>{html}\n</span>'
+    beside = ""
+    if shape:
+        comment = COMMENT.search(html) if "claim" in shape else None
+        code = html[: comment.start()] if comment else html
+        length = len(unescape(TAG.sub("", code)).expandtabs(4))
+        begins = f' data-line="{shape["line"]}"' if "line" in shape else ""
+        place = f'{begins} style="--at:{length}"'
+        if comment:
+            ticked = shape["claim"] == "checked"
+            mark = '<span class="sn-mark">#</span>' if ticked else "#"
+            text = f"{mark}{comment['text']}"
+            html = f'{code}<span class="c1 sn-claim"{place}>{text}</span>'
+        else:
+            beside = f'<samp class="sn-shape"{place}>{escape(shape["text"])}</samp>'
+    return f'<span id="L{number}"><a {link}></a>{html}\n</span>{beside}'
 
 
 def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:

@@ -1,5 +1,6 @@
 """The directive: from one line of Markdown to the annotated page."""
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -125,6 +126,62 @@ def test_the_bar_carries_the_texts_to_copy_and_the_links(tmp_path: Path) -> None
     assert "<textarea hidden>a.py &lt;&amp;&gt;</textarea>" in html
     assert '<a class="md-button" href="tests/a.html">Tests</a>' in html
     assert html.index("Title") < html.index("sn-bar") < html.index("Prose.")
+
+
+SHAPED = '''
+class T:
+    def __init__(self, *shape):
+        self.shape = shape
+
+def f(x):
+    """
+    >>> y = f(T(3, 5))
+    """
+    y = T(*x.shape)  # [m, n]
+    z = T(5, 3)  # [n, m]
+    return T(5, 3) if "<" else None
+'''
+
+
+def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
+    html = page(tmp_path, SHAPED, depends_on=["*.py"])
+    lines = SHAPED.split("\n")
+    shown = code_lines(html)
+    assert all(text == lines[number - 1] for number, text in shown.items())
+    mark = 'data-line="10" style="--at:21"><span class="sn-mark">#</span> [m, n]</span>'
+    assert mark in html
+    assert 'data-line="11" style="--at:17"><span class="sn-mark">#</span> [n' in html
+    at = len(lines[11])
+    seen = f'<samp class="sn-shape" data-line="12" style="--at:{at}">[n, m]</samp>'
+    assert f"</span>{seen}" in html
+    assert html.count("<samp") == 1
+    (data,) = re.findall(r'class="sn-data">(.*)</script>', html)
+    assert [call["symbol"] for call in json.loads(data)["calls"]][-1] == "f"
+    assert [path.suffix for path in (tmp_path / ".cache/traces").iterdir()] == [".json"]
+
+
+def test_a_weak_claim_has_no_tick_and_a_false_one_is_answered(tmp_path: Path) -> None:
+    weak = SHAPED.replace("    z = T(5, 3)  # [n, m]\n", "")
+    html = page(tmp_path, weak, depends_on=["*.py"])
+    assert 'data-line="10" style="--at:21"># [m, n]</span>' in html
+    false = SHAPED.replace("z = T(5, 3)", "z = T(2, 3)")
+    html = page(tmp_path, false, depends_on=["*.py"])
+    assert '<span class="c1"># [n, m]</span>' in html
+    assert 'data-line="11" style="--at:25">[2, m]</samp>' in html
+
+
+def test_without_files_to_run_nothing_is_run(tmp_path: Path) -> None:
+    html = page(tmp_path, SHAPED)
+    assert "sn-shape" not in html
+    assert "sn-claim" not in html
+    assert "<script" not in html
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_an_excerpt_carries_no_data(tmp_path: Path) -> None:
+    html = page(tmp_path, SHAPED, "#f", depends_on=["*.py"])
+    assert "<script" not in html
+    assert "sn-shape" not in html
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"], ids=["CRLF", "CR"])

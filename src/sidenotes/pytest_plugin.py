@@ -1,0 +1,82 @@
+"""`pytest --shapes my_model.py`: every shape comment is a test.
+
+Loaded into each run of pytest, and does nothing there unless it is asked: the tracer is
+imported only then.
+"""
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from sidenotes.shapes import Finding
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One flag; the files are those that pytest is given anyway."""
+    parser.getgroup("shapes", "shape comments").addoption(
+        "--shapes",
+        action="store_true",
+        help="check shape comments, such as `# [batch_size, d]`, in the given .py "
+        "files: run their doctest examples, and make each comment a test (and "
+        "collect nothing else)",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(
+    file_path: Path, parent: pytest.Collector
+) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """With `--shapes`, a Python file is its shape comments and nothing else."""
+    collectors = yield
+    if not parent.config.getoption("shapes"):
+        return collectors
+    if file_path.suffix != ".py":
+        return []
+    return [ShapeFile.from_parent(parent, path=file_path)]
+
+
+class ShapeFile(pytest.File):
+    """A source, traced once for all of its comments."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One item a claim; a file that was named, but claims nothing, says so."""
+        from sidenotes.grammar import claims
+        from sidenotes.shapes import judge
+        from sidenotes.split import UNREADABLE, LiterateError, read
+        from sidenotes.trace import TraceError, trace
+
+        try:
+            found = claims(read(self.path))
+            findings = judge(found, trace(self.path)) if found else []
+        except (LiterateError, TraceError) as error:
+            raise self.CollectError(str(error)) from error
+        except UNREADABLE as error:
+            line = getattr(error, "lineno", None) or 1
+            raise self.CollectError(f"{self.path}:{line}: {error}") from error
+        if not findings and self.session.isinitpath(self.path):
+            reason = "no line of code ends with a shape, as `# [batch_size, d]` is one"
+            self.warn(pytest.PytestCollectionWarning(reason))
+        for finding in findings:
+            name = f"L{finding.claim.line} {finding.claim.text}"
+            yield ShapeItem.from_parent(self, name=name, finding=finding)
+
+
+class ShapeItem(pytest.Item):
+    """One claim, judged."""
+
+    def __init__(self, *, finding: "Finding", **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.finding = finding
+
+    def runtest(self) -> None:
+        """Pass, or say what was claimed and what was seen, without a traceback."""
+        if self.finding.verdict != "ok":
+            pytest.fail(self.finding.message, pytrace=False)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the comment stands."""
+        title = f"{self.name} in {self.path.name}"
+        return self.path, self.finding.claim.line - 1, title

@@ -1,0 +1,143 @@
+"""`pytest --shapes`: what is collected, what is said, and that nothing else changes."""
+
+from pathlib import Path
+
+import pytest
+
+from sidenotes.grammar import claims
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent.parent.parent
+MODEL = '''
+"""A model of one line.
+
+>>> import torch
+>>> turn(torch.zeros(2, 3)).shape
+torch.Size([3, 2])
+"""
+
+
+def turn(x):
+    n, d = x.shape
+    return x.T  # [d, n]
+'''.lstrip()
+CLAIM = "L11 [d, n]"
+
+
+def run(pytester: pytest.Pytester, *args: str | Path) -> pytest.RunResult:
+    # Other plugins are slow to begin.
+    return pytester.runpytest("-p", "no:hypothesispytest", "--shapes", *args)
+
+
+@pytest.fixture
+def model(pytester: pytest.Pytester) -> Path:
+    path = pytester.path / "my_model.py"
+    path.write_text(MODEL, encoding="utf-8")
+    return path
+
+
+def test_each_comment_is_a_test(pytester: pytest.Pytester, model: Path) -> None:
+    result = run(pytester, "-v", model)
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 1}
+    assert f"my_model.py::{CLAIM} PASSED" in result.stdout.str()
+
+
+def test_one_comment_can_be_chosen(pytester: pytest.Pytester, model: Path) -> None:
+    model.write_text(MODEL.replace("n, d = x.shape", "n, d = x.shape; y = x  # [n, d]"))
+    assert run(pytester, model).parseoutcomes() == {"passed": 2}
+    chosen = run(pytester, f"{model}::{CLAIM}")
+    assert chosen.parseoutcomes() == {"passed": 1}
+
+
+def test_a_wrong_comment_fails_in_five_lines(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    model.write_text(MODEL.replace("[d, n]", "[n, d]"))
+    result = run(pytester, model)
+    assert result.ret == 1
+    text = result.stdout.str()
+    first = text.index("line 11: ")
+    assert text[first:].split("\n")[:5] == [
+        "line 11: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "    return x.T  # [n, d]",
+        "  seen:  return [3, 2]",
+        "  where: n = 2 (in the code), d = 3 (in the code)",
+        "  in:    turn, example 2",
+    ]
+    assert text[:first].split("\n")[-2].strip("_ ") == "L11 [n, d] in my_model.py"
+    assert text[first:].split("\n")[5].startswith("=====")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [("2, 3", "3, 3", "weak"), (">>> turn", ">>> len", "unreached")],
+)
+def test_what_is_not_known_to_be_true_fails(
+    pytester: pytest.Pytester, model: Path, old: str, new: str, verdict: str
+) -> None:
+    model.write_text(MODEL.replace(old, new).replace(")).shape", "))"))
+    result = run(pytester, model)
+    assert result.parseoutcomes() == {"failed": 1}
+    assert f"line 11: [d, n] is {verdict}: " in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("zeros(2, 3)", "zeros(2)", ":4: the example raises ValueError: not enough"),
+        ("return x.T", "return 'x", ":11: unterminated string literal"),
+        ("def turn", "import nowhere\n\n\ndef turn", ":1: cannot be imported: Module"),
+    ],
+)
+def test_a_file_that_cannot_be_traced_is_one_error(
+    pytester: pytest.Pytester, model: Path, old: str, new: str, message: str
+) -> None:
+    model.write_text(MODEL.replace(old, new))
+    result = run(pytester, model)
+    assert result.parseoutcomes() == {"errors": 1}
+    assert f"{model}{message}" in result.stdout.str()
+    assert "sidenotes" not in result.stdout.str().partition("ERRORS")[2]
+
+
+def test_a_named_file_without_comments_says_so(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    model.write_text(MODEL.replace("# [d, n]", ""))
+    result = run(pytester, "-W", "default", model)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines("*no line of code ends with a shape*")
+
+
+def test_a_folder_gives_the_comments_of_its_files(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    pytester.maketxtfile(notes="y = x  # [n, d]")
+    pytester.makepyfile(other="x = 1", test_some="def test_some(): assert False")
+    result = run(pytester, "-W", "error")
+    assert result.parseoutcomes() == {"passed": 1}
+
+
+def test_other_runs_are_left_alone(pytester: pytest.Pytester, model: Path) -> None:
+    source = "import sys\n\ndef test_some():\n    x = 1  # [n]\n    "
+    pytester.makepyfile(
+        test_some=source + "assert 'sidenotes.trace' not in sys.modules"
+    )
+    result = pytester.runpytest_subprocess("--doctest-modules")
+    assert result.parseoutcomes() == {"passed": 2}
+
+
+def test_the_page_itself_passes_and_an_altered_one_does_not(
+    pytester: pytest.Pytester,
+) -> None:
+    source = (ROOT / "src/headnotes/mha.py").read_text(encoding="utf-8")
+    path = pytester.path / "mha_copy.py"
+    path.write_text(source, encoding="utf-8")
+    count = len(claims(source))
+    assert run(pytester, path).parseoutcomes() == {"passed": count}
+    swapped = source.replace("# [q_len, k_len, batch", "# [k_len, q_len, batch")
+    assert swapped != source
+    path.write_text(swapped, encoding="utf-8")
+    found = run(pytester, path).parseoutcomes()
+    assert found == {"passed": count - 2, "failed": 2}

@@ -1,0 +1,286 @@
+"""Recordings: what is kept of a run, under which names, and for how long."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidenotes import record as recorder
+from sidenotes.record import flat, record, recording
+from sidenotes.split import LiterateError
+from sidenotes.trace import trace
+
+# A tensor is whatever has a shape: no test here needs torch.
+TENSOR = """
+class T:
+    def __init__(self, *shape, start=0.0):
+        self.shape, self.start = shape, start
+    dtype, device = "t.float32", "cpu"
+    def tolist(self):
+        def fill(shape, at):
+            if not shape:
+                return at
+            step = 1
+            for size in shape[1:]:
+                step *= size
+            return [fill(shape[1:], at + i * step) for i in range(shape[0])]
+        return fill(self.shape, self.start)
+"""
+
+
+def recorded(tmp_path: Path, source: str) -> dict[str, Any]:
+    path = tmp_path / "a.py"
+    path.write_text(source, encoding="utf-8")
+    return json.loads(json.dumps(record(source, trace(path))))
+
+
+def at(source: str, code: str) -> str:
+    """The number of the line that holds `code`."""
+    return str(1 + [code in line for line in source.split("\n")].index(True))
+
+
+def test_a_true_claim_names_its_axes_and_those_of_its_neighbours(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TENSOR
+        + '''
+def f(q, k):
+    """
+    >>> f(T(3, 7), T(5, 7)).shape
+    (3, 5)
+    """
+    q = T(3, 7)  # [q_len, d]
+    k = T(5, 7)  # [k_len, d]
+    s = T(3, 5)  # [q_len, k_len]
+    u = T(5, 1, 3)
+    return T(3, 5)
+'''
+    )
+    found = recorded(tmp_path, source)
+    lines = found["lines"]
+    assert found["checked"] == [
+        int(at(source, f"# [{n}")) for n in ("q_len, d", "k_len, d", "q_len, k")
+    ]
+    assert lines[at(source, "u = T")]["text"] == "[k_len, 1, q_len]"
+    assert lines[at(source, "return T(3, 5)")]["text"] == "[q_len, k_len]"
+    call = next(call for call in found["calls"] if call["symbol"] == "f")
+    assert call["names"] == {"q_len": 3, "d": 7, "k_len": 5}
+    assert call["arguments"][1]["axes"] == ["k_len", "d"]
+
+
+def test_two_names_of_one_size_name_nothing_that_is_not_claimed(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TENSOR
+        + '''
+def f(a, b):
+    """
+    >>> y = f(T(5, 5), T(5, 7)), f(T(2, 3), T(3, 7))
+    """
+    x = T(*a.shape)  # [m, n]
+    y = T(*b.shape)  # [n, k]
+    z = T(*a.shape)  # [m, n]
+    w = T(*b.shape)  # [n, k]
+    return T(*a.shape)
+'''
+    )
+    found = recorded(tmp_path, source)
+    # Of the two calls the second tells all sizes apart.
+    assert found["lines"][at(source, "return T(*a")]["text"] == "[m, n]"
+    weaker = source.replace(", f(T(2, 3), T(3, 7))", "")
+    found = recorded(tmp_path, weaker)
+    assert found["lines"][at(source, "return T(*a")]["text"] == "[5, 5]"
+
+
+def test_a_claim_that_no_example_can_tell_from_others_is_called_weak(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TENSOR
+        + '''
+def f():
+    """
+    >>> y = f()
+    """
+    return T(3, 3)  # [m, n]
+'''
+    )
+    found = recorded(tmp_path, source)
+    assert found["checked"] == []
+    assert found["weak"] == [int(at(source, "return T(3"))]
+    assert found["lines"][at(source, "return T(3")]["text"] == "[3, 3]"
+
+
+def test_a_false_claim_is_not_shown_as_checked(tmp_path: Path) -> None:
+    source = (
+        TENSOR
+        + '''
+def f():
+    """
+    >>> y = f()
+    """
+    x = T(3, 5)  # [m, n]
+    y = T(5, 3)  # [m, n]
+    z = T(3, 5)  # [m, n]
+    return y
+'''
+    )
+    found = recorded(tmp_path, source)
+    line = at(source, "y = T(5")
+    assert int(line) not in found["checked"]
+    assert line in found["lines"]
+
+
+def test_a_call_that_raises_gives_way_to_one_that_returns(tmp_path: Path) -> None:
+    source = (
+        TENSOR
+        + '''
+def f(x):
+    """
+    >>> y = f(T(3))
+    >>> f(T(2, 7, 5))
+    Traceback (most recent call last):
+    ValueError
+    """
+    y = x
+    if len(x.shape) > 1:
+        raise ValueError
+    return y
+'''
+    )
+    (call,) = (c for c in recorded(tmp_path, source)["calls"] if c["symbol"] == "f")
+    assert call["arguments"][0]["sizes"] == [3]
+    assert [step["line"] for step in call["steps"]] == [
+        int(at(source, code)) for code in ("y = x", "if len", "return y")
+    ]
+
+
+def test_a_number_has_four_digits_and_equal_tensors_are_kept_once(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TENSOR
+        + '''
+def f():
+    """
+    >>> y = f()
+    """
+    x = T(2, start=0.123456)
+    y = T(2, start=0.123456)
+    return y
+'''
+    )
+    found = recorded(tmp_path, source)
+    assert found["tensors"] == [[0.1235, 1.123]]
+
+
+@pytest.mark.parametrize(
+    ("data", "numbers"),
+    [
+        (1.23456e-9, [1.235e-09]),
+        ([float("nan"), float("-inf")], ["nan", "-inf"]),
+        ([[True], [False]], [1, 0]),
+        ([123456789], [123456789]),
+        ([1 + 2j], ["(1+2j)"]),
+        ([], []),
+    ],
+)
+def test_numbers_become_json(data: Any, numbers: list[Any]) -> None:
+    assert flat(data) == numbers
+    assert json.loads(json.dumps(flat(data), allow_nan=False)) == numbers
+
+
+def test_the_largest_tensors_go_when_a_page_grows_too_heavy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "BUDGET", 120)
+    kept = recorder.within_budget([[1.5], [n / 7 for n in range(300)], [2.5]])
+    assert kept == [[1.5], None, [2.5]]
+
+
+EXAMPLE = 'def f(x):\n    """\n    >>> y = f(T(3))\n    """\n    y = x\n    return y\n'
+
+
+def files_of(tmp_path: Path) -> list[Path]:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(TENSOR + EXAMPLE)
+    (tmp_path / "versions.txt").write_text("1")
+    return sorted([*tmp_path.glob("*.py"), tmp_path / "versions.txt"])
+
+
+def test_nothing_is_run_when_nothing_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[set[str]] = []
+    run = recorder.run
+
+    def count(stored: dict[Path, Path], setup: str) -> None:
+        ran.append({path.name for path in stored})
+        run(stored, setup)
+
+    monkeypatch.setattr(recorder, "run", count)
+    files = files_of(tmp_path)
+    a, b = tmp_path / "a.py", tmp_path / "b.py"
+
+    def look(path: Path, setup: str = "") -> Any:
+        cache = tmp_path / "cache"
+        return recording(path, depends_on=files, setup=setup, cache=cache)
+
+    first = look(a)
+    assert first["calls"]
+    look(b)
+    assert look(a) == first
+    assert ran == [{"a.py", "b.py"}]  # all at once, and once
+    # A note of one module is of no interest to the other.
+    b.write_text("# a note\n" + b.read_text())
+    look(a)
+    assert len(ran) == 1
+    assert look(b)["calls"][0]["line"] == first["calls"][0]["line"] + 1
+    assert ran[1:] == [{"b.py"}]
+    # Its code is, and so are the setup and the other files.
+    b.write_text(b.read_text().replace("T(3)", "T(3, 5)"))
+    b.write_text(b.read_text() + "x = 1\n")
+    look(a)
+    look(a, setup="pass")
+    (tmp_path / "versions.txt").write_text("2")
+    look(a)
+    assert ran[2:] == [{"a.py", "b.py"}] * 3
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_file_that_is_not_named_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("raise SystemExit('run')\n")
+    cache = tmp_path / "cache"
+    assert recording(tmp_path / "a.py", depends_on=[], setup="", cache=cache) is None
+    init = tmp_path / "__init__.py"
+    init.write_text("raise SystemExit('run')\n")
+    assert recording(init, depends_on=[init], setup="", cache=cache) is None
+    assert not cache.exists()
+
+
+def test_a_failing_example_stops_the_build_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text('def f():\n    """\n    >>> f()\n    """\n    return 1 / 0\n')
+    with pytest.raises(LiterateError, match=r"a\.py:3: the example raises ZeroDiv"):
+        recording(path, depends_on=[path], setup="", cache=tmp_path / "cache")
+
+
+def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
+    files = files_of(tmp_path)
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(path.read_text().replace("T(3)", "T(3, start=random.random())"))
+        path.write_text("import random\n" + path.read_text())
+    setup = "import random; random.seed(7)"
+    cache = tmp_path / "cache"
+    a, b = (
+        recording(path, depends_on=files, setup=setup, cache=cache)
+        for path in files
+        if path.suffix == ".py"
+    )
+    assert a is not None
+    assert b is not None
+    assert a["tensors"] == b["tensors"] != []

@@ -1,0 +1,379 @@
+"""Shape comments: what is one, what it means, and that none can be wrong unnoticed."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from sidenotes.shapes import Finding, check, claims, judge
+from sidenotes.trace import Trace, trace
+
+ROOT = Path(__file__).parent.parent.parent
+NAME = r"[^\W\d]\w*"
+# The modules whose comments all hold, and are altered here in every way.
+HEADNOTES = ROOT / "src" / "headnotes"
+# Whose comments are all verified. The others have some that no example tells apart yet.
+VERIFIED = ["mha", "masks", "implementations/causal", "implementations/batch_first"]
+MODULES = [HEADNOTES / f"{name}.py" for name in VERIFIED]
+
+
+def in_function(body: str, *, header: str = "def f(x):") -> str:
+    return f"{header}\n{indent(dedent(body).strip(), '    ')}\n"
+
+
+def found_in(source: str) -> list[tuple[int, str, tuple[str, ...]]]:
+    return [(c.line, c.text, c.targets) for c in claims(source) if not c.problem]
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "targets"),
+    [
+        ("y = x  # [q_len, k_len]", "[q_len, k_len]", ("y",)),
+        ("y = x # [3]", "[3]", ("y",)),
+        ("y: int = x  # []", "[]", ("y",)),
+        ("y += x  # [..., heads*d_k]", "[..., heads * d_k]", ("y",)),
+        ("self.y = x  # [n // 2, ...]", "[n // 2, ...]", ("self.y",)),
+        ("y[0] = x  # [a, ..., b]", "[a, ..., b]", ("y",)),
+        ("y, (z, *w) = x  # [n]", "[n]", ("y", "z", "w")),
+        ("y = z = x  # [n]", "[n]", ("y", "z")),
+        ("return x  # [n]", "[n]", ("return",)),
+        ("return x, y  # [n]", "[n]", ("return[0]", "return[1]")),
+        ("yield x  # [n]", "[n]", ("yield",)),
+        ("z = 1; y = x  # [n]", "[n]", ("y",)),
+        ("for y in x:  # [n]\n    pass", "[n]", ("y",)),
+        ("with x as y:  # [n]\n    pass", "[n]", ("y",)),
+        ("if x: y = x  # [n]", "[n]", ("y",)),
+        ("y = x  # [n]; a view", "[n]", ("y",)),
+        ("y = x  # [n]  # noqa: E501", "[n]", ("y",)),
+        ("y = x  # type: ignore  # [n]", "[n]", ("y",)),
+    ],
+)
+def test_a_bracket_at_the_end_of_a_line_is_a_claim(
+    line: str, text: str, targets: tuple[str, ...]
+) -> None:
+    assert found_in(in_function(line)) == [(2, text, targets)]
+
+
+def test_several_brackets_speak_of_one_value_each() -> None:
+    source = in_function("y, z = x  # [n], [n, 2 * d]")
+    assert found_in(source) == [(2, "[n]", ("y",)), (2, "[n, 2 * d]", ("z",))]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "y = g(\n    x,\n)  # [n]",
+        "y = g(  # [n]\n    x,\n)",
+        '"""No [n]."""\ny = """# [m]"""  # [n]',
+    ],
+)
+def test_a_statement_may_have_several_lines(statement: str) -> None:
+    assert [text for _, text, _ in found_in(in_function(statement))] == ["[n]"]
+
+
+def test_a_comment_beside_a_parameter_speaks_of_it() -> None:
+    header = "def f(\n    x,  # [n, d]\n    *,\n    y=None,  # [n]\n):"
+    source = in_function("return x", header=header)
+    assert found_in(source) == [(2, "[n, d]", ("x",)), (4, "[n]", ("y",))]
+    assert {claim.statement for claim in claims(source)} == {0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# [n]",
+        "y = x  # the shape is [n]",
+        "y = x  # (n, d)",
+        "y = x  # type: list[int]",
+        "y = '# [n]'",
+        "y = x",
+    ],
+)
+def test_other_comments_are_prose(line: str) -> None:
+    assert claims(in_function(f"{line}\nreturn x")) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("y = x  # [a b, c]", "`[a b, c]` is no list in brackets, nor several"),
+        ("y = x  # [n] -> [m]", "`[n] -> [m]` is no list in brackets, nor several"),
+        ("y = x  # [n][0]", "`[n][0]` is no list in brackets"),
+        ("y = x  # [n or 1]", "`n or 1` is no name, no integer, no `...`, nor one"),
+        ("y = x  # [d / 2]", "`d / 2` is no name, no integer, no `...`, nor one"),
+        ("y = x  # [True]", "`True` is no name, no integer, no `...`, nor one"),
+        ("y = x  # [..., ...]", "`...` may stand only once in a bracket"),
+        ("y, z = x  # [n], [n], [n]", "3 brackets, but 2 values"),
+        ("y = g(\n    1,  # [n]\n    x)", "put it at the end of the statement"),
+        ("g(x)  # [n]", "the line assigns and returns nothing"),
+        ("y: int  # [n]", "the line assigns and returns nothing"),
+        ("if x:\n    y = x\nelse:  # [n]\n    y = x", "no statement ends here"),
+    ],
+)
+def test_what_begins_like_a_claim_must_be_one(source: str, problem: str) -> None:
+    (claim,) = claims(in_function(source))
+    assert claim.problem.startswith(problem)
+    (finding,) = judge([claim], Trace(Path("a.py")))
+    assert finding.verdict == "wrong"
+    assert problem in finding.message
+
+
+def test_what_is_not_traced_is_refused() -> None:
+    (claim,) = claims("y = 1  # [n]")
+    assert claim.problem == "only what stands in a function is traced"
+    (claim,) = claims("def f(x, y):  # [n]\n    pass\n")
+    assert claim.problem == "put it beside one parameter, or beside the `return`"
+
+
+def run(folder: Path, body: str, *examples: str, header: str = "def f(x):") -> Trace:
+    """A trace of a function, called as the examples say, and its source beside it."""
+    prompts = "\n".join(f">>> _ = {example}" for example in examples)
+    source = f'"""Examples.\n\n{prompts}\n"""\nfrom torch import zeros\n\n\n'
+    path = folder / "made.py"
+    path.write_text(source + in_function(body, header=header), encoding="utf-8")
+    return trace(path)
+
+
+def findings(folder: Path, *args: str, **more: str) -> list[Finding]:
+    traced = run(folder, *args, **more)
+    return check(traced.path.read_text(encoding="utf-8"), traced)
+
+
+def verdicts(folder: Path, *args: str, **more: str) -> list[str]:
+    return [finding.verdict for finding in findings(folder, *args, **more)]
+
+
+TWICE = """
+    y = x + 1  # [n, d]
+    return y.T  # [d, n]
+"""
+
+
+def test_two_claims_that_agree_are_believed(tmp_path: Path) -> None:
+    assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))") == ["ok", "ok"]
+
+
+def test_a_claim_that_an_earlier_one_contradicts_is_wrong(tmp_path: Path) -> None:
+    first, second = findings(tmp_path, TWICE.replace("d, n", "n, d"), "f(zeros(2, 3))")
+    assert first.verdict == "ok"
+    assert second.verdict == "wrong"
+    assert second.message.split("\n") == [
+        "line 10: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "    return y.T  # [n, d]",
+        "  seen:  return [3, 2]",
+        "  where: n = 2 (line 9), d = 3 (line 9)",
+        "  in:    f, example 1",
+    ]
+
+
+@pytest.mark.parametrize("claim", ["[n]", "[n, d, 1]", "[n, d, ..., 1]"])
+def test_the_number_of_axes_is_claimed_too(tmp_path: Path, claim: str) -> None:
+    body = f"y = x + 1  # {claim}\nreturn y"
+    (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
+    assert "is wrong: the value has 2 axes" in finding.message
+
+
+def test_dots_stand_for_any_number_of_axes(tmp_path: Path) -> None:
+    body = "y = x + 1  # [n, ..., d]\nreturn y.mT  # [..., d, m]"
+    header = "def f(x, n, d, m):"
+    calls = ("f(zeros(2, 3), 2, 3, 2)", "f(zeros(2, 7, 5, 3), 2, 3, 5)")
+    assert verdicts(tmp_path, body, *calls, header=header) == ["ok", "ok"]
+
+
+def test_names_are_solved_for_in_expressions(tmp_path: Path) -> None:
+    # Not for two unknown names at once, for one that is squared or stands under `//`.
+    body = """
+        y = x.new_zeros(28, 12, 4)  # [2 * (n + d), m * (m + 1), n // 2]
+        z = y[:5, :3]  # [d, m, ...]
+        w = y[:3, :11, 0]  # [m, 20 - n]
+        return w  # [m, n + 2]
+    """
+    assert {f.message for f in findings(tmp_path, body, "f(zeros(1))")} == {""}
+
+
+def test_the_code_has_the_last_word_on_its_own_names(tmp_path: Path) -> None:
+    body = "n, d = x.shape\nreturn x.T  # [n, d]"
+    (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
+    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "n = 2 (in the code), d = 3 (in the code)" in finding.message
+    assert verdicts(tmp_path, body.replace("[n, d]", "[d, n]"), "f(zeros(2, 3))") == [
+        "ok"
+    ]
+
+
+def test_a_name_that_nothing_else_knows_is_weak(tmp_path: Path) -> None:
+    body = "n = len(x)\nreturn x + 1  # [n, width]"
+    (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
+    assert finding.verdict == "weak"
+    assert "is weak: nothing else says what is `width`" in finding.message
+
+
+def test_sizes_that_coincide_are_weak_until_an_example_tells_them_apart(
+    tmp_path: Path,
+) -> None:
+    body = "n, d = x.shape\nreturn x + 1  # [n, d]"
+    (finding,) = findings(tmp_path, body, "f(zeros(3, 3))")
+    assert finding.verdict == "weak"
+    assert "no example tells `n` from `d` (both 3)" in finding.message
+    assert verdicts(tmp_path, body, "f(zeros(3, 3))", "f(zeros(2, 3))") == ["ok"]
+
+
+def test_two_names_for_one_size_are_weak(tmp_path: Path) -> None:
+    body = "y = x + 1  # [n, d]\nz = y + 1  # [n, width]\nreturn x  # [n, width, d]"
+    body = body.replace("[n, width, d]", "[n, d]").replace("z = y", "width = 3; z = y")
+    assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["weak", "weak", "weak"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "sizes", "message"),
+    [
+        ("[...]", "n=2", "it fits every tensor"),
+        ("[..., d]", "d=3", "no example tells `...` from `d`"),
+        ("[n * d, 1]", "n=2, d=3", ""),
+        ("[k * d, n]", "k=1, d=3, n=2", "no example tells `k * d` from `d` (both 3)"),
+        ("[k * d, n]", "k=3, d=1, n=2", "no example tells `k * d` from `k` (both 3)"),
+        ("[2 * k, n]", "k=2, n=3", "no example tells `2 * k` from `2 + k` (both 4)"),
+        ("[3 * k, d]", "k=2, d=3", "no example tells `3 * k` from `d * k` (both 6)"),
+        ("[d * k, 3]", "k=2, d=3", "no example tells `3` from `d` (both 3)"),
+    ],
+)
+def test_a_claim_is_weak_where_another_would_fit(
+    tmp_path: Path, claim: str, sizes: str, message: str
+) -> None:
+    numbers = dict(re.findall(r"(\w)=(\d)", sizes))
+    shape = re.sub(r"\b[a-z]\b", lambda m: numbers[m[0]], claim).replace("..., ", "")
+    made = f"f(zeros({shape.replace('[...]', '[2, 3]')}))"
+    (finding,) = findings(
+        tmp_path, f"return x + 1  # {claim}", made, header=f"def f(x, {sizes}):"
+    )
+    assert finding.verdict == ("weak" if message else "ok")
+    assert message in finding.message
+
+
+def test_one_call_that_knows_all_names_is_enough(tmp_path: Path) -> None:
+    body = "if k: d = x.shape[1]\nreturn x + 1  # [n, d]"
+    made = ("f(zeros(2, 3), 2, 0)", "f(zeros(2, 3), 2, 1)")
+    header = "def f(x, n, k):"
+    assert verdicts(tmp_path, body, made[0], header=header) == ["weak"]
+    assert verdicts(tmp_path, body, *made, header=header) == ["ok"]
+
+
+def test_a_line_that_no_example_runs_is_unreached(tmp_path: Path) -> None:
+    body = "if x.dim() == 1:\n    return x  # [n]\nreturn x + 1  # [n, ...]"
+    header = "def f(x, n=2):"
+    first, second = findings(tmp_path, body, "f(zeros(2, 3))", header=header)
+    assert (first.verdict, second.verdict) == ("unreached", "ok")
+    assert first.message.startswith("line 10: [n] is unreached: no example runs this")
+
+
+def test_a_parameter_without_tensor_is_unreached(tmp_path: Path) -> None:
+    header = "def f(\n    x,  # [n, d]\n    mask=None,  # [n]\n):"
+    body = "return x + 1  # [n, d]"
+    assert verdicts(tmp_path, body, "f(zeros(2, 3))", header=header) == [
+        "ok",
+        "unreached",
+        "ok",
+    ]
+    call = "f(zeros(2, 3), zeros(3))"
+    first, mask, _ = findings(tmp_path, body, call, header=header)
+    assert (first.verdict, mask.verdict) == ("ok", "wrong")
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    header = "def f(\n    x,\n    mask=None,  # [n]\n):"
+    (finding,) = findings(tmp_path, "return x", "f(zeros(2))", header=header)
+    expected = "line 10: [n] is unreached: no example passes a tensor here"
+    assert finding.message.startswith(expected)
+
+
+def test_a_line_without_tensor_is_wrong(tmp_path: Path) -> None:
+    (finding,) = findings(tmp_path, "y = len(x)  # [n]\nreturn y", "f(zeros(2))")
+    assert finding.message.startswith("line 9: [n] is wrong: `y` never has a shape")
+
+
+def test_every_call_and_every_turn_of_a_loop_must_agree(tmp_path: Path) -> None:
+    body = "for y in x:  # [n]\n    n = 2\nreturn y  # [n]"
+    assert verdicts(tmp_path, body, "f((zeros(2), zeros(2)))") == ["ok", "ok"]
+    assert verdicts(tmp_path, body, "f((zeros(2), zeros(3)))") == ["wrong", "wrong"]
+    assert verdicts(tmp_path, body, "f([zeros(2)])", "f([zeros(3)])")[0] == "wrong"
+
+
+def test_a_name_may_mean_another_size_in_another_call(tmp_path: Path) -> None:
+    assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))", "f(zeros(3, 5))") == ["ok"] * 2
+
+
+def test_each_tensor_of_a_tuple_is_held_to_its_claim(tmp_path: Path) -> None:
+    body = "n, d = x.shape\ny, z = x, x.T  # [n, d], [d, n]\nreturn y, z  # [n, d]"
+    assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok", "ok", "wrong"]
+    body = "n, d = x.shape\ny = (x, x.T)  # [n, d]\nreturn y"
+    (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
+    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "seen:  y[0] [2, 3], y[1] [3, 2]" in finding.message
+
+
+def test_an_expression_without_a_whole_solution_is_wrong(tmp_path: Path) -> None:
+    (finding,) = findings(tmp_path, "return x + 1  # [2 * n]", "f(zeros(3))")
+    assert "is wrong: the axis has 3, which is `2 * n` for no n" in finding.message
+    header = "def f(x, n=0):"
+    body = "return x + 1  # [3 // n]"
+    (finding,) = findings(tmp_path, body, "f(zeros(3))", header=header)
+    assert "is wrong: `3 // n` is None, but the axis has 3" in finding.message
+
+
+def altered(axes: tuple[str, ...], scope: set[str]) -> Iterator[tuple[str, ...]]:
+    """Swap two entries, rename one, change a number or an expression."""
+    for i, j in combinations(range(len(axes)), 2):
+        if axes[i] != axes[j]:
+            swapped = list(axes)
+            swapped[i], swapped[j] = axes[j], axes[i]
+            yield tuple(swapped)
+    for i, entry in enumerate(axes):
+        others = set()
+        if entry.isidentifier():
+            others = scope | {"fresh"}
+        elif entry.isdecimal():
+            others = scope | {"fresh", str(int(entry) + 1)}
+        elif entry != "...":
+            words = re.findall(r"\w+", entry)
+            others = {f"{entry} + 1", f"2 * ({entry})", *words}
+            others |= {entry.replace("*", op) for op in "+-"} | {"fresh"}
+            for word in words:
+                whole = rf"\b{word}\b"
+                others |= {re.sub(whole, w, entry) for w in scope | {"fresh"}}
+        for other in sorted(others - {entry}):
+            yield (*axes[:i], other, *axes[i + 1 :])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_every_altered_comment_is_found(path: Path) -> None:
+    source, traced = path.read_text(encoding="utf-8"), trace(path)
+    found = claims(source)
+    assert found
+    assert [f.message for f in check(source, traced) if f.verdict != "ok"] == []
+    for claim in found:
+        # A claim speaks to those of its own function only.
+        rest = [c for c in found if c.symbol == claim.symbol and c != claim]
+        calls = [call for call in traced.calls if call.symbol == claim.symbol]
+        scope = {word for c in (claim, *rest) for word in re.findall(NAME, c.text)}
+        for axes in altered(claim.axes, scope):
+            other = replace(claim, text=f"[{', '.join(axes)}]", axes=axes)
+            around = sorted([other, *rest], key=lambda c: c.line)
+            verdicts = {f.verdict for f in judge(around, Trace(path, calls))}
+            assert verdicts != {"ok"}, f"{claim.line}: {other.text} goes unnoticed"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.stem)
+def test_a_comment_that_is_altered_in_its_file_is_found(path: Path) -> None:
+    source, traced = path.read_text(encoding="utf-8"), trace(path)
+    lines = source.split("\n")
+    for claim in claims(source):
+        code, _, _ = lines[claim.line - 1].partition(claim.code)
+        axes = next(altered(claim.axes, set()))
+        other = claim.code.replace(claim.text, f"[{', '.join(axes)}]")
+        assert other != claim.code
+        new = [*lines[: claim.line - 1], f"{code}{other}", *lines[claim.line :]]
+        assert {f.verdict for f in check("\n".join(new), traced)} != {"ok"}

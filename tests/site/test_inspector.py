@@ -1,0 +1,440 @@
+"""The strip, its card and the inspector: a debugger whose steps are already taken."""
+
+import contextlib
+import doctest
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+from torch import Tensor
+
+from headnotes import mha as module
+
+CORE = "source/mha.html"
+SOURCE = Path(module.__file__).read_text(encoding="utf-8").split("\n")
+
+
+def number_of(code: str) -> int:
+    """The line that begins with `code`, which must be one."""
+    found = [n for n, line in enumerate(SOURCE, 1) if line.strip().startswith(code)]
+    assert len(found) == 1, found
+    return found[0]
+
+
+ATTN = number_of("attn = masked_softmax(")
+SCORES = number_of("scores = self.get_scores(")
+PROJECTED = number_of("query = self.query(")
+SCALED = number_of("query = query * self.scale")
+
+
+@pytest.fixture(scope="session")
+def example() -> dict[str, Any]:
+    """What the class's own example holds: run once more, seeded like the site.
+
+    `lines` are those of `forward`, in order, as Python's own tracing reports them.
+    """
+    torch.manual_seed(2017)
+    tests = doctest.DocTestFinder(exclude_empty=True).find(module)
+    for test in sorted(tests, key=lambda test: test.lineno or 0):
+        lines: list[int] = []
+
+        def follow(
+            frame: FrameType, event: str, arg: object, lines: Any = lines
+        ) -> Any:
+            if frame.f_code is not module.MultiHeadAttention.forward.__code__:
+                return None
+            if event == "line":
+                lines.append(frame.f_lineno)
+            return follow
+
+        before = sys.gettrace()
+        for part in test.examples:
+            with contextlib.redirect_stdout(io.StringIO()):
+                sys.settrace(follow)
+                try:
+                    exec(compile(part.source, "example", "single"), test.globs)
+                finally:
+                    sys.settrace(before)
+        if test.name.endswith(".MultiHeadAttention"):
+            return {**test.globs, "lines": lines}
+    pytest.fail("the class has no example")
+
+
+def strip(page: Page, line: int) -> Any:
+    return page.locator(f".sn-code [data-line='{line}']")
+
+
+def panel(page: Page) -> Any:
+    return page.get_by_role("dialog", name="Inspector")
+
+
+def shown(page: Page) -> list[list[float]]:
+    """The numbers of the cells, row by row, without headings and sums."""
+    rows = page.eval_on_selector_all(
+        ".sn-values tbody tr",
+        "all => all.map(r => [...r.querySelectorAll('td:not(.sn-sum)')]"
+        ".map(c => c.textContent))",
+    )
+    return [[float(text) for text in row] for row in rows]
+
+
+def rounded(tensor: Tensor) -> list[list[float]]:
+    return [[float(f"{x:.4g}") for x in row] for row in tensor.tolist()]
+
+
+def slide(page: Page, axis: str, value: int) -> None:
+    page.get_by_role("slider", name=axis).fill(str(value))
+
+
+def test_the_values_are_those_of_torch(
+    page: Page, url: str, example: dict[str, Any]
+) -> None:
+    page.goto(f"{url}/{CORE}#L{ATTN}&t=attn")
+    attn = example["mha"].attn
+    q_len, k_len, batch_size, heads = attn.shape
+    assert len({q_len, k_len, batch_size, heads}) == 4
+    for b in range(batch_size):
+        for h in range(heads):
+            slide(page, "batch_size", b)
+            slide(page, "heads", h)
+            assert shown(page) == rounded(attn[:, :, b, h])
+    low, high = float(attn.min()), float(attn.max())
+    expect(panel(page)).to_contain_text(f"minimum {low:#.4g}, maximum {high:#.4g}")
+
+
+def test_any_two_axes_can_be_rows_and_columns(
+    page: Page, url: str, example: dict[str, Any]
+) -> None:
+    page.goto(f"{url}/{CORE}#L{ATTN}&t=attn")
+    page.get_by_label("rows").select_option("heads")
+    page.get_by_label("columns").select_option("q_len")
+    slide(page, "k_len", 3)
+    slide(page, "batch_size", 1)
+    attn = example["mha"].attn
+    assert shown(page) == rounded(attn[:, 3, 1, :].T)
+    page.get_by_label("rows").select_option("q_len")  # they change places
+    assert shown(page) == rounded(attn[:, 3, 1, :])
+
+
+def test_row_sums_are_right_to_their_last_digit(
+    page: Page, url: str, example: dict[str, Any]
+) -> None:
+    mha = example["mha"]
+    query = mha.query(example["query"]) * mha.scale
+    for name, tensor, line in (
+        ("attn", mha.attn[:, :, 0, 0], ATTN),
+        ("query", query[:, 0, 0], SCALED),
+    ):
+        page.goto("about:blank")
+        page.goto(f"{url}/{CORE}#L{line}&t={name}")
+        assert shown(page) == rounded(tensor)
+        texts = page.locator(".sn-values tbody .sn-sum").all_text_contents()
+        for text, total in zip(texts, tensor.double().sum(-1).tolist(), strict=True):
+            digits = len(text.partition(".")[2])
+            assert abs(float(text) - total) <= 10.0**-digits
+            assert digits >= 2
+
+
+def test_stepping_visits_the_lines_in_the_order_of_execution(
+    page: Page, url: str, example: dict[str, Any]
+) -> None:
+    lines = example["lines"]
+    page.goto(f"{url}/{CORE}#L{lines[0]}&t=query")
+
+    def at() -> int:
+        current = page.locator(".sn-code [aria-current='step']")
+        expect(current).to_have_count(1)
+        expect(current).to_be_in_viewport()
+        line = int((current.get_attribute("id") or "L")[1:])
+        expect(panel(page).get_by_role("status")).to_contain_text(f"line {line}")
+        return line
+
+    seen = [at()]
+    forward = page.get_by_role("button", name="Step forward")
+    while forward.get_attribute("aria-disabled") == "false":
+        forward.click()
+        page.wait_for_timeout(50)
+        seen.append(at())
+    assert seen == lines
+    for _ in lines[1:]:
+        page.get_by_role("button", name="Step back").click()
+        seen.pop()
+        assert at() == seen[-1]
+
+
+def test_what_is_alive_is_what_has_been_assigned(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}#L{SCORES}&t=scores")
+    alive = page.get_by_role("group", name="Tensors alive").get_by_role("button")
+    assert alive.all_text_contents() == ["query", "key", "value", "scores"]
+    page.keyboard.press("ArrowRight")
+    assert alive.all_text_contents()[-1] == "attn"
+    page.keyboard.press("ArrowLeft")
+    assert alive.all_text_contents()[-1] == "scores"
+    # The scaled query, and not the one that came in.
+    page.get_by_role("button", name="query", exact=True).click()
+    expect(panel(page)).to_contain_text("d_k = 11")
+
+
+def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.wait_for_timeout(300)  # what scrolls becomes a tab stop once it is measured
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.line") == str(SCALED):
+            break
+    page.keyboard.press("ArrowDown")
+    expect(strip(page, SCORES)).to_be_focused()
+    expect(page.get_by_role("tooltip")).to_contain_text("scores float32, q_len = 3")
+    page.keyboard.press("Enter")
+    expect(panel(page)).to_be_focused()
+    expect(page.get_by_role("tooltip")).to_be_hidden()
+    page.keyboard.press("ArrowRight")
+    expect(panel(page)).to_contain_text(f"line {ATTN}; attn is [q_len, k_len")
+    page.wait_for_timeout(300)
+    reached = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                "document.activeElement.dataset.key || "
+                "document.activeElement.getAttribute('aria-label')"
+            )
+        )
+    wanted = ["Step back", "Step forward", "Close the inspector"]
+    wanted += ["query", "key", "value", "scores", "attn", "rows", "columns"]
+    wanted += ["at2", "at3", "Values of attn"]
+    assert reached[: len(wanted)] == wanted
+    page.get_by_role("slider", name="heads").focus()
+    page.keyboard.press("ArrowRight")  # moves the slider, not the step
+    expect(page.locator(".sn-controls label:last-child > span")).to_have_text("1")
+    expect(panel(page)).to_contain_text(f"line {ATTN};")
+    page.keyboard.press("Escape")
+    expect(panel(page)).to_have_count(0)
+    expect(strip(page, SCORES)).to_be_focused()
+
+
+def test_a_link_carries_the_state(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    strip(page, ATTN).click()
+    page.get_by_role("button", name="scores", exact=True).click()
+    assert page.url.endswith(f"#L{ATTN}&t=scores")
+    text = panel(page).inner_text()
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    expect(panel(page)).to_be_visible()
+    assert panel(page).inner_text() == text
+    page.wait_for_timeout(600)
+    expect(page.locator(f"#L{ATTN}")).to_be_in_viewport()
+    page.keyboard.press("Escape")
+    assert page.url.endswith(f"#L{ATTN}")
+
+
+@pytest.mark.parametrize("state", ["#L9999&t=attn", "#L1&t=x", "#Lx&t=", "#L170"])
+def test_a_link_to_nothing_opens_nothing(page: Page, url: str, state: str) -> None:
+    page.goto(f"{url}/{CORE}{state}")
+    page.wait_for_timeout(200)
+    expect(panel(page)).to_have_count(0)
+
+
+@pytest.mark.parametrize("rest", ["t=nothing", "t=%E0%A4%A", "t=", "t=attn&n=99"])
+def test_a_link_to_an_unknown_tensor_opens_the_line(
+    page: Page, url: str, rest: str
+) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(f"{url}/{CORE}#L{ATTN}&{rest}")
+    expect(panel(page)).to_contain_text(f"line {ATTN}; attn is")
+    expect(page.get_by_role("button", name="attn", pressed=True)).to_be_visible()
+    assert errors == []
+
+
+def test_a_variable_shows_its_uses_and_its_card(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    line = page.locator(f"#L{PROJECTED}")  # query = self.query(query)
+    new, _, old = line.locator(".n", has_text=re.compile("^query$")).all()
+    for token, width in ((new, "heads = 7, d_k = 11"), (old, "d_model = 77")):
+        page.mouse.move(0, 0)
+        token.scroll_into_view_if_needed()
+        page.wait_for_timeout(200)
+        token.hover()
+        card = page.get_by_role("tooltip")
+        expect(card).to_contain_text("query float32, q_len = 3")
+        expect(card).to_contain_text(width)
+    uses = page.eval_on_selector_all(
+        ".sn-use", "all => all.map(e => e.closest('[id^=L]').id)"
+    )
+    wanted = [f"L{n}" for n in (PROJECTED, SCALED, SCORES)]
+    assert set(wanted) <= set(uses)
+    outside = number_of("def get_scores(")
+    assert all(int(use[1:]) < outside for use in uses)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_open_inspector_is_accessible(
+    browser: Browser, url: str, scheme: Any, width: int
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}#L{ATTN}&t=attn")
+    expect(panel(page)).to_be_visible()
+    results = Axe().run(page, options={"resultTypes": ["violations"]})
+    violations = results.response["violations"]
+    found = [f"{v['id']}: {n['html'][:90]}" for v in violations for n in v["nodes"]]
+    assert found == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
+
+
+def test_who_wants_no_motion_gets_none(browser: Browser, url: str) -> None:
+    def moves(motion: Any) -> bool:
+        context = browser.new_context(
+            viewport={"width": 1440, "height": 900}, reduced_motion=motion
+        )
+        page = context.new_page()
+        page.goto(f"{url}/{CORE}")
+        page.evaluate("document.querySelector('.sidenotes').scrollIntoView()")
+        asked = page.evaluate(
+            """line => {
+              let asked = [];
+              const scrollBy = window.scrollBy;
+              window.scrollBy = options => asked.push(options.behavior);
+              location.hash = `#L${line}&t=attn`;
+              return new Promise(r => setTimeout(() => r(asked), 200));
+            }""",
+            ATTN,
+        )
+        context.close()
+        assert len(asked) == 1
+        return bool(asked[0] == "smooth")
+
+    assert moves("no-preference")
+    assert not moves("reduce")
+
+
+def test_a_first_tap_shows_the_card_and_a_second_one_opens(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 900}, has_touch=True, is_mobile=True
+    )
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    strip(page, SCALED).scroll_into_view_if_needed()
+    page.wait_for_timeout(300)
+    strip(page, SCALED).tap()
+    expect(page.get_by_role("tooltip")).to_contain_text("query float32")
+    expect(panel(page)).to_have_count(0)
+    strip(page, SCALED).tap()
+    expect(panel(page)).to_be_visible()
+    context.close()
+
+
+def test_it_works_from_a_folder(browser: Browser, site: Path) -> None:
+    page = browser.new_page()
+    page.goto(f"{(site / CORE).as_uri()}#L{ATTN}&t=attn")
+    expect(panel(page)).to_contain_text("q_len = 3, k_len = 5")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(panel(page)).to_contain_text("self.attn is")
+    page.close()
+
+
+def test_without_script_the_strip_is_text(browser: Browser, url: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    expect(strip(page, SCALED)).to_have_text("[q_len, batch_size, heads, d_k]")
+    expect(strip(page, SCALED)).to_be_visible()
+    expect(strip(page, ATTN)).to_have_text("# [q_len, k_len, batch_size, heads]")
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 1000, 1440, 1920])
+def test_no_shape_lies_over_code(page: Page, url: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    for name in ("mha", "implementations/stages"):
+        page.goto(f"{url}/source/{name}.html")
+        gaps = page.eval_on_selector_all(
+            "samp.sn-shape",
+            """all => all.map(shape => {
+              const line = shape.previousSibling;
+              const tokens = [...line.querySelectorAll("span")];
+              const box = e => e.getBoundingClientRect();
+              const right = Math.max(...tokens.map(t => box(t).right));
+              const [a, b] = [box(line), box(shape)];
+              return [b.left - right, Math.abs(a.top - b.top)];
+            })""",
+        )
+        assert len(gaps) > 3
+        for gap, offset in gaps:
+            assert gap > 6
+            assert offset < 1
+
+
+def test_shapes_are_shown_once_and_not_copied_with_the_code(
+    page: Page, url: str
+) -> None:
+    page.goto(f"{url}/{CORE}")
+    both = page.evaluate(
+        "[...document.querySelectorAll('.sn-claim')]"
+        ".filter(c => c.closest('[id]').nextSibling?.matches?.('.sn-shape')).length"
+    )
+    assert both == 0
+    block = page.locator(f".sn-code:has(#L{SCALED})")
+    selected = block.evaluate(
+        "e => { getSelection().selectAllChildren(e); return `${getSelection()}` }"
+    )
+    assert selected.rstrip("\n").split("\n") == SOURCE[SCALED - 1 : SCORES]
+
+
+def test_every_shape_of_every_page_opens(page: Page, url: str, site: Path) -> None:
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    opened = 0
+    for path in sorted((site / "source").rglob("*.html")):
+        if path.parent.name == "tests":
+            continue
+        page.goto(f"{url}/{path.relative_to(site).as_posix()}")
+        wrong = page.evaluate(
+            """() => {
+              const wrong = [];
+              for (const shape of document.querySelectorAll(".sn-code [data-line]")) {
+                shape.click();
+                const panel = document.querySelector(".sn-inspector");
+                const line = panel?.querySelector("[role=status]").textContent;
+                if (!line?.includes(`line ${shape.dataset.line};`)) wrong.push(line);
+                const values = panel?.querySelector(".sn-values");
+                if (!values?.textContent) wrong.push("empty");
+              }
+              return [wrong, document.querySelectorAll("[data-line]").length];
+            }"""
+        )
+        assert wrong[0] == [], path
+        opened += wrong[1]
+    assert errors == []
+    assert opened > 100
+
+
+def test_the_data_of_a_page_can_be_read_back(site: Path) -> None:
+    for path in (site / "source").rglob("*.html"):
+        html = path.read_text(encoding="utf-8")
+        for text in re.findall(r'class="sn-data">(.*?)</script>', html, re.DOTALL):
+            data = json.loads(text)
+            assert data["calls"]
+            for call in data["calls"]:
+                for value in [v for step in call["steps"] for v in step["values"]]:
+                    assert len(value["axes"]) == len(value["sizes"])
