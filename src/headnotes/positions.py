@@ -183,7 +183,7 @@ class PositionalEncoding(nn.Module):
     Source: Vaswani et al. 2017, section 3.5, and section 5.4 for the dropout.
 
     >>> positions = PositionalEncoding(d_model=4)
-    >>> positions.eval()(torch.zeros(3, 1, 4)).squeeze(1)
+    >>> positions.eval()(torch.zeros(3, 2, 4))[:, 0]
     tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
             [ 0.8415,  0.5403,  0.0100,  0.9999],
             [ 0.9093, -0.4161,  0.0200,  0.9998]])

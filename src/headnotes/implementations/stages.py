@@ -144,15 +144,16 @@ class CausalAttention(nn.Module):
     `[batch_size, seq_len, d_in]` becomes `[batch_size, seq_len, d_out]`. Raises
     `ValueError` for a setting out of range. Source: Raschka 2024, section 3.5.3.
 
-    Two words of the sentence are enough for the first two rows of its output, for the
-    others cannot change them:
+    The first three words of the sentence; the others could not change these numbers:
 
     >>> x = torch.tensor([[[0.43, 0.15, 0.89],
-    ...                    [0.55, 0.87, 0.66]]])
+    ...                    [0.55, 0.87, 0.66],
+    ...                    [0.57, 0.85, 0.64]]])
     >>> _ = torch.manual_seed(123)
     >>> CausalAttention(3, 2, 6, dropout=0.0)(x).detach()
     tensor([[[-0.4519,  0.2216],
-             [-0.5874,  0.0058]]])
+             [-0.5874,  0.0058],
+             [-0.6300, -0.0632]]])
     """
 
     mask: Tensor
