@@ -28,12 +28,15 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
     others = [ROOT / "constraints.txt", docs / "matplotlibrc"]
     others += (ROOT / "benchmarks" / "results").glob("*.json")
-    others += (ROOT / "src" / "sidenotes").glob("*.py")
+    # What few lessons use, and name: a change there need not run all the others again.
+    some = {"sidenotes": ROOT / "src" / "sidenotes", "museum": ROOT / "museum"}
 
     def executed(script: Path) -> str:
+        text = script.read_text(encoding="utf-8")
+        used = [f for name in some if name in text for f in some[name].glob("*.py")]
         return lesson(
             script,
-            depends_on=[*SOURCES, *others],
+            depends_on=[*SOURCES, *others, *used],
             cache=ROOT / ".cache" / "lessons",
         )
 

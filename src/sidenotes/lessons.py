@@ -5,12 +5,11 @@ print or draw follows them. Figures become part of the page: drawn in the ink of
 text, they need no request and follow the theme.
 """
 
-import ast
 import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from textwrap import indent
 from typing import Any
 from xml.etree import ElementTree
@@ -20,7 +19,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
-from sidenotes.split import LiterateError, named, read
+from sidenotes.cache import code_of, keep, place
+from sidenotes.split import LiterateError, read
 
 # Figures are drawn in this colour where they should take on the colour of the text.
 INK = "#123456"
@@ -38,28 +38,10 @@ def lesson(path: Path, *, depends_on: Iterable[Path], cache: Path) -> str:
     key = hashlib.sha256(read(path).encode())
     for file in [*sorted(depends_on), Path(__file__)]:
         key.update(code_of(file))
-    stored = cache / f"{path.stem}-{key.hexdigest()[:16]}.md"
+    stored = place(cache, path.stem, key.hexdigest(), ".md")
     if not stored.exists():
-        markdown = to_markdown(execute(path), path)
-        cache.mkdir(parents=True, exist_ok=True)
-        for outdated in cache.glob(f"{path.stem}-*.md"):
-            outdated.unlink(missing_ok=True)
-        # Written whole or not at all: another build may be looking.
-        with NamedTemporaryFile("w", dir=cache, delete=False, encoding="utf-8") as new:
-            new.write(markdown)
-        Path(new.name).replace(stored)
+        keep(stored, to_markdown(execute(path), path))
     return stored.read_text(encoding="utf-8")
-
-
-def code_of(file: Path) -> bytes:
-    """What in a file can change a result: of Python the code, else every byte."""
-    if file.suffix != ".py":
-        return file.read_bytes()
-    tree = ast.parse(read(file))
-    for node in [tree, *(definition for _, definition in named(tree))]:
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree).encode()
 
 
 def execute(path: Path) -> Any:

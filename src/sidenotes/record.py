@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
+from sidenotes.cache import code_of, keep, place
 from sidenotes.grammar import Axes, Claim, pair
 from sidenotes.shapes import check
 from sidenotes.split import LiterateError, read
@@ -54,7 +54,8 @@ def recording(
     for file in files:
         if file.suffix == ".py" and file.stem != "__init__":
             key = hashlib.sha256(common.digest() + read(file).encode()).hexdigest()
-            stored[file] = cache / f"{file.parent.name}-{file.stem}-{key[:16]}.json"
+            name = f"{file.parent.name}-{file.stem}"
+            stored[file] = place(cache, name, key, ".json")
     if path not in stored:  # a package has no lines of its own worth following
         return None
     if not stored[path].exists():
@@ -68,9 +69,6 @@ def recording(
 @cache
 def code(file: Path, changed: int) -> bytes:
     """What in a file can change a result; read once for all pages of a build."""
-    # Not above: a process that only records needs nothing of what lessons need.
-    from sidenotes.lessons import code_of
-
     return code_of(file)
 
 
@@ -94,21 +92,14 @@ def main() -> None:
     """Do the work that `run` hands over."""
     task = json.load(sys.stdin)
     for file, where in task["work"].items():
-        path, place = Path(file), Path(where)
+        path = Path(file)
         # Before each module, so that its numbers do not depend on the others.
         exec(task["setup"], {})
         try:
             content = json.dumps(record(read(path), trace(path)), allow_nan=False)
         except TraceError as error:
             sys.exit(str(error))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        stem = place.stem.rpartition("-")[0]
-        for outdated in place.parent.glob(f"{stem}-{'?' * 16}.json"):
-            outdated.unlink(missing_ok=True)
-        # Written whole or not at all: another build may be looking.
-        with NamedTemporaryFile("w", dir=place.parent, delete=False) as new:
-            new.write(content)
-        Path(new.name).replace(place)
+        keep(Path(where), content)
 
 
 def record(source: str, run: Trace) -> Json:
