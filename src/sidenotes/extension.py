@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, SubElement
 
 from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
@@ -18,6 +18,7 @@ from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
 from sidenotes.record import recording
 from sidenotes.render import render, toolbar
+from sidenotes.sizes import panel
 from sidenotes.split import LiterateError, read, split
 
 DIRECTIVE = re.compile(r"::literate[ ]+(?P<path>[^#\s]+)(#(?P<symbol>\S+))?\s*$")
@@ -37,6 +38,7 @@ class SidenotesExtension(Extension):
             ],
             "setup": ["", "Statements before each run: whoever draws numbers, seeds"],
             "cache": [".cache/traces", "Folder for what was recorded of the runs"],
+            "sizes": [{}, "By source, the sizes that a reader may change on its page"],
         }
         super().__init__(**options)
 
@@ -66,6 +68,7 @@ class Literate(BlockProcessor):
         depends_on: list[str],
         setup: str,
         cache: str,
+        sizes: dict[str, dict[str, Any]],
     ) -> None:
         super().__init__(md.parser)
         self.md = md
@@ -75,6 +78,7 @@ class Literate(BlockProcessor):
         self.depends_on = depends_on
         self.setup = setup
         self.cache = self.root / cache
+        self.sizes = sizes
 
     def test(self, parent: Element, block: str) -> bool:
         return block.startswith("::literate")
@@ -94,6 +98,7 @@ class Literate(BlockProcessor):
             if not inside:
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside
+        stash = self.md.htmlStash.store
         # An excerpt is part of another page, which has headings of its own.
         grid = render(
             parent,
@@ -101,14 +106,18 @@ class Literate(BlockProcessor):
             source,
             headings=not symbol,
             parse=self.parse,
-            stash=self.md.htmlStash.store,
+            stash=stash,
             recorded=None if symbol else self.recorded(path),
         )
+        sizes = None if symbol else self.sizes.get(match["path"])
+        if sizes:
+            place = SubElement(grid, "div", {"class": "sn-foot"})
+            place.text = stash(panel(sizes))
 
         note = grid.find(".//h1/..")
         if note is not None and not symbol:
             links = {k: v.format(stem=path.stem) for k, v in self.links.items()}
-            bar = toolbar(self.editions(path), links, self.md.htmlStash.store)
+            bar = toolbar(self.editions(path), links, bool(sizes), stash)
             below_title = [child.tag for child in note].index("h1") + 1
             note.insert(below_title, bar)
 

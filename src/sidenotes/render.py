@@ -130,16 +130,22 @@ def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:
     return [n for n in numbers if kept and kept[0] <= n <= kept[-1]]
 
 
-def toolbar(editions: dict[str, str], links: dict[str, str], stash: Stash) -> Element:
-    """What can be done with the module: copy one of its editions, follow a link."""
+def toolbar(
+    editions: dict[str, str], links: dict[str, str], sizes: bool, stash: Stash
+) -> Element:
+    """What can be done with the module: follow a link, copy an edition, try sizes."""
     bar = Element("p", {"class": "sn-bar"})
     for label, url in links.items():
         SubElement(bar, "a", {"href": url, "class": "md-button"}).text = label
     # The texts travel inside the page: no request, so that copying works from a file.
-    buttons = "".join(
-        f'<button type="button" class="md-button" hidden>{escape(label)}'
-        f"<textarea hidden>{escape(text)}</textarea></button>"
+    buttons = [
+        f"{escape(label)}<textarea hidden>{escape(text)}</textarea>"
         for label, text in editions.items()
+    ]
+    if sizes:
+        buttons.append("Try other sizes")
+    before = '<button type="button" class="md-button" hidden>'
+    SubElement(bar, "span").text = stash(
+        "".join(f"{before}{button}</button>" for button in buttons)
     )
-    SubElement(bar, "span").text = stash(buttons)
     return bar

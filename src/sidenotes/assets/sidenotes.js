@@ -3,7 +3,7 @@
 
 {
   // Copying: each button carries its text with it, so no request is made.
-  for (const button of document.querySelectorAll(".sn-bar button")) {
+  for (const button of document.querySelectorAll(".sn-bar button:has(textarea)")) {
     if (!navigator.clipboard) break; // only in a secure context
     const label = button.firstChild;
     const name = label.textContent;
@@ -527,4 +527,90 @@ for (const holder of document.querySelectorAll(".sn-data")) {
   };
   addEventListener("hashchange", follow);
   follow();
+}
+
+// Sizes that a reader may choose, and all shapes of the page at these sizes.
+
+for (const panel of document.querySelectorAll(".sn-sizes")) {
+  const sliders = [...panel.querySelectorAll("input")];
+  const totals = [...panel.querySelectorAll("[data-formula]")];
+  const toggle = document.querySelector(".sn-bar button:not(:has(textarea))");
+  const close = panel.querySelector("button");
+  const chosen = {};
+
+  /** The value of an expression of names, integers and + - * //; NaN for another. */
+  const valueOf = (text) => {
+    const tokens = text.match(/\w+|\/\/|[-+*()]/g) ?? [];
+    const atom = () => {
+      const token = tokens.shift();
+      if (token !== "(") return Number(chosen[token] ?? token);
+      const inner = sum();
+      tokens.shift();
+      return inner;
+    };
+    const product = () => {
+      let value = atom();
+      while (/^[*/]/.test(tokens[0])) {
+        value = tokens.shift() === "*" ? value * atom() : Math.floor(value / atom());
+      }
+      return value;
+    };
+    const sum = () => {
+      let value = product();
+      while (/^[-+]/.test(tokens[0])) value += tokens.shift() === "+" ? product() : -product();
+      return value;
+    };
+    return sum();
+  };
+
+  // What is said in names stays in the line, and is copied with it; it is only not shown.
+  const said = [...document.querySelectorAll(".sn-claim, .sn-shape")].map((strip) => {
+    const mark = strip.querySelector(".sn-mark");
+    const text = document.createElement("span");
+    text.append(...[...strip.childNodes].filter((node) => node !== mark));
+    strip.append(text);
+    return { strip, text, names: text.textContent, label: strip.ariaLabel };
+  });
+
+  const follow = () => {
+    for (const slider of sliders) {
+      chosen[slider.name] = slider.valueAsNumber;
+      slider.nextElementSibling.textContent = slider.value;
+    }
+    for (const total of totals) {
+      const value = valueOf(total.dataset.formula);
+      if (total.dataset.name) chosen[total.dataset.name] = value;
+      total.textContent = value.toLocaleString("en");
+    }
+    const open = toggle.ariaExpanded === "true";
+    for (const { strip, text, names, label } of said) {
+      const now = names.replace(/[^\s,[\]][^,[\]]*(?=[,\]])/g, (entry) =>
+        Number.isNaN(valueOf(entry)) ? entry : valueOf(entry),
+      );
+      if (open) text.dataset.now = now;
+      else delete text.dataset.now;
+      if (label) strip.ariaLabel = open ? label.replace(names.trim(), now.trim()) : label;
+    }
+  };
+
+  const open = (on) => {
+    toggle.ariaExpanded = on;
+    panel.parentElement.classList.toggle("sn-open", on);
+    follow();
+    close.hidden = !on;
+    if (on) sliders[0].focus({ preventScroll: true });
+  };
+  const shut = () => {
+    open(false);
+    toggle.focus({ preventScroll: true });
+  };
+  for (const part of [toggle, ...sliders]) part.hidden = false;
+  toggle.ariaExpanded = false;
+  toggle.addEventListener("click", () => open(toggle.ariaExpanded === "false"));
+  close.addEventListener("click", shut);
+  panel.addEventListener("input", follow);
+  panel.addEventListener("keydown", ({ key }) => {
+    if (key === "Escape") shut();
+  });
+  panel.addEventListener("submit", (event) => event.preventDefault());
 }

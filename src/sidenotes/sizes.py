@@ -1,0 +1,72 @@
+"""The panel that lets a reader change sizes, and what follows from them.
+
+The site says, for a source, which sizes there are, each with a value to begin with and
+the greatest one; what other names follow from them; and which totals to show:
+
+    sliders: {q_len: [50, 4096], heads: [8, 64], d_k: [64, 256]}
+    where: {d_model: heads * d_k}
+    totals: {parameters of one map: (d_model + 1) * d_model}
+
+Expressions are those of shape comments. The script of the page moves the sliders; what
+stands here is complete without it, for the sizes to begin with.
+"""
+
+from html import escape
+from typing import Any
+
+from sidenotes.grammar import parse, value_of, words_of
+from sidenotes.split import LiterateError
+
+KEYS = {"sliders", "where", "totals"}
+
+
+def panel(sizes: dict[str, Any]) -> str:
+    """The HTML of a panel; raises `LiterateError` where a formula cannot be worked out.
+
+    >>> html = panel({"sliders": {"n": [3, 9]}, "totals": {"pairs": "n * n"}})
+    >>> html[html.index("<b data") :]
+    '<b data-formula="n * n">9</b></span></p></form>'
+    """
+    if sizes.keys() - KEYS or "sliders" not in sizes:
+        given = ", ".join(map(repr, sizes)) or "nothing"
+        raise LiterateError(f"sizes have `sliders`, `where`, `totals`, not {given}")
+    now = {name: start for name, (start, _) in sizes["sliders"].items()}
+    sliders = [
+        f'<label>{name} <input type="range" name="{name}" min="1" max="{most}" '
+        f'value="{start}" hidden> <span>{start}</span></label>'
+        for name, (start, most) in sizes["sliders"].items()
+    ]
+    totals = []
+    for name, formula in sizes.get("where", {}).items():
+        now[name] = work_out(formula, now)
+        totals.append((name, formula, now[name], f' data-name="{name}"'))
+    for label, formula in sizes.get("totals", {}).items():
+        totals.append((label, formula, work_out(formula, now), ""))
+    follows = [
+        f"<span>{escape(label)} <code>= {escape(formula)}</code> = "
+        f'<b{named} data-formula="{escape(formula)}">{value:,}</b></span>'
+        for label, formula, value, named in totals
+    ]
+    return (
+        '<form class="sn-sizes" aria-label="Sizes" autocomplete="off">'
+        '<button type="button" aria-label="Back to names" hidden>×</button>'
+        f"<p>{' '.join(sliders)}</p><p>{' '.join(follows)}</p></form>"
+    )
+
+
+def work_out(formula: str, sizes: dict[str, int]) -> int:
+    """What a formula is, for sizes that name all that occurs in it."""
+    try:
+        entries = [entry for axes in parse(f"[{formula}]") for entry in axes]
+    except ValueError as error:
+        raise LiterateError(f"the size `{formula}`: {error}") from None
+    if len(entries) != 1 or entries[0] == "...":
+        raise LiterateError(f"the size `{formula}`: give one expression of names")
+    (entry,) = entries
+    if unknown := words_of((entry,)).keys() - sizes.keys():
+        known = ", ".join(sizes)
+        raise LiterateError(f"`{formula}` names {', '.join(unknown)}, not of {known}")
+    value = value_of(entry, sizes)
+    if value is None:
+        raise LiterateError(f"`{formula}` has no value at {sizes}")
+    return value

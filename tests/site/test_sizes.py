@@ -1,0 +1,202 @@
+"""Sizes that a reader chooses: the page then says what a run of that size does."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+from torch.utils.flop_counter import FlopCounterMode
+
+from headnotes import mha as module
+from headnotes.mha import MultiHeadAttention
+from sidenotes.grammar import pair, parse
+from sidenotes.trace import trace
+
+CORE = "source/mha.html"
+SHAPES = ".sn-claim, .sn-shape"
+
+# Each once more in the order of the sliders.
+CHOSEN = [
+    {"q_len": 13, "k_len": 29, "batch_size": 3, "heads": 5, "d_k": 7},
+    {"q_len": 1, "k_len": 4096, "batch_size": 2, "heads": 11, "d_k": 3},
+    {"q_len": 127, "k_len": 64, "batch_size": 128, "heads": 1, "d_k": 2},
+]
+
+EXAMPLE = '''
+
+def example():
+    """
+    >>> mha = MultiHeadAttention({heads}, {heads} * {d_k})
+    >>> query = torch.randn({q_len}, {batch_size}, {heads} * {d_k})
+    >>> key = torch.randn({k_len}, {batch_size}, {heads} * {d_k})
+    >>> mask = torch.rand({q_len}, {k_len}, {batch_size}) > 0.5
+    >>> _ = mha(query=query, key=key, value=key, mask=mask)
+    """
+'''
+
+
+def ran(folder: Path, sizes: dict[str, int]) -> dict[int, set[tuple[int, ...]]]:
+    """The shapes that each line of the core gives in a run at these sizes."""
+    source = Path(module.__file__).read_text(encoding="utf-8").replace(">>>", "   ")
+    path = folder / "mha.py"
+    path.write_text(source + EXAMPLE.format(**sizes), encoding="utf-8")
+    shapes: dict[int, set[tuple[int, ...]]] = {}
+    for call in trace(path, limit=0).calls:
+        for step in call.steps:
+            for line in range(step.line, step.last_line + 1):
+                shapes.setdefault(line, set()).update(v.shape for v in step.values)
+    return shapes
+
+
+def choose(page: Page, sizes: dict[str, int]) -> None:
+    page.get_by_role("button", name="Try other sizes").click()
+    for name, size in sizes.items():
+        page.get_by_role("slider", name=name).fill(str(size))
+
+
+def said(page: Page) -> dict[int, str]:
+    """What stands beside each line at the chosen sizes."""
+    found: list[tuple[str, str]] = page.eval_on_selector_all(
+        SHAPES,
+        "all => all.map(e => [e.dataset.line, e.querySelector('[data-now]')"
+        "?.dataset.now])",
+    )
+    assert all(line and text for line, text in found), found
+    return {int(line): text.partition(";")[0].strip() for line, text in found}
+
+
+@pytest.mark.parametrize(
+    "sizes", CHOSEN, ids=lambda sizes: "-".join(map(str, sizes.values()))
+)
+def test_every_shape_is_that_of_a_run_at_the_chosen_sizes(
+    page: Page, url: str, tmp_path: Path, sizes: dict[str, int]
+) -> None:
+    page.goto(f"{url}/{CORE}")
+    choose(page, sizes)
+    shapes = ran(tmp_path, sizes)
+    now = said(page)
+    assert len(now) > 15
+    for line, text in now.items():
+        assert not re.search("[a-z]", text), f"line {line}: {text} is not all numbers"
+        brackets = parse(text)
+        assert shapes.get(line), f"line {line} has a shape, but was not run"
+        for shape in shapes[line]:
+            fits = [pair(axes, shape) for axes in brackets]
+            assert any(
+                p is not None and all(int(entry) == size for entry, size in p)
+                for p in fits
+            ), f"line {line}: {text} was {shape}"
+
+
+def total(page: Page, label: str) -> int:
+    line = page.locator(".sn-sizes span", has_text=re.compile(f"^{label}"))
+    return int(line.locator("b").inner_text().replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    "sizes", CHOSEN, ids=lambda sizes: "-".join(map(str, sizes.values()))
+)
+def test_the_totals_are_those_of_a_run_at_the_chosen_sizes(
+    page: Page, url: str, sizes: dict[str, int]
+) -> None:
+    page.goto(f"{url}/{CORE}")
+    choose(page, sizes)
+    heads, d_model = sizes["heads"], sizes["heads"] * sizes["d_k"]
+    mha = MultiHeadAttention(heads, d_model)
+    query = torch.randn(sizes["q_len"], sizes["batch_size"], d_model)
+    memory = torch.randn(sizes["k_len"], sizes["batch_size"], d_model)
+    with FlopCounterMode(display=False) as counter:
+        mha(query=query, key=memory, value=memory)
+    assert mha.attn is not None
+    assert total(page, "d_model") == d_model
+    assert total(page, "parameters") == sum(p.numel() for p in mha.parameters())
+    assert total(page, "FLOPs") == counter.get_total_flops()
+    assert total(page, "bytes of the scores") == mha.attn.nbytes
+
+
+def test_names_come_back_when_the_panel_is_closed(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    before = page.locator(".sidenotes").inner_text()
+    choose(page, CHOSEN[0])
+    shown = page.locator("[data-now]")
+    expect(shown).not_to_have_count(0)
+    page.get_by_role("button", name="Back to names").click()
+    expect(shown).to_have_count(0)
+    assert page.locator(".sidenotes .sn-section").first.inner_text() in before
+    choose(page, {})
+    page.keyboard.press("Escape")
+    expect(shown).to_have_count(0)
+    expect(page.get_by_role("button", name="Try other sizes")).to_be_focused()
+
+
+def test_a_line_is_copied_as_it_was_written_at_any_sizes(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    before = page.eval_on_selector_all(
+        ".sn-claim", "all => all.map(e => e.textContent)"
+    )
+    choose(page, CHOSEN[0])
+    after = page.eval_on_selector_all(".sn-claim", "all => all.map(e => e.textContent)")
+    assert after == before
+    assert before
+
+
+def test_sizes_are_changed_by_keyboard_and_heard(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.get_by_role("button", name="Try other sizes").focus()
+    page.keyboard.press("Enter")
+    slider = page.get_by_role("slider", name="q_len")
+    expect(slider).to_be_focused()
+    expect(slider).to_be_in_viewport()
+    page.keyboard.press("ArrowRight")
+    expect(slider).to_have_value("51")
+    scores: Locator = page.locator(
+        ".sn-claim", has_text="[q_len, k_len, batch_size, heads]"
+    )
+    expect(scores.first).to_have_accessible_name(
+        re.compile(r"^\[51, 60, 32, 8\], values")
+    )
+
+
+def test_the_panel_stays_in_view_beside_the_code(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    panel = page.get_by_role("form", name="Sizes")
+    choose(page, {})
+    for symbol in ("MultiHeadAttention.forward", "masked_softmax"):
+        page.evaluate("id => document.getElementById(id).scrollIntoView()", symbol)
+        expect(panel).to_be_in_viewport(ratio=1)
+
+
+def test_without_script_the_totals_are_there_for_one_choice(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    text = page.locator(".sn-sizes").inner_text()
+    assert "1,050,624" in text
+    expect(page.locator(".sn-sizes input").first).to_be_hidden()
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_open_panel_is_accessible(
+    browser: Browser, url: str, scheme: Any, width: int
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    choose(page, CHOSEN[0])
+    results = Axe().run(page, options={"resultTypes": ["violations"]})
+    violations = results.response["violations"]
+    found = [f"{v['id']}: {n['html'][:90]}" for v in violations for n in v["nodes"]]
+    assert found == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    context.close()
