@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import re
 import shutil
@@ -870,3 +871,27 @@ def test_arguments_are_keyword_only() -> None:
     x = inputs()
     with pytest.raises(TypeError, match="positional argument"):
         build()(*x.values())
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+def test_a_key_that_no_query_may_read_may_hold_anything(
+    device: torch.device, junk: float
+) -> None:
+    mha = MultiHeadAttention(heads=3, d_model=15, dropout_prob=0).to(device)
+    query = torch.randn(2, 5, 15, device=device)
+    clean = torch.randn(7, 5, 15, device=device)
+    mask = torch.ones(2, 7, 5, dtype=torch.bool, device=device)
+    mask[:, 4:, 1] = False
+    mask[0, 2] = False  # one query may not, the other may: this key counts
+    dirty = clean.clone()
+    dirty[4:, 1] = junk
+    results = []
+    for memory in (clean, dirty):
+        mha.zero_grad()
+        output = mha(query=query, key=memory, value=memory, mask=mask)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in mha.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    assert dirty[4:, 1].isfinite().sum() == 0  # the caller's tensor is as it was

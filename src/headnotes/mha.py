@@ -132,41 +132,42 @@ class MultiHeadAttention(nn.Module):
         `[k_len, batch_size, d_model]`; the result has the shape of `query`. `mask` is
         bool, or integer 0/1, `[q_len or 1, k_len, batch_size or 1]`; True means that
         this query may attend to this key. A query that may attend to nothing reads
-        zero, and its output is the output bias. (A mask weighs by zero, so what it
-        forbids must still be finite: zero times NaN is NaN.)
+        zero, and its output is the output bias; a key that none may read may hold NaN.
 
-        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
-        before any work is done. Arguments are keyword-only: three tensors of one shape
-        are too easily swapped.
+        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
+        Keyword-only, because three tensors of one shape are too easily swapped.
 
-        Here the second query may look at the first two keys only:
+        Here the second of three queries may look at the first two keys only:
 
-        >>> mha = MultiHeadAttention(heads=2, d_model=6).eval()
-        >>> x = torch.randn(3, 1, 6)
-        >>> mask = torch.ones(3, 3).tril().bool().unsqueeze(-1)
-        >>> y = mha(query=x, key=x, value=x, mask=mask)
+        >>> mha = MultiHeadAttention(heads=7, d_model=77)
+        >>> x, y = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
+        >>> mask = torch.ones(3, 5, 2).bool()
+        >>> mask[1, 2:] = False
+        >>> _ = mha(query=x, key=y, value=y, mask=mask)
         >>> mha.attn[1, :, 0, 0] > 0
-        tensor([ True,  True, False])
+        tensor([ True,  True, False, False, False])
         """
         check_inputs(self.output.weight, query, key, value)
         if mask is not None:
             check_tensor("mask", mask, self.output.weight.device)
-            mask = self.prepare_mask(mask, query.shape, key.shape)
+            shapes = query.shape, key.shape
+            mask = self.prepare_mask(mask, *shapes)  # [q_len, k_len, batch_size, 1]
+            # Zero times NaN is NaN: what no query may read is cleared, not just unread.
+            unread = ~mask.any(dim=(0, 3)).unsqueeze(-1)  # [k_len, batch_size, 1]
+            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
 
         query = self.query(query)  # [q_len, batch_size, heads, d_k]
         key = self.key(key)  # [k_len, batch_size, heads, d_k]
         value = self.value(value)  # [k_len, batch_size, heads, d_k]
 
-        # The original scales the scores. Scaling the query instead is the same in
-        # exact arithmetic, and lets $q \cdot k$ grow $\sqrt{d_k}$ times larger before
-        # it passes 65,504, where float16 ends.
+        # The original scales the scores. With the query scaled instead, $q \cdot k$ may
+        # grow $\sqrt{d_k}$ times larger before it passes 65,504, where float16 ends.
         query = query * self.scale
         scores = self.get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
-        # What the model means is kept to be looked at: detached, so that it holds no
-        # graph, and before dropout, so that rows sum to 1. The original keeps it after
-        # dropout; a published copy of it has lost the dropout altogether. (An exported
-        # program has nowhere to keep it, and what `vmap` leaves here is not readable.)
+        # Kept to be looked at: detached, so that it holds no graph, and before dropout,
+        # so that rows sum to 1; the original keeps it after. (An exported program has
+        # nowhere to keep it, and what `vmap` leaves here is not readable.)
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
         if not torch.compiler.is_exporting():
             self.attn = attn.detach()
@@ -179,44 +180,41 @@ class MultiHeadAttention(nn.Module):
         output: Tensor = self.output(context)  # [q_len, batch_size, d_model]
         return output
 
-    def get_scores(self, query: Tensor, key: Tensor) -> Tensor:
+    def get_scores(
+        self,
+        query: Tensor,  # [q_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, heads, d_k]
+    ) -> Tensor:
         r"""Compare every query with every key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.
 
         The query arrives already divided by $\sqrt{d_k}$. A variant that scores
         otherwise, with relative positions say, overrides this hook.
-
-        >>> mha = MultiHeadAttention(heads=5, d_model=10)
-        >>> query = torch.randn(3, 2, 5, 2)
-        >>> mha.get_scores(query, torch.randn(7, 2, 5, 2)).shape
-        torch.Size([3, 7, 2, 5])
         """
-        return torch.einsum("ibhd,jbhd->ijbh", query, key)
+        scores = torch.einsum("ibhd,jbhd->ijbh", query, key)
+        return scores  # [q_len, k_len, batch_size, heads]
 
     def prepare_mask(
-        self, mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
+        self,
+        mask: Tensor,  # [q_len, k_len, batch_size]
+        query_shape: tuple[int, ...],
+        key_shape: tuple[int, ...],
     ) -> Tensor:
         r"""Validate `mask` and give it an axis of size 1 that broadcasts over heads.
 
         The axes for queries and batch may have size 1; the one for keys may not,
         since a single column would silently allow or forbid all keys at once.
-
-        >>> mha = MultiHeadAttention(heads=5, d_model=10)
-        >>> mask = torch.ones(3, 7, 1).bool()
-        >>> mha.prepare_mask(mask, (3, 2, 10), (7, 2, 10)).shape
-        torch.Size([3, 7, 1, 1])
         """
         check_mask(mask, query_shape, key_shape)
-        return mask.bool().unsqueeze(-1)  # [..., 1]
+        return mask.bool().unsqueeze(-1)  # [q_len, k_len, batch_size, 1]
 
-    def apply_weights(self, attn: Tensor, value: Tensor) -> Tensor:
-        r"""Read: the mean of the values under the weights of each query and head.
-
-        >>> mha = MultiHeadAttention(heads=5, d_model=10)
-        >>> attn = torch.rand(3, 7, 2, 5)
-        >>> mha.apply_weights(attn, torch.randn(7, 2, 5, 2)).shape
-        torch.Size([3, 2, 5, 2])
-        """
-        return torch.einsum("ijbh,jbhd->ibhd", attn, value)
+    def apply_weights(
+        self,
+        attn: Tensor,  # [q_len, k_len, batch_size, heads]
+        value: Tensor,  # [k_len, batch_size, heads, d_k]
+    ) -> Tensor:
+        r"""Read: the mean of the values under the weights of each query and head."""
+        context = torch.einsum("ijbh,jbhd->ibhd", attn, value)
+        return context  # [q_len, batch_size, heads, d_k]
 
     def __getstate__(self) -> dict[str, Any]:
         # The last weights are for looking at. They grow with the square of the length
@@ -224,7 +222,10 @@ class MultiHeadAttention(nn.Module):
         return self.__dict__ | {"attn": None}
 
 
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+def masked_softmax(
+    scores: Tensor,  # [q_len, k_len, batch_size, heads]
+    mask: Tensor | None,  # [q_len, k_len, batch_size, 1]
+) -> Tensor:
     r"""Softmax over the keys, axis 1, in which a row without keys is all zeros.
 
     The original, with its minus infinity, gives such a row NaN: it divides 0 by 0.
@@ -244,9 +245,10 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     # Infinity, not just a large number: it exists in every dtype, and no true score
     # lies below it. Empty rows are filled with 0 on the way in, where they would make
     # NaN, forward and backward, and again on the way out, where they would be uniform.
-    empty = ~mask.any(dim=1, keepdim=True)
+    empty = ~mask.any(dim=1, keepdim=True)  # [q_len, 1, batch_size, 1]
     scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
-    return scores.softmax(dim=1).masked_fill(empty, 0)
+    weights = scores.softmax(dim=1)  # [q_len, k_len, batch_size, heads]
+    return weights.masked_fill(empty, 0)
 
 
 def check_sizes(**sizes: int) -> None:
@@ -284,7 +286,8 @@ def check_tensor(name: str, x: Tensor, device: torch.device) -> None:
 def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse inputs that do not fit the module's `weight`, or one another."""
     dtype, d_model = weight.dtype, weight.shape[-1]
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    inputs = {"query": query, "key": key, "value": value}
+    for name, x in inputs.items():  # [..., d_model]
         check_tensor(name, x, weight.device)
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(

@@ -889,13 +889,13 @@ def test_the_core_is_recorded_line_by_line() -> None:
         ("output: Tensor", ["output [3, 2, 77]"], None),
         ("return output", ["return [3, 2, 77]"], "output"),
     ]
-    # In evaluation, dropout hands back what it was given; one tensor is all three.
+    # One tensor is both key and value, and the mask gets its last axis as a view.
     shares = [value.shares for value in masked.arguments]
-    assert shares == [None, "query", "query", None]
+    assert shares == [None, None, "key", None]
     shares = [value.shares for step in masked.steps for value in step.values]
     assert shares[0] == "mask"
     assert shares[1:7] == [None] * 6
-    assert shares[7:] == ["attn", "attn", None, None, None, "output"]
+    assert shares[7:] == ["attn", None, None, None, None, "output"]
     callers = {
         call.symbol: record.calls[call.parent].symbol
         for call in record.calls

@@ -37,7 +37,7 @@ SCALED = number_of("query = query * self.scale")
 
 @pytest.fixture(scope="session")
 def example() -> dict[str, Any]:
-    """What the class's own example holds: run once more, seeded like the site.
+    """What the example of `forward` holds: run once more, seeded like the site.
 
     `lines` are those of `forward`, in order, as Python's own tracing reports them.
     """
@@ -63,9 +63,9 @@ def example() -> dict[str, Any]:
                     exec(compile(part.source, "example", "single"), test.globs)
                 finally:
                     sys.settrace(before)
-        if test.name.endswith(".MultiHeadAttention"):
+        if test.name.endswith(".MultiHeadAttention.forward"):
             return {**test.globs, "lines": lines}
-    pytest.fail("the class has no example")
+    pytest.fail("`forward` has no example")
 
 
 def strip(page: Page, line: int) -> Any:
@@ -91,7 +91,7 @@ def rounded(tensor: Tensor) -> list[list[float]]:
 
 
 def slide(page: Page, axis: str, value: int) -> None:
-    page.get_by_role("slider", name=axis).fill(str(value))
+    panel(page).get_by_role("slider", name=axis).fill(str(value))
 
 
 def test_the_values_are_those_of_torch(
@@ -106,8 +106,9 @@ def test_the_values_are_those_of_torch(
             slide(page, "batch_size", b)
             slide(page, "heads", h)
             assert shown(page) == rounded(attn[:, :, b, h])
-    low, high = float(attn.min()), float(attn.max())
-    expect(panel(page)).to_contain_text(f"minimum {low:#.4g}, maximum {high:#.4g}")
+    assert attn.min() == 0  # where the mask forbids
+    high = float(attn.max())
+    expect(panel(page)).to_contain_text(f"minimum 0, maximum {high:#.4g}")
 
 
 def test_any_two_axes_can_be_rows_and_columns(
@@ -128,7 +129,7 @@ def test_row_sums_are_right_to_their_last_digit(
     page: Page, url: str, example: dict[str, Any]
 ) -> None:
     mha = example["mha"]
-    query = mha.query(example["query"]) * mha.scale
+    query = mha.query(example["x"]) * mha.scale
     for name, tensor, line in (
         ("attn", mha.attn[:, :, 0, 0], ATTN),
         ("query", query[:, 0, 0], SCALED),
@@ -173,7 +174,7 @@ def test_stepping_visits_the_lines_in_the_order_of_execution(
 def test_what_is_alive_is_what_has_been_assigned(page: Page, url: str) -> None:
     page.goto(f"{url}/{CORE}#L{SCORES}&t=scores")
     alive = page.get_by_role("group", name="Tensors alive").get_by_role("button")
-    assert alive.all_text_contents() == ["query", "key", "value", "scores"]
+    assert alive.all_text_contents() == ["query", "key", "value", "mask", "scores"]
     page.keyboard.press("ArrowRight")
     assert alive.all_text_contents()[-1] == "attn"
     page.keyboard.press("ArrowLeft")
@@ -200,7 +201,7 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
     expect(panel(page)).to_contain_text(f"line {ATTN}; attn is [q_len, k_len")
     page.wait_for_timeout(300)
     reached = []
-    for _ in range(14):
+    for _ in range(15):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -209,10 +210,10 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
             )
         )
     wanted = ["Step back", "Step forward", "Close the inspector"]
-    wanted += ["query", "key", "value", "scores", "attn", "rows", "columns"]
+    wanted += ["query", "key", "value", "mask", "scores", "attn", "rows", "columns"]
     wanted += ["at2", "at3", "Values of attn"]
     assert reached[: len(wanted)] == wanted
-    page.get_by_role("slider", name="heads").focus()
+    panel(page).get_by_role("slider", name="heads").focus()
     page.keyboard.press("ArrowRight")  # moves the slider, not the step
     expect(page.locator(".sn-controls label:last-child > span")).to_have_text("1")
     expect(panel(page)).to_contain_text(f"line {ATTN};")

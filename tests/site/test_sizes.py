@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headnotes import mha as module
 from headnotes.mha import MultiHeadAttention
-from sidenotes.grammar import pair, parse
+from sidenotes.grammar import claims, pair, parse
 from sidenotes.trace import trace
 
 CORE = "source/mha.html"
@@ -44,7 +44,12 @@ def ran(folder: Path, sizes: dict[str, int]) -> dict[int, set[tuple[int, ...]]]:
     path = folder / "mha.py"
     path.write_text(source + EXAMPLE.format(**sizes), encoding="utf-8")
     shapes: dict[int, set[tuple[int, ...]]] = {}
+    beside = [claim for claim in claims(source) if not claim.statement]
     for call in trace(path, limit=0).calls:
+        for claim in beside:
+            if claim.symbol == call.symbol:
+                mine = [v.shape for v in call.arguments if v.name in claim.targets]
+                shapes.setdefault(claim.line, set()).update(mine)
         for step in call.steps:
             for line in range(step.line, step.last_line + 1):
                 shapes.setdefault(line, set()).update(v.shape for v in step.values)
@@ -61,11 +66,11 @@ def said(page: Page) -> dict[int, str]:
     """What stands beside each line at the chosen sizes."""
     found: list[tuple[str, str]] = page.eval_on_selector_all(
         SHAPES,
-        "all => all.map(e => [e.dataset.line, e.querySelector('[data-now]')"
-        "?.dataset.now])",
+        "all => all.map(e => [(e.closest('[id^=L]') ?? e.previousElementSibling).id,"
+        " e.querySelector('[data-now]')?.dataset.now])",
     )
-    assert all(line and text for line, text in found), found
-    return {int(line): text.partition(";")[0].strip() for line, text in found}
+    assert all(text for _, text in found), found
+    return {int(line[1:]): text.partition(";")[0].strip() for line, text in found}
 
 
 @pytest.mark.parametrize(
