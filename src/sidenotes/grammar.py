@@ -74,6 +74,9 @@ def brackets(claim: Claim, statements: list[ast.stmt]) -> list[Claim]:
     try:
         found = parse(claim.text)
         statement, targets = subject(claim.line, statements)
+        if len(targets) == 1 < len(found):
+            # Whether the one value is a tuple is seen only when the line runs.
+            targets = tuple(f"{targets[0]}[{n}]" for n in range(len(found)))
         if len(found) not in (1, len(targets)):
             raise ValueError(f"{len(found)} brackets, but {len(targets)} values")
     except ValueError as error:
