@@ -634,3 +634,27 @@ def test_an_axis_for_keys_may_be_1_where_there_is_one_key() -> None:
     mha = build()
     _, attn_probs = mha(*inputs(k_len=1), torch.ones(1, 1, 1, 1).bool())
     assert torch.equal(attn_probs, torch.ones(BATCH, HEADS, Q_LEN, 1))
+
+
+@pytest.mark.parametrize("junk", [math.nan, math.inf])
+@pytest.mark.parametrize("axes", [2, 4])
+def test_a_key_that_no_query_may_read_may_hold_anything(
+    device: torch.device, axes: int, junk: float
+) -> None:
+    mha = build().to(device)
+    query, clean, _ = inputs(device=device)
+    mask = torch.ones(BATCH, 1, Q_LEN, K_LEN, dtype=torch.bool, device=device)
+    mask[:, :, :, 4:] = False
+    mask[:, :, 0, 2] = False  # one query may not, the others may: this key counts
+    mask = mask[0, 0] if axes == 2 else mask
+    dirty = clean.clone()
+    dirty[:, 4:] = junk
+    results = []
+    for memory in (clean, dirty):
+        mha.zero_grad()
+        output, _ = mha(query, memory, memory, mask)
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in mha.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -34,12 +34,14 @@ class MultiHeadAttention(nn.Module):
     weights while training. Raises `ValueError` where `n_heads` does not divide
     `d_model`, or a setting is out of range. Source: Vaswani et al. 2017, section 3.2.2.
 
-    Three queries read from five keys, for a batch of two:
+    Three queries read from five keys, the second item's from four and one of filler:
 
     >>> mha = MultiHeadAttention(d_model=77, n_heads=7)
     >>> query = torch.randn(2, 3, 77)
     >>> memory = torch.randn(2, 5, 77)
-    >>> output, attn_probs = mha(query, memory, memory)
+    >>> words = torch.arange(5) < torch.tensor([[5], [4]])
+    >>> mask = words[:, None, None, :]
+    >>> output, attn_probs = mha(query, memory, memory, mask)
     >>> output.shape, attn_probs.shape
     (torch.Size([2, 3, 77]), torch.Size([2, 7, 3, 5]))
 
@@ -78,8 +80,7 @@ class MultiHeadAttention(nn.Module):
         `mask` is bool, or integer 0/1; True means that this query may attend to this
         key. It is `[q_len, k_len]`, or has four axes: `[batch_size or 1, n_heads or 1,
         q_len or 1, k_len]`. A query that may attend to nothing has weights of zero, and
-        its output is the output bias. (A mask weighs by zero, so what it forbids must
-        still be finite: zero times NaN is NaN.)
+        its output is the output bias; a key that none may read may hold NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         before any work is done.
@@ -101,7 +102,10 @@ class MultiHeadAttention(nn.Module):
         check_inputs(self.Wo.weight, query, key, value)
         if mask is not None:
             check_mask(mask, query, key, self.n_heads)
-            mask = mask.bool()
+            mask = mask.bool() if mask.dim() == 4 else mask.bool()[None, None]
+            # Zero times NaN is NaN: what no query may read is cleared, not just unread.
+            unread = ~mask.any(dim=(1, 2)).unsqueeze(-1)  # [batch_size, k_len, 1]
+            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
 
         q = self.split(self.Wq(query))  # [batch_size, n_heads, q_len, d_key]
         k = self.split(self.Wk(key))  # [batch_size, n_heads, k_len, d_key]
