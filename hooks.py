@@ -28,15 +28,20 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
     others = [ROOT / "constraints.txt", docs / "matplotlibrc"]
     others += (ROOT / "benchmarks" / "results").glob("*.json")
-    # What few lessons use, and name: a change there need not run all the others again.
-    some = {"sidenotes": ROOT / "src" / "sidenotes", "museum": ROOT / "museum"}
+    # What few lessons import, or quote word by word: a change there need not run all
+    # the others again.
+    checker = sorted((ROOT / "src" / "sidenotes").glob("*.py"))
+    quoted = {
+        "museum": sorted((ROOT / "museum").glob("*.py")),
+        "headnotes.laws": sorted((ROOT / "src" / "headnotes" / "laws").glob("*.py")),
+    }
 
     def executed(script: Path) -> str:
         text = script.read_text(encoding="utf-8")
-        used = [f for name in some if name in text for f in some[name].glob("*.py")]
         return lesson(
             script,
-            depends_on=[*SOURCES, *others, *used],
+            depends_on=[*SOURCES, *others, *(checker if "sidenotes" in text else [])],
+            quotes=[f for name in quoted if name in text for f in quoted[name]],
             cache=ROOT / ".cache" / "lessons",
         )
 

@@ -29,15 +29,19 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def lesson(path: Path, *, depends_on: Iterable[Path], cache: Path) -> str:
+def lesson(
+    path: Path, *, depends_on: Iterable[Path], quotes: Iterable[Path] = (), cache: Path
+) -> str:
     """The Markdown of the lesson at `path`, executed unless nothing has changed.
 
-    What a lesson prints depends on its own text and on the files in `depends_on`. In
-    Python sources only code counts: no lesson prints a comment or a docstring.
+    What a lesson prints depends on its own text, on the code in `depends_on`, and on
+    every word in `quotes`, whose comments and docstrings it prints.
     """
     key = hashlib.sha256(read(path).encode())
     for file in [*sorted(depends_on), Path(__file__)]:
         key.update(code_of(file))
+    for file in sorted(quotes):
+        key.update(file.read_bytes())
     stored = place(cache, path.stem, key.hexdigest(), ".md")
     if not stored.exists():
         keep(stored, to_markdown(execute(path), path))

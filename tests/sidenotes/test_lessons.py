@@ -148,3 +148,17 @@ def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> No
     for value in (1, 2):
         page = write(text, module_py=f"X = {value}\n")
         assert f"\n{value}\n" in page
+
+
+def test_a_page_that_quotes_a_file_follows_each_of_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lessons, "execute", jupytext.read)
+    script, quoted = tmp_path / "page.py", tmp_path / "quoted.py"
+    script.write_text("# %%\n1\n", encoding="utf-8")
+    kept = set()
+    for docstring in ("One.", "Two."):
+        quoted.write_text(f'"""{docstring}"""\n', encoding="utf-8")
+        lessons.lesson(script, depends_on=[], quotes=[quoted], cache=tmp_path / "cache")
+        kept |= {path.name for path in (tmp_path / "cache").iterdir()}
+    assert len(kept) == 2
