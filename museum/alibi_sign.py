@@ -1,0 +1,42 @@
+"""Fond of what is far
+
+Symptom: Linear biases were to help a model with texts longer than those it was trained
+on. The longer they are, the less it makes of what is near.
+
+Bug: ALiBi takes away from a score what the distance costs. Here `i - j` is *added*: the
+further back a key lies, the more it is preferred.
+
+Unseen: The bias has the right shape and the right slopes. On short texts it is small,
+and the content of the scores outweighs it.
+
+Thread: https://github.com/meta-pytorch/attention-gym/pull/86 (2024): in the notebook of
+a collection of examples.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+LAW = "distance"
+OPTIONS = {"causal": True, "positions": "alibi"}
+FIX = [("position[:, None] - position", "position - position[:, None]")]
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        head = torch.arange(1, self.heads + 1, device=x.device)
+        slope = 2 ** (-8 * head / self.heads)
+        position = torch.arange(x.shape[1], device=x.device)
+        bias = slope[:, None, None] * (position[:, None] - position)
+        scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1) + bias.to(q.dtype)
+        scores = scores.masked_fill(position > position[:, None], -torch.inf)
+        weights = scores.softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2)), weights

@@ -1,0 +1,43 @@
+"""The projection that nobody used
+
+Symptom: The pictures of the ported model are a shade worse than those of the original.
+Every weight has been carried over.
+
+Bug: The values are projected, and then the sum is taken over the keys: one digit. A
+quarter of the parameters has no influence on anything.
+
+Unseen: Keys and values have one shape, and keys can be learned to serve as both. The
+unused projection is in the count of parameters, in the checkpoint and in the
+optimiser, which skips whatever has no gradient without a word.
+
+Thread: https://github.com/hmdolatabadi/denoising_diffusion/issues/1 (2020): the finder
+thinks that it hardly shows unless one measures likelihoods and FID; the owner agrees.
+"""
+
+import math
+
+from torch import nn
+
+LAW = "every_parameter_learns"
+OPTIONS = {}
+FIX = [("softmax(dim=-1) @ heads[1]", "softmax(dim=-1) @ heads[2]")]
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x):
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        heads = [self.split(projection(x)) for projection in projections]
+        scores = heads[0] / math.sqrt(heads[0].shape[-1]) @ heads[1].transpose(-2, -1)
+        context = scores.softmax(dim=-1) @ heads[1]
+        return self.out_proj(context.transpose(1, 2).flatten(2))

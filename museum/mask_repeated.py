@@ -1,0 +1,49 @@
+"""Whose mask is it
+
+Symptom: The answer for a video depends on the other videos of the batch, though only
+where their lengths differ.
+
+Bug: Heads are folded into the batch, head after head for each item: item 0 comes
+`heads` times, then item 1. `repeat` lays the masks out the other way: all items once,
+then all items again. So most heads wear the mask of somebody else.
+
+Unseen: The shape is exactly what was asked for. With one item, or with items of one
+length, both orders are the same, and the loss of a model that sees some filler is
+hardly worse.
+
+Thread: https://github.com/line/lighthouse/pull/77 (2026): in five encoders at once,
+handed to `nn.MultiheadAttention`, which folds in this order too. The same repair was
+made in [CLIP4Clip](https://github.com/ArrowLuo/CLIP4Clip/issues/22) in 2021.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+LAW = "padding"
+OPTIONS = {"mask": {"mask": "keep:bqk"}}
+FIX = [("mask.repeat(self.heads, 1, 1)", "mask.repeat_interleave(self.heads, dim=0)")]
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def fold(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, x, mask=None):
+        q, k, v = map(self.fold, (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+        scores = torch.bmm(q / math.sqrt(q.shape[-1]), k.transpose(1, 2))
+        if mask is not None:
+            mask = mask.repeat(self.heads, 1, 1)
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        context = torch.bmm(scores.softmax(dim=-1), v)
+        context = context.unflatten(0, (x.shape[0], self.heads)).transpose(1, 2)
+        return self.out_proj(context.flatten(2))

@@ -1,0 +1,43 @@
+"""The mask ends, the norm does not
+
+Symptom: The attention was tested with padding, and passes. The layer around it gives
+another answer for each length to which a sentence is padded.
+
+Bug: The mask keeps filler out of the attention, but filler goes on as a *query*, and
+comes out as some vector. An instance norm takes mean and variance over all positions,
+these among them. What the mask kept apart, the norm mixes again.
+
+Unseen: In training, sentences of like length are batched together, and nothing looks
+wrong. A layer norm in its place, over the width alone, would have been innocent.
+
+Thread: https://github.com/pytorch/pytorch/issues/81985 (2022, open): instance and
+group norms, and [wav2vec 2.0](https://github.com/pytorch/audio/issues/2242), where the
+tests had used sounds of about one length.
+"""
+
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+LAW = "padding"
+OPTIONS = {"mask": {"mask": "keep:bk"}}
+FIX = [
+    ("nn.InstanceNorm1d(d_model)", "nn.LayerNorm(d_model)"),
+    ("self.norm(y.transpose(1, 2)).transpose(1, 2)", "self.norm(y)"),
+]
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.proj = nn.Linear(d_model, d_model)
+        self.norm = nn.InstanceNorm1d(d_model)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if mask is not None:
+            mask = mask[:, None, None]
+        context = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        y = x + self.proj(context.transpose(1, 2).flatten(2))
+        return self.norm(y.transpose(1, 2)).transpose(1, 2)

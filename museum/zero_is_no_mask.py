@@ -1,0 +1,52 @@
+"""Multiplying by zero
+
+Symptom: The same slide gets another score when it is put into a batch with a larger
+one. Alone it is fine.
+
+Bug: A score of 0 is an ordinary score: softmax gives it $e^0 = 1$ before it divides.
+Multiplied by the mask, filler counts like a key that is orthogonal to the query, and
+more than every key whose score is negative.
+
+Unseen: The weights sum to 1, nothing is NaN, and the model learns. With one item a
+batch there is no filler at all.
+
+Thread: https://github.com/georg-wolflein/good-features/pull/1 (2023): found by a
+reader; the results of the paper were safe, as it had trained with batches of one.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+LAW = "padding"
+OPTIONS = {"mask": {"mask": "keep:bk"}}
+FIX = [
+    (
+        "scores = scores * mask[:, None, None]",
+        "lowest = torch.finfo(scores.dtype).min\n"
+        "            scores = scores.masked_fill(~mask[:, None, None], lowest)",
+    )
+]
+
+
+class Attention(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(d_model, d_model)
+        self.k_proj = nn.Linear(d_model, d_model)
+        self.v_proj = nn.Linear(d_model, d_model)
+        self.out_proj = nn.Linear(d_model, d_model)
+
+    def split(self, x):
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x, mask=None):
+        q, k, v = map(self.split, (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+        scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1)
+        if mask is not None:
+            scores = scores * mask[:, None, None]
+        weights = torch.softmax(scores, dim=-1)
+        context = weights @ v
+        return self.out_proj(context.transpose(1, 2).flatten(2))
