@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import oracle
-from headnotes import compare, convert, masks
-from headnotes.implementations import valid_lens
+from headnotes import compare, convert
+from headnotes.dialects import ask
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 HEADS, D_MODEL = 4, 24
@@ -96,7 +95,7 @@ def test_the_answers_are_those_of_the_loops(setting: str) -> None:
     )
     for system in systems.values():
         try:
-            answer, shown = compare.ask(system, case.x, case.memory, case.keep)
+            answer, shown = ask(system, case.x, case.memory, case.keep)
         except ValueError:
             continue
         torch.testing.assert_close(answer, torch.tensor(output).double())
@@ -154,16 +153,6 @@ def test_not_a_number_is_far_from_everything(name: str) -> None:
     assert compare.worst(cells) == math.inf
 
 
-def test_torch_is_asked_in_the_layout_that_it_was_built_for() -> None:
-    core = compare.systems(("core",), dtype=torch.float64)["core"]
-    case = compare.cases(D_MODEL, dtype=torch.float64)["causal + padding"]
-    expected, weights = compare.ask(core, case.x, case.memory, case.keep)
-    twin = convert.to(core, "torch", batch_first=True)
-    output, shown = compare.ask(twin, case.x, case.memory, case.keep)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(shown, weights)
-
-
 def test_answers_of_zero_are_equal() -> None:
     assert compare.difference({"x": torch.zeros(3)}, {"x": torch.zeros(3)}) == 0
 
@@ -196,22 +185,6 @@ def test_asking_leaves_everything_as_it_was() -> None:
         assert all(now[name].equal(value) for name, value in state.items())
     assert case.x.equal(x)
     assert not case.x.requires_grad
-
-
-def test_lengths_cannot_say_what_is_no_prefix() -> None:
-    systems = compare.systems(("valid_lens",))
-    assert isinstance(systems["valid_lens"], valid_lens.MultiHeadAttention)
-    case = compare.cases(D_MODEL)["causal"]
-    keep = masks.causal(7).flip(1)
-    message = "`keep` allows more than the first few keys of a query"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        compare.ask(systems["valid_lens"], case.x, case.x, keep)
-
-
-def test_an_unknown_dialect_is_refused() -> None:
-    x = torch.randn(3, 2, 5)
-    with pytest.raises(TypeError, match=r"^`module` is a Linear, whose dialect is not"):
-        compare.ask(nn.Linear(5, 5), x, x, None)
 
 
 def test_the_questions_are_the_same_in_every_dtype_and_leave_the_seed_alone() -> None:

@@ -3,9 +3,9 @@ r"""# Comparing implementations
 Two attentions are the same computation if, given the same weights and the same input,
 they give the same output *and the same gradients*: with equal outputs alone they could
 still learn differently. So each implementation of this house is handed one set of
-weights, is asked one question in its own dialect, and answers with three tensors. What
-the [equivalence matrix](../compare/equivalence.md) shows is measured here, and the
-tests run the same lines.
+weights, is asked one question in its own [dialect](dialects.md), and answers with three
+tensors. What the [equivalence matrix](../compare/equivalence.md) shows is measured
+here, and the tests run the same lines.
 
 A difference is given **relative to the largest entry**, so that a gradient of 40 and
 an output of 0.4 are held to the same standard. Rounding alone makes about
@@ -19,152 +19,20 @@ Source: the five systems are those of the pages under *As others write it*, of t
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headnotes import convert, masks, mha
-from headnotes.implementations import batch_first, causal, stages, valid_lens
+from headnotes.dialects import ask
+from headnotes.implementations import stages
 
 # The systems with separate heads and an output projection, which can hold any weights.
 SYSTEMS = ("core", "causal", "valid_lens", "batch_first", "torch")
-
-# Output `[q_len, batch_size, d_model]`, and weights `[q_len, k_len, batch_size, heads]`
-# where the implementation shows them.
-Answer = tuple[Tensor, Tensor | None]
-
-
-def ask(module: nn.Module, x: Tensor, memory: Tensor, keep: Tensor | None) -> Answer:
-    r"""Put one question to any implementation, in its own dialect.
-
-    `x` is `[q_len, batch_size, d_model]` and asks; `memory` is
-    `[k_len, batch_size, d_model]` and is read, and is `x` itself in self-attention.
-    `keep` is a mask of this house, `[q_len, k_len, batch_size or 1]`. Raises
-    `ValueError` where the implementation has no words for the question.
-
-    >>> x = torch.randn(3, 2, 10)
-    >>> module = mha.MultiHeadAttention(5, 10).eval()
-    >>> twin = convert.to(module, "torch")
-    >>> for each in (module, twin):
-    ...     output, weights = ask(each, x, x, None)
-    ...     print(list(output.shape), list(weights.shape))
-    [3, 2, 10] [3, 3, 2, 5]
-    [3, 2, 10] [3, 3, 2, 5]
-    """
-    for kind, dialect in DIALECTS.items():
-        if isinstance(module, kind):
-            return dialect(module, x, memory, keep)
-    known = ", ".join(kind.__qualname__ for kind in DIALECTS)
-    seen = type(module).__qualname__
-    raise TypeError(f"`module` is a {seen}, whose dialect is not known; known: {known}")
-
-
-def ask_core(
-    module: mha.MultiHeadAttention, x: Tensor, memory: Tensor, keep: Tensor | None
-) -> Answer:
-    """Sequence first, and a mask of this house: nothing to translate."""
-    output = module(query=x, key=memory, value=memory, mask=keep)
-    return output, module.attn
-
-
-def ask_batch_first(
-    module: batch_first.MultiHeadAttention,
-    x: Tensor,
-    memory: Tensor,
-    keep: Tensor | None,
-) -> Answer:
-    """Batch first, and a mask with an axis for heads."""
-    mask = None if keep is None else keep.permute(2, 0, 1).unsqueeze(1)
-    x, memory = x.transpose(0, 1), memory.transpose(0, 1)
-    output, weights = module(x, memory, memory, mask)
-    return output.transpose(0, 1), weights.permute(2, 3, 0, 1)
-
-
-def ask_valid_lens(
-    module: valid_lens.MultiHeadAttention,
-    x: Tensor,
-    memory: Tensor,
-    keep: Tensor | None,
-) -> Answer:
-    """Batch first, and each query says how many keys it may read."""
-    lengths = None
-    if keep is not None:
-        lengths = keep.sum(dim=1).T.expand(x.shape[1], -1)  # [batch_size, q_len]
-        if not masks.padding(lengths, len(memory)).equal(
-            keep.expand(-1, -1, len(lengths))
-        ):
-            raise ValueError("`keep` allows more than the first few keys of a query")
-    x, memory = x.transpose(0, 1), memory.transpose(0, 1)
-    output = module(x, memory, memory, lengths)
-    weights = module.attention.attention_weights
-    assert weights is not None
-    # Row $b \cdot heads + h$ is head $h$ of batch item $b$.
-    weights = weights.view(-1, module.num_heads, *weights.shape[1:])
-    return output.transpose(0, 1), weights.permute(2, 3, 0, 1)
-
-
-def ask_torch(
-    module: nn.MultiheadAttention, x: Tensor, memory: Tensor, keep: Tensor | None
-) -> Answer:
-    """Either layout; its mask is True where ours is False, once for each head."""
-    mask = None
-    if keep is not None:
-        mask = ~keep.bool().expand(-1, -1, x.shape[1]).permute(2, 0, 1)
-        mask = mask.repeat_interleave(module.num_heads, dim=0)
-    if module.batch_first:
-        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
-    output, weights = module(
-        x, memory, memory, attn_mask=mask, average_attn_weights=False
-    )
-    output = output.transpose(0, 1) if module.batch_first else output
-    return output, weights.permute(2, 3, 0, 1)
-
-
-def ask_causal(
-    module: causal.MultiHeadAttention
-    | stages.CausalAttention
-    | stages.MultiHeadAttentionWrapper,
-    x: Tensor,
-    memory: Tensor,
-    keep: Tensor | None,
-) -> Answer:
-    """Batch first, reads itself, and always looks backwards only."""
-    if memory is not x:
-        raise ValueError("it reads only itself")
-    if keep is None or not keep.equal(masks.causal(len(x), device=x.device)):
-        raise ValueError("it is always causal, and nothing else")
-    output: Tensor = module(x.transpose(0, 1))
-    return output.transpose(0, 1), None
-
-
-def ask_unbatched(
-    module: stages.SelfAttention_v1 | stages.SelfAttention_v2,
-    x: Tensor,
-    memory: Tensor,
-    keep: Tensor | None,
-) -> Answer:
-    """One sequence at a time, without a mask."""
-    if memory is not x:
-        raise ValueError("it reads only itself")
-    if keep is not None:
-        raise ValueError("it has no mask")
-    return torch.stack([module(item) for item in x.unbind(1)], dim=1), None
-
-
-DIALECTS: dict[type[nn.Module], Callable[..., Answer]] = {
-    mha.MultiHeadAttention: ask_core,
-    batch_first.MultiHeadAttention: ask_batch_first,
-    valid_lens.MultiHeadAttention: ask_valid_lens,
-    nn.MultiheadAttention: ask_torch,
-    causal.MultiHeadAttention: ask_causal,
-    stages.CausalAttention: ask_causal,
-    stages.MultiHeadAttentionWrapper: ask_causal,
-    stages.SelfAttention_v1: ask_unbatched,
-    stages.SelfAttention_v2: ask_unbatched,
-}
 
 # They have no output projection that could have a gradient.
 STAGES = (
@@ -191,13 +59,16 @@ def cases(d_model: int, **like: Any) -> dict[str, Case]:
     ['no mask', 'causal', 'padding', 'causal + padding', 'cross']
     """
     # Drawn on the CPU in float64: the same question on every device, in every dtype.
-    draw = torch.Generator().manual_seed(7)
-    shape = (7, 3, d_model)
-    x = torch.randn(shape, generator=draw, dtype=torch.float64).to(**like)
-    memory = torch.randn(5, *shape[1:], generator=draw, dtype=torch.float64).to(**like)
-    causal_mask = masks.causal(7, device=x.device)
-    padding = masks.padding(torch.tensor([7, 5, 2], device=x.device), k_len=7)
-    padding = padding.expand(7, -1, -1)
+    seeded = torch.Generator().manual_seed(7)
+    draw = partial(torch.randn, generator=seeded, dtype=torch.float64)
+    q_len, k_len, batch_size = 7, 5, 3
+    x = draw(q_len, batch_size, d_model)  # [q_len, batch_size, d_model]
+    memory = draw(k_len, batch_size, d_model)  # [k_len, batch_size, d_model]
+    x, memory = x.to(**like), memory.to(**like)
+    causal_mask = masks.causal(q_len, device=x.device)  # [q_len, q_len, 1]
+    lengths = torch.tensor([7, 5, 2], device=x.device)  # [batch_size]
+    padding = masks.padding(lengths, q_len)  # [1, q_len, batch_size]
+    padding = padding.expand(q_len, -1, -1)  # [q_len, q_len, batch_size]
     return {
         "no mask": Case(x, x, None),
         "causal": Case(x, x, causal_mask),
@@ -244,10 +115,11 @@ def answers(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
     is left as it was. Raises `ValueError` where it has no words for the question.
     """
     module = copy.deepcopy(module)
-    x = case.x.clone().requires_grad_()
-    alone = case.memory is case.x
-    memory = x if alone else case.memory.clone().requires_grad_()
-    output, _ = ask(module, x, memory, case.keep)
+    x = case.x.clone().requires_grad_()  # [q_len, batch_size, d_model]
+    alone, memory = case.memory is case.x, x
+    if not alone:
+        memory = case.memory.clone().requires_grad_()  # [..., batch_size, d_model]
+    output = ask(module, x, memory, case.keep)[0]  # [q_len, batch_size, d_model]
     # The gradient that arrives from above: the same random one for all.
     draw = torch.Generator().manual_seed(13)
     above = torch.randn(output.shape, generator=draw, dtype=torch.float64)

@@ -50,7 +50,8 @@ class Projection(NamedTuple):
         >>> Projection(torch.eye(2)).bias_or_zeros()
         tensor([0., 0.])
         """
-        zeros = self.weight.new_zeros(len(self.weight))  # [d_out]
+        d_out = len(self.weight)
+        zeros = self.weight.new_zeros(d_out)  # [d_out]
         return zeros if self.bias is None else self.bias
 
 
@@ -74,14 +75,13 @@ class Fused(nn.Module):
     Many models multiply once, by `[3 * d_model, d_model]`, and split what comes out.
     `order` says how the rows are counted, which no shape betrays: `"3 heads d_k"` has
     all queries first (torch, timm), `"heads 3 d_k"` all that is of head 0 (GPT-NeoX,
-    BLOOM). Load `qkv` and `output`, then convert; this module computes nothing.
+    BLOOM). Load `qkv` and `output`, then convert; this module computes nothing. Raises
+    `ValueError` for another order, or where `heads` does not divide `d_model`. Source:
+    timm, `Attention.qkv`; GPT-NeoX, `query_key_value`.
 
-    Raises `ValueError` for another order, or where `heads` does not divide `d_model`.
-    Source: timm, `Attention.qkv`; GPT-NeoX, `query_key_value`.
-
-    >>> fused = Fused(6, heads=2, order="heads 3 d_k")
-    >>> head_1 = read(fused).query.weight[3:]
-    >>> head_1.equal(fused.qkv.weight[9:12])
+    >>> fused = Fused(10, heads=2, order="heads 3 d_k")
+    >>> head_1 = read(fused).query.weight[5:]
+    >>> head_1.equal(fused.qkv.weight[15:20])
     True
     """
 
@@ -137,18 +137,19 @@ def in_torch(module: Any, what: str) -> Blocks:
         raise ValueError(f"`module` was built with {extra}; it cannot be converted")
     packed = getattr(module, f"in_proj_{what}")
     parts = [getattr(module, f"{name}_proj_{what}", None) for name in "qkv"]
-    parts = parts if packed is None else packed.chunk(3)
+    parts = parts if packed is None else list(packed.chunk(3))
     return [*([part] for part in parts), [getattr(module.out_proj, what)]]
 
 
 def in_fused(module: Any, what: str) -> Blocks:
     """Blocks of `d_k` rows, one a head, counted as `order` says."""
-    axes, rows = module.order.split(), getattr(module.qkv, what)
-    sizes = {"3": 3, "heads": module.heads, "d_k": -1}
+    rows = getattr(module.qkv, what)  # [3 * heads * d_k, ...]
+    axes, heads = module.order.split(), module.heads
+    sizes = [{"3": 3, "heads": heads, "d_k": -1}[axis] for axis in axes]
     parts: Any = [[], [], []]
     if rows is not None:
-        split = rows.unflatten(0, [sizes[axis] for axis in axes])
-        parts = split.movedim(axes.index("3"), 0)  # [3, heads, d_k, ...]
+        three = axes.index("3")
+        parts = rows.unflatten(0, sizes).movedim(three, 0)  # [3, heads, d_k, ...]
     return [*map(list, parts), [getattr(module.output, what)]]
 
 
@@ -230,7 +231,8 @@ def read(module: nn.Module) -> Weights:
         Projection(torch.cat(weight), torch.cat(bias) if bias else None)
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    identity = parts[0].weight.new_ones(len(parts[0].weight)).diag()
+    d_out = len(parts[0].weight)
+    identity = parts[0].weight.new_ones(d_out).diag()  # [d_out, d_out]
     # They go by three names, one of them a list's. Who has no word for them is one.
     heads: Any = next((getattr(module, n) for n in HEADS if hasattr(module, n)), 1)
     heads = len(heads) if isinstance(heads, nn.ModuleList) else heads
@@ -244,10 +246,8 @@ def to(module: nn.Module, target: str, **settings: Any) -> nn.Module:
     `target` is a name in `SPOKES`, above. `settings` are what its constructor can be
     told beside sizes: dropout, `context_length`, flags for biases, `batch_first`,
     `order`. Where you are silent, they are those of `module`, as are dtype, device and
-    mode. No memory is shared, and no random number is used up.
-
-    Raises `ValueError` where the target cannot hold the weights, `TypeError` for a
-    setting that it does not have.
+    mode. No memory is shared, and no random number is used up. Raises `ValueError`
+    where the target cannot hold the weights, `TypeError` for a setting that it lacks.
 
     >>> ours = causal.MultiHeadAttention(6, 6, 5, 0.0, 2)
     >>> theirs = to(ours, "torch", batch_first=True)
@@ -256,7 +256,7 @@ def to(module: nn.Module, target: str, **settings: Any) -> nn.Module:
     >>> torch.allclose(y, ours(x), atol=1e-6)
     True
     """
-    if target not in SPOKES:
+    if not isinstance(target, str) or target not in SPOKES:
         known = ", ".join(SPOKES)
         raise ValueError(f"`target` (={target!r}) is unknown; there are {known}")
     spoke, weights = SPOKES[target], read(module)
@@ -302,7 +302,7 @@ def arguments_of(
 
     asked = inspect.signature(SPOKES[target].kind).parameters
     sizes, free = ({n: d[n] for n in d if n in asked} for d in (sizes, free))
-    if unknown := ", ".join(name for name in settings if name not in free):
+    if unknown := ", ".join(f"`{name}`" for name in settings if name not in free):
         known = ", ".join(free) or "none"
         raise TypeError(f"{target!r} has no setting {unknown}; there are {known}")
     free |= settings

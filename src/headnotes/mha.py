@@ -34,8 +34,8 @@ class PrepareForMultiHeadAttention(nn.Module):
     r"""A linear map whose last axis is split into heads.
 
     `[..., d_model]` becomes `[..., heads, d_k]`, whatever the leading axes are: a
-    sequence of batches, or a single position while decoding. Raises `ValueError` where
-    the last axis is not `d_model`.
+    sequence of batches, or a single position while decoding. Raises `TypeError` for a
+    wrong dtype, `ValueError` for a wrong width.
 
     Source: Vaswani et al. 2017, section 3.2.2, the matrices $W_i^Q$, $W_i^K$, $W_i^V$.
 
@@ -56,10 +56,9 @@ class PrepareForMultiHeadAttention(nn.Module):
         self.d_k = d_k
 
     def forward(self, x: Tensor) -> Tensor:
-        check_tensor("x", x, self.linear.weight.device)
-        d_model = self.linear.in_features
-        if x.shape[-1:] != (d_model,):
-            shape = list(x.shape)
+        check_tensor("x", x, self.linear.weight.device, self.linear.weight.dtype)
+        shape, d_model = list(x.shape), self.linear.in_features
+        if shape[-1:] != [d_model]:
             raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
         # Heads are contiguous blocks of the last axis, so the split is a view: nothing
         # is copied. Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
@@ -262,7 +261,7 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
     """Refuse settings that do not fit one another, and name the nearest that do."""
     check_sizes(heads=heads, d_model=d_model)
     if d_model % heads:
-        fits = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        fits = [n for n in (*range(1, 4097), d_model) if d_model % n == 0]
         near = [n for n in fits if n < heads][-1:] + [n for n in fits if n > heads][:1]
         raise ValueError(
             f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
@@ -272,41 +271,43 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
 
 
-def check_tensor(name: str, x: Tensor, device: torch.device) -> None:
-    """Refuse what is no dense tensor, or lies on another device than the module."""
+def check_tensor(
+    name: str, x: Tensor, device: torch.device, dtype: torch.dtype | None = None
+) -> None:
+    """Refuse what is no dense tensor, or unlike the module in device or dtype."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
+    # Autocast makes its own peace between the dtypes that it casts.
+    cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
+    cast = cast and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    if dtype not in (None, x.dtype) and not cast:
+        way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
+        raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
 
 
 def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
     """Refuse inputs that do not fit the module's `weight`, or one another."""
-    dtype, d_model = weight.dtype, weight.shape[-1]
+    d_model = weight.shape[-1]
     inputs = {"query": query, "key": key, "value": value}
     for name, x in inputs.items():  # [..., d_model]
-        check_tensor(name, x, weight.device)
+        check_tensor(name, x, weight.device, weight.dtype)
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size, "
                 f"d_model (={d_model})]; a lone sequence needs `{name}.unsqueeze(1)`"
             )
-        # Autocast makes its own peace between the dtypes that it casts.
-        cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-        if x.dtype != dtype and not (cast and torch.is_autocast_enabled(x.device.type)):
-            way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
-            raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
         if x.shape[1] != query.shape[1]:
             raise ValueError(
                 f"`{name}` has batch size {x.shape[1]}, but `query` has "
                 f"{query.shape[1]}; share one sequence with `{name}.expand`, turn "
                 f"batch-first data with `{name}.transpose(0, 1)`"
             )
-    if key.shape[0] != value.shape[0]:
-        v_len, k_len = value.shape[0], key.shape[0]
+    if (v_len := value.shape[0]) != (k_len := key.shape[0]):
         raise ValueError(f"`value` has length {v_len}, `key` {k_len}; make them equal")
 
 
@@ -314,12 +315,11 @@ def check_mask(
     mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
 ) -> None:
     """Refuse a mask that would be read otherwise than it was meant."""
-    # Read as 0/1, an additive mask is silently inverted: its 0 would forbid, and its
-    # minus infinity allow.
+    # Read as 0/1, an additive mask is inverted: its 0 would forbid, its -inf allow.
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"`mask` is {mask.dtype}, not bool or integer 0/1 with 1 for 'may attend'; "
-            f"use `mask.bool()` if it holds 0 and 1, `mask == 0` if 0 and -inf"
+            f"use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for 0 and -inf"
         )
     (q_len, batch_size), k_len = query_shape[:2], key_shape[0]
     n_q, n_k, n_b = mask.shape if mask.dim() == 3 else (0, -1, 0)

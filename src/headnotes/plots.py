@@ -57,27 +57,28 @@ def display_attention(
     a list of words, `ValueError` for a shape that does not fit the words or for what
     cannot be a weight, and `ImportError` without matplotlib. Source: figures 3 to 5.
 
-    >>> words = ["a", "cat", "sat"]
-    >>> scores = torch.arange(18.0).reshape(3, 3, 2)
+    >>> words = ["a", "cat", "sat", "down"]
+    >>> scores = torch.arange(24.0).reshape(3, 4, 2)
     >>> figure = display_attention(
-    ...     words, words, scores.softmax(dim=1))
+    ...     words[1:], words, scores.softmax(dim=1))
     >>> [ax.get_title() for ax in figure.axes]
     ['head 0', 'head 1', '']
     >>> print(figure.axes[-1].get_ylabel())
-    weight, from 0 to 0.87
+    weight, from 0 to 0.86
     (one scale for all heads)
     """
     check_words("queries", queries)
     check_words("keys", keys)
-    check_attention(attention, len(queries), len(keys))
+    q_len, k_len = len(queries), len(keys)
+    check_attention(attention, q_len, k_len)
     # On the CPU, without a graph, in a type that loses nothing of any other.
     maps = attention.detach().to("cpu", torch.float64)
-    maps = maps.reshape(len(queries), len(keys), -1)  # [q_len, k_len, heads]
+    maps = maps.reshape(q_len, k_len, -1)  # [q_len, k_len, heads]
+    heads = maps.shape[-1]
     what = "heads" if titles is None else "maps"
     if titles is None:
-        count = maps.shape[-1]
-        titles = [f"head {n}" for n in range(count)] if attention.dim() == 3 else [""]
-    check_grid(titles, maps.shape[-1], columns)
+        titles = [f"head {n}" for n in range(heads)] if attention.dim() == 3 else [""]
+    check_grid(titles, heads, columns)
 
     # One scale for all maps. (Where every weight is 0, it may end anywhere.)
     top = maps.max().item()
@@ -141,19 +142,12 @@ def draw_map(ax: "Axes", weights: Tensor, top: float) -> "QuadMesh":
     ax.spines[:].set_visible(False)
     if max(weights.shape) > FEW:
         return mesh
+    style: dict[str, Any] = {"size": 7, "ha": "center", "va": "center"}
     for i, row in enumerate(weights.tolist()):
         for j, weight in enumerate(row):
             # The ink depends on the cell behind it, not on the page.
             color = "white" if weight < 0.55 * top else "black"
-            ax.text(
-                j + 0.5,
-                i + 0.5,
-                f"{weight:.2f}",
-                color=color,
-                size=7,
-                ha="center",
-                va="center",
-            )
+            ax.text(j + 0.5, i + 0.5, f"{weight:.2f}", color=color, **style)
     return mesh
 
 
@@ -218,7 +212,7 @@ def draw_scaling(
     ends = (-reach, reach)
     axes[0].hist(scores.flatten().tolist(), 141, range=ends, weights=share, **outline)
 
-    weights = scores.softmax(dim=-1)  # [samples, k_len]
+    weights = scores.softmax(dim=-1)
     mean = weights.sort(descending=True).values.mean(dim=0).tolist()
     axes[1].plot(range(1, len(mean) + 1), mean, "o-", markersize=4, **style)
 
@@ -228,7 +222,7 @@ def draw_scaling(
 
 
 def jacobian_norms(weights: Tensor) -> Tensor:
-    r"""How steep softmax is at each row of `weights`: `[...]` for `[..., k_len]`.
+    r"""How steep softmax is at each row of `weights`, `[samples, k_len]`.
 
     This is the Frobenius norm of its Jacobian, $\operatorname{diag}(p) - p\,p^\top$. It
     is largest where two keys share a row evenly, and 0 where one key has all: then no
@@ -238,9 +232,9 @@ def jacobian_norms(weights: Tensor) -> Tensor:
     >>> jacobian_norms(rows)
     tensor([0.5000, 0.0000])
     """
-    outer = weights[..., :, None] * weights[..., None, :]  # [..., k_len, k_len]
-    jacobian = weights.diag_embed() - outer  # [..., k_len, k_len]
-    norms: Tensor = jacobian.norm(dim=(-2, -1))
+    outer = weights[..., :, None] * weights[..., None, :]  # [samples, k_len, k_len]
+    jacobian = weights.diag_embed() - outer  # [samples, k_len, k_len]
+    norms: Tensor = jacobian.norm(dim=(-2, -1))  # [samples]
     return norms
 
 

@@ -31,8 +31,7 @@ def tokenize(text: str) -> list[str]:
 
     A word is a run of letters, accents and digits; hyphens and apostrophes belong to it
     where they stand inside. All else separates. That is enough for a lesson; real
-    models learn their pieces of words from the data. Raises `TypeError` for what is not
-    a string.
+    models learn pieces of words from data. Raises `TypeError` for what is no string.
 
     >>> tokenize("Well-read? Don’t ask: the cat's asleep!")
     ['well-read', "don't", 'ask', 'the', "cat's", 'asleep']
@@ -56,9 +55,8 @@ class Vocabulary:
     Words are sorted, so that the numbers do not depend on the order of the texts. Two
     entries stand before them: number 0 is filler, which makes short sentences as long
     as their neighbours, and number 1 is every word that is not in the vocabulary. No
-    text can hold either, since `tokenize` drops their brackets.
-
-    Raises `TypeError` where `texts` is a single string.
+    text can hold either, since `tokenize` drops their brackets. Raises `TypeError`
+    where `texts` is a single string.
 
     >>> vocabulary = Vocabulary(["The cat sat.", "The dog?"])
     >>> vocabulary.words
@@ -85,7 +83,8 @@ class Vocabulary:
         tensor([4, 1, 3])
         """
         numbers = [self.numbers.get(word, 1) for word in tokenize(text)]
-        return torch.tensor(numbers, dtype=torch.int64)  # [seq_len]
+        tokens = torch.tensor(numbers, dtype=torch.int64)  # [seq_len]
+        return tokens  # [seq_len]
 
     def encode_batch(self, texts: Iterable[str]) -> tuple[Tensor, Tensor]:
         r"""Several texts side by side, `[seq_len, batch_size]`, and their lengths.
@@ -109,7 +108,8 @@ class Vocabulary:
         if not columns:
             raise ValueError("`texts` is empty; give at least one text to encode")
         tokens = nn.utils.rnn.pad_sequence(columns)  # [seq_len, batch_size]
-        return tokens, torch.tensor([len(column) for column in columns])
+        lengths = torch.tensor([len(column) for column in columns])  # [batch_size]
+        return tokens, lengths  # [seq_len, batch_size], [batch_size]
 
     def decode(self, tokens: Tensor) -> list[str]:
         r"""The words, filler included, of one sequence of numbers `[seq_len]`.
@@ -122,11 +122,10 @@ class Vocabulary:
         ['the', '<unk>', 'sat', '<pad>']
         """
         check_tokens(tokens, len(self))
-        if tokens.dim() != 1:
-            raise ValueError(
-                f"`tokens` has shape {list(tokens.shape)}, not [seq_len]; take one "
-                f"sentence of a batch with `tokens[:, 0]`"
-            )
+        if tokens.dim() != 1 or tokens.is_meta:
+            seen = f"has shape {list(tokens.shape)}, on {tokens.device}"
+            way_out = "take one sentence of a batch with `tokens[:, 0]`"
+            raise ValueError(f"`tokens` {seen}, not [seq_len] with values; {way_out}")
         return [self.words[number] for number in tokens.tolist()]
 
 
@@ -203,8 +202,11 @@ class PositionalEncoding(nn.Module):
         self._fill_table()
         self.register_load_state_dict_post_hook(leave_meta)  # type: ignore[no-untyped-call]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Add positions to `x`, `[seq_len, batch_size, d_model]`; it is left alone."""
+    def forward(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+    ) -> Tensor:
+        """Add positions to `x`, which is left alone."""
         max_length, d_model = self.table.shape
         check_vectors(x, self.table)
         if x.shape[0] > max_length:
@@ -219,12 +221,12 @@ class PositionalEncoding(nn.Module):
         return output
 
     def _fill_table(self) -> None:
-        self.table.copy_(sinusoids(*self.table.shape))
+        if not self.table.is_meta:  # where there is room for anything, but no values
+            self.table.copy_(sinusoids(*self.table.shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # All of `.to`, `.half`, `.double`, `.to_empty` pass here. The table is written
-        # anew rather than cast: one cast up from float32 would keep its errors, and
-        # one that comes from the "meta" device would hold whatever the memory held.
+        # All of `.to`, `.half`, `.to_empty` pass here. The table is written anew, not
+        # cast: up from float32 it would keep its errors, from "meta" it would be junk.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._fill_table()
         return self
@@ -233,8 +235,7 @@ class PositionalEncoding(nn.Module):
 def leave_meta(module: PositionalEncoding, _: Any) -> None:
     """Give `module` its table when a model that was built on "meta" gets its weights.
 
-    No checkpoint holds the table, and it cannot know where the weights are: it begins
-    on the CPU, and `.to` moves it with them.
+    No checkpoint holds the table: it begins on the CPU, and `.to` moves it with them.
     """
     if module.table.is_meta:
         module.table = torch.empty_like(module.table, device="cpu")
@@ -263,13 +264,13 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
     check_sizes(max_length=max_length, d_model=d_model)
     # In float64, and on the CPU, since not every accelerator has that. In float32 the
     # angles of late positions are coarse: among 5,000 rows, some are off by 0.0004.
-    position = torch.arange(max_length, dtype=torch.float64, device="cpu")
-    column = torch.arange(d_model, dtype=torch.float64, device="cpu")
+    row = torch.arange(max_length, dtype=torch.float64, device="cpu")  # [max_length]
+    column = torch.arange(d_model, dtype=torch.float64, device="cpu")  # [d_model]
 
     # Columns $2i$ and $2i + 1$ share a speed; the even one shows its sine.
     even = column % 2 == 0
     speed = 10000 ** -((column - column % 2) / d_model)  # [d_model]
-    angle = position[:, None] * speed  # [max_length, d_model]
+    angle = row[:, None] * speed  # [max_length, d_model]
     return torch.where(even, angle.sin(), angle.cos())  # [max_length, d_model]
 
 
@@ -295,9 +296,8 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     integral = not (tokens.is_floating_point() or tokens.is_complex())
     if not integral or tokens.dtype == torch.bool:
         raise TypeError(f"`tokens` is {tokens.dtype}, but words have whole numbers")
-    # Values can be read only where there are any: not in a compiler, not on "meta",
-    # and not under `vmap`. Elsewhere it is worth it: on a GPU a number beyond the table
-    # would bring down the whole process.
+    # Values cannot be read in a compiler, on "meta", or under `vmap`. Elsewhere it is
+    # worth it: on a GPU a number beyond the table would bring down the whole process.
     if torch.compiler.is_compiling() or not tokens.numel():
         return
     try:
@@ -314,7 +314,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
 def check_vectors(x: Tensor, table: Tensor) -> None:
     """Refuse vectors to which the rows of `table` cannot be added."""
     check_tensor("x", x)
-    if not x.is_floating_point():
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
         raise TypeError(f"`x` is {x.dtype}; positions are added to vectors, not tokens")
     d_model = table.shape[1]
     if x.dim() != 3 or x.shape[-1] != d_model:
@@ -329,8 +329,8 @@ def check_tensor(name: str, x: Tensor) -> None:
     """Refuse what is no dense tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
 
 
 def check_device(name: str, x: Tensor, device: torch.device) -> None:

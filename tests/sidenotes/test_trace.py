@@ -894,8 +894,8 @@ def test_the_core_is_recorded_line_by_line() -> None:
     assert shares == [None, None, "key", None]
     shares = [value.shares for step in masked.steps for value in step.values]
     assert shares[0] == "mask"
-    assert shares[1:7] == [None] * 6
-    assert shares[7:] == ["attn", None, None, None, None, "output"]
+    assert shares[1:10] == [None] * 9
+    assert shares[10:] == ["attn", None, None, None, None, "output"]
     callers = {
         call.symbol: record.calls[call.parent].symbol
         for call in record.calls

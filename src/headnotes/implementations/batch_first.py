@@ -137,7 +137,8 @@ class MultiHeadAttention(nn.Module):
         torch.Size([2, 5, 3, 2])
         """
         batch_size, seq_len, _ = x.shape
-        x = x.view(batch_size, seq_len, self.n_heads, self.d_key)
+        split = (batch_size, seq_len, self.n_heads, self.d_key)
+        x = x.view(split)  # [batch_size, seq_len, n_heads, d_key]
         return x.transpose(1, 2)  # [batch_size, n_heads, seq_len, d_key]
 
 
@@ -167,7 +168,7 @@ def check_settings(d_model: int, n_heads: int, dropout: float) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
     if d_model % n_heads:
-        fits = [n for n in range(1, d_model + 1) if d_model % n == 0]
+        fits = [n for n in (*range(1, 4097), d_model) if d_model % n == 0]
         near = [n for n in fits if n < n_heads][-1:]
         near += [n for n in fits if n > n_heads][:1]
         raise ValueError(
@@ -182,8 +183,8 @@ def check_tensor(name: str, x: Tensor, device: torch.device) -> None:
     """Refuse what is no dense tensor, or lies on another device than the module."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
@@ -202,7 +203,8 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
             )
         # Autocast makes its own peace between the dtypes that it casts.
         cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-        if x.dtype != dtype and not (cast and torch.is_autocast_enabled(x.device.type)):
+        cast = cast and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if x.dtype != dtype and not cast:
             way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
             raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
         # The original takes the batch size from the key, and lets four queries of five
@@ -226,7 +228,7 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor, n_heads: int) -> None:
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"`mask` is {mask.dtype}, not bool or integer 0/1 with 1 for 'may attend'; "
-            f"use `mask.bool()` if it holds 0 and 1, `mask == 0` if 0 and -inf"
+            f"use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for 0 and -inf"
         )
     (batch_size, q_len), k_len = query.shape[:2], key.shape[1]
     # With as many heads as batch items both readings fit, and only one was meant.

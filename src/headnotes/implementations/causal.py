@@ -94,7 +94,8 @@ class MultiHeadAttention(nn.Module):
         # for a token may always read itself. No row is ever empty. A buffer moves with
         # the module and is not trained; as bool it takes 1 MiB at a length of 1,024,
         # where the original's float32 takes 4.
-        mask = torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
+        pairs = (context_length, context_length)
+        mask = torch.full(pairs, True).triu(1)  # [context_length, context_length]
         # It follows from one number, so no checkpoint needs it. The original stores it,
         # and then a checkpoint fits one `context_length` only. Here a stored one is
         # passed over.
@@ -203,7 +204,7 @@ def check_settings(
         if type(size) is not int or size < 1:
             raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
     if d_out % num_heads:
-        fits = [n for n in range(1, d_out + 1) if d_out % n == 0]
+        fits = [n for n in (*range(1, 4097), d_out) if d_out % n == 0]
         near = [n for n in fits if n < num_heads][-1:]
         near += [n for n in fits if n > num_heads][:1]
         raise ValueError(
@@ -219,8 +220,8 @@ def check_input(x: Tensor, linear: nn.Linear, context_length: int) -> None:
     dtype, device, d_in = linear.weight.dtype, linear.weight.device, linear.in_features
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError("`x` is sparse or nested; pass it dense, and padded")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError("`x` is sparse, nested or quantised; pass a dense one")
     if x.device != device:
         where = f"`x` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `x.to({str(device)!r})`")
@@ -231,7 +232,8 @@ def check_input(x: Tensor, linear: nn.Linear, context_length: int) -> None:
         )
     # Autocast makes its own peace between the dtypes that it casts.
     cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-    if x.dtype != dtype and not (cast and torch.is_autocast_enabled(device.type)):
+    cast = cast and not x.is_meta and torch.is_autocast_enabled(device.type)
+    if x.dtype != dtype and not cast:
         way_out = f"use `x.to({dtype})`, or give the module its dtype"
         raise TypeError(f"`x` is {x.dtype}, the module {dtype}; {way_out}")
     # The original leaves this to broadcasting. It fails there without a word on length,

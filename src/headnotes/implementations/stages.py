@@ -64,9 +64,8 @@ class SelfAttention_v1(nn.Module):  # noqa: N801
         r"""`[seq_len, d_in]` to `[seq_len, d_out]`.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
-        A batch is among them: of a tensor with three axes, `keys.T` would reverse all
-        three, and the original computes something else without a word wherever the
-        sizes happen to agree.
+        A batch is refused: of three axes `keys.T` would reverse all, and the original
+        then computes something else without a word wherever sizes happen to agree.
 
         >>> attention = SelfAttention_v1(3, 2)
         >>> torch.vmap(attention)(torch.rand(5, 6, 3)).shape
@@ -166,10 +165,10 @@ class CausalAttention(nn.Module):
         dropout: float,
         qkv_bias: bool = False,
     ) -> None:
-        """Build the three maps of stage 2, and the mask."""
         super().__init__()
         check_sizes(d_in=d_in, d_out=d_out, context_length=context_length)
-        check_dropout(dropout)
+        if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
+            raise ValueError(f"`dropout` (={dropout!r}) must lie between 0 and 1")
         self.context_length = context_length
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -179,7 +178,8 @@ class CausalAttention(nn.Module):
         # True means *blocked*, strictly above the diagonal. A buffer moves with the
         # module and is not trained. The original also stores it in every checkpoint, as
         # float32; here it stays out, and a stored one is passed over.
-        mask = torch.ones(context_length, context_length, dtype=torch.bool).triu(1)
+        pairs = (context_length, context_length)
+        mask = torch.full(pairs, True).triu(1)  # [context_length, context_length]
         self.register_buffer("mask", mask, persistent=False)
         keep_out_of_checkpoints(self)
 
@@ -241,6 +241,9 @@ class MultiHeadAttentionWrapper(nn.Module):
     >>> mha(x).detach()
     tensor([[[-0.4519,  0.2216,  0.4772,  0.1063],
              [-0.5874,  0.0058,  0.5891,  0.3257]]])
+    >>> mha = MultiHeadAttentionWrapper(13, 2, 11, 0.0, 5)
+    >>> mha(torch.randn(3, 7, 13)).shape
+    torch.Size([3, 7, 10])
     """
 
     def __init__(
@@ -252,18 +255,20 @@ class MultiHeadAttentionWrapper(nn.Module):
         num_heads: int,
         qkv_bias: bool = False,
     ) -> None:
-        """Build stage 3, `num_heads` times over."""
         super().__init__()
         check_sizes(num_heads=num_heads)
+        self.d_in, self.d_out, self.num_heads = d_in, d_out, num_heads
         self.heads = nn.ModuleList(
             CausalAttention(d_in, d_out, context_length, dropout, qkv_bias)
             for _ in range(num_heads)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,  # [batch_size, seq_len, d_in]
+    ) -> Tensor:
         """Each head reads all of `x`; refuses what stage 3 refuses."""
-        # A loop: small products, one head after the other. It is easy to read, and slow
-        # with many heads.
+        # One small product after the other: easy to read, and slow with many heads.
         contexts = [head(x) for head in self.heads]
         return torch.cat(contexts, dim=-1)  # [batch_size, seq_len, num_heads * d_out]
 
@@ -300,12 +305,6 @@ def check_sizes(**sizes: int) -> None:
             raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
 
 
-def check_dropout(dropout: float) -> None:
-    """Refuse what is no probability."""
-    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
-        raise ValueError(f"`dropout` (={dropout!r}) must lie between 0 and 1")
-
-
 def check_input(
     x: Tensor, weight: Tensor, d_in: int, context_length: int | None = None
 ) -> None:
@@ -316,8 +315,8 @@ def check_input(
         axes, way_out = "seq_len", "a batch needs `torch.vmap(module)(x)`"
     if not isinstance(x, Tensor):
         raise TypeError(f"`x` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested:
-        raise TypeError("`x` is sparse or nested; pass it dense, and padded")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError("`x` is sparse, nested or quantised; pass a dense one")
     if x.device != device:
         where = f"`x` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `x.to({str(device)!r})`")
@@ -328,7 +327,8 @@ def check_input(
         )
     # Autocast makes its own peace between the dtypes that it casts.
     cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-    if x.dtype != dtype and not (cast and torch.is_autocast_enabled(device.type)):
+    cast = cast and not x.is_meta and torch.is_autocast_enabled(device.type)
+    if x.dtype != dtype and not cast:
         way_out = f"use `x.to({dtype})`, or give the module its dtype"
         raise TypeError(f"`x` is {x.dtype}, the module {dtype}; {way_out}")
     # The original leaves this to broadcasting. At a `context_length` of 1 that does not

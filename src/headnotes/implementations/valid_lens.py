@@ -27,13 +27,15 @@ import torch
 from torch import Tensor, nn
 
 
-def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N803
+def masked_softmax(
+    X: Tensor,  # [batch_size, q_len, k_len]  # noqa: N803
+    valid_lens: Tensor | None,
+) -> Tensor:
     r"""Softmax over the last axis, in which only the first keys of each row count.
 
-    `X` is `[batch_size, q_len, k_len]`. `valid_lens` is `None`, `[batch_size]`, or
-    `[batch_size, q_len]` for lengths that differ by query. Raises `TypeError` for
-    lengths that are no integer tensor, `ValueError` for a wrong shape, or a length
-    below 0 or beyond `k_len`. Source: Dive into Deep Learning, section 11.3.
+    `valid_lens` is `None`, `[batch_size]`, or `[batch_size, q_len]` for lengths that
+    differ by query. Raises `TypeError` where they are no integers, `ValueError` for a
+    wrong shape, or one below 0 or beyond `k_len`. Source: Zhang et al. 2023, 11.3.
 
     >>> X = torch.zeros(2, 1, 4)
     >>> masked_softmax(X, torch.tensor([4, 2])).squeeze(1)
@@ -53,12 +55,12 @@ def masked_softmax(X: Tensor, valid_lens: Tensor | None) -> Tensor:  # noqa: N80
     >>> masked_softmax(X, torch.tensor([0])).sum()
     tensor(0.)
     """
-    if not isinstance(X, Tensor) or not X.is_floating_point():
-        seen = getattr(X, "dtype", type(X).__name__)
-        raise TypeError(f"`X` is {seen}, not a floating-point tensor")
+    check_tensor("X", X, X)
+    if X.dtype.itemsize < 2 or not X.is_floating_point():
+        raise TypeError(f"`X` is {X.dtype}, which has no softmax; use `X.float()`")
     if X.dim() != 3:
-        shape = list(X.shape)
-        raise ValueError(f"`X` has shape {shape}, not [batch_size, q_len, k_len]")
+        axes = "[batch_size, q_len, k_len]"
+        raise ValueError(f"`X` has shape {list(X.shape)}, not {axes}")
     if valid_lens is None:
         return X.softmax(dim=-1)
     check_valid_lens(valid_lens, X, X.shape[-1])
@@ -94,31 +96,28 @@ class DotProductAttention(nn.Module):
 
     def forward(
         self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
+        queries: Tensor,  # [batch_size, q_len, d_k]
+        keys: Tensor,  # [batch_size, k_len, d_k]
+        values: Tensor,  # [batch_size, k_len, d_v]
         valid_lens: Tensor | None = None,
     ) -> Tensor:
         r"""Read from `values` where `queries` meet `keys`.
 
-        `queries` are `[batch_size, q_len, d_k]`, `keys` `[batch_size, k_len, d_k]`,
-        `values` `[batch_size, k_len, d_v]`; the result is `[batch_size, q_len, d_v]`. A
-        query of length 0 reads zero. Raises `TypeError` for a wrong dtype, `ValueError`
-        for shapes or devices that do not fit.
+        A query of length 0 reads zero. Raises `TypeError` for a wrong dtype,
+        `ValueError` for shapes or devices that do not fit.
 
         >>> attention = DotProductAttention(dropout=0.5)
         >>> queries = torch.randn(2, 1, 3)
-        >>> keys, values = torch.randn(2, 2, 5, 3)
+        >>> keys, values = torch.randn(2, 5, 3), torch.randn(2, 5, 7)
         >>> lens = torch.tensor([2, 4])
         >>> attention(queries, keys, values, lens).shape
-        torch.Size([2, 1, 3])
+        torch.Size([2, 1, 7])
         >>> attention.attention_weights[:, 0] > 0
         tensor([[ True,  True, False, False, False],
                 [ True,  True,  True,  True, False]])
         """
         check_inputs(queries, [0, 0, 0], queries, keys, values)
-        if queries.shape[-1] != keys.shape[-1]:
-            q, k = queries.shape[-1], keys.shape[-1]
+        if (q := queries.shape[-1]) != (k := keys.shape[-1]):
             raise ValueError(f"`keys` are {k} wide, `queries` {q}; make them equal")
         # The dot product of two vectors of variance 1 has variance $d_k$; the division
         # brings it back to 1. The original divides the scores; dividing the queries is
@@ -147,10 +146,8 @@ class MultiHeadAttention(nn.Module):
     `num_hiddens` is the width of the output, and of all heads together. Each input may
     have a width of its own: it is found at the first forward, and the weights are drawn
     then. `dropout` acts on the attention weights while training, and `bias` governs all
-    four linear maps.
-
-    Raises `ValueError` where `num_heads` does not divide `num_hiddens`, or a setting is
-    out of range. Source: Dive into Deep Learning, section 11.5.
+    four linear maps. Raises `ValueError` where `num_heads` does not divide
+    `num_hiddens`, or a setting is out of range. Source: Zhang et al. 2023, 11.5.
 
     >>> attention = MultiHeadAttention(100, 5, dropout=0.5)
     >>> X, Y = torch.randn(2, 4, 100), torch.randn(2, 6, 100)
@@ -192,18 +189,16 @@ class MultiHeadAttention(nn.Module):
         `valid_lens` is `None`, `[batch_size]` or `[batch_size, q_len]`: how many keys,
         from the first on, may be read. Where it is 0, the context is zero and the
         output is the output bias. (What lies beyond a length must still be finite: its
-        weight is zero, and zero times NaN is NaN.)
+        weight is zero, and zero times NaN is NaN.) Raises `TypeError` for a wrong
+        dtype, `ValueError` for a wrong shape, device or length.
 
-        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape, device or
-        length, before any work is done.
-
-        Filler cannot change a sentence:
+        Filler cannot change a sentence, be its length said once or for each query:
 
         >>> mha = MultiHeadAttention(6, 2, dropout=0).eval()
         >>> X, lens = torch.randn(2, 5, 7), torch.tensor([3, 5])
         >>> before = mha(X, X, X, lens)
         >>> X[0, 3:] = 100
-        >>> after = mha(X, X, X, lens)
+        >>> after = mha(X, X, X, lens[:, None].expand(2, 5))
         >>> torch.equal(before[0, :3], after[0, :3])
         True
         """
@@ -217,7 +212,9 @@ class MultiHeadAttention(nn.Module):
             # Item 0 fills the first rows of the folded batch, item 1 the next. So for
             # three heads, lengths [3, 2] must become [3, 3, 3, 2, 2, 2]. Plain `repeat`
             # makes them [3, 2, 3, 2, 3, 2], which fits as well, and is wrong.
-            valid_lens = valid_lens.repeat_interleave(self.num_heads, dim=0)
+            valid_lens = valid_lens.repeat_interleave(
+                self.num_heads, dim=0
+            )  # [batch_size * num_heads, ...]
 
         # From here to `transpose_output` there are no heads, only a larger batch.
         queries = self.transpose_qkv(self.W_q(queries))  # [..., q_len, d_k]
@@ -236,10 +233,11 @@ class MultiHeadAttention(nn.Module):
         >>> mha.transpose_qkv(torch.randn(2, 3, 10)).shape
         torch.Size([10, 3, 2])
         """
-        # Heads must stand beside the batch before both can become one axis. This costs
-        # a copy, since in memory they stand beside their components.
+        # Heads must stand beside the batch before both become one axis. This costs a
+        # copy: in memory they stand beside their components.
         batch_size, seq_len, width = X.shape
-        heads = X.view(batch_size, seq_len, self.num_heads, width // self.num_heads)
+        split = (batch_size, seq_len, self.num_heads, width // self.num_heads)
+        heads = X.view(split)  # [batch_size, seq_len, num_heads, d_k]
         return heads.transpose(1, 2).flatten(0, 1)  # [..., seq_len, d_k]
 
     def transpose_output(self, X: Tensor) -> Tensor:  # noqa: N803
@@ -253,8 +251,9 @@ class MultiHeadAttention(nn.Module):
         """
         # Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
         rows, seq_len, d_k = X.shape
-        heads = X.view(rows // self.num_heads, self.num_heads, seq_len, d_k)
-        return heads.transpose(1, 2).flatten(-2)  # [batch_size, seq_len, num_hiddens]
+        split = (rows // self.num_heads, self.num_heads, seq_len, d_k)
+        x = X.view(split)  # [batch_size, num_heads, seq_len, d_k]
+        return x.transpose(1, 2).flatten(2)  # [batch_size, seq_len, num_heads * d_k]
 
 
 def check_settings(num_hiddens: int, num_heads: int) -> None:
@@ -263,7 +262,7 @@ def check_settings(num_hiddens: int, num_heads: int) -> None:
         if type(size) is not int or size < 1:
             raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
     if num_hiddens % num_heads:
-        fits = [n for n in range(1, num_hiddens + 1) if num_hiddens % n == 0]
+        fits = [n for n in (*range(1, 4097), num_hiddens) if num_hiddens % n == 0]
         near = [n for n in fits if n < num_heads][-1:]
         near += [n for n in fits if n > num_heads][:1]
         raise ValueError(
@@ -272,24 +271,31 @@ def check_settings(num_hiddens: int, num_heads: int) -> None:
         )
 
 
+def check_tensor(name: str, x: Tensor, like: Tensor) -> None:
+    """Refuse what is no dense tensor, or lies on another device than `like`."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
+    if x.layout != torch.strided or x.is_nested or x.is_quantized:
+        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
+    if x.device != like.device:
+        where = f"`{name}` is on {x.device}, not on {like.device}"
+        raise ValueError(f"{where}; use `{name}.to({str(like.device)!r})`")
+
+
 def check_inputs(like: Tensor, widths: list[int], *inputs: Tensor) -> None:
     """Refuse inputs of another dtype or device than `like`, or unlike one another."""
     names, (queries, keys, values) = ("queries", "keys", "values"), inputs
     for name, x, width in zip(names, inputs, widths, strict=True):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-        if x.layout != torch.strided or x.is_nested:
-            raise TypeError(f"`{name}` is sparse or nested; pass it dense, and padded")
-        if x.device != like.device:
-            where = f"`{name}` is on {x.device}, not on {like.device}"
-            raise ValueError(f"{where}; use `{name}.to({str(like.device)!r})`")
+        check_tensor(name, x, like)
+        real = like.dtype.is_floating_point and like.dtype.itemsize > 1
+        dtype = like.dtype if real else torch.float32
         # Autocast makes its own peace between the dtypes that it casts.
-        dtype = like.dtype if like.dtype.is_floating_point else torch.float32
         cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-        if x.dtype != dtype and not (cast and torch.is_autocast_enabled(x.device.type)):
+        cast = cast and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if x.dtype != dtype and not cast:
             way_out = f"use `{name}.to({dtype})`"
             raise TypeError(f"`{name}` is {x.dtype}, not {dtype}; {way_out}")
-        if x.dim() != 3 or width not in (0, x.shape[-1]):
+        if x.dim() != 3 or not x.shape[-1] or width not in (0, x.shape[-1]):
             last = f"width (={width})" if width else "width"
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [batch_size, seq_len, "
@@ -300,16 +306,13 @@ def check_inputs(like: Tensor, widths: list[int], *inputs: Tensor) -> None:
                 f"`{name}` has batch size {x.shape[0]}, but `queries` has "
                 f"{queries.shape[0]}; share one sequence with `{name}.expand`"
             )
-    if keys.shape[1] != values.shape[1]:
-        k, v = keys.shape[1], values.shape[1]
+    if (k := keys.shape[1]) != (v := values.shape[1]):
         raise ValueError(f"`values` are {v} long, `keys` {k}; make them equal")
 
 
 def check_valid_lens(valid_lens: Tensor, queries: Tensor, k_len: int) -> None:
     """Refuse lengths that would be read as something else, or reach beyond the keys."""
-    if not isinstance(valid_lens, Tensor):
-        seen = f"is a {type(valid_lens).__name__}; use `torch.tensor(valid_lens)`"
-        raise TypeError(f"`valid_lens` must be a tensor, but {seen}")
+    check_tensor("valid_lens", valid_lens, queries)
     # From a padding mask the original reads lengths of 0 and 1.
     dtype = valid_lens.dtype
     if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex:
@@ -317,9 +320,6 @@ def check_valid_lens(valid_lens: Tensor, queries: Tensor, k_len: int) -> None:
             f"`valid_lens` is {dtype}, but lengths are integers; from a padding mask "
             f"[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`"
         )
-    if valid_lens.device != queries.device:
-        where = f"`valid_lens` is on {valid_lens.device}, not {queries.device}"
-        raise ValueError(f"{where}; use `valid_lens.to({str(queries.device)!r})`")
     batch_size, q_len = queries.shape[:2]
     if valid_lens.shape not in ((batch_size,), (batch_size, q_len)):
         raise ValueError(
