@@ -4,7 +4,9 @@ Loaded into each run of pytest, and does nothing there unless it is asked: the t
 imported only then.
 """
 
+import sys
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +40,18 @@ def pytest_collect_file(
     return [ShapeFile.from_parent(parent, path=file_path)]
 
 
+@contextmanager
+def as_written(config: pytest.Config) -> Iterator[None]:
+    """Import files as they stand: pytest rewrites the asserts of those it is given."""
+    finders = sys.meta_path[:]
+    rewriter: object = config.pluginmanager.rewrite_hook
+    sys.meta_path[:] = [finder for finder in finders if finder is not rewriter]
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = finders
+
+
 class ShapeFile(pytest.File):
     """A source, traced once for all of its comments."""
 
@@ -50,7 +64,8 @@ class ShapeFile(pytest.File):
 
         try:
             found = claims(read(self.path))
-            findings = judge(found, trace(self.path)) if found else []
+            with as_written(self.config):
+                findings = judge(found, trace(self.path)) if found else []
         except (LiterateError, TraceError) as error:
             raise self.CollectError(str(error)) from error
         except UNREADABLE as error:

@@ -142,3 +142,14 @@ def test_the_page_itself_passes_and_an_altered_one_does_not(
     path.write_text(swapped, encoding="utf-8")
     found = run(pytester, path).parseoutcomes()
     assert found == {"passed": count - 1, "failed": 1}
+
+
+def test_a_file_of_a_package_may_hold_assertions(pytester: pytest.Pytester) -> None:
+    # Pytest rewrites the asserts of what it is given, and what it runs is another code.
+    folder = pytester.path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    asserting = MODEL.replace("    return", "    assert n\n    return")
+    (folder / "my_model.py").write_text(asserting, encoding="utf-8")
+    for given in (folder / "my_model.py", folder):
+        assert pytester.runpytest_subprocess("--shapes", given).ret == 0
