@@ -553,7 +553,7 @@ ADDITIVE = torch.zeros(Q_LEN, K_LEN).masked_fill(CAUSAL == 0, -math.inf)
         (
             {"value": torch.randn(BATCH, K_LEN, D_MODEL).to_sparse()},
             TypeError,
-            "`value` is sparse or nested; pass it dense, and padded",
+            "`value` is sparse, nested or quantised; pass a dense one",
         ),
         ({"key": None}, TypeError, "`key` must be a tensor, but is a NoneType"),
         ({"mask": [[True]]}, TypeError, "`mask` must be a tensor, but is a list"),
@@ -561,7 +561,7 @@ ADDITIVE = torch.zeros(Q_LEN, K_LEN).masked_fill(CAUSAL == 0, -math.inf)
             {"mask": ADDITIVE},
             TypeError,
             "`mask` is torch.float32, not bool or integer 0/1 with 1 for 'may attend'; "
-            "use `mask.bool()` if it holds 0 and 1, `mask == 0` if 0 and -inf",
+            "use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for 0 and -inf",
         ),
         (
             {"mask": some_mask(BATCH, Q_LEN, K_LEN)},

@@ -612,7 +612,7 @@ def test_impossible_settings_are_refused(changed: dict[str, Any], message: str) 
         (
             torch.randn(BATCH, SEQ_LEN, D_IN).to_sparse(),
             TypeError,
-            "`x` is sparse or nested; pass it dense, and padded",
+            "`x` is sparse, nested or quantised; pass a dense one",
         ),
         (
             [[[0.0]]],

@@ -606,7 +606,7 @@ def test_an_input_of_another_kind_is_refused(stage: str) -> None:
         (
             x.to_sparse(),
             TypeError,
-            "`x` is sparse or nested; pass it dense, and padded",
+            "`x` is sparse, nested or quantised; pass a dense one",
         ),
         (x.tolist(), TypeError, "`x` must be a tensor, but is a list"),
     ]

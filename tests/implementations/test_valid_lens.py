@@ -668,7 +668,7 @@ RANGE = (
         (
             {"values": torch.randn(BATCH, K_LEN, D_MODEL).to_sparse()},
             TypeError,
-            "`values` is sparse or nested; pass it dense, and padded",
+            "`values` is sparse, nested or quantised; pass a dense one",
         ),
         (
             {"queries": [[[0.0]]]},
@@ -678,8 +678,7 @@ RANGE = (
         (
             {"valid_lens": [3, 2, 1]},
             TypeError,
-            "`valid_lens` must be a tensor, but is a list; use "
-            "`torch.tensor(valid_lens)`",
+            "`valid_lens` must be a tensor, but is a list",
         ),
         (
             {"valid_lens": torch.ones(BATCH, Q_LEN).bool()},
@@ -729,7 +728,7 @@ RANGE = (
         (
             {"valid_lens": PER_ITEM.to("meta")},
             ValueError,
-            "`valid_lens` is on meta, not cpu; use `valid_lens.to('cpu')`",
+            "`valid_lens` is on meta, not on cpu; use `valid_lens.to('cpu')`",
         ),
     ],
 )
@@ -768,7 +767,33 @@ def test_what_are_no_scores_is_refused() -> None:
     message = "`X` has shape [3, 7], not [batch_size, q_len, k_len]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         masked_softmax(torch.randn(3, 7), PER_ITEM)
-    for X, seen in ((torch.ones(3, 5, 7).long(), "torch.int64"), ([1.0], "list")):  # noqa: N806
-        message = f"`X` is {seen}, not a floating-point tensor"
+    with pytest.raises(TypeError, match=r"^`X` must be a tensor, but is a list$"):
+        masked_softmax([1.0], None)  # type: ignore[arg-type]
+    for dtype in (torch.int64, torch.float8_e5m2):
+        message = f"`X` is {dtype}, which has no softmax; use `X.float()`"
         with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-            masked_softmax(X, None)  # type: ignore[arg-type]
+            masked_softmax(torch.ones(3, 5, 7).to(dtype), None)
+
+
+@pytest.mark.parametrize("junk", [torch.nan, torch.inf])
+@pytest.mark.parametrize("lens", [PER_ITEM, PER_QUERY], ids=["item", "query"])
+def test_a_key_that_no_query_may_read_may_hold_anything(
+    device: torch.device, lens: Tensor, junk: float
+) -> None:
+    queries, keys, values = inputs(device=device)
+    mha = build([queries, keys, values])
+    longest = lens if lens.dim() == 1 else lens.amax(dim=1)
+    filler = torch.arange(K_LEN) >= longest[:, None]
+    assert filler.any()
+    results = []
+    for fill in (0.0, junk):
+        mha.zero_grad()
+        dirty = [
+            x.masked_fill(filler[..., None].to(device), fill) for x in (keys, values)
+        ]
+        output = mha(queries, *dirty, lens.to(device))
+        output.square().sum().backward()
+        results.append([output, *(p.grad for p in mha.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert one.isfinite().all()
+        torch.testing.assert_close(one, other, rtol=0, atol=0)

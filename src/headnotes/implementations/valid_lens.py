@@ -69,10 +69,9 @@ def masked_softmax(
     lens = lens.unsqueeze(-1) if valid_lens.dim() == 1 else lens  # [batch_size, ..., 1]
     keep = torch.arange(X.shape[-1], device=X.device) < lens  # [batch_size, ..., k_len]
 
-    # The original writes $-10^6$ into the scores. A true score may lie below that, and
-    # then filler wins; below $-\infty$ lies nothing, in no dtype. What it cannot do is
-    # fill a whole row, which would be NaN. Empty rows are 0 on the way in, so that no
-    # gradient is NaN, and 0 on the way out, where the original reads all the filler.
+    # The original writes $-10^6$ into the scores, and a true score may lie below that;
+    # below $-\infty$ lies nothing. A whole row of it would be NaN, so empty rows are 0 on
+    # the way in, and on the way out, where the original reads all the filler.
     empty = lens <= 0  # [batch_size, ..., 1]
     scores = X.masked_fill(~keep, -math.inf).masked_fill(empty, 0)
     return scores.softmax(dim=-1).masked_fill(empty, 0)  # [batch_size, q_len, k_len]
@@ -120,15 +119,14 @@ class DotProductAttention(nn.Module):
         if (q := queries.shape[-1]) != (k := keys.shape[-1]):
             raise ValueError(f"`keys` are {k} wide, `queries` {q}; make them equal")
         # The dot product of two vectors of variance 1 has variance $d_k$; the division
-        # brings it back to 1. The original divides the scores; dividing the queries is
-        # the same, but keeps the scores within float16, which ends at 65,504.
+        # brings it back. Dividing the queries, not the scores as the original does,
+        # keeps the scores within float16, which ends at 65,504.
         queries = queries / math.sqrt(queries.shape[-1])
         scores = torch.bmm(queries, keys.mT)  # [batch_size, q_len, k_len]
 
-        # The weights are kept to be looked at: before dropout, so that rows sum to 1,
-        # and detached. The original keeps their graph too: the memory of the forward
-        # stays alive with it, and `deepcopy` raises. (An exported program has nowhere
-        # to keep them, and what `vmap` leaves here is not readable.)
+        # Kept to be looked at: before dropout, so that rows sum to 1, and detached. The
+        # original keeps their graph, and `deepcopy` raises. (An exported program has
+        # nowhere to keep them, and what `vmap` leaves here is not readable.)
         weights = masked_softmax(scores, valid_lens)  # [batch_size, q_len, k_len]
         if not torch.compiler.is_exporting():
             self.attention_weights = weights.detach()
@@ -171,9 +169,7 @@ class MultiHeadAttention(nn.Module):
         check_settings(num_hiddens, num_heads)
         self.num_heads = num_heads
         self.attention = DotProductAttention(dropout)
-        # Weights are drawn at the first forward, and the seed that governs them is the
-        # one set before that. Until then they cannot be counted or looked at, though an
-        # optimizer may already be given them.
+        # Drawn at the first forward: until then there is nothing to count or look at.
         self.W_q = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_k = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_v = nn.LazyLinear(num_hiddens, bias=bias)
@@ -188,16 +184,15 @@ class MultiHeadAttention(nn.Module):
         k_len, ...]`, of any width; the result is `[batch_size, q_len, num_hiddens]`.
         `valid_lens` is `None`, `[batch_size]` or `[batch_size, q_len]`: how many keys,
         from the first on, may be read. Where it is 0, the context is zero and the
-        output is the output bias. (What lies beyond a length must still be finite: its
-        weight is zero, and zero times NaN is NaN.) Raises `TypeError` for a wrong
-        dtype, `ValueError` for a wrong shape, device or length.
+        output is the output bias; what no query may read may hold NaN. Raises
+        `TypeError` for a wrong dtype, `ValueError` for a wrong shape, device or length.
 
         Filler cannot change a sentence, be its length said once or for each query:
 
         >>> mha = MultiHeadAttention(6, 2, dropout=0).eval()
         >>> X, lens = torch.randn(2, 5, 7), torch.tensor([3, 5])
         >>> before = mha(X, X, X, lens)
-        >>> X[0, 3:] = 100
+        >>> X[0, 3:] = torch.nan
         >>> after = mha(X, X, X, lens[:, None].expand(2, 5))
         >>> torch.equal(before[0, :3], after[0, :3])
         True
@@ -209,6 +204,11 @@ class MultiHeadAttention(nn.Module):
         check_inputs(like, widths, queries, keys, values)
         if valid_lens is not None:
             check_valid_lens(valid_lens, queries, keys.shape[1])
+            # Zero times NaN is NaN: what no query may read is cleared, not just unread.
+            lens = valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]
+            place = torch.arange(keys.shape[1], device=keys.device)  # [k_len]
+            unread = (place >= lens[..., None]).all(dim=1)  # [batch_size, k_len]
+            keys, values = (x.masked_fill(unread[..., None], 0) for x in (keys, values))
             # Item 0 fills the first rows of the folded batch, item 1 the next. So for
             # three heads, lengths [3, 2] must become [3, 3, 3, 2, 2, 2]. Plain `repeat`
             # makes them [3, 2, 3, 2, 3, 2], which fits as well, and is wrong.
