@@ -70,8 +70,8 @@ def masked_softmax(
     keep = torch.arange(X.shape[-1], device=X.device) < lens  # [batch_size, ..., k_len]
 
     # The original writes $-10^6$ into the scores, and a true score may lie below that;
-    # below $-\infty$ lies nothing. A whole row of it would be NaN, so empty rows are 0 on
-    # the way in, and on the way out, where the original reads all the filler.
+    # below $-\infty$ lies nothing. A whole row of it would be NaN, so empty rows are 0
+    # on the way in, and on the way out, where the original reads all the filler.
     empty = lens <= 0  # [batch_size, ..., 1]
     scores = X.masked_fill(~keep, -math.inf).masked_fill(empty, 0)
     return scores.softmax(dim=-1).masked_fill(empty, 0)  # [batch_size, q_len, k_len]
