@@ -178,10 +178,10 @@ def test_an_existing_file_is_only_overwritten_by_force(tmp_path: Path) -> None:
 
 
 def test_a_destination_is_a_folder_or_a_file(tmp_path: Path) -> None:
-    main(["copy", "masks", str(tmp_path / "new" / "folder")])
-    main(["copy", "masks", str(tmp_path / "other.py")])
-    for path in (tmp_path / "new" / "folder" / "masks.py", tmp_path / "other.py"):
-        assert path.read_text() == edition(modules()["masks"])
+    main(["copy", "positions", str(tmp_path / "new" / "folder")])
+    main(["copy", "positions", str(tmp_path / "other.py")])
+    for path in (tmp_path / "new" / "folder" / "positions.py", tmp_path / "other.py"):
+        assert path.read_text() == edition(modules()["positions"])
 
 
 def test_an_unknown_module_is_refused(
@@ -193,3 +193,23 @@ def test_an_unknown_module_is_refused(
         f"{', '.join(modules())}\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_the_laws_stay_at_home(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not [name for name in modules() if name.startswith("laws")]
+    assert main(["copy", "laws/checking"]) == 1
+    assert "`laws/checking` is not a module of Headnotes" in capsys.readouterr().err
+
+
+def test_check_explains_itself_and_only_it_loads_torch() -> None:
+    command = [*COMMAND, "check", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "FILE.py:NAME" in shown
+    assert "--thorough" in shown
+    program = (
+        "import sys; from headnotes.cli import main; main(['list']); "
+        "print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == "False"

@@ -511,13 +511,13 @@ KNOWN = (
         (
             lambda: convert.to(build("core"), "torch", qkv_bias=True, d_model=3),
             TypeError,
-            "'torch' has no setting qkv_bias, d_model; there are dropout, batch_first, "
-            "bias",
+            "'torch' has no setting `qkv_bias`, `d_model`; there are dropout, "
+            "batch_first, bias",
         ),
         (
             lambda: convert.to(build("core"), "v1", bias=True),
             TypeError,
-            "'v1' has no setting bias; there are none",
+            "'v1' has no setting `bias`; there are none",
         ),
         (
             lambda: convert.to(build("core"), "causal"),

@@ -23,14 +23,18 @@ LESSONS = sorted((ROOT / "docs").glob("*/*.py"))
 # Arrows point down: who compares knows those compared, and never the other way round.
 ARROWS = {
     "__init__": {"headnotes", "convert", "mha", "masks"},
-    "cli": {"headnotes"},
+    "cli": {"headnotes", "laws"},
     "convert": {"mha", "implementations"},
-    "compare": {"convert", "mha", "masks", "implementations"},
-    "probes": {"compare", "convert", "mha", "masks", "implementations"},
+    "dialects": {"mha", "masks", "implementations"},
+    "compare": {"dialects", "convert", "mha", "masks", "implementations"},
+    "probes": {"dialects", "convert", "mha", "masks", "implementations"},
 }
 
+# The laws serve one another, and need nothing else of the house.
+ARROWS |= {f"laws/{p.stem}": {"laws"} for p in (HEADNOTES / "laws").glob("*.py")}
+
 # What a module may import beside torch and the standard library, inside of functions.
-LIBRARIES = {"plots": {"matplotlib"}}
+LIBRARIES = {"laws/fixture": {"pytest"}, "plots": {"matplotlib"}}
 
 
 def name_of(path: Path) -> str:

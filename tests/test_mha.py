@@ -763,7 +763,7 @@ def test_impossible_settings_are_refused(
         (
             {"value": torch.randn(K_LEN, BATCH, D_MODEL).to_sparse()},
             TypeError,
-            "`value` is sparse or nested; pass it dense, and padded",
+            "`value` is sparse, nested or quantised; pass a dense one",
         ),
         (
             {"key": None},
@@ -784,7 +784,7 @@ def test_impossible_settings_are_refused(
             {"mask": ONES},
             TypeError,
             "`mask` is torch.float32, not bool or integer 0/1 with 1 for 'may attend'; "
-            "use `mask.bool()` if it holds 0 and 1, `mask == 0` if 0 and -inf",
+            "use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for 0 and -inf",
         ),
         (
             {"mask": ONES[..., 0].bool()},

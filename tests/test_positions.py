@@ -394,8 +394,14 @@ def place(x: Any) -> Tensor:
         (
             lambda: Vocabulary(TEXTS).decode(torch.ones(2, 3).long()),
             ValueError,
-            "`tokens` has shape [2, 3], not [seq_len]; take one sentence of a batch "
-            "with `tokens[:, 0]`",
+            "`tokens` has shape [2, 3], on cpu, not [seq_len] with values; take one "
+            "sentence of a batch with `tokens[:, 0]`",
+        ),
+        (
+            lambda: Vocabulary(TEXTS).decode(torch.ones(3, device="meta").long()),
+            ValueError,
+            "`tokens` has shape [3], on meta, not [seq_len] with values; take one "
+            "sentence of a batch with `tokens[:, 0]`",
         ),
         (
             lambda: Vocabulary(TEXTS).decode(torch.tensor([3, 9])),
@@ -478,12 +484,12 @@ def place(x: Any) -> Tensor:
         (
             lambda: place(torch.zeros(5, 3, 22).to_sparse()),
             TypeError,
-            "`x` is sparse or nested; pass it dense, and padded",
+            "`x` is sparse, nested or quantised; pass a dense one",
         ),
         (
             lambda: embed(torch.zeros(5, 3).long().to_sparse()),
             TypeError,
-            "`tokens` is sparse or nested; pass it dense, and padded",
+            "`tokens` is sparse, nested or quantised; pass a dense one",
         ),
         (
             lambda: Vocabulary(None),  # type: ignore[arg-type]

@@ -129,4 +129,4 @@ print("each word keeps its output, and only moves")
 
 # %% [markdown]
 # Now read how it is done: [multi-head attention, line by line](../source/mha.md), and
-# [the masks](../source/masks.md).
+# [the masks](../source/masks/build.md).

@@ -229,7 +229,7 @@ figure.axes[1].set_xticklabels(words[1])
 _ = figure.axes[1].set_yticklabels(words[1])
 
 # %% [markdown]
-# This is the same that [masks](../source/masks.md) say, and the
+# This is the same that [masks](../source/masks/build.md) say, and the
 # [core page](../source/mha.md) computes with the same weights. It takes its data
 # sequence first:
 

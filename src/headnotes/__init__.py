@@ -1,8 +1,28 @@
 """Multi-head attention, line by line. The modules are the documentation: read them."""
 
-from headnotes import convert, masks
-from headnotes.mha import MultiHeadAttention, PrepareForMultiHeadAttention
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headnotes import convert, laws, masks
+    from headnotes.mha import MultiHeadAttention, PrepareForMultiHeadAttention
 
 __version__ = "0.1.0"
 
-__all__ = ["MultiHeadAttention", "PrepareForMultiHeadAttention", "convert", "masks"]
+__all__ = [
+    "MultiHeadAttention",
+    "PrepareForMultiHeadAttention",
+    "convert",
+    "laws",
+    "masks",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is asked for: pytest and the command line load this package where
+    # nobody may want torch.
+    if name in ("convert", "laws", "masks"):
+        return importlib.import_module(f"headnotes.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module("headnotes.mha"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,6 +7,9 @@ into your own tree:
 $ headnotes copy mha attention/ --plain
 ```
 
+`headnotes check` asks any attention, yours too, whether it [obeys the
+laws](laws/command.md).
+
 A copied module is yours. It runs alone, on torch and the standard library, and its
 first lines say where it came from and under which licence. The buttons above each
 annotated module hand out exactly these texts.
@@ -31,7 +34,7 @@ import headnotes
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 # These serve the others, and are of no use without them.
-AT_HOME = {"cli", "compare", "convert", "probes"}
+AT_HOME = {"cli", "compare", "convert", "dialects", "laws", "probes"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -40,12 +43,12 @@ def modules() -> dict[str, Path]:
     r"""The modules that can be copied, by name.
 
     >>> [name for name in modules() if "/" not in name]
-    ['masks', 'mha', 'plots', 'positions']
+    ['mha', 'plots', 'positions']
     """
     home = Path(__file__).parent
     paths = [p for p in sorted(home.rglob("*.py")) if p.stem != "__init__"]
     named = {path.relative_to(home).with_suffix("").as_posix(): path for path in paths}
-    return {name: path for name, path in named.items() if name not in AT_HOME}
+    return {n: p for n, p in named.items() if n.partition("/")[0] not in AT_HOME}
 
 
 def edition(path: Path, *, plain: bool = False) -> str:
@@ -145,7 +148,7 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 0, or 1 where something was refused."""
+    """Run the command line, and return its exit status: 0 where all went well."""
     parser = argparse.ArgumentParser(prog="headnotes", description=headnotes.__doc__)
     parser.add_argument("--version", action="version", version=headnotes.__version__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -155,6 +158,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     take.add_argument("destination", nargs="?", default=".", type=Path, metavar="DEST")
     take.add_argument("--plain", action="store_true", help="leave out the notes")
     take.add_argument("--force", action="store_true", help="overwrite an existing file")
+    ask = commands.add_parser(
+        "check", help="ask an attention whether it obeys the laws"
+    )
+    options = sys.argv[1:] if argv is None else [*argv]
+    if options[:1] == ["check"]:
+        # The laws want torch, which takes seconds to load; the others do not.
+        from headnotes.laws import command
+
+        command.add_arguments(ask)
+        return command.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":

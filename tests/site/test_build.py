@@ -142,7 +142,7 @@ def test_search_knows_every_function(site: Path) -> None:
     index = (site / "search/search_index.json").read_text(encoding="utf-8")
     for anchor in ("MultiHeadAttention.get_scores", "masked_softmax"):
         assert f'"source/mha.html#{anchor}"' in index
-    assert '"source/masks.html#padding"' in index
+    assert '"source/masks/build.html#padding"' in index
 
 
 # Which printed blocks of the staged walk-through each lesson brings out.

@@ -1,0 +1,448 @@
+"""The mask converter: what it shows of a mask is what Python says of it."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from headnotes import masks
+from headnotes.mha import masked_softmax
+
+CONVERTER = "compare/masks.html"
+RANDOM = 360
+
+# What the words of these masks must hold between them, so that each way to say
+# something is compared.
+SENTENCES = (
+    "all queries alike",
+    "all batch items alike",
+    "causal, corner bottom right",
+    "causal, corner top left",
+    "short of its own",
+    "beyond its own",
+    "before its own key and",
+    "prefix of",
+    "documents of",
+    "causal within each",
+    "padded key at the start",
+    "padded keys at the end",
+    "no query sees any key",
+    "more row",
+    "warning: looks inverted: its opposite is",
+    "warning: looks inverted: the opposite of",
+    "warning: looks inverted: only last keys",
+    "the corner matters",
+    "warning: leaks the future",
+)
+
+# Type each mask, and collect what the page then shows.
+SHOWN = """asked => {
+  const text = document.querySelector("#mk-text");
+  const heads = document.querySelector(".mk-sizes [name=heads]");
+  const told = (element) => element.dispatchEvent(new Event("input", {bubbles: true}));
+  const lines = (of) => [...document.querySelectorAll(of)].map((e) => e.textContent);
+  return asked.map(([mask, n]) => {
+    heads.value = n;
+    told(heads);
+    text.value = mask;
+    told(text);
+    return {
+      cards: [...document.querySelectorAll(".mk-card")].map((card) => ({
+        calls: card.querySelector(":scope > pre")?.textContent ?? "",
+        value: card.querySelector(".mk-value:not([hidden]) code")?.textContent ?? "",
+        refusal: card.querySelector(".mk-refusal:not([hidden])")?.textContent ?? "",
+      })),
+      cells: lines(".mk-cell").join(""),
+      weights: lines(".mk-weight"),
+      words: lines(".mk-words li"),
+      named: lines(".mk-named")[0],
+    };
+  });
+}"""
+
+
+def text_of(mask: Tensor) -> str:
+    """Rows of 0 and 1, batch items behind a slash."""
+    rows = mask.permute(2, 0, 1).int().tolist()
+    return " / ".join(" ".join("".join(map(str, row)) for row in item) for item in rows)
+
+
+def mask_of(text: str) -> Tensor:
+    """The mask that a text stands for."""
+    rows = [[[*map(int, row)] for row in item.split()] for item in text.split("/")]
+    return torch.tensor(rows).bool().permute(1, 2, 0)
+
+
+def some_masks(number: int) -> list[tuple[Tensor, int]]:
+    """Masks of all sizes, as they are in use and as nobody would want them; heads."""
+    choose = random.Random(2017)
+    torch.manual_seed(2017)
+    found = []
+    for n in range(number):
+        q_len, k_len = choose.choices(range(1, 9), k=2)
+        k_len = choose.choice([q_len, k_len, k_len])
+        batch_size = choose.randint(1, 3)
+        lens = torch.randint(0, k_len + 1, (batch_size,))
+        noise = torch.rand(q_len, k_len, batch_size)
+        past = masks.causal(q_len, k_len)
+        ahead = (torch.arange(k_len) - torch.arange(q_len)[:, None]).unsqueeze(-1)
+        back, reach = choose.randint(-4, 1), choose.randint(0, 4)
+        packed = masks.block_diagonal(*two_documents(choose, q_len, k_len))
+        filled = masks.padding(lens, k_len)
+        kinds = (
+            noise > choose.random(),
+            noise[:1] > 0.3,
+            noise[..., :1] > 0.3,
+            filled,
+            filled.flip(1),
+            ~filled,
+            past,
+            past & filled,
+            ~past,
+            past & (noise > 0.1),
+            masks.causal(q_len, k_len, corner="top left"),
+            masks.sliding_window(q_len, k_len, window=choose.randint(1, 4)),
+            masks.prefix_lm(lens, q_len, k_len),
+            (back <= ahead) & (ahead <= reach),
+            (ahead <= reach) & filled,
+            packed,
+            packed & past,
+            past | (noise > 0.9),
+        )
+        mask = kinds[n % len(kinds)].expand(q_len, k_len, batch_size)
+        found.append((mask, choose.randint(1, 4)))
+    return found
+
+
+def two_documents(choose: random.Random, q_len: int, k_len: int) -> list[Tensor]:
+    """Lengths of two packed documents, of queries and of keys."""
+    cut = choose.randint(0, q_len)
+    k_cut = cut if q_len == k_len else choose.randint(0, k_len)
+    return [torch.tensor([cut, q_len - cut]), torch.tensor([k_cut, k_len - k_cut])]
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, url: str) -> list[tuple[Tensor, int, dict[str, Any]]]:
+    """Many masks, the heads, and what the page showed of them."""
+    asked = some_masks(RANDOM)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{url}/{CONVERTER}")
+    pages = page.evaluate(SHOWN, [[text_of(mask), heads] for mask, heads in asked])
+    context.close()
+    return [(*pair, page) for pair, page in zip(asked, pages, strict=True)]
+
+
+def run(code: str, **known: Any) -> Any:
+    """The value of some code, whose first line may say what is low."""
+    names = {"masks": masks, "torch": torch, "create_block_mask": create_block_mask}
+    names |= known
+    before, last = code.split("\n", 1) if code.startswith("low") else ("", code)
+    exec(before, names)
+    return eval(last, names)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """The same tensors of the same dtypes, or what does the same."""
+    if isinstance(one, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, tuple):
+        return all(map(equal, one, other))
+    if isinstance(one, BlockMask):
+        return torch.equal(masks.from_block_mask(one), masks.from_block_mask(other))
+    return isinstance(one, bool) is isinstance(other, bool)
+
+
+def test_every_convention_says_what_python_says(
+    shown: list[tuple[Tensor, int, dict[str, Any]]],
+) -> None:
+    values: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    for mask, heads, page in shown:
+        ours, *others = page["cards"]
+        assert torch.equal(run(ours["value"]), mask)
+        for card in others:
+            there, back = card["calls"].split("\n")
+            name, _, expression = there.partition(" = ")
+            # The number of heads stands where it is asked for.
+            assert re.findall(r"heads=(\d)", card["calls"]) in ([], [f"{heads}"] * 2)
+            kind = re.sub(r"\d", "", expression)
+            if card["refusal"]:
+                assert not card["value"]
+                with pytest.raises(ValueError, match="`mask` ") as caught:
+                    run(expression, mask=mask)
+                assert card["refusal"] == str(caught.value).replace("`", "")
+                refusals[kind] = refusals.get(kind, 0) + 1
+                continue
+            value = run(card["value"], mask=mask)
+            assert equal(value, run(expression, mask=mask)), expression
+            again = run(back.removeprefix("mask = "), **{name: value})
+            assert torch.equal(again.expand_as(mask), mask), back
+            values[kind] = values.get(kind, 0) + 1
+    print(f"\n{values}\n{refusals}")
+    assert len(values) == 14
+    assert len(refusals) == 6
+    assert min(values.values()) > 10
+    assert min(refusals.values()) > 10
+
+
+def test_the_words_are_those_of_describe(
+    shown: list[tuple[Tensor, int, dict[str, Any]]],
+) -> None:
+    for mask, _, page in shown:
+        assert page["words"] == masks.describe(mask).split("\n")
+    said = "\n".join(line for _, _, page in shown for line in page["words"])
+    for words in SENTENCES:
+        assert words in said
+
+
+def test_the_weights_are_softmax_and_zero_where_nothing_is_seen(
+    shown: list[tuple[Tensor, int, dict[str, Any]]], page: Page, url: str
+) -> None:
+    page.goto(f"{url}/{CONVERTER}")
+    scores = page.evaluate("JSON.parse(document.querySelector('.mk script').innerText)")
+    of_item = torch.tensor(scores, dtype=torch.float64).permute(1, 2, 0)
+    empty = 0
+    for mask, _, seen in shown:
+        q_len, k_len, batch_size = mask.shape
+        part = of_item[:q_len, :k_len, :batch_size, None]
+        wanted = masked_softmax(part, mask.unsqueeze(-1)).permute(2, 0, 1, 3).flatten()
+        for text, weight in zip(seen["weights"], wanted.tolist(), strict=True):
+            assert abs(float(text) - weight) <= 0.005 + 1e-12
+            assert (text == "0") == (weight == 0)
+        assert seen["cells"] == re.sub("[ /]", "", text_of(mask))
+        empty += int((~mask.any(dim=1)).sum())
+    assert empty > 100
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 2), (8, 8, 3), (7, 2, 1), (1, 1, 3)])
+def test_presets_are_what_python_builds(
+    page: Page, url: str, sizes: tuple[int, int, int]
+) -> None:
+    page.goto(f"{url}/{CONVERTER}")
+    for name, size in zip(("q_len", "k_len", "batch_size"), sizes, strict=True):
+        page.get_by_role("slider", name=name).fill(f"{size}")
+    buttons = page.locator(".mk-presets button").all()
+    assert len(buttons) == 8
+    for button in buttons:
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+        expect(page.locator(".mk-presets [aria-pressed=true]")).to_have_count(1)
+        built = run(page.locator(".mk-named").inner_text())
+        assert text_of(built.expand(sizes)) == text(page)
+
+
+def text(page: Page) -> str:
+    return page.locator("#mk-text").input_value()
+
+
+def cell(page: Page, query: int, key: int, item: int = 0) -> Locator:
+    label = f"query {query}, key {key}, item {item}: may attend"
+    return page.get_by_role("button", name=label)
+
+
+def blank(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CONVERTER}#mask=0000.0000.0000_0000.0000.0000")
+
+
+def middle(at: Locator) -> tuple[float, float]:
+    box = at.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_a_mouse_paints_along_its_way(page: Page, url: str) -> None:
+    blank(page, url)
+    page.mouse.move(*middle(cell(page, 0, 0)))
+    page.mouse.down()
+    page.mouse.move(*middle(cell(page, 2, 0)), steps=9)
+    page.mouse.move(*middle(cell(page, 2, 3)), steps=9)
+    page.mouse.up()
+    assert text(page) == "1000 1000 1111 / 0000 0000 0000"
+    # What the first cell becomes, all become; to the next item, too.
+    page.mouse.move(*middle(cell(page, 2, 0)))
+    page.mouse.down()
+    page.mouse.move(*middle(cell(page, 2, 1)), steps=9)
+    page.mouse.move(*middle(cell(page, 1, 1, item=1)), steps=40)
+    page.mouse.up()
+    page.mouse.move(*middle(cell(page, 0, 3)), steps=9)  # the button is up
+    assert text(page) == "1000 1000 0011 / 0000 0000 0000"
+    cell(page, 1, 2, item=1).click()
+    assert text(page) == "1000 1000 0011 / 0000 0010 0000"
+    cell(page, 1, 2, item=1).click()
+    assert text(page) == "1000 1000 0011 / 0000 0000 0000"
+    page.mouse.click(*middle(cell(page, 1, 2)), button="right")
+    assert text(page) == "1000 1000 0011 / 0000 0000 0000"
+
+
+def test_a_finger_paints_and_does_not_scroll(browser: Browser, url: str) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 900}, has_touch=True, is_mobile=True
+    )
+    page = context.new_page()
+    blank(page, url)
+    cell(page, 0, 0).tap()
+    assert text(page) == "1000 0000 0000 / 0000 0000 0000"
+    before = page.evaluate("scrollY")
+    session = context.new_cdp_session(page)
+
+    def touch(kind: str, *points: tuple[float, float]) -> None:
+        places = [{"x": x, "y": y} for x, y in points]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": places})
+
+    (x, y), (_, end) = middle(cell(page, 0, 1)), middle(cell(page, 2, 1))
+    touch("touchStart", (x, y))
+    for n in range(1, 11):
+        touch("touchMove", (x, y + (end - y) * n / 10))
+    touch("touchEnd")
+    page.wait_for_timeout(100)
+    assert text(page) == "1100 0100 0100 / 0000 0000 0000"
+    assert page.evaluate("scrollY") == before
+    context.close()
+
+
+def test_keys_walk_and_paint(page: Page, url: str) -> None:
+    blank(page, url)
+    page.get_by_role("slider", name="heads").focus()
+    page.keyboard.press("Tab")
+    expect(cell(page, 0, 0)).to_be_focused()
+    for key in ("ArrowUp", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    page.keyboard.press("Space")
+    expect(cell(page, 1, 1)).to_be_focused()
+    expect(cell(page, 1, 1)).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert text(page) == "0000 0110 0000 / 0000 0000 0000"
+    # One tab stop an item, and it is where one was.
+    page.keyboard.press("Tab")
+    expect(cell(page, 0, 0, item=1)).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(cell(page, 1, 2)).to_be_focused()
+    page.keyboard.press("Space")
+    assert text(page) == "0000 0100 0000 / 0000 0000 0000"
+    cell(page, 2, 3).click()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Tab")
+    expect(cell(page, 0, 0, item=1)).to_be_focused()
+    expect(page.locator(".mk-cell[tabindex='0']")).to_have_count(2)
+
+
+def test_sizes_keep_a_preset_and_what_fits_of_a_painting(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CONVERTER}")
+    page.get_by_role("button", name="causal", exact=True).click()
+    page.get_by_role("slider", name="batch_size").fill("1")
+    page.get_by_role("slider", name="q_len").fill("4")
+    page.get_by_role("slider", name="k_len").fill("4")
+    assert text(page) == "1000 1100 1110 1111"
+    cell(page, 0, 3).click()
+    page.get_by_role("slider", name="q_len").fill("3")
+    page.get_by_role("slider", name="k_len").fill("5")
+    assert text(page) == "10011 11001 11101"
+
+
+def test_a_link_carries_the_mask_and_the_heads(page: Page, url: str) -> None:
+    blank(page, url)
+    cell(page, 1, 2, item=1).click()
+    page.get_by_role("slider", name="heads").fill("3")
+    page.keyboard.press("Tab")
+    page.wait_for_url("**/masks.html#mask=*heads=3")
+    link, before = page.url, text(page)
+    assert before == "0000 0000 0000 / 0000 0010 0000"
+    page.goto("about:blank")
+    page.goto(link)
+    assert text(page) == before
+    expect(page.get_by_role("slider", name="heads")).to_have_value("3")
+    page.evaluate("location.hash = '#mask=10.11'")  # as by the back button
+    expect(cell(page, 1, 1)).to_be_visible()
+    assert text(page) == "10 11"
+    for nonsense in ("#mask=10.1", "#mask=12.11", "#mask=", "#L3", "#mask=1&heads=99"):
+        page.goto("about:blank")
+        page.goto(f"{url}/{CONVERTER}{nonsense}")
+        expected = "1" if "&" in nonsense else "11111 11111 11111 / 11100 11100 11100"
+        assert text(page) == expected, nonsense
+        expect(page.get_by_role("slider", name="heads")).to_have_value("2")
+
+
+def test_text_that_is_no_mask_is_refused_and_changes_nothing(
+    page: Page, url: str
+) -> None:
+    blank(page, url)
+    field = page.get_by_role("textbox", name="as text")
+    for wrong in ("10 1", "12", "", "1 / ", "111111111", "1 / 1 / 1 / 1", "x"):
+        field.fill(wrong)
+        assert not field.evaluate("e => e.checkValidity()"), wrong
+        expect(page.locator(".mk-cell")).to_have_count(24)
+    field.fill(" 101  110/ 000 111 ")
+    assert field.evaluate("e => e.checkValidity()")
+    expect(page.locator(".mk-cell")).to_have_count(12)
+    field.blur()
+
+
+def test_what_is_copied_is_what_is_shown(browser: Browser, url: str) -> None:
+    context = browser.new_context()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    blank(page, url)
+    page.get_by_role("button", name="Copy Keras, attention_mask").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert torch.equal(run(copied), torch.zeros(2, 3, 4, dtype=torch.bool))
+    context.close()
+
+
+def test_the_page_is_complete_without_script(browser: Browser, url: str) -> None:
+    seen = []
+    for script in (False, True):
+        context = browser.new_context(java_script_enabled=script)
+        page = context.new_page()
+        page.goto(f"{url}/{CONVERTER}")
+        for control in page.locator(".mk :is(button, [type=range])").all():
+            assert script or not control.is_visible()
+        parts = page.locator(".mk-items, .mk-words, .mk-named, .mk-cards, table")
+        texts = [re.sub(r"Copy|\s", "", part) for part in parts.all_inner_texts()]
+        seen.append(texts)
+        context.close()
+    assert seen[0] == seen[1]
+    assert len("".join(seen[0])) > 2000
+
+
+def test_the_converter_works_from_a_folder(page: Page, site: Path) -> None:
+    page.goto(f"{(site / CONVERTER).as_uri()}#mask=10.11")
+    cell(page, 0, 1).click()
+    assert text(page) == "11 11"
+    assert "#mask=11.11" in page.url
+    box = page.locator(".mk-cards").bounding_box()
+    assert box is not None
+    assert box["x"] > 700  # the style sheet has loaded
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light")])
+def test_the_converter_is_accessible_at_its_largest(
+    browser: Browser, url: str, width: int, scheme: Any
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=scheme,
+        reduced_motion="reduce",
+    )
+    page = context.new_page()
+    rows = ".".join("1" * n + "0" * (8 - n) for n in range(1, 9))
+    page.goto(f"{url}/{CONVERTER}#mask={rows}_{rows}_{rows}&heads=4")
+    expect(page.locator(".mk-cell")).to_have_count(192)
+    results = Axe().run(page, options={"resultTypes": ["violations"]})
+    violations = results.response["violations"]
+    found = [f"{v['id']}: {n['html'][:90]}" for v in violations for n in v["nodes"]]
+    assert found == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for control in page.locator(".mk-cell").all()[:9]:
+        box = control.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) >= 24  # a fingertip's
+    context.close()

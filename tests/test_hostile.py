@@ -1,0 +1,154 @@
+"""Whatever it is given, each callable answers rightly or refuses in its own words.
+
+`HEADNOTES_FUZZ=500 pytest tests/test_hostile.py` tries 500 inputs for each callable,
+others each time, and prints a table of what came of them.
+"""
+
+import importlib
+import inspect
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from hostile import attention, masks, plots, positions, settings, weights
+from hostile.dice import Dice
+from hostile.outcome import ENTERED, Call, outcome
+from hostile.registry import ATTACKS, Attack, public
+
+__all__ = ["attention", "masks", "plots", "positions", "settings", "weights"]
+
+LONG = "HEADNOTES_FUZZ" in os.environ
+EXAMPLES = int(os.environ.get("HEADNOTES_FUZZ", "60"))
+SLOW = ("plots.display_attention", "plots.display_scaling")
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
+
+# What is not attacked, by the beginning of its name, and why.
+SPARED = {
+    "cli.": "it is given words of a command line, not tensors; see test_cli.py",
+    "compare.": "it builds what it compares",
+    "dialects.": "it hands a question to a module, which refuses it in its own words",
+    "laws.": "it calls whatever it is given, and says what came of it; see tests/laws",
+    "probes.": "it builds what it probes",
+    "convert.by_name": "called when the module is imported",
+    "convert.Projection": "a record: it holds what it is given",
+    "convert.Spoke": "a record: it holds what it is given",
+    "convert.Weights": "a record: it holds what it is given",
+    "masks.describe.Item": "a record: it holds what it is given",
+    "implementations.causal.drop_stored_mask": "called by torch, on loading",
+    "implementations.causal.redraw_mask": "called by torch, on loading or moving",
+    "implementations.stages.drop_stored_mask": "called by torch, on loading",
+    "implementations.stages.redraw_mask": "called by torch, on loading or moving",
+    "positions.leave_meta": "called by torch, on loading",
+}
+# Steps of a forward, which are handed what that has checked.
+STEPS = ("mha.masked_softmax", "implementations.batch_first.masked_softmax")
+
+
+@st.composite
+def calls(draw: st.DrawFn, attack: Attack, device: torch.device) -> Call:
+    return attack(Dice(lambda low, high: draw(st.integers(low, high)), device))
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
+    """What came of the calls of each callable; printed after a long run."""
+    counts: dict[str, Counter[str]] = {}
+    yield counts
+    terminal: Any = request.config.pluginmanager.get_plugin("terminalreporter")
+    if not LONG or terminal is None:
+        return
+    total: Counter[str] = Counter()
+    for count in counts.values():
+        total += count
+    columns = sorted(total)
+    terminal.write_line(
+        f"\n\n{'':52}{'tried':>9}" + "".join(f"{c:>12}" for c in columns)
+    )
+    for name, count in [*counts.items(), ("all", total)]:
+        cells = "".join(f"{count[c]:12,}" for c in columns)
+        terminal.write_line(f"{name:52}{count.total():9,}{cells}")
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_it_answers_rightly_or_refuses(
+    name: str, device: torch.device, table: dict[str, Counter[str]]
+) -> None:
+    counts: Counter[str] = Counter()
+
+    @profile(
+        max_examples=EXAMPLES // 10 if name in SLOW else EXAMPLES,
+        derandomize=not LONG,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(calls(ATTACKS[name], device))
+    def attempt(call: Call) -> None:
+        counts[outcome(call)] += 1
+
+    attempt()
+    table[f"{name} ({device})"] = counts
+    # An attack that never gets through tests no answer, and one that always does, no
+    # refusal.
+    assert counts["answered"] > 0
+
+
+def named_in_the_reference() -> Iterator[tuple[str, Any]]:
+    """What the reference shows, under the name of where it is defined."""
+    text = REFERENCE.read_text(encoding="utf-8")
+    for path in re.findall(r"^::: (headnotes\.\S+)", text, re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        value = getattr(importlib.import_module(module), name)
+        name = f"{value.__module__}.{value.__qualname__}"
+        yield name.removeprefix("headnotes."), value
+
+
+def spared(name: str) -> bool:
+    return name.startswith(tuple(SPARED))
+
+
+def test_what_the_reference_names_is_attacked() -> None:
+    shown = dict(named_in_the_reference())
+    assert len(shown) > 20
+    for name, value in shown.items():
+        if spared(name) or name in STEPS:
+            continue
+        for each in (name, f"{name}.forward"):
+            known = each == name or "forward" in vars(value)
+            assert each in ATTACKS or not known, f"{each} has no attack"
+
+
+def unreached() -> list[str]:
+    """What is neither attacked nor spared, and no attack has called so far."""
+    return [
+        name
+        for name, value in public()
+        if name not in ATTACKS and not spared(name)
+        if getattr(inspect.unwrap(value), "__code__", None) not in ENTERED
+    ]
+
+
+def test_everything_public_is_attacked_or_reached_by_an_attack() -> None:
+    # The tests above may have run in another process.
+    if unreached():
+        for name, attack in ATTACKS.items():
+            for number in range(12 if name in SLOW else 30):
+                roll = random.Random(number).randint
+                outcome(attack(Dice(roll, torch.device("cpu"))))
+    assert unreached() == []
+    # No entry outlives what it was made for.
+    names = [name for name, _ in public()]
+    assert all(any(n.startswith(prefix) for n in names) for prefix in SPARED)
+    assert set(ATTACKS) | set(STEPS) <= set(names)
