@@ -122,8 +122,7 @@ for (const root of document.querySelectorAll(".mk")) {
   // The weights: softmax over the keys that a query may read, zero where there are none
 
   const softmax = (row, allowed) => {
-    const highest = Math.max(...row.filter((_, k) => allowed[k]));
-    const powers = row.map((score, k) => (allowed[k] ? Math.exp(score - highest) : 0));
+    const powers = row.map((score, k) => (allowed[k] ? Math.exp(score) : 0));
     const sum = powers.reduce((a, b) => a + b, 0);
     return powers.map((power) => (sum ? power / sum : 0));
   };

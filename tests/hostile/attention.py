@@ -133,7 +133,7 @@ def eye(width: int) -> tuple[Tensor, None]:
 
 def sizes(dice: Dice) -> tuple[int, int, int]:
     """Lengths of queries and keys, and of the batch; each may be 0."""
-    return dice.int(0, 4), dice.int(0, 4), dice.int(0, 3)
+    return dice.roll(0, 4), dice.roll(0, 4), dice.roll(0, 3)
 
 
 def inputs(dice: Dice, *shapes: tuple[int, ...], like: Tensor) -> list[Tensor]:
@@ -195,11 +195,11 @@ def new_mask(dice: Dice, *full: int) -> Tensor | None:
 
 @attack("mha.PrepareForMultiHeadAttention.forward")
 def prepare(dice: Dice) -> Call:
-    d_model, heads, d_k = dice.int(1, 4), dice.int(1, 3), dice.int(1, 3)
+    d_model, heads, d_k = dice.roll(1, 4), dice.roll(1, 3), dice.roll(1, 3)
     made = mha.PrepareForMultiHeadAttention(d_model, heads, d_k, not dice.chance(2))
     module = awake(dice, made)
     weight, bias = linear(module.linear)
-    given = {"x": dice.floats(*sizes(dice)[: dice.int(0, 3)], d_model).to(weight)}
+    given = {"x": dice.floats(*sizes(dice)[: dice.roll(0, 3)], d_model).to(weight)}
 
     def judge(result: Any) -> None:
         x = given["x"]
@@ -216,7 +216,7 @@ def prepare(dice: Dice) -> Call:
 
 @attack("mha.MultiHeadAttention.forward")
 def core(dice: Dice) -> Call:
-    heads, d_k = dice.int(1, 3), dice.int(1, 3)
+    heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
     made = mha.MultiHeadAttention(heads, heads * d_k, 0.0, bias=not dice.chance(2))
     module = awake(dice, made)
     weight = module.output.weight
@@ -248,7 +248,7 @@ def core(dice: Dice) -> Call:
 
 @attack("implementations.batch_first.MultiHeadAttention.forward")
 def batches(dice: Dice) -> Call:
-    heads, d_k = dice.int(1, 3), dice.int(1, 3)
+    heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
     module = awake(dice, batch_first.MultiHeadAttention(heads * d_k, heads, 0.0))
     weight = module.Wo.weight
     names = {"query": "Wq", "key": "Wk", "value": "Wv", "output": "Wo"}
@@ -383,7 +383,7 @@ def lens_softmax(dice: Dice) -> Call:
 def dot_product(dice: Dice) -> Call:
     module = valid_lens.DotProductAttention(0.0).train(not dice.chance(2))
     q_len, k_len, batch_size = sizes(dice)
-    d_k, d_v, dtype = dice.int(0, 3), dice.int(1, 3), dice.pick(FLOATS)
+    d_k, d_v, dtype = dice.roll(0, 3), dice.roll(1, 3), dice.pick(FLOATS)
     given: dict[str, Any] = {
         "queries": dice.floats(batch_size, q_len, d_k, dtype=dtype),
         "keys": dice.floats(batch_size, k_len, d_k, dtype=dtype),
@@ -422,9 +422,9 @@ def dot_product(dice: Dice) -> Call:
 
 @attack("implementations.valid_lens.MultiHeadAttention.forward")
 def folded(dice: Dice) -> Call:
-    heads, d_k = dice.int(1, 3), dice.int(1, 3)
+    heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
     module: Any = valid_lens.MultiHeadAttention(heads * d_k, heads, 0.0, dice.chance(2))
-    widths = [dice.int(1, 4) for _ in range(3)]
+    widths = [dice.roll(1, 4) for _ in range(3)]
     lazy = dice.chance(4)
     if not lazy:
         module(*(torch.zeros(1, 1, n) for n in widths), None)
@@ -499,8 +499,8 @@ def staged(module: Any, d_out: int) -> Weights:
 
 @attack("implementations.stages.SelfAttention_v1.forward")
 def v1(dice: Dice) -> Call:
-    d_out = dice.int(1, 3)
-    module = awake(dice, stages.SelfAttention_v1(dice.int(1, 4), d_out))
+    d_out = dice.roll(1, 3)
+    module = awake(dice, stages.SelfAttention_v1(dice.roll(1, 4), d_out))
     weights: Weights = {
         n: (getattr(module, f"W_{n}").T, None) for n in ("query", "key", "value")
     }
@@ -509,23 +509,23 @@ def v1(dice: Dice) -> Call:
 
 @attack("implementations.stages.SelfAttention_v2.forward")
 def v2(dice: Dice) -> Call:
-    d_out = dice.int(1, 3)
-    made = stages.SelfAttention_v2(dice.int(1, 4), d_out, qkv_bias=dice.chance(2))
+    d_out = dice.roll(1, 3)
+    made = stages.SelfAttention_v2(dice.roll(1, 4), d_out, qkv_bias=dice.chance(2))
     module = awake(dice, made)
     return self_attention(dice, module, staged(module, d_out), 1, limit=None)
 
 
 @attack("implementations.stages.CausalAttention.forward")
 def causal_head(dice: Dice) -> Call:
-    d_out, limit = dice.int(1, 3), dice.int(1, 4)
-    made = stages.CausalAttention(dice.int(1, 4), d_out, limit, 0.0, dice.chance(2))
+    d_out, limit = dice.roll(1, 3), dice.roll(1, 4)
+    made = stages.CausalAttention(dice.roll(1, 4), d_out, limit, 0.0, dice.chance(2))
     module = awake(dice, made)
     return self_attention(dice, module, staged(module, d_out), 1, limit=limit)
 
 
 @attack("implementations.stages.MultiHeadAttentionWrapper.forward")
 def wrapper(dice: Dice) -> Call:
-    d_in, d_out, limit, heads = (dice.int(1, 3) for _ in range(4))
+    d_in, d_out, limit, heads = (dice.roll(1, 3) for _ in range(4))
     made = stages.MultiHeadAttentionWrapper(
         d_in, d_out, limit, 0.0, heads, dice.chance(2)
     )
@@ -541,7 +541,7 @@ def wrapper(dice: Dice) -> Call:
 
 @attack("implementations.causal.MultiHeadAttention.forward")
 def one_class(dice: Dice) -> Call:
-    d_in, d_k, limit, heads = (dice.int(1, 3) for _ in range(4))
+    d_in, d_k, limit, heads = (dice.roll(1, 3) for _ in range(4))
     made = causal.MultiHeadAttention(
         d_in, heads * d_k, limit, 0.0, heads, dice.chance(2)
     )

@@ -8,6 +8,7 @@ what it says: whoever accepts the plain one must accept it too, with the same an
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -44,21 +45,26 @@ class Marked(Tensor):
 class Dice:
     """All the choices of one call, and notes on those that were not plain."""
 
-    def __init__(
-        self, integer: Callable[[int, int], int], device: torch.device
-    ) -> None:
-        self.int = integer  # from the first number to the second, both included
+    def __init__(self, rolls: bytes, device: torch.device) -> None:
+        self.rolls = iter(rolls)
         self.device = device
         self.notes: list[str] = []
         self.tame = True  # no value was spoilt
-        self.generator = torch.Generator().manual_seed(self.int(0, 2**16))
+        self.generator = torch.Generator().manual_seed(self.roll(0, 2**16))
+
+    def roll(self, low: int, high: int) -> int:
+        """A number from `low` to `high`, both included; zeros give `low`."""
+        count = high - low + 1
+        size = (count.bit_length() + 7) // 8
+        number = int.from_bytes(bytes(islice(self.rolls, size)), "big")
+        return low + number % count
 
     def pick(self, options: Sequence[Any]) -> Any:
-        return options[self.int(0, len(options) - 1)]
+        return options[self.roll(0, len(options) - 1)]
 
     def chance(self, one_in: int) -> bool:
         """Once in so many draws; it shrinks to False."""
-        return self.int(1, one_in) == one_in
+        return self.roll(1, one_in) == one_in
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         x = torch.randn(shape, generator=self.generator, dtype=torch.float64)
@@ -127,7 +133,7 @@ class Dice:
 
     def size(self, x: Tensor) -> Tensor:
         shape = list(x.shape) or [1]
-        shape[self.int(0, len(shape) - 1)] = self.int(0, 5)
+        shape[self.roll(0, len(shape) - 1)] = self.roll(0, 5)
         return self.floats(*shape).to(x.dtype)
 
     def dtype(self, x: Tensor) -> Tensor:
@@ -156,7 +162,7 @@ class Dice:
         x = x.int() if x.dtype == torch.bool else x
         entry = self.pick(odd)
         if x.numel() and not self.chance(4):
-            x.view(-1)[self.int(0, x.numel() - 1)] = entry
+            x.view(-1)[self.roll(0, x.numel() - 1)] = entry
             return x
         return x.fill_(entry)
 

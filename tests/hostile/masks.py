@@ -91,7 +91,7 @@ def causal(dice: Dice) -> Call:
 @attack("masks.build.sliding_window")
 def sliding_window(dice: Dice) -> Call:
     device = place(dice)
-    given = {**lengths(dice, device), "window": dice.int(1, 4)}
+    given = {**lengths(dice, device), "window": dice.roll(1, 4)}
     fits(dice, given)
 
     def judge(result: Any) -> None:
@@ -131,7 +131,7 @@ def listed_lens(lens: Any, axes: tuple[int, ...], k_len: int | None) -> Any:
 
 @attack("masks.build.padding")
 def padding(dice: Dice) -> Call:
-    q_len, k_len, batch_size = dice.int(0, 3), dice.int(0, 4), dice.int(0, 3)
+    q_len, k_len, batch_size = dice.roll(0, 3), dice.roll(0, 4), dice.roll(0, 3)
     shape = (batch_size, q_len) if dice.chance(2) else (batch_size,)
     lens = dice.ints(0, k_len, *shape).to(dice.pick(INTEGERS))
     given: dict[str, Any] = {"valid_lens": lens, "k_len": k_len}
@@ -150,7 +150,7 @@ def padding(dice: Dice) -> Call:
 
 @attack("masks.build.prefix_lm")
 def prefix_lm(dice: Dice) -> Call:
-    k_len, batch_size = dice.int(0, 4), dice.int(0, 3)
+    k_len, batch_size = dice.roll(0, 4), dice.roll(0, 3)
     q_len = dice.pick((k_len, 2, 0, 5))
     lens = dice.ints(0, k_len, batch_size).to(dice.pick(INTEGERS))
     given: dict[str, Any] = {"prefix_lens": lens, "q_len": q_len, "k_len": k_len}
@@ -171,7 +171,7 @@ def prefix_lm(dice: Dice) -> Call:
 
 @attack("masks.build.block_diagonal")
 def block_diagonal(dice: Dice) -> Call:
-    documents = dice.int(0, 3)
+    documents = dice.roll(0, 3)
     given: dict[str, Any] = {"lengths": dice.ints(0, 3, documents)}
     if dice.chance(2):
         given["k_lengths"] = dice.ints(0, 3, documents).to(dice.pick(INTEGERS))
@@ -220,7 +220,7 @@ def from_function(dice: Dice) -> Call:
     name = dice.pick(list(RULES))
     device = torch.device("cpu") if name == "a constant" else place(dice)
     given = {**lengths(dice, device), "allows": RULES[name]}
-    given |= {"batch_size": dice.int(0, 3), "q_len": dice.int(0, 3)}
+    given |= {"batch_size": dice.roll(0, 3), "q_len": dice.roll(0, 3)}
     rule = given["allows"]
 
     def judge(result: Any) -> None:
@@ -246,9 +246,9 @@ def from_function(dice: Dice) -> Call:
 
 @attack("masks.build.combine")
 def combine(dice: Dice) -> Call:
-    full = dice.int(0, 3), dice.int(0, 4), dice.int(0, 3)
+    full = dice.roll(0, 3), dice.roll(0, 4), dice.roll(0, 3)
     given: dict[str, Any] = {
-        f"masks{n}": new_mask(dice, *full) for n in range(dice.int(0, 3))
+        f"masks{n}": new_mask(dice, *full) for n in range(dice.roll(0, 3))
     }
     given = {
         name: dice.bools(1, full[1], 1) if m is None else m for name, m in given.items()
@@ -303,7 +303,7 @@ def sensible(mask: Any, axes: int | None = 3) -> Tensor:
 
 
 def given_mask(dice: Dice) -> dict[str, Any]:
-    full = dice.int(0, 3), dice.int(0, 4), dice.int(0, 3)
+    full = dice.roll(0, 3), dice.roll(0, 4), dice.roll(0, 3)
     mask = new_mask(dice, *full)
     return {"mask": dice.bools(1, full[1], 1) if mask is None else mask}
 
@@ -324,7 +324,7 @@ def round_trip(
         given = given_mask(dice)
         settings: dict[str, Any] = {}
         if name in ("conventions.to_mha",):
-            given["heads"] = settings["heads"] = dice.int(1, 3)
+            given["heads"] = settings["heads"] = dice.roll(1, 3)
         if name.rsplit(".", 1)[1] in ("to_mha", "to_key_padding_mask", "to_sdpa"):
             settings["dtype"] = dice.pick((None, *FLOATS))
         if name.rsplit(".", 1)[1] in ("to_huggingface", "to_additive"):
@@ -381,10 +381,10 @@ def from_others(name: str, there: Callable[..., Any], back: Callable[..., Any]) 
     }[name]
 
     def attack_it(dice: Dice) -> Call:
-        k_len, batch_size = dice.int(0, 4), dice.int(0, 3)
-        full = (1 if name.startswith("key") else dice.int(0, 3), k_len, batch_size)
+        k_len, batch_size = dice.roll(0, 4), dice.roll(0, 3)
+        full = (1 if name.startswith("key") else dice.roll(0, 3), k_len, batch_size)
         mask = dice.bools(*full)
-        settings = {"heads": dice.int(1, 3)} if name == "mha" else {}
+        settings = {"heads": dice.roll(1, 3)} if name == "mha" else {}
         with_dtype = name in ("mha", "sdpa", "key_padding_mask") and dice.chance(2)
         extra = {"dtype": dice.pick(FLOATS)} if with_dtype else {}
         given = {parameter: there(mask, **settings, **extra), **settings}
@@ -436,7 +436,7 @@ def to_valid_lens(dice: Dice) -> Call:
 
 @attack("masks.compact.to_is_causal")
 def to_is_causal(dice: Dice) -> Call:
-    q_len, k_len = dice.int(0, 4), dice.int(0, 4)
+    q_len, k_len = dice.roll(0, 4), dice.roll(0, 4)
     given = given_mask(dice)
     if dice.chance(2):
         given = {
@@ -458,7 +458,7 @@ def to_is_causal(dice: Dice) -> Call:
 def to_cu_seqlens(dice: Dice) -> Call:
     given = given_mask(dice)
     if not dice.chance(3):
-        n = dice.int(0, 3)
+        n = dice.roll(0, 3)
         lens = dice.ints(0, 2, n), dice.ints(0, 2, n)
         given = {"mask": masks.block_diagonal(*lens)}
 
@@ -477,7 +477,7 @@ def to_cu_seqlens(dice: Dice) -> Call:
 
 @attack("masks.compact.from_cu_seqlens")
 def from_cu_seqlens(dice: Dice) -> Call:
-    n = dice.int(0, 3)
+    n = dice.roll(0, 3)
     dtype = dice.pick((torch.int32, torch.int64))
 
     def places() -> Tensor:
@@ -538,7 +538,7 @@ def from_mask_mod(dice: Dice) -> Call:
     name = dice.pick(list(MODS))
     rule = MODS[name]
     names = ("q_len", "k_len", "batch_size", "heads")
-    given: dict[str, Any] = {each: dice.int(1, 3) for each in names}
+    given: dict[str, Any] = {each: dice.roll(1, 3) for each in names}
     given["mask_mod"] = rule
 
     def judge(result: Any) -> None:
@@ -576,7 +576,7 @@ def to_block_mask(dice: Dice) -> Call:
 
 @attack("masks.flex.from_block_mask")
 def from_block_mask(dice: Dice) -> Call:
-    mask = dice.bools(dice.int(1, 3), dice.int(1, 4), dice.int(1, 3))
+    mask = dice.bools(dice.roll(1, 3), dice.roll(1, 4), dice.roll(1, 3))
     given: dict[str, Any] = {
         "block_mask": masks.to_block_mask(mask, dice.pick((128, 2)))
     }
@@ -592,15 +592,15 @@ def from_block_mask(dice: Dice) -> Call:
 @attack("masks.describe.describe")
 def describe(dice: Dice) -> Call:
     given = given_mask(dice)
-    if dice.int(0, 2):
-        text = dice.ints(1, 3, dice.int(1, 3))
+    if dice.roll(0, 2):
+        text = dice.ints(1, 3, dice.roll(1, 3))
         rules: list[Callable[[], Tensor]] = [
             lambda: masks.block_diagonal(text),
             lambda: (
                 masks.block_diagonal(text)
                 & masks.causal(int(text.sum()), device=dice.device)
             ),
-            lambda: masks.causal(3, dice.int(1, 4), device=dice.device),
+            lambda: masks.causal(3, dice.roll(1, 4), device=dice.device),
             lambda: masks.sliding_window(4, window=2, device=dice.device),
             lambda: masks.prefix_lm(text, 3),
         ]

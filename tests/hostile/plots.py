@@ -40,7 +40,7 @@ def are_words(words: Any) -> int:
 
 @attack("plots.display_attention")
 def display_attention(dice: Dice) -> Call:
-    q_len, k_len, heads = dice.int(1, 3), dice.int(1, 3), dice.int(0, 3)
+    q_len, k_len, heads = dice.roll(1, 3), dice.roll(1, 3), dice.roll(0, 3)
     if cube := dice.chance(3):  # where sizes do not tell which axis is which
         q_len, k_len, heads = 2, 2, 2
     shape = (q_len, k_len, heads) if heads else (q_len, k_len)
@@ -52,7 +52,7 @@ def display_attention(dice: Dice) -> Call:
         "keys": ["x", "<y>", "z_1"][:k_len],
         "attention": weights,
         "titles": [f"map {n}" for n in range(heads or 1)] if dice.chance(2) else None,
-        "columns": dice.int(1, 3),
+        "columns": dice.roll(1, 3),
     }
 
     def judge(figure: Any) -> None:
@@ -81,8 +81,8 @@ def display_attention(dice: Dice) -> Call:
 @attack("plots.display_scaling")
 def display_scaling(dice: Dice) -> Call:
     scores: dict[Any, Any] = {
-        d_k: dice.floats(dice.int(1, 4), dice.int(1, 3), dtype=dice.pick(FLOATS))
-        for d_k in (2, 64)[: dice.int(1, 2)]
+        d_k: dice.floats(dice.roll(1, 4), dice.roll(1, 3), dtype=dice.pick(FLOATS))
+        for d_k in (2, 64)[: dice.roll(1, 2)]
     }
     if dice.chance(2):
         dice.tame = False
@@ -106,7 +106,7 @@ def display_scaling(dice: Dice) -> Call:
 
 @attack("plots.jacobian_norms")
 def jacobian_norms(dice: Dice) -> Call:
-    shape = [dice.int(0, 3) for _ in range(dice.int(1, 3))]
+    shape = [dice.roll(0, 3) for _ in range(dice.roll(1, 3))]
     weights = dice.disguise("weights", dice.floats(*shape).softmax(-1))
     given = {"weights": weights}
 

@@ -20,7 +20,7 @@ NO_TEXTS = (None, 3, 1.5, b"bytes", ["a"], "one", ("a", 1), [None], {"a"}, [], {
 
 
 def text_of(dice: Dice) -> str:
-    return "".join(dice.pick(SIGNS) for _ in range(dice.int(0, 6)))
+    return "".join(dice.pick(SIGNS) for _ in range(dice.roll(0, 6)))
 
 
 def right_words(text: str, words: Any) -> None:
@@ -57,7 +57,7 @@ def tokenize(dice: Dice) -> Call:
 
 
 def texts_of(dice: Dice) -> list[str]:
-    return [text_of(dice) for _ in range(dice.int(0, 3))]
+    return [text_of(dice) for _ in range(dice.roll(0, 3))]
 
 
 def are_texts(texts: Any) -> list[str]:
@@ -124,7 +124,7 @@ def encode_batch(dice: Dice) -> Call:
 def decode(dice: Dice) -> Call:
     words = positions.Vocabulary(["a b"])
     dtypes = (torch.int64, torch.int32, torch.int8, torch.uint8)
-    tokens = dice.ints(0, 3, dice.int(0, 4)).to(dice.pick(dtypes))
+    tokens = dice.ints(0, 3, dice.roll(0, 4)).to(dice.pick(dtypes))
     given: dict[str, Any] = {"tokens": tokens}
 
     def judge(result: Any) -> None:
@@ -141,10 +141,10 @@ def decode(dice: Dice) -> Call:
 
 @attack("positions.Embeddings.forward")
 def embeddings(dice: Dice) -> Call:
-    size, d_model = dice.int(1, 4), dice.int(1, 3)
+    size, d_model = dice.roll(1, 4), dice.roll(1, 3)
     module = awake(dice, positions.Embeddings(size, d_model))
     weight = module.table.weight
-    shape = [dice.int(0, 3) for _ in range(dice.int(0, 3))]
+    shape = [dice.roll(0, 3) for _ in range(dice.roll(0, 3))]
     tokens = dice.ints(0, size - 1, *shape).to(dice.pick((torch.int64, torch.int32)))
     given: dict[str, Any] = {"tokens": tokens}
 
@@ -165,10 +165,10 @@ def embeddings(dice: Dice) -> Call:
 
 @attack("positions.PositionalEncoding.forward")
 def encoding(dice: Dice) -> Call:
-    d_model, longest = dice.int(1, 4), dice.int(1, 4)
+    d_model, longest = dice.roll(1, 4), dice.roll(1, 4)
     made = positions.PositionalEncoding(d_model, 0.0, longest)
     module = made.to(dice.device).train(not dice.chance(2))
-    seq_len, batch_size = dice.int(0, 5), dice.int(0, 3)
+    seq_len, batch_size = dice.roll(0, 5), dice.roll(0, 3)
     x = dice.floats(seq_len, batch_size, d_model, dtype=dice.pick(FLOATS))
     given: dict[str, Any] = {"x": x}
 
@@ -200,7 +200,7 @@ def encoding(dice: Dice) -> Call:
 
 @attack("positions.sinusoids")
 def sinusoids(dice: Dice) -> Call:
-    given: dict[str, Any] = {"max_length": dice.int(1, 4), "d_model": dice.int(1, 4)}
+    given: dict[str, Any] = {"max_length": dice.roll(1, 4), "d_model": dice.roll(1, 4)}
 
     def judge(result: Any) -> None:
         need(all(type(n) is int and n > 0 for n in given.values()), "a size is none")

@@ -35,7 +35,7 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
         meta = dice.chance(3)
         for name, value in given.items():
             if type(value) is int:
-                given[name] = value * dice.int(1, 3) + dice.int(0, 2)
+                given[name] = value * dice.roll(1, 3) + dice.roll(0, 2)
                 if meta and name not in SLOW and dice.chance(3):
                     given[name] = dice.pick((2**31, 2**31 - 1, 2**33 + 1))
         for part, whole in divides.items():
@@ -70,7 +70,7 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
                 assert name not in given or type(kept) is not int or kept == given[name]
 
         # A flag is read by its truth, as everywhere in Python: none of them is wrong.
-        flags = {n: bool(dice.int(0, 1)) for n, v in plain.items() if type(v) is bool}
+        flags = {n: bool(dice.roll(0, 1)) for n, v in plain.items() if type(v) is bool}
         spoilt = {name: given[name] for name in given if name not in flags}
         made = call(dice, make, spoilt, judge)
         given |= spoilt

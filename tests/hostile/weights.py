@@ -65,8 +65,8 @@ def mixed(module: nn.Module) -> nn.Module:
 
 def new_module(dice: Dice) -> tuple[str, Any]:
     kind = dice.pick(list(KINDS))
-    heads = dice.int(1, 2)
-    module = KINDS[kind](heads * dice.int(1, 2), heads)
+    heads = dice.roll(1, 2)
+    module = KINDS[kind](heads * dice.roll(1, 2), heads)
     if kind == "valid_lens":
         width = heads * 2
         module(*(torch.zeros(1, 1, width) for _ in range(3)), None)
@@ -188,7 +188,7 @@ def to(dice: Dice) -> Call:
 
 @attack("convert.Projection.bias_or_zeros")
 def bias_or_zeros(dice: Dice) -> Call:
-    weight = dice.floats(dice.int(0, 3), dice.int(0, 3), dtype=dice.pick(FLOATS))
+    weight = dice.floats(dice.roll(0, 3), dice.roll(0, 3), dtype=dice.pick(FLOATS))
     bias = dice.floats(len(weight), dtype=weight.dtype) if dice.chance(2) else None
     projection = convert.Projection(dice.disguise("weight", weight), bias)
 

@@ -45,6 +45,16 @@ def test_no_false_alarm_on_ours(attention: Any, device: torch.device) -> None:
     assert len(report.kept) >= 13
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [OURS[0], batch_first.MultiHeadAttention, valid_lens.MultiHeadAttention],
+    ids=called,
+)
+def test_ours_keep_the_strict_law_too(attention: Any, device: torch.device) -> None:
+    report = check(attention, only="padding_not_finite", device=device.type)
+    assert len(report.kept) == 1, report
+
+
 @pytest.mark.parametrize(("attention", "options"), SOUND)
 def test_no_false_alarm_on_who_is_sound(
     attention: Any, options: dict[str, Any], device: torch.device

@@ -271,6 +271,10 @@ LONG = masks.padding(torch.tensor([5, 3, 1]), 5)
                 "queries 0–3 of batch item 2 see nothing",
             ],
         ),
+        (
+            torch.tensor([[0, 0, 1], [0, 0, 0], [1, 0, 1]]).unsqueeze(-1),
+            ["query 0 sees key 2", "query 1 sees nothing", "query 2 sees keys 0 and 2"],
+        ),
         (torch.ones(1, 1, 1).bool(), ["every query sees every key"]),
         (torch.zeros(5, 3, 2).bool(), ["no query sees any key"]),
         (torch.zeros(5, 0, 2).bool(), ["no query sees any key"]),

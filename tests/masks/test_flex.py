@@ -47,6 +47,14 @@ def test_block_masks_come_back(device: torch.device) -> None:
         assert torch.equal(masks.from_block_mask(block_mask), mask)
 
 
+def test_blocks_need_not_be_square(device: torch.device) -> None:
+    mask = masks.causal(7, 11, device=device)
+    for size in ((2, 5), (5, 2), (1, 11)):
+        rule = masks.to_mask_mod(mask)
+        block_mask = create_block_mask(rule, None, None, 7, 11, device, size)
+        assert torch.equal(masks.from_block_mask(block_mask), mask)
+
+
 def test_an_axis_of_1_is_for_all(device: torch.device) -> None:
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE, device=device) < 0.5
     sizes = (Q_LEN, K_LEN, BATCH_SIZE)

@@ -112,6 +112,8 @@ def some_masks(number: int) -> list[tuple[Tensor, int]]:
             masks.prefix_lm(lens, q_len, k_len),
             (back <= ahead) & (ahead <= reach),
             (ahead <= reach) & filled,
+            (ahead <= reach) & filled.flip(1),
+            filled & ~masks.padding(lens // 2, k_len),
             packed,
             packed & past,
             past | (noise > 0.9),
@@ -313,6 +315,7 @@ def test_keys_walk_and_paint(page: Page, url: str) -> None:
     page.get_by_role("slider", name="heads").focus()
     page.keyboard.press("Tab")
     expect(cell(page, 0, 0)).to_be_focused()
+    expect(page.locator(".mk-cell[tabindex='0']")).to_have_count(2)
     for key in ("ArrowUp", "ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
     page.keyboard.press("Space")
@@ -376,7 +379,8 @@ def test_text_that_is_no_mask_is_refused_and_changes_nothing(
 ) -> None:
     blank(page, url)
     field = page.get_by_role("textbox", name="as text")
-    for wrong in ("10 1", "12", "", "1 / ", "111111111", "1 / 1 / 1 / 1", "x"):
+    uneven, long, many = ("10 1", "1 / ", "1 / 1 1"), "1" * 9, "1 / 1 / 1 / 1"
+    for wrong in (*uneven, long, " ".join(long), many, "12", "x", ""):
         field.fill(wrong)
         assert not field.evaluate("e => e.checkValidity()"), wrong
         expect(page.locator(".mk-cell")).to_have_count(24)
