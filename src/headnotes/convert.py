@@ -95,7 +95,7 @@ class Fused(nn.Module):
     ) -> None:
         super().__init__()
         mha.check_settings(heads, d_model, dropout_prob=0)
-        if order not in (one := "3 heads d_k", other := "heads 3 d_k"):
+        if str(order) not in (one := "3 heads d_k", other := "heads 3 d_k"):
             raise ValueError(f"`order` (={order!r}) must be {one!r} or {other!r}")
         self.heads = heads
         self.order = order

@@ -59,7 +59,8 @@ def odd_module(dice: Dice) -> Callable[[Any], Any]:
 
 def mixed(module: nn.Module) -> nn.Module:
     """Some of its parameters are of another dtype."""
-    next(module.parameters()).data = next(module.parameters()).data.to(torch.float16)
+    for parameter in list(module.parameters())[:1]:
+        parameter.data = parameter.data.to(torch.float16)
     return module
 
 
@@ -136,8 +137,6 @@ def to(dice: Dice) -> Call:
     given: dict[str, Any] = {"module": module, "target": dice.pick(list(KINDS))}
     settings = dict(dice.pick(SETTINGS) for _ in range(dice.pick((0, 0, 0, 1, 2))))
     given |= settings
-    before = torch.random.get_rng_state()
-
     def wrong(_: Any) -> Any:
         return dice.pick(
             ("nonsense", "", None, ["core"], 3, {}, mha.MultiHeadAttention)
@@ -182,6 +181,7 @@ def to(dice: Dice) -> Call:
         target=wrong,
         module=odd_module(dice),
     )
+    before = torch.random.get_rng_state()
     made.tame = False  # most pairs lose something, and say so
     return made
 
