@@ -1,14 +1,26 @@
 """Texts that take a while to make are kept until something changes."""
 
 import ast
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from threading import Lock
 
 from sidenotes.split import named, read
+
+# Python 3.11 loses count of its own recursion where two threads parse at once.
+PARSING = Lock()
 
 
 def code_of(file: Path) -> bytes:
     """What in a file can change a result: of Python the code, else every byte."""
+    with PARSING:
+        return code(file, file.stat().st_mtime_ns)
+
+
+@cache
+def code(file: Path, changed: int) -> bytes:
+    """The same, read once for all pages of a build."""
     if file.suffix != ".py":
         return file.read_bytes()
     tree = ast.parse(read(file))

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def recording(
     common = hashlib.sha256(f"{setup} {sys.version}".encode())
     try:
         for file in [*files, *sorted(Path(__file__).parent.glob("*.py"))]:
-            common.update(code(file, file.stat().st_mtime_ns))
+            common.update(code_of(file))
     except SyntaxError as error:
         raise LiterateError(f"{file}:{error.lineno}: does not parse") from None
     stored = {}
@@ -64,12 +63,6 @@ def recording(
         )
     found: Json = json.loads(stored[path].read_text(encoding="utf-8"))
     return found
-
-
-@cache
-def code(file: Path, changed: int) -> bytes:
-    """What in a file can change a result; read once for all pages of a build."""
-    return code_of(file)
 
 
 def run(stored: dict[Path, Path], setup: str) -> None:

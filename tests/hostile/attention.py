@@ -172,6 +172,8 @@ def odd_mask(dice: Dice) -> Callable[[Any], Any]:
             lambda: mask[..., 0] if mask.dim() and mask.shape[-1] else mask,
             lambda: mask[:, :1] if mask.dim() > 1 else mask,
             lambda: torch.zeros_like(mask),
+            lambda: torch.cat([mask, mask], dim=-1),
+            lambda: torch.cat([mask, mask], dim=0),
         ]
         with torch.no_grad():
             wrong: Tensor = dice.pick(wrongs)()
@@ -340,7 +342,8 @@ def odd_lens(dice: Dice, k_len: int) -> Callable[[Any], Any]:
         if not isinstance(lens, Tensor):
             return None
         lens = lens.detach().long()
-        return dice.pick((lens + k_len + 1, lens - 1, lens.float(), lens > 1, -lens))
+        long = lens.clamp(min=k_len) + 1
+        return dice.pick((long, lens - 1, lens.float(), lens > 1, -lens))
 
     return spoil
 

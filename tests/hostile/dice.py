@@ -90,13 +90,14 @@ class Dice:
         for name, value in given.items():
             if isinstance(value, Tensor) and self.chance(2):
                 given[name] = self.disguise(name, value)
+        names = [n for n in given for _ in range(3 if n in spoilers else 1)]
         for _ in range(self.pick((0, 0, 1, 1, 1, 2)) if given else 0):
-            name = self.pick(list(given))
+            name = self.pick(names)
             self.tame = False
-            own = name in spoilers and self.chance(2)
+            own = name in spoilers and not self.chance(3)
             spoil = spoilers[name] if own else self.spoil
             # There are tensors, such as sparse ones, with which little can be done.
-            with suppress(RuntimeError, ValueError, IndexError, TypeError, Warning):
+            with suppress(Exception):
                 given[name] = spoil(given[name])
                 self.notes.append(f"{name}: {shortly(given[name])}")
 

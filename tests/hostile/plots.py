@@ -74,7 +74,10 @@ def display_attention(dice: Dice) -> Call:
     def words(_: Any) -> Any:
         return dice.pick(NO_WORDS)
 
-    spoil: dict[str, Callable[[Any], Any]] = {"queries": words, "keys": words}
+    def scores(weights: Any) -> Any:
+        return dice.pick((weights - 0.5, weights.log(), weights.unsqueeze(0), None))
+
+    spoil: dict[str, Callable[[Any], Any]] = {"queries": words, "attention": scores}
     return call(dice, plots.display_attention, given, judge, titles=words, **spoil)
 
 

@@ -160,7 +160,10 @@ def embeddings(dice: Dice) -> Call:
         rows = weight.detach().cpu().double()[flat] * math.sqrt(d_model)
         compare(result, rows.reshape(shape), weight)
 
-    return call(dice, module, given, judge)
+    def wrong(tokens: Any) -> Any:
+        return dice.pick((tokens + 1, tokens - 1, tokens + size, tokens.float(), 1))
+
+    return call(dice, module, given, judge, tokens=wrong)
 
 
 @attack("positions.PositionalEncoding.forward")

@@ -1,6 +1,7 @@
 """Attacks on constructors: sizes that do not fit, and settings that are none."""
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,6 @@ from hostile.registry import ATTACKS
 # Of each constructor: the number that another must divide, and that other.
 DIVIDES = {"heads": "d_model", "num_heads": "d_out", "n_heads": "d_model"}
 
-# A loop makes so many modules; so many rows are computed on the CPU, even for "meta".
-SLOW = ("num_heads", "max_length")
-
 
 def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
     """An attack on `kind`; `plain` are sizes, probabilities and flags that fit."""
@@ -32,17 +30,24 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
     def attack(dice: Dice) -> Call:
         given = dict(plain)
         # On "meta" a size may be anything, as nothing is filled.
-        meta = dice.chance(3)
+        meta = dice.chance(2)
         for name, value in given.items():
             if type(value) is int:
                 given[name] = value * dice.roll(1, 3) + dice.roll(0, 2)
-                if meta and name not in SLOW and dice.chance(3):
+                looped = (
+                    kind is stages.MultiHeadAttentionWrapper and name == "num_heads"
+                )
+                if meta and dice.chance(2) and not looped:
                     given[name] = dice.pick((2**31, 2**31 - 1, 2**33 + 1))
         for part, whole in divides.items():
             if part in given and given[whole] % given[part]:
                 dice.tame = False
-        if any(type(v) is int and v > 2**29 for v in given.values()):
-            dice.tame = False  # a square of such a width fits into no memory
+        # Attention has weights as wide as high, and of such widths no memory has room
+        # for the square; a table has room for the product of its sizes, or it has not.
+        widths = sorted(v for v in given.values() if type(v) is int)
+        table = kind in (positions.Embeddings, positions.PositionalEncoding)
+        if math.prod(widths) > 2**58 if table else widths and widths[-1] > 2**29:
+            dice.tame = False
 
         def make(**arguments: Any) -> nn.Module:
             with torch.device("meta" if meta else dice.device):

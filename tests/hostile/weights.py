@@ -137,6 +137,7 @@ def to(dice: Dice) -> Call:
     given: dict[str, Any] = {"module": module, "target": dice.pick(list(KINDS))}
     settings = dict(dice.pick(SETTINGS) for _ in range(dice.pick((0, 0, 0, 1, 2))))
     given |= settings
+
     def wrong(_: Any) -> Any:
         return dice.pick(
             ("nonsense", "", None, ["core"], 3, {}, mha.MultiHeadAttention)

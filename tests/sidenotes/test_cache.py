@@ -1,9 +1,13 @@
 """What is kept: whole, once for each name, and only until something changes."""
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sidenotes import cache
 from sidenotes.cache import code_of, keep, place
 
 
@@ -36,3 +40,21 @@ def test_of_python_only_code_counts(tmp_path: Path) -> None:
     assert code_of(one) != code_of(two)
     text.write_text("# a comment")
     assert code_of(text) == b"# a comment"
+
+
+def test_files_may_be_read_by_several_threads() -> None:
+    # Two kernels run at a time, each started by a thread of its own. While one of them
+    # parses, the collector of garbage may run, and let the other in.
+    gc.callbacks.append(lambda *_: time.sleep(0))
+    sources = sorted(Path(cache.__file__).parent.glob("*.py"))
+
+    def read_all(_: int) -> list[bytes]:
+        cache.code.cache_clear()
+        return [code_of(path) for path in sources]
+
+    try:
+        with ThreadPoolExecutor(max_workers=4) as threads:
+            first, *others = threads.map(read_all, range(24))
+    finally:
+        gc.callbacks.pop()
+    assert all(other == first for other in others)
