@@ -247,7 +247,7 @@ def test_a_malformed_source_stops_the_build_with_its_place(
 
 
 def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
-    for name in ("docs", "src", "tests", "benchmarks", ".cache"):
+    for name in ("docs", "src", "tests", "museum", "benchmarks", ".cache"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("mkdocs.yml", "hooks.py", "constraints.txt"):
