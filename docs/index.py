@@ -70,7 +70,12 @@ plt.show()
 # - **To use it**, copy the module from the buttons above its page, or take it with
 #   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts,
 #   and [`convert`](source/convert.md) brings weights in from elsewhere.
-# - **To check it**, clone the project and run `make test`: it runs every example of
+# - **To check yours**, ask it the [laws](compare/laws.md) that every attention must
+#   obey: `headnotes check my_model.py:MyAttention`. Its shape comments become [tests
+#   of their own](shapes.md). What they catch is in the [museum](compare/museum.md).
+# - **If it is the mask**, paint it in the [converter](compare/masks.md), and read it in
+#   the convention of every library.
+# - **To check us**, clone the project and run `make test`: it runs every example of
 #   every page, and compares every module with loops that are too simple to be wrong.
 # - **If you come from another tutorial**, its names are here too. See that [five systems
 #   compute the same](compare/equivalence.md), [how they differ](compare/differences.md)

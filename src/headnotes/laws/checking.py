@@ -270,9 +270,9 @@ def check(
 
     `attention` is a class of modules, a module, or a function; it is not changed.
     `thorough` tries more sizes, compiles in earnest and asks the strict laws, too. What
-    else may be said about it, instead of being found out, is listed in
-    `Options`. `progress` is called before each law with how many
-    are done, how many there are, and its name.
+    else may be said about it, instead of being found out, is listed in `Options`.
+    `progress` is called before each law with how many are done, how many there are, and
+    its name.
 
     Raises `CannotBeCalled`, a `ValueError`, where no way to call it was found.
 
