@@ -87,7 +87,7 @@ def test_it_answers_rightly_or_refuses(
     counts: Counter[str] = Counter()
 
     @profile(
-        max_examples=EXAMPLES // 5 if name in SLOW else EXAMPLES,
+        max_examples=EXAMPLES // 8 if name in SLOW else EXAMPLES,
         derandomize=not LONG,
         database=None,
         deadline=None,

@@ -332,7 +332,7 @@ def check(target: str, weights: Weights, arguments: dict[str, Any]) -> None:
         )
     for part, rule, (_, bias) in zip(PARTS, (*biases, False), parts, strict=False):
         kept = arguments[rule] if isinstance(rule, str) else rule
-        if not kept and bias is not None and bias.any():
+        if not kept and bias is not None and not bias.is_meta and bias.any():
             loses = f"`{rule}={kept}`" if isinstance(rule, str) else repr(target)
             raise ValueError(
                 f"{loses} would lose the {part} bias of `module`, whose largest entry "

@@ -174,7 +174,7 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
     """
     check_scores(scores)
     # One range for all scores shows which of them keep their spread.
-    reach = max(plain.abs().max().item() for plain in scores.values())
+    reach = max(plain.double().abs().max().item() for plain in scores.values())
     figure: Figure
     figure, axes = import_pyplot().subplots(
         3,
@@ -267,7 +267,7 @@ def check_values(name: str, x: Tensor) -> None:
     if x.layout != torch.strided or x.is_nested or x.is_complex() or x.is_meta:
         seen = f"is {x.dtype}, {x.layout}, on {x.device}"
         raise TypeError(f"`{name}` must be dense, real and hold values, but {seen}")
-    if not x.isfinite().all():
+    if not x.double().isfinite().all():
         raise ValueError(f"`{name}` holds NaN or infinity; look for a row without keys")
 
 
@@ -296,8 +296,7 @@ def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
             f"`attention` has shape {shape}, not {fits}; rows are queries (q_len "
             f"words), columns are keys (k_len words)"
         )
-    if attention.min() < 0:
-        low = attention.min().item()
+    if (low := attention.double().min().item()) < 0:
         raise ValueError(
             f"`attention` holds {low:.3g}, but no weight is below 0; if these are "
             f"scores, use `attention.softmax(dim=1)`"

@@ -31,6 +31,10 @@ class Meaningless(Exception):  # noqa: N818
     """There is no right answer: the call should have been refused."""
 
 
+class Hung(BaseException):
+    """It took too long. (No `Exception`, which the callee might catch.)"""
+
+
 @dataclass
 class Call:
     """A call that is about to be made, and the judge of its result."""
@@ -73,6 +77,8 @@ def outcome(call: Call) -> str:
     try:
         with limited():
             result = call.function(**call.arguments)
+    except Hung as late:
+        raise AssertionError(f"not done after {SECONDS} seconds:\n{call}") from late
     except Exception as error:
         came = "too large" if too_large(call, error) else refusal(call, error)
     else:
@@ -172,7 +178,7 @@ def limited() -> Iterator[None]:
     """Note which functions of the package are entered, and end what hangs."""
 
     def late(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"not done after {SECONDS} seconds")
+        raise Hung
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(SOURCE):

@@ -18,8 +18,10 @@ NO_WORDS = (None, 3, "a cat", [], [1, 2], {"a"}, ("a", "b"), ["a", None], ["$x$"
 def close(figure: Any) -> None:
     import matplotlib.pyplot as plt
 
-    figure.canvas.draw()
-    plt.close(figure)
+    try:
+        figure.canvas.draw()
+    finally:
+        plt.close("all")
 
 
 def real(x: Any, low: float = -float("inf")) -> Tensor:

@@ -19,6 +19,13 @@ from hostile.registry import ATTACKS
 DIVIDES = {"heads": "d_model", "num_heads": "d_out", "n_heads": "d_model"}
 
 
+def looped(kind: type[nn.Module], given: dict[str, Any]) -> bool:
+    """Whether the constructor would go on making modules for years."""
+    number = given.get("num_heads")
+    many = type(number) is int and number > 2**20
+    return many and kind is stages.MultiHeadAttentionWrapper
+
+
 def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
     """An attack on `kind`; `plain` are sizes, probabilities and flags that fit."""
     divides = (
@@ -34,14 +41,13 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
         for name, value in given.items():
             if type(value) is int:
                 given[name] = value * dice.roll(1, 3) + dice.roll(0, 2)
-                looped = (
-                    kind is stages.MultiHeadAttentionWrapper and name == "num_heads"
-                )
-                if meta and dice.chance(2) and not looped:
+                if meta and dice.chance(2):
                     given[name] = dice.pick((2**31, 2**31 - 1, 2**33 + 1))
         for part, whole in divides.items():
             if part in given and given[whole] % given[part]:
                 dice.tame = False
+        if looped(kind, given):
+            given["num_heads"] = 1
         # Attention has weights as wide as high, and of such widths no memory has room
         # for the square; a table has room for the product of its sizes, or it has not.
         widths = sorted(v for v in given.values() if type(v) is int)
@@ -78,6 +84,8 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
         flags = {n: bool(dice.roll(0, 1)) for n, v in plain.items() if type(v) is bool}
         spoilt = {name: given[name] for name in given if name not in flags}
         made = call(dice, make, spoilt, judge)
+        if looped(kind, spoilt):
+            spoilt["num_heads"] = 0
         given |= spoilt
         made.arguments = given | flags
         return made
