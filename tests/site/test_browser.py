@@ -173,7 +173,8 @@ def test_pages_are_complete_without_script(
         page.goto(f"{url}/{name}")
         content = page.locator("article").inner_text()
         context.close()
-        return re.sub(r"Copy module|Copy without notes|\s", "", content)
+        buttons = "Copy module|Copy without notes|Try other sizes"
+        return re.sub(rf"{buttons}|\s", "", content)
 
     assert text(script=False) == text(script=True)
     context = browser.new_context(java_script_enabled=False)
