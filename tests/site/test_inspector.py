@@ -174,7 +174,8 @@ def test_stepping_visits_the_lines_in_the_order_of_execution(
 def test_what_is_alive_is_what_has_been_assigned(page: Page, url: str) -> None:
     page.goto(f"{url}/{CORE}#L{SCORES}&t=scores")
     alive = page.get_by_role("group", name="Tensors alive").get_by_role("button")
-    assert alive.all_text_contents() == ["query", "key", "value", "mask", "scores"]
+    living = ["query", "key", "value", "mask", "unread", "scores"]
+    assert alive.all_text_contents() == living
     page.keyboard.press("ArrowRight")
     assert alive.all_text_contents()[-1] == "attn"
     page.keyboard.press("ArrowLeft")
@@ -201,7 +202,7 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
     expect(panel(page)).to_contain_text(f"line {ATTN}; attn is [q_len, k_len")
     page.wait_for_timeout(300)
     reached = []
-    for _ in range(15):
+    for _ in range(16):
         page.keyboard.press("Tab")
         reached.append(
             page.evaluate(
@@ -210,7 +211,8 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
             )
         )
     wanted = ["Step back", "Step forward", "Close the inspector"]
-    wanted += ["query", "key", "value", "mask", "scores", "attn", "rows", "columns"]
+    wanted += ["query", "key", "value", "mask", "unread", "scores", "attn"]
+    wanted += ["rows", "columns"]
     wanted += ["at2", "at3", "Values of attn"]
     assert reached[: len(wanted)] == wanted
     panel(page).get_by_role("slider", name="heads").focus()
