@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 # Which exhibits there are, in the order in which a visitor meets them.
 ROOMS = {
-    "Masks": [
+    "What is hidden": [
         "inverted_mask",
         "zero_is_no_mask",
         "heads_by_coincidence",

@@ -98,10 +98,10 @@ def show(room):
 
 
 # %% [markdown]
-# ## Masks
+# ## What is hidden
 
 # %% hide="true"
-show("Masks")
+show("What is hidden")
 
 # %% [markdown]
 # ## Axes and heads
