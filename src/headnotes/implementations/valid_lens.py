@@ -205,7 +205,7 @@ class MultiHeadAttention(nn.Module):
         if valid_lens is not None:
             check_valid_lens(valid_lens, queries, keys.shape[1])
             # Zero times NaN is NaN: what no query may read is cleared, not just unread.
-            lens = (valid_lens if valid_lens.dim() == 2 else valid_lens[:, None]).long()
+            lens = valid_lens.long().unsqueeze(1).flatten(1)  # [batch_size, ...]
             place = torch.arange(keys.shape[1], device=keys.device)  # [k_len]
             unread = (place >= lens[..., None]).all(dim=1)  # [batch_size, k_len]
             keys, values = (x.masked_fill(unread[..., None], 0) for x in (keys, values))

@@ -33,7 +33,7 @@ class Question:
 
     inputs: tuple[str, ...]
     mask: tuple[str, str] | None  # argument and expression
-    keep: Tensor  # [q_len, k_len, batch_size]
+    keep: Tensor  # who may read what: queries, keys, batch items
 
 
 class Trial:
