@@ -86,7 +86,7 @@ def ask_batch_first(
     """Batch first, and a mask with an axis for heads."""
     mask = keep
     if keep is not None:
-        mask = keep.permute(2, 0, 1).unsqueeze(1)  # [..., 1, q_len, k_len]
+        mask = masks.to_sdpa(keep)  # [..., 1, q_len, k_len]
     x = x.transpose(0, 1)  # [batch_size, q_len, d_model]
     memory = memory.transpose(0, 1)  # [batch_size, k_len, d_model]
     output, weights = module(
@@ -131,9 +131,8 @@ def ask_torch(
     """Either layout; its mask is True where ours is False, once for each head."""
     heads, mask = module.num_heads, None
     if keep is not None:
-        mask = ~keep.bool().expand(-1, -1, x.shape[1])  # [q_len, k_len, batch_size]
-        mask = mask.permute(2, 0, 1)  # [batch_size, q_len, k_len]
-        mask = mask.repeat_interleave(heads, 0)  # [batch_size * heads, q_len, k_len]
+        each = keep.expand(-1, -1, x.shape[1])  # [q_len, k_len, batch_size]
+        mask = masks.to_mha(each, heads)  # [batch_size * heads, q_len, k_len]
     if module.batch_first:
         x = x.transpose(0, 1)  # [batch_size, q_len, d_model]
         memory = memory.transpose(0, 1)  # [batch_size, k_len, d_model]
