@@ -19,12 +19,10 @@ def run_alone(file: Path) -> subprocess.CompletedProcess[str]:
     # -I leaves out the current folder and the environment; the import of our own
     # packages is refused, so that the copy cannot lean on them.
     program = f"""
-import doctest, importlib.util, sys
+import doctest, importlib, sys
 sys.modules["headnotes"] = sys.modules["sidenotes"] = None
-spec = importlib.util.spec_from_file_location("copied", {str(file)!r})
-module = importlib.util.module_from_spec(spec)
-sys.modules["copied"] = module
-spec.loader.exec_module(module)
+sys.path.insert(0, {str(file.parent.parent)!r})
+module = importlib.import_module("{file.parent.name}.{file.stem}")
 print(doctest.testmod(module).failed, "failed")
 """
     return subprocess.run(
@@ -159,7 +157,7 @@ def test_list_names_each_module_and_what_it_is() -> None:
     )
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(modules())
-    assert lines[1] == "implementations/causal       Causal attention, batch first"
+    assert "implementations/causal       Causal attention, batch first" in lines
     assert "mha                          Multi-head attention, sequence first" in lines
 
 
@@ -213,3 +211,26 @@ def test_check_explains_itself_and_only_it_loads_torch() -> None:
     command = [sys.executable, "-c", program]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert shown.splitlines()[-1] == "False"
+
+
+def test_a_copy_brings_what_it_needs_beside_it(tmp_path: Path) -> None:
+    assert main(["copy", "fast", str(tmp_path)]) == 0
+    needed = ["blocks.py", "blockwise.py", "cache.py", "kernels.py", "mha.py"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*needed, "fast.py"])
+    line = (tmp_path / "fast.py").read_text(encoding="utf-8").splitlines()[3]
+    assert line == f"# Needs in the same folder: {', '.join(needed)}"
+
+
+def test_a_companion_that_was_changed_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mha.py").write_text("mine = True\n", encoding="utf-8")
+    assert main(["copy", "fast", str(tmp_path)]) == 1
+    seen = f"`{tmp_path / 'mha.py'}` exists; `--force` overwrites it"
+    assert seen in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["mha.py"]
+
+
+def test_a_companion_that_was_copied_before_is_welcome(tmp_path: Path) -> None:
+    assert main(["copy", "mha", str(tmp_path)]) == 0
+    assert main(["copy", "fast", str(tmp_path)]) == 0

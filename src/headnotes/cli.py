@@ -8,11 +8,13 @@ $ headnotes copy mha attention/ --plain
 ```
 
 `headnotes check` asks any attention, yours too, whether it [obeys the
-laws](laws/command.md).
+laws](laws/command.md); `headnotes bench` times those that compute the same, [side by
+side](bench/command.md).
 
-A copied module is yours. It runs alone, on torch and the standard library, and its
-first lines say where it came from and under which licence. The buttons above each
-annotated module hand out exactly these texts.
+A copied module is yours. It runs on torch and the standard library, and its first lines
+say where it came from, under which licence, and which others it needs beside it: those
+are copied with it. The buttons above each annotated module hand out exactly these
+texts.
 
 Source: a habit of the field. Attention is copied more often than it is imported, so
 the copy should be good.
@@ -34,7 +36,7 @@ import headnotes
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 # These serve the others, and are of no use without them.
-AT_HOME = {"cli", "compare", "convert", "dialects", "laws", "probes"}
+AT_HOME = {"bench", "cli", "compare", "convert", "dialects", "laws", "probes"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -58,12 +60,32 @@ def edition(path: Path, *, plain: bool = False) -> str:
     # mha.py, from Headnotes
     """
     source = path.read_text(encoding="utf-8")
+    beside = ", ".join(companion.name for companion in companions(path))
+    needs = f"# Needs in the same folder: {beside}\n" if beside else ""
     return (
         f"# {path.name}, from Headnotes {headnotes.__version__}\n"
         f"# SPDX-FileCopyrightText: 2026 the Headnotes authors\n"
-        f"# SPDX-License-Identifier: MIT\n\n"
+        f"# SPDX-License-Identifier: MIT\n{needs}\n"
         f"{without_notes(source) if plain else source}"
     )
+
+
+def companions(path: Path) -> list[Path]:
+    r"""The modules that one needs beside it, and those that these need.
+
+    >>> [companion.name for companion in companions(modules()["kernels"])]
+    ['blocks.py', 'blockwise.py']
+    """
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting:
+        for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                names = [node.module] if node.module else [a.name for a in node.names]
+                new = {path.with_name(f"{name}.py") for name in names} - found
+                found |= new
+                waiting += new
+    return sorted(found)
 
 
 def editions(path: Path) -> dict[str, str]:
@@ -128,8 +150,8 @@ def first_line(docstring: str) -> str:
         return docstring
 
 
-def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
-    """Write a module into `destination`, a folder or a file, and return its path."""
+def copy(name: str, destination: Path, *, plain: bool, force: bool) -> list[Path]:
+    """Write a module, and what it needs beside it, into a folder or as a file."""
     if name not in modules():
         known = ", ".join(modules())
         raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
@@ -140,11 +162,18 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> Path:
         raise ValueError(
             f"`{destination}` is neither a folder nor a name ending in .py"
         )
-    if (path.exists() or path.is_symlink()) and not force:
-        raise FileExistsError(f"`{path}` exists; `--force` overwrites it")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(edition(modules()[name], plain=plain), encoding="utf-8")
-    return path
+    texts = {path: edition(modules()[name], plain=plain)}
+    for companion in companions(modules()[name]):
+        texts[path.with_name(companion.name)] = edition(companion, plain=plain)
+    # All or nothing: what stands in the way of one file stops them all.
+    for path, text in texts.items():
+        same = path.is_file() and path.read_text(encoding="utf-8") == text
+        if (path.exists() or path.is_symlink()) and not same and not force:
+            raise FileExistsError(f"`{path}` exists; `--force` overwrites it")
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return [*texts]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,6 +190,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ask = commands.add_parser(
         "check", help="ask an attention whether it obeys the laws"
     )
+    race = commands.add_parser(
+        "bench", help="time attentions that compute the same, side by side"
+    )
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
         # The laws want torch, which takes seconds to load; the others do not.
@@ -168,6 +200,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         command.add_arguments(ask)
         return command.run(parser.parse_args(argv))
+    if options[:1] == ["bench"]:
+        from headnotes.bench import command as bench
+
+        bench.add_arguments(race)
+        return bench.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":
@@ -176,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name:29}{title.splitlines()[0].removeprefix('# ')}")
         return 0
     try:
-        path = copy(
+        paths = copy(
             arguments.name,
             arguments.destination,
             plain=arguments.plain,
@@ -185,7 +222,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"headnotes copy: {error}", file=sys.stderr)
         return 1
-    print(f"{path}: {headnotes.__version__}, MIT licence")
+    for path in paths:
+        print(f"{path}: {headnotes.__version__}, MIT licence")
     return 0
 
 

@@ -1,0 +1,291 @@
+r"""# Attention by blocks, with dropout
+
+PyTorch has kernels that never hold all weights at once. On a CPU they know no dropout:
+with it, `F.scaled_dot_product_attention` writes out all weights, and draws for each a
+number that costs more than the weight did. They do not show the weights, and for a
+short causal sequence they compute the forbidden half as well. This module is for these
+cases; [another](kernels.md) tells them apart.
+
+It takes the weights [a block at a time](blocks.md), reads with them, and keeps none:
+the way back computes them again, which costs one product of matrices and saves the
+memory of all of them.
+
+Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix B,
+for the way back and for dropout that is drawn again.
+"""
+
+# What is imported with a dot stands beside this file; nothing else is needed.
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import Block, Rule, Workspace, read_of, rows_of
+
+ALL = Rule()
+
+
+def attend(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule = ALL,
+) -> Tensor:
+    r"""Read from `value` what `rule` allows: `[q_len, batch_size, heads, d_k]`.
+
+    A query that may read nothing reads zero. Gradients flow to all three tensors; there
+    are none of second order. Raises `TypeError` for a wrong dtype, `ValueError` for a
+    wrong shape or device. Source: Dao et al. 2022, algorithms 2 and 4, with blocks of
+    queries only.
+
+    Three queries, five keys; the first query is blind to the last two:
+
+    >>> query = torch.randn(3, 2, 7, 11)
+    >>> key, value = torch.randn(2, 5, 2, 7, 11)
+    >>> context = attend(query, key, value, Rule(is_causal=True))
+    >>> first = attend(query[:1], key[:3], value[:3])
+    >>> torch.allclose(context[:1], first, atol=1e-6)
+    True
+
+    Dropout follows its seed, whatever else is drawn in between:
+
+    >>> rule = Rule(dropout_prob=0.5, seed=2017)
+    >>> first = attend(query, key, value, rule)
+    >>> torch.equal(attend(query, key, value, rule), first)
+    True
+    """
+    check_call(query, key, value, rule)
+    context: Tensor = Attend.apply(query, key, value, *rule)  # type: ignore[no-untyped-call]
+    return context  # [q_len, batch_size, heads, d_k]
+
+
+def attend_and_show(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule = ALL,
+    *,
+    average: bool = False,
+) -> tuple[Tensor, Tensor]:
+    r"""What `attend` returns, and the weights behind it. No gradient flows.
+
+    The weights are `[batch_size, heads, q_len, k_len]`, or, averaged over the heads,
+    `[batch_size, q_len, k_len]`. They were taken before dropout.
+
+    >>> x = torch.randn(5, 3, 7, 11)
+    >>> context, weights = attend_and_show(x, x, x)
+    >>> torch.allclose(weights.sum(-1), torch.ones(3, 7, 5))
+    True
+    """
+    check_call(query, key, value, rule)
+    (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
+    shape = (batch_size, *[heads] * (not average), q_len, k_len)
+    shown = query.new_zeros(shape)  # [batch_size, ..., q_len, k_len]
+    with torch.no_grad():
+        return forward(query, key, value, rule, shown), shown
+
+
+def forward(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule,
+    shown: Tensor | None = None,
+) -> Tensor:
+    """Block by block; the weights are copied to `shown` while they are at hand."""
+    work = Workspace(query, key, rule)
+    context = work.output()
+    for block in work.blocks():
+        weights = work.weights(query, key, block)  # [folded, rows, k_len]
+        if shown is not None:
+            part = shown[block.items, ..., block.rows, : block.k_len]
+            heads = block.heads.stop - block.heads.start
+            each = weights.view(-1, heads, *weights.shape[1:])
+            if shown.dim() == 4:
+                part[:, block.heads] = each
+            else:
+                part += each.sum(1) / query.shape[2]
+        if rule.dropout_prob:
+            weights.mul_(work.kept(weights))
+        part = rows_of(context, block)  # [folded, rows, d_k]
+        part.copy_(product(weights, read_of(value, block), work.gain))
+    return context  # [q_len, batch_size, heads, d_k]
+
+
+class Attend(torch.autograd.Function):
+    """The way there: `forward` for autograd, and for `vmap`."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, *rule: Any) -> Tensor:
+        return forward(query, key, value, Rule(*rule))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.is_causal, ctx.dropout_prob, ctx.seed = inputs
+        ctx.save_for_backward(output, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        context, query, key, value, mask = ctx.saved_tensors
+        rule = mask, ctx.is_causal, ctx.dropout_prob, ctx.seed
+        # What is lost in a row's softmax, below, needs no weights.
+        lost = (gradient * context).sum(
+            -1, keepdim=True
+        )  # [q_len, batch_size, heads, 1]
+        inputs = query, key, value, gradient, lost, *rule
+        return *AttendBackward.apply(*inputs), None, None, None, None  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        wide = widen(info.batch_size, in_dims, inputs)
+        context = Attend.apply(*wide)  # type: ignore[no-untyped-call]
+        return context.unflatten(1, (info.batch_size, -1)), 1
+
+
+class AttendBackward(torch.autograd.Function):
+    r"""The way back, by hand.
+
+    With $P$ the weights, $M$ what dropout multiplies them by, $O = (P \odot M)\,V$ and
+    $G$ the gradient that arrives for it:
+
+    $$\begin{aligned}
+    \mathrm dV &= (P \odot M)^\top\, G \\
+    \mathrm dS &= P \odot \big(G V^\top \odot M
+      - \operatorname{rowsum}(G \odot O)\big) \\
+    \mathrm dQ &= \mathrm dS\,K / \sqrt{d_k} \\
+    \mathrm dK &= \mathrm dS^\top Q / \sqrt{d_k}
+    \end{aligned}$$
+
+    The subtraction is the softmax's: what one key gains, the others lose.
+    """
+
+    @staticmethod
+    def forward(
+        query: Tensor,  # [q_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, heads, d_k]
+        value: Tensor,  # [k_len, batch_size, heads, d_k]
+        gradient: Tensor,  # [q_len, batch_size, heads, d_k]
+        lost: Tensor,  # [q_len, batch_size, heads, 1]
+        *rule: Any,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        work = Workspace(query, key, Rule(*rule))
+        d_query = work.output()
+        # The blocks add up here, so half precision is given the bits of float32.
+        wide = torch.promote_types(query.dtype, torch.float32)
+        shape = (*key.shape[1:3], key.shape[0], key.shape[3])
+        d_key, d_value = (x.new_zeros(shape, dtype=wide) for x in (key, value))
+
+        for block in work.blocks():
+            weights = work.weights(query, key, block)  # [folded, rows, k_len]
+            g = rows_of(gradient, block)  # [folded, rows, d_k]
+            d_weights = work.buffer("gradient", weights.shape)
+            product(g, read_of(value, block).mT, work.gain, out=d_weights)
+            used = weights
+            if work.rule.dropout_prob:
+                kept = work.kept(weights)
+                d_weights.mul_(kept)
+                used = work.buffer("used", weights.shape)
+                torch.mul(weights, kept, out=used)
+            add_product(d_value, block, used.mT, g, work.gain)
+
+            d_scores = d_weights.sub_(rows_of(lost, block)).mul_(weights)
+            part = rows_of(d_query, block)  # [folded, rows, d_k]
+            part.copy_(product(d_scores, read_of(key, block), work.scale))
+            add_product(d_key, block, d_scores.mT, rows_of(query, block), work.scale)
+        d_key, d_value = (x.permute(2, 0, 1, 3) for x in (d_key, d_value))
+        return d_query, d_key.to(key.dtype), d_value.to(value.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise RuntimeError(
+            "attention by blocks has no second derivative; "
+            "the readable core, headnotes.mha, has"
+        )
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, tuple[int, ...]]:
+        wide = widen(info.batch_size, in_dims, inputs)
+        gradients = AttendBackward.apply(*wide)  # type: ignore[no-untyped-call]
+        size = (info.batch_size, -1)
+        return tuple(g.unflatten(1, size) for g in gradients), (1, 1, 1)
+
+
+def product(a: Tensor, b: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+    """`scale` times the product of matrices: one pass, not two."""
+    nothing = a.new_empty(()) if out is None else out
+    return torch.baddbmm(nothing, a, b, beta=0, alpha=scale, out=out)
+
+
+def add_product(
+    total: Tensor,  # [batch_size, heads, k_len, d_k]
+    block: Block,
+    a: Tensor,
+    b: Tensor,
+    scale: float,
+) -> None:
+    """Add the product of `a` and `b` to what other blocks gave to the same keys."""
+    part = total[block.items, block.heads].flatten(0, 1)[:, : block.k_len]
+    if part.dtype == a.dtype:
+        part.baddbmm_(a, b, alpha=scale)
+    else:
+        part.add_(torch.bmm(a, b), alpha=scale)
+
+
+def widen(n: int, dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:
+    """One axis more for `vmap` to map over is a larger batch."""
+    wide = list(inputs)
+    for i, (dim, x) in enumerate(zip(dims, inputs, strict=True)):
+        if isinstance(x, Tensor):
+            # A mask has its batch last; elsewhere it is the second axis.
+            axis = 2 if x.dtype == torch.bool else 1
+            x = x.unsqueeze(axis) if dim is None else x.movedim(dim, axis)
+            sizes = [*x.shape]
+            sizes[axis] = n
+            if axis == 2:
+                sizes[3] = wide[0].shape[1] // n
+            wide[i] = x.expand(sizes).flatten(axis, axis + 1)
+    return wide
+
+
+def check_call(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> None:
+    """Refuse tensors that do not fit one another, and rules that cannot be kept."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"`{name}` must be a floating-point tensor, but is {seen}")
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
+        if (x.dtype, x.device) != (query.dtype, query.device):
+            raise TypeError(
+                f"`{name}` is {x.dtype} on {x.device}, `query` {query.dtype} on "
+                f"{query.device}; use `{name}.to(query)`"
+            )
+        if x.dim() != 4 or x.shape[1:] != query.shape[1:] or 0 in query.shape[2:]:
+            raise ValueError(
+                f"`{name}` has shape {list(x.shape)}, `query` {list(query.shape)}, not "
+                f"[seq_len, batch_size, heads, d_k] with the last three alike"
+            )
+    (q_len, batch_size), k_len = query.shape[:2], key.shape[0]
+    if value.shape[0] != k_len:
+        raise ValueError(
+            f"`value` has length {len(value)}, `key` {k_len}; make them equal"
+        )
+    if not 0 <= rule.dropout_prob <= 1:
+        raise ValueError(
+            f"`dropout_prob` (={rule.dropout_prob!r}) must lie between 0 and 1"
+        )
+    if rule.mask is None:
+        return
+    if not isinstance(rule.mask, Tensor) or rule.mask.dtype != torch.bool:
+        seen = rule.mask.dtype if isinstance(rule.mask, Tensor) else type(rule.mask)
+        raise TypeError(f"`mask` is {seen}, not a bool tensor; write `mask == 1`")
+    n_q, n_k, n_b = rule.mask.shape if rule.mask.dim() == 3 else (0, -1, 0)
+    if n_q not in (1, q_len) or n_k != k_len or n_b not in (1, batch_size):
+        raise ValueError(
+            f"`mask` has shape {list(rule.mask.shape)}, not [q_len or 1, k_len, "
+            f"batch_size or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]"
+        )

@@ -1,0 +1,224 @@
+r"""# Multi-head attention, at full speed
+
+The same constructor, the same parameters, the same masks, errors and answers as the
+[readable core](mha.md): a checkpoint of either loads into the other. What differs is
+only how the numbers move.
+
+The core keeps an axis for each letter of its formula, `[q_len, k_len, batch_size,
+heads]`, and lets its softmax run over the second of four: each number it needs lies far
+from the one before. Here batch items and heads fold into a single axis, and every
+product and softmax runs along the last one. The fold is free: sequence first,
+`[seq_len, batch_size, heads * d_k]` and `[seq_len, batch_size * heads, d_k]` are the
+same memory, so that a kernel which takes strides needs no copy, neither of what it
+reads nor of what it writes.
+
+Which kernel that is depends on the call, and is told [where it is
+chosen](kernels.md). The promise is the same for all: nothing of a call stays on the
+module, and memory grows with the length, not with its square, unless the weights
+themselves are asked for.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
+2017, section 3.2; [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023, for
+the kernels behind `F.scaled_dot_product_attention`.
+"""
+
+# What is imported with a dot stands beside this file; nothing else is needed.
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from . import mha
+from .blocks import Rule
+from .cache import KeyValueCache
+from .kernels import read, read_and_show, surely
+
+
+class Packed(NamedTuple):
+    """Three projections as one, and what they were made of."""
+
+    weight: Tensor
+    bias: Tensor
+    made_of: list[Any]
+    kept: list[tuple[Tensor, Tensor]]
+
+
+class MultiHeadAttention(nn.Module):
+    r"""Multi-head attention over `[seq_len, batch_size, d_model]`, at full speed.
+
+    Takes what the core's class takes, and refuses what it refuses. Nothing of a call
+    stays on the module; who wants the weights asks for them with `need_weights`.
+    Source: Vaswani et al. 2017, section 3.2.2.
+
+    >>> core = mha.MultiHeadAttention(heads=7, d_model=77).eval()
+    >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
+    >>> fast.load_state_dict(core.state_dict())
+    <All keys matched successfully>
+    >>> x, y = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
+    >>> output = fast(query=x, key=y, value=y)
+    >>> same = core(query=x, key=y, value=y)
+    >>> torch.allclose(output, same, atol=1e-6)
+    True
+    """
+
+    def __init__(
+        self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
+    ) -> None:
+        r"""Build the four linear maps, which are all that is learned."""
+        super().__init__()
+        mha.check_settings(heads, d_model, dropout_prob)
+        self.heads = heads
+        self.d_k = d_model // heads
+        # The core's names and biases: its checkpoints are to fit.
+        self.query = mha.PrepareForMultiHeadAttention(
+            d_model, heads, self.d_k, bias=bias
+        )
+        self.key = mha.PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
+        self.value = mha.PrepareForMultiHeadAttention(
+            d_model, heads, self.d_k, bias=True
+        )
+        self.output = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout_prob)
+        self.packed: Packed | None = None
+
+    def forward(
+        self,
+        *,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
+        average_weights: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        r"""Read from `value` where `query` meets `key`.
+
+        Shapes, `mask` and errors are those of the core. `is_causal` forbids each query
+        the keys after its own, where the last query meets the last key; it is said, and
+        never guessed from a mask's values, and it joins a mask if there is one.
+
+        With `need_weights` the result is a pair of output and weights, the latter
+        before dropout, `[q_len, k_len, batch_size, heads]`, or with `average_weights`
+        their mean over the heads, `[q_len, k_len, batch_size]`.
+
+        >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
+        >>> x = torch.randn(3, 2, 77)
+        >>> output, weights = fast(
+        ...     query=x, key=x, value=x, is_causal=True, need_weights=True
+        ... )
+        >>> (weights[:, :, 0, 0] > 0).int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        """
+        mha.check_inputs(self.output.weight, query, key, value)
+        if mask is not None:
+            mha.check_tensor("mask", mask, self.output.weight.device)
+            mha.check_mask(mask, query.shape, key.shape)
+            mask = mask.bool()  # [..., k_len, ...]
+        q, k, v = self.project(query, key, value, mask)  # [..., batch_size, heads, d_k]
+
+        dropout_prob = self.dropout.p if self.training else 0.0
+        rule = Rule(mask, is_causal, dropout_prob)
+        if need_weights:
+            context, weights = read_and_show(q, k, v, rule, average_weights)
+            return self.output(context.flatten(-2)), weights
+        context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
+        output: Tensor = self.output(
+            context.flatten(-2)
+        )  # [q_len, batch_size, d_model]
+        return output
+
+    def project(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each `[seq_len, batch_size, heads, d_k]`."""
+        # Zero times NaN is NaN: as in the core, what none may read is cleared. Where
+        # all is finite, as a sum tells in one reading, there is nothing to clear.
+        if mask is not None and not surely((key.sum() + value.sum()).isfinite()):
+            unread = ~mask.any(dim=0).unsqueeze(-1)  # [k_len, ..., 1]
+            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
+        # Three products of one input are one, with the three weights as one. Where
+        # there is something to learn, gradients would have to be copied apart again.
+        if query is key is value and (packed := self.pack()) is not None:
+            sizes = (*query.shape[:2], self.heads, 3, self.d_k)
+            q, k, v = F.linear(query, *packed).view(sizes).unbind(3)
+            return q, k, v  # [q_len, batch_size, heads, d_k]
+        return self.query(query), self.key(key), self.value(value)
+
+    def pack(self) -> tuple[Tensor, Tensor] | None:
+        r"""The three projections as one, or None where gradients or a compiler look on.
+
+        Rows of the weight lie by head, then by query, key and value, then by component:
+        so all three come out as views that still fold. It is made once, and again when
+        a parameter is another one, lies elsewhere, or was written to; what `.data`
+        hides from that is caught at the next `train()` or `eval()`.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        layers = [part.linear for part in (self.query, self.key, self.value)]
+        held = [p for layer in layers for p in (layer.weight, layer.bias)]
+        try:
+            now = [p is None or (id(p), p.data_ptr(), p._version) for p in held]
+        except RuntimeError:  # tensors without memory or history: of vmap, of inference
+            return None
+        if self.packed is None or self.packed.made_of != now:
+            rows = self.heads, 1, self.d_k
+            weights = [layer.weight.view(*rows, -1) for layer in layers]
+            weight = torch.cat(weights, dim=1)  # [heads, 3, d_k, d_model]
+            none = weight.new_zeros(rows)  # [heads, 1, d_k]
+            biases = [none if p.bias is None else p.bias.view(rows) for p in layers]
+            bias = torch.cat(biases, dim=1)  # [heads, 3, d_k]
+            # What it was made of is held: nothing else can come to lie in its place.
+            kept = [(p, p.detach()) for p in held if p is not None]
+            self.packed = Packed(weight.flatten(0, 2), bias.flatten(), now, kept)
+        return self.packed.weight, self.packed.bias
+
+    def cache(
+        self, batch_size: int, capacity: int, *, grow: bool = False
+    ) -> KeyValueCache:
+        r"""An empty cache for `decode`, with the module's sizes, dtype and device."""
+        like = self.output.weight
+        sizes = batch_size, self.heads, self.d_k, capacity
+        return KeyValueCache(*sizes, grow=grow, dtype=like.dtype, device=like.device)
+
+    @torch.no_grad()
+    def decode(self, x: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
+        r"""Go on by the positions `x`, `[seq_len, batch_size, d_model]`, one or many.
+
+        Each reads itself and all before it, those in the cache too, where its key and
+        value then stay. Whatever the pieces, the outputs are those of one causal pass.
+        There is no dropout here, and no gradient. Raises what `forward` raises, and
+        `ValueError` where the cache is full or made for other sizes.
+
+        >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
+        >>> x = torch.randn(5, 2, 77)
+        >>> cache = fast.cache(batch_size=2, capacity=5)
+        >>> prompt, cache = fast.decode(x[:3], cache)
+        >>> token, cache = fast.decode(x[3:4], cache)
+        >>> at_once = fast(query=x, key=x, value=x, is_causal=True)
+        >>> in_pieces = torch.cat([prompt, token])
+        >>> torch.allclose(in_pieces, at_once[:4], atol=1e-6)
+        True
+        """
+        mha.check_inputs(self.output.weight, x, x, x)
+        q, k, v = self.project(x, x, x, None)  # [seq_len, batch_size, heads, d_k]
+        cache.append(k, v)
+        keys, values = (y.permute(2, 0, 1, 3) for y in (cache.keys, cache.values))
+        # The last query may read all there is: alone, it needs no mask.
+        context = read(q, keys, values, Rule(is_causal=len(x) > 1))
+        return self.output(context.flatten(-2)), cache
+
+    def train(self, mode: bool = True) -> Self:
+        self.packed = None
+        return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self.packed = None
+        module: Self = super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return module
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"packed": None}

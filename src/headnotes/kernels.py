@@ -1,0 +1,157 @@
+r"""# Choosing a kernel
+
+All ways to attend give the same answer; which is the fastest depends on the call. What
+was [measured](../compare/benchmarks.md) says:
+
+- **Dropout, on a CPU:** [by blocks](blockwise.md). PyTorch's kernel has none there, and
+  gives way to one that writes out all weights.
+- **Causal, on a CPU, with a mask, other lengths, or 129 to 512 keys:** by blocks.
+  PyTorch's kernel computes the forbidden half as well up to 512 keys; its causality is
+  aligned with the top left corner, and excludes a mask.
+- **Weights to be shown:** by blocks too, which copy them while they are in the cache,
+  but by plain products for short sequences, and where a gradient is to flow through the
+  weights.
+- **All else:** `F.scaled_dot_product_attention`, which on a CPU takes any strides. A
+  mask costs it little, as long as it is not written out for every head.
+
+Source: the notes of
+[scaled_dot_product_attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html)
+in PyTorch's documentation, and its CPU kernel, `FlashAttentionKernel.cpp`.
+"""
+
+# What is imported with a dot stands beside this file; nothing else is needed.
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from .blocks import Rule
+from .blockwise import attend, attend_and_show
+
+# Up to so many keys, PyTorch's kernel on a CPU skips nothing of a causal sequence; up
+# to so few, blocks save nothing either.
+SHORT, FEW = 512, 128
+
+
+def read(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule,
+) -> Tensor:
+    """The context, by the kernel that serves the call best."""
+    (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
+    if by_blocks(query, key, rule):
+        return attend(query, key, value, seeded(rule))
+    mask, is_causal = rule.mask, rule.is_causal
+    if is_causal and (mask is not None or q_len != k_len):
+        # PyTorch's own causality meets in the top left corner, and bears no mask.
+        mask, is_causal = with_past(rule, query, key), False
+    # Batch items and heads fold into one axis, unless a mask tells items and queries
+    # apart: written out for all heads, it would be as large as the weights.
+    keep, empty = None, None
+    apart = mask is not None and mask.shape[0] > 1 and mask.shape[2] > 1
+    sizes = (batch_size, heads) if apart else (1, batch_size * heads)
+    q, k, v = (
+        x.reshape(len(x), *sizes, -1).permute(1, 2, 0, 3) for x in (query, key, value)
+    )
+    if mask is not None:
+        # A row without keys may read all on the way in and nothing on the way out:
+        # kernels differ in what they make of an empty one.
+        some = mask.any(dim=1)
+        if not surely(some.all()):
+            mask, empty = mask | ~some.unsqueeze(1), ~some
+        keep = mask.permute(2, 0, 1)
+        if not apart and len(keep) > 1:
+            keep = keep.repeat_interleave(heads, dim=0)
+        keep = keep.unsqueeze(1 if apart else 0)
+    context = F.scaled_dot_product_attention(
+        q, k, v, keep, dropout_p=rule.dropout_prob, is_causal=is_causal
+    )
+    context = context.permute(2, 0, 1, 3).reshape(query.shape)
+    if empty is not None:
+        context = context.masked_fill(empty[..., None, None], 0)
+    return context  # [q_len, batch_size, heads, d_k]
+
+
+def read_and_show(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule,
+    average: bool,
+) -> tuple[Tensor, Tensor]:
+    """The context, and the weights in the core's order of axes."""
+    tensors = query, key, value
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    eager = query.device.type == "cpu" and not torch.compiler.is_compiling()
+    if eager and not learns and len(key) > FEW:
+        rule = seeded(rule)
+        context, weights = attend_and_show(query, key, value, rule, average=average)
+    else:
+        context, weights = read_plainly(query, key, value, rule)
+        weights = weights.mean(1) if average else weights
+    return context, weights.movedim((-2, -1), (0, 1))
+
+
+def read_plainly(
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    rule: Rule,
+) -> tuple[Tensor, Tensor]:
+    """All weights at once, so that a loss may look at them too."""
+    _, batch_size, heads, d_k = query.shape
+    q, k, v = (x.flatten(1, 2).transpose(0, 1) for x in (query, key, value))
+    scores = (q / math.sqrt(d_k)) @ k.mT  # [batch_size * heads, q_len, k_len]
+    scores = scores.view(batch_size, heads, *scores.shape[1:])
+    mask = with_past(rule, query, key) if rule.is_causal else rule.mask
+    if mask is None:
+        weights = scores.softmax(-1)
+    else:
+        mask = mask.permute(2, 0, 1).unsqueeze(1)
+        empty = ~mask.any(-1, keepdim=True)
+        scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
+        weights = scores.softmax(-1).masked_fill(empty, 0)
+    used = F.dropout(weights, rule.dropout_prob).flatten(0, 1)
+    context = (used @ v).transpose(0, 1).reshape(query.shape)
+    return context, weights
+
+
+def seeded(rule: Rule) -> Rule:
+    """A rule with draws of its own, where there is dropout.
+
+    One number of the global generator: so `torch.manual_seed` fixes the draws, and
+    checkpointing, which sets that generator back, repeats them.
+    """
+    return (
+        rule._replace(seed=int(torch.randint(2**62, ()))) if rule.dropout_prob else rule
+    )
+
+
+def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
+    """The mask that says what `is_causal` says, and what the rule's own mask says."""
+    q_len, k_len = len(query), len(key)
+    past = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device)
+    past = past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
+    return past if rule.mask is None else past & rule.mask
+
+
+def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
+    """Whether blocks serve better than PyTorch's kernel."""
+    if query.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    bare = rule.mask is None and len(query) == len(key)
+    causal = rule.is_causal and not (bare and not FEW < len(key) <= SHORT)
+    return causal or rule.dropout_prob > 0
+
+
+def surely(condition: Tensor) -> bool:
+    """Whether `condition` is known to hold: on a CPU, where a look costs little."""
+    if condition.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(condition)
+    except RuntimeError:  # under `vmap` there is no single answer
+        return False
