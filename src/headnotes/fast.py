@@ -32,16 +32,35 @@ from torch.nn import functional as F  # noqa: N812
 from . import mha
 from .blocks import Rule
 from .cache import KeyValueCache
-from .kernels import read, read_and_show, surely
+from .kernels import by_blocks, read, read_and_show, surely
+
+NAMES = "query", "key", "value", "output"
 
 
 class Packed(NamedTuple):
-    """Three projections as one, and what they were made of."""
+    """The maps as they are multiplied, and what they were made of."""
 
-    weight: Tensor
-    bias: Tensor
-    made_of: list[Any]
-    kept: list[tuple[Tensor, Tensor]]
+    weight: Tensor  # [d_model, heads * 3 * d_k]
+    bias: Tensor  # [heads * 3 * d_k]
+    output_weight: Tensor  # [d_model, d_model]
+    output_bias: Tensor  # [d_model]
+    made_of: list[int]
+    held: list[Tensor]
+
+    @classmethod
+    def of(cls, layers: list[nn.Linear], heads: int, made_of: list[int]) -> "Packed":
+        """Three projections interleaved, and the output map turned."""
+        *three, output = layers
+        weights = [p.weight.detach().view(heads, 1, -1, p.in_features) for p in three]
+        weight = torch.cat(weights, dim=1).flatten(0, 2)  # [heads * 3 * d_k, d_model]
+        none = torch.zeros_like(output.bias)
+        biases = [none if layer.bias is None else layer.bias for layer in three]
+        parts = [bias.detach().view(heads, 1, -1) for bias in biases]
+        bias = torch.cat(parts, dim=1).flatten()  # [heads * 3 * d_k]
+        # What it was made of is held: nothing else can come to lie in its place.
+        alive = [p for layer in layers for p in layer.parameters()]
+        held = [*alive, *(p.detach() for p in alive)]
+        return cls(weight.T, bias, output.weight.T, output.bias, made_of, held)
 
 
 class MultiHeadAttention(nn.Module):
@@ -92,7 +111,7 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
         average_weights: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:
         r"""Read from `value` where `query` meets `key`.
 
         Shapes, `mask` and errors are those of the core. `is_causal` forbids each query
@@ -113,23 +132,44 @@ class MultiHeadAttention(nn.Module):
                 [1, 1, 0],
                 [1, 1, 1]], dtype=torch.int32)
         """
+        alone = query is key is value
         mha.check_inputs(self.output.weight, query, key, value)
         if mask is not None:
             mha.check_tensor("mask", mask, self.output.weight.device)
             mha.check_mask(mask, query.shape, key.shape)
             mask = mask.bool()  # [..., k_len, ...]
-        q, k, v = self.project(query, key, value, mask)  # [..., batch_size, heads, d_k]
+        rule = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
+        if alone and not need_weights:
+            output = self.read_itself(query, rule)
+            if output is not None:
+                return output
 
-        dropout_prob = self.dropout.p if self.training else 0.0
-        rule = Rule(mask, is_causal, dropout_prob)
+        q, k, v = self.project(query, key, value, mask)  # [..., batch_size, heads, d_k]
         if need_weights:
             context, weights = read_and_show(q, k, v, rule, average_weights)
             return self.output(context.flatten(-2)), weights
         context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
-        output: Tensor = self.output(
-            context.flatten(-2)
-        )  # [q_len, batch_size, d_model]
+        output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return output
+
+    def read_itself(self, x: Tensor, rule: Rule) -> Tensor | None:
+        """The plainest call, which for a short sequence is all overhead and no work.
+
+        A handful of operators, each a view or a product; None where it does not apply.
+        """
+        if rule.mask is not None or by_blocks(x, x, rule):
+            return None
+        if rule.dropout_prob or (packed := self.pack()) is None:
+            return None
+        seq_len, batch_size, d_model = x.shape
+        x = x.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
+        y = torch.addmm(packed.bias, x, packed.weight)
+        y = y.view(1, seq_len, batch_size * self.heads, 3, self.d_k)
+        q, k, v = y.permute(3, 0, 2, 1, 4).unbind(0)
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=rule.is_causal)
+        context = context.permute(2, 0, 1, 3).reshape(-1, d_model)
+        output = torch.addmm(packed.output_bias, context, packed.output_weight)
+        return output.view(seq_len, batch_size, d_model)
 
     def project(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
@@ -140,41 +180,42 @@ class MultiHeadAttention(nn.Module):
         if mask is not None and not surely((key.sum() + value.sum()).isfinite()):
             unread = ~mask.any(dim=0).unsqueeze(-1)  # [k_len, ..., 1]
             key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
-        # Three products of one input are one, with the three weights as one. Where
-        # there is something to learn, gradients would have to be copied apart again.
         if query is key is value and (packed := self.pack()) is not None:
             sizes = (*query.shape[:2], self.heads, 3, self.d_k)
-            q, k, v = F.linear(query, *packed).view(sizes).unbind(3)
-            return q, k, v  # [q_len, batch_size, heads, d_k]
+            y = F.linear(query, packed.weight.T, packed.bias)
+            q, k, v = y.view(sizes).unbind(3)  # [q_len, batch_size, heads, d_k]
+            return q, k, v
         return self.query(query), self.key(key), self.value(value)
 
-    def pack(self) -> tuple[Tensor, Tensor] | None:
-        r"""The three projections as one, or None where gradients or a compiler look on.
+    def pack(self) -> Packed | None:
+        r"""The projections as one, or None where a gradient, compiler or hook looks on.
 
-        Rows of the weight lie by head, then by query, key and value, then by component:
-        so all three come out as views that still fold. It is made once, and again when
-        a parameter is another one, lies elsewhere, or was written to; what `.data`
-        hides from that is caught at the next `train()` or `eval()`.
+        Columns of the weight lie by head, then by query, key and value, then by
+        component: so all three come out as views that still fold. It is made once, and
+        again when a parameter is another one, lies elsewhere, or was written to; what
+        `.data` hides from that is caught at the next `train()` or `eval()`. While there
+        is something to learn it would not pay: gradients had to be copied apart.
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return None
-        layers = [part.linear for part in (self.query, self.key, self.value)]
-        held = [p for layer in layers for p in (layer.weight, layer.bias)]
-        try:
-            now = [p is None or (id(p), p.data_ptr(), p._version) for p in held]
-        except RuntimeError:  # tensors without memory or history: of vmap, of inference
-            return None
-        if self.packed is None or self.packed.made_of != now:
-            rows = self.heads, 1, self.d_k
-            weights = [layer.weight.view(*rows, -1) for layer in layers]
-            weight = torch.cat(weights, dim=1)  # [heads, 3, d_k, d_model]
-            none = weight.new_zeros(rows)  # [heads, 1, d_k]
-            biases = [none if p.bias is None else p.bias.view(rows) for p in layers]
-            bias = torch.cat(biases, dim=1)  # [heads, 3, d_k]
-            # What it was made of is held: nothing else can come to lie in its place.
-            kept = [(p, p.detach()) for p in held if p is not None]
-            self.packed = Packed(weight.flatten(0, 2), bias.flatten(), now, kept)
-        return self.packed.weight, self.packed.bias
+        # Past the attributes of modules, whose search takes as long as a tiny product.
+        layers: list[nn.Linear] = []
+        made_of: list[int] = []
+        for name in NAMES:
+            part: Any = self._modules[name]
+            layer = part if name == "output" else part._modules["linear"]
+            if type(layer) is not nn.Linear or part._forward_hooks:
+                return None
+            layers.append(layer)
+            for p in layer._parameters.values():
+                if p is not None:
+                    try:
+                        made_of += (id(p), p.data_ptr(), p._version)
+                    except RuntimeError:  # of `vmap`, or of inference mode
+                        return None
+        if self.packed is None or self.packed.made_of != made_of:
+            self.packed = Packed.of(layers, self.heads, made_of)
+        return self.packed
 
     def cache(
         self, batch_size: int, capacity: int, *, grow: bool = False

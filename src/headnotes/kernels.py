@@ -104,16 +104,23 @@ def read_plainly(
     """All weights at once, so that a loss may look at them too."""
     _, batch_size, heads, d_k = query.shape
     q, k, v = (x.flatten(1, 2).transpose(0, 1) for x in (query, key, value))
-    scores = (q / math.sqrt(d_k)) @ k.mT  # [batch_size * heads, q_len, k_len]
-    scores = scores.view(batch_size, heads, *scores.shape[1:])
     mask = with_past(rule, query, key) if rule.is_causal else rule.mask
-    if mask is None:
-        weights = scores.softmax(-1)
-    else:
-        mask = mask.permute(2, 0, 1).unsqueeze(1)
-        empty = ~mask.any(-1, keepdim=True)
-        scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
-        weights = scores.softmax(-1).masked_fill(empty, 0)
+    empty = None
+    bias = query.new_zeros(1, 1, 1)  # [1, 1, 1]
+    if mask is not None:
+        mask = mask.permute(2, 0, 1)  # [..., ..., k_len]
+        some = mask.any(-1, keepdim=True)  # [..., ..., 1]
+        if not surely(some.all()):
+            mask, empty = mask | ~some, ~some.unsqueeze(1)
+        # What is added costs one pass, forward and backward; a fill costs several.
+        bias = bias.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+        if len(bias) > 1:
+            bias = bias.repeat_interleave(heads, dim=0)
+    beta = 0 if mask is None else 1
+    scores = torch.baddbmm(bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k))
+    weights = scores.softmax(-1).view(batch_size, heads, len(query), len(key))
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0)
     used = F.dropout(weights, rule.dropout_prob).flatten(0, 1)
     context = (used @ v).transpose(0, 1).reshape(query.shape)
     return context, weights
@@ -140,6 +147,8 @@ def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
     """Whether blocks serve better than PyTorch's kernel."""
+    if not (rule.is_causal or rule.dropout_prob):
+        return False
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     bare = rule.mask is None and len(query) == len(key)

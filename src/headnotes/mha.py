@@ -92,8 +92,6 @@ class MultiHeadAttention(nn.Module):
     True
     """
 
-    attn: Tensor | None
-
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
@@ -120,7 +118,7 @@ class MultiHeadAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model)
 
         self.dropout = nn.Dropout(dropout_prob)
-        self.attn = None
+        self.attn: Tensor | None = None
 
     def forward(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
@@ -295,6 +293,8 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
     d_model = weight.shape[-1]
     inputs = {"query": query, "key": key, "value": value}
     for name, x in inputs.items():  # [..., d_model]
+        if x is query and name != "query":
+            continue
         check_tensor(name, x, weight.device, weight.dtype)
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(
