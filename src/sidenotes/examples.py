@@ -1,5 +1,6 @@
 """Import a module by its path, and run the examples in its docstrings."""
 
+import ast
 import doctest
 import importlib
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sidenotes.split import read
+from sidenotes.split import UNREADABLE, LiterateError, read
 
 
 class TraceError(Exception):
@@ -18,27 +19,42 @@ class TraceError(Exception):
 
 
 def name_of(path: Path) -> tuple[str, Path]:
-    """The dotted name of a file in its package, and the folder that holds that."""
+    """The dotted name of a file in its package, and the folder that holds that.
+
+    A folder without `__init__.py` is a package, too, if imports such as `from .x` say
+    so: each dot names one folder more.
+    """
     parts = [] if path.stem == "__init__" else [path.stem]
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
+    folder, dots = path.parent, most_dots(path)
+    while (folder / "__init__.py").is_file() or dots > 0:
         parts.insert(0, folder.name)
-        folder = folder.parent
+        folder, dots = folder.parent, dots - 1
     return ".".join(parts), folder
+
+
+def most_dots(path: Path) -> int:
+    """How many folders up the relative imports of a file reach; its own is 1."""
+    try:
+        nodes = ast.walk(ast.parse(read(path)))
+    except (LiterateError, *UNREADABLE):
+        return 0  # importing it will say why
+    return max((n.level for n in nodes if isinstance(n, ast.ImportFrom)), default=0)
 
 
 @contextmanager
 def imported(path: Path) -> Iterator[ModuleType]:
     """The module in a file. One in a package is that which its neighbours import.
 
-    A lone file is run afresh each time; it and the files beside it that it imports are
-    forgotten at the end.
+    A lone file is run afresh each time, and so is one in a folder that is a package
+    without `__init__.py`: it and its neighbours are forgotten at the end.
     """
     path = path.resolve()
     if not path.is_file():
         raise TraceError(f"{path}:1: there is no such file")
     name, folder = name_of(path)
+    top = name.partition(".")[0]
     lone = folder == path.parent
+    fresh = lone or not (folder / top / "__init__.py").is_file()
     known = dict(sys.modules)
     sys.path.insert(0, str(folder))
     try:
@@ -55,11 +71,12 @@ def imported(path: Path) -> Iterator[ModuleType]:
     finally:
         with suppress(ValueError):
             sys.path.remove(str(folder))
-        if lone:
+        if fresh:
             for key in {name, *(sys.modules.keys() - known.keys())}:
-                file = getattr(sys.modules[key], "__file__", None)
-                if file and Path(file).parent == folder:
-                    del sys.modules[key]
+                file = getattr(sys.modules.get(key), "__file__", None)
+                beside = file and Path(file).parent == path.parent
+                if beside or key.partition(".")[0] == top:
+                    sys.modules.pop(key, None)
             if name in known:
                 sys.modules[name] = known[name]
 

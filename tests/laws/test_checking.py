@@ -159,6 +159,14 @@ def test_a_strict_law_is_only_asked_if_named_or_thoroughly() -> None:
     )
 
 
+def test_a_law_that_is_skipped_is_shown_as_such_and_breaks_nothing() -> None:
+    laws = ["formula", "causality"]
+    report = check(ScalesByTheWidth, only=laws, skip="formula", **MASK)
+    assert report.ok
+    (skipped,) = report.not_applicable
+    assert (skipped.law.name, skipped.detail) == ("formula", "skipped, as asked")
+
+
 def test_counterexamples_are_as_small_as_they_can_be() -> None:
     report = check(MultipliesByTheMask, only="padding", **MASK)
     example = report.broken[0].counterexample

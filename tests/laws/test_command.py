@@ -13,8 +13,9 @@ import torch
 from headnotes.cli import main
 from headnotes.laws import LAWS, CannotBeCalled
 from headnotes.laws.checking import check
-from headnotes.laws.command import Progress, load, read_call, read_pair
-from headnotes.laws.inquiry import Options
+from headnotes.laws.command import Progress, load, module_of, read_call, read_pair
+from headnotes.laws.options import Options
+from sidenotes.examples import name_of
 
 MODEL = """
 import torch
@@ -104,7 +105,11 @@ def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -
             "`MODEL:Missing` cannot be imported (ImportError: cannot import name "
             "'Missing' from 'a_model_to_check' (MODEL))",
         ),
-        (["MODEL:number"], "`MODEL:number` is a int, no callable"),
+        (["MODEL:number"], "`MODEL:number` is of type int, and cannot be called"),
+        (
+            [":Bad"],
+            "`:Bad` names no attention; write FILE.py:NAME or package.module:NAME",
+        ),
         (
             ["MODEL:Good", "--with", "d_model=x"],
             '`--with "d_model=x"` cannot be read; write "name=value, name=value", '
@@ -114,20 +119,33 @@ def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -
             ["MODEL:Good", "--mask", "keep"],
             "`--mask keep` names nothing; write NAME=keep",
         ),
-        (["MODEL:Good", "--dtype", "float"], "`--dtype float` is no floating dtype"),
+        (
+            ["MODEL:Good", "--dtype", "float"],
+            "`--dtype float` is none of float32, float64, bfloat16, float16",
+        ),
+        (
+            ["MODEL:Good", "--device", "meta"],
+            "`device` (='meta') cannot compute here: Tensor.item() cannot be called on "
+            "meta tensors",
+        ),
+        (
+            ["MODEL:Good", "--skip", "causalty"],
+            f"`skip` names 'causalty', which is no law; there are {', '.join(LAWS)}",
+        ),
         (
             ["MODEL:Good", "--only", "causalty"],
             f"`only` names 'causalty', which is no law; there are {', '.join(LAWS)}",
         ),
         (
             ["MODEL:Good", "--mask", "m=kept:bk"],
-            "`mask` says 'kept:bk' of `m`; a kind is one of keep, hide, additive, "
-            "minimum, lengths, flag, and axes are of b, h, q, k, n, 1",
+            "`mask` (={'m': 'kept:bk'}) must be such as {'attn_mask': 'hide:qk'}; a "
+            "kind is one of keep, hide, additive, minimum, lengths, flag, and axes are "
+            "of b, h, q, k, n, 1",
         ),
         (
             ["MODEL:Good", "--layout", "sideways"],
-            "`layout` (='sideways') is none of batch_first, sequence_first, heads, "
-            "heads_last, unbatched, nor made of the letters b, l, h, d",
+            "`layout` (='sideways') must be one of batch_first, sequence_first, heads, "
+            "heads_last, unbatched, or made of the letters b, l, h, d",
         ),
     ],
 )
@@ -196,9 +214,11 @@ def test_every_option_can_be_said(model: str) -> None:
             *("--no-causal", "--positions", "alibi", "--weights", "[1]:bhqk"),
             *("--projections", "query=q,out=o", "--cache", "past=[1]", "--unused", "w"),
             *("--device", "cpu", "--dtype", "float64", "--seed", "7", "--thorough"),
+            *("--skip", "state,window"),
         ]
         assert main(["check", f"{model}:Good", *arguments]) == 2
-    known = set(vars(Options())) | {"only", "thorough", "name", "imports", "progress"}
+    known = set(vars(Options())) | {"only", "skip", "thorough"}
+    known |= {"name", "imports", "progress"}
     assert set(seen) == known
     for name in ("name", "imports", "progress", "only"):
         del seen[name]
@@ -221,6 +241,7 @@ def test_every_option_can_be_said(model: str) -> None:
         "device": "cpu",
         "dtype": torch.float64,
         "seed": 7,
+        "skip": ("state", "window"),
         "thorough": True,
     }
 
@@ -251,6 +272,109 @@ def test_progress_is_reported_for_each_law() -> None:
     steps: list[tuple[int, int, str]] = []
     check(Honest, only=["causality", "padding"], progress=lambda *s: steps.append(s))
     assert steps == [(0, 2, "causality"), (1, 2, "padding")]
+
+
+LOOSE = {"part/needed.py": MODEL, "part/model.py": "from .needed import Bad, Good\n"}
+DEEP = {
+    "part/needed.py": MODEL,
+    "part/inner/model.py": "from ..needed import Bad, Good\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "module"),
+    [
+        (LOOSE, "part.model"),
+        ({**LOOSE, "part/__init__.py": ""}, "part.model"),
+        (DEEP, "part.inner.model"),
+        ({**DEEP, "part/__init__.py": ""}, "part.inner.model"),
+        ({**DEEP, "part/inner/__init__.py": ""}, "part.inner.model"),
+        ({"part/model.py": MODEL}, "model"),
+    ],
+)
+def test_a_file_is_imported_as_its_package_does(
+    tmp_path: Path,
+    files: dict[str, str],
+    module: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, source in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    (path,) = tmp_path.rglob("model.py")
+    folder = path.parents[module.count(".")]
+    # Two tools that may not import each other have the same rule.
+    assert module_of(path) == name_of(path) == (module, folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    try:
+        _, imports, attention = load(f"{path}:Bad")
+        assert sys.modules[module].Bad is attention
+    finally:
+        for name in sys.modules.keys() - known:
+            del sys.modules[name]
+    found = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n"
+    assert imports == f"{found}from {module} import Bad\n"
+    # What a report prints is run by a process that knows nothing.
+    if files is DEEP:
+        subprocess.run([sys.executable, "-c", imports], check=True)
+
+
+def test_a_name_that_is_no_identifier_is_imported_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "03-multi-head.py"
+    path.write_text(MODEL, encoding="utf-8")
+    _, imports, attention = load(f"{path}:Bad")
+    assert imports.endswith("Bad = importlib.import_module('03-multi-head').Bad\n")
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    assert names["Bad"] is attention
+
+
+def test_what_lies_in_the_folder_is_found_by_its_name(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(model).parent)
+    name, imports, attention = load("a_model_to_check:Bad")
+    assert (name, attention.__name__) == ("Bad", "Bad")
+    assert f"sys.path.insert(0, {str(Path(model).parent)!r})\n" in imports
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "said"),
+    [
+        ("json.py", MODEL, "`import json` finds .* instead; give the file, or its "),
+        ("a.b.py", MODEL, "`a.b.py` cannot be imported: `a.b` has a dot in its name"),
+        ("leaves.py", "exit(0)", r"cannot be imported \(SystemExit: 0\)"),
+        ("broken.py", "def", r"cannot be imported \(SyntaxError: "),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_said(
+    tmp_path: Path,
+    file: str,
+    source: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / file).write_text(source + "\nJSONDecoder = 1\n", encoding="utf-8")
+    assert main(["check", f"{tmp_path / file}:JSONDecoder"]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_what_the_attention_prints_does_not_disturb_the_report(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talking = MODEL.replace("        qkv =", "        print(x.shape)\n        qkv =")
+    Path(model).write_text(f"print('imported')\n{talking}", encoding="utf-8")
+    assert main(["check", f"{model}:Good", "--only", "causality", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["ok"]
+    assert output.err == "imported\n"
 
 
 def test_small_things_are_read_as_written() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headnotes.laws.adapter import Adapter
 from headnotes.laws.infer import adapter
-from headnotes.laws.inquiry import CannotBeCalled, Options
+from headnotes.laws.options import CannotBeCalled, Options
 from specimens import Alone, Honest
 
 
@@ -224,9 +224,36 @@ def test_who_cannot_be_called_is_told_which_options_help() -> None:
         raise RuntimeError("no\nnever")
 
     message = (
-        "`stubborn` could not be called with small random inputs (RuntimeError: no); "
-        "say how with `--layout`, `--inputs`, `--mask`, `--with`, `--call` or "
-        "`--d-model`"
-    )
+        "`stubborn` could not be called with small random inputs: it raises "
+        "RuntimeError: no (test_infer.py:LINE); say how with `--layout`, `--inputs`, "
+        "`--mask`, `--with`, `--call` or `--d-model`"
+    ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
     with pytest.raises(CannotBeCalled, match=f"^{re.escape(message)}$"):
         found(stubborn)
+
+
+def test_who_answers_something_else_is_told_what_was_awaited() -> None:
+    def busy(x: Tensor) -> int:
+        return 3
+
+    message = "it returns int, where a tensor of [2, 3, 5, 4] was awaited; say how"
+    with pytest.raises(CannotBeCalled, match=re.escape(message)):
+        found(busy)
+
+
+def test_who_remembers_its_calls_is_asked_about_it() -> None:
+    seen: list[Tensor] = []
+
+    def full(x: Tensor) -> Tensor:
+        seen.append(x)
+        if len(seen) > 2:
+            raise RuntimeError("full")
+        return x
+
+    message = (
+        f"`full` answers first, then raises RuntimeError: full (test_infer.py:"
+        f"{full.__code__.co_firstlineno + 3}); does it keep something from call to "
+        f"call?"
+    )
+    with pytest.raises(CannotBeCalled, match=f"^{re.escape(message)}$"):
+        found(full)

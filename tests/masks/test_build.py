@@ -400,7 +400,14 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: block_diagonal(torch.tensor([2, 3]), torch.tensor([5])),
             ValueError,
-            "`k_lengths` has 1 items, `lengths` 2",
+            "`k_lengths` has 1 items on cpu, `lengths` 2 items on cpu",
+        ),
+        (
+            lambda: block_diagonal(
+                torch.tensor([2, 3]), torch.tensor([2, 3], device="meta")
+            ),
+            ValueError,
+            "`k_lengths` has 2 items on meta, `lengths` 2 items on cpu",
         ),
         (
             lambda: block_diagonal(torch.tensor([2, 3], device="meta")),

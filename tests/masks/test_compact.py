@@ -245,6 +245,13 @@ def documents(*places: int) -> Tensor:
             "queries have",
         ),
         (
+            lambda: masks.from_cu_seqlens(
+                torch.tensor([0, 3]), torch.tensor([0, 3], device="meta")
+            ),
+            ValueError,
+            "`cu_seqlens_k` is on meta, not on cpu",
+        ),
+        (
             lambda: masks.from_cu_seqlens(torch.tensor([0, 3], device="meta")),
             ValueError,
             "`cu_seqlens` decides by values that cannot be read here",

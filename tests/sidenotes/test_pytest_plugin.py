@@ -144,6 +144,23 @@ def test_the_page_itself_passes_and_an_altered_one_does_not(
     assert found == {"passed": count - 1, "failed": 1}
 
 
+@pytest.mark.parametrize("marks", [[], ["one"], ["one", "one/two"]])
+def test_a_file_may_import_from_its_package(
+    pytester: pytest.Pytester, marks: list[str]
+) -> None:
+    folder = pytester.path / "one" / "two"
+    folder.mkdir(parents=True)
+    for mark in marks:
+        (pytester.path / mark / "__init__.py").touch()
+    (folder / "near.py").write_text("from ..far import start\n", encoding="utf-8")
+    (folder.parent / "far.py").write_text("start = 1\n", encoding="utf-8")
+    lines = "from .near import start\nfrom ..far import start as other\n\n\ndef turn"
+    source = MODEL.replace("def turn", lines).replace("    return", "    return 1 and")
+    (folder / "my_model.py").write_text(source, encoding="utf-8")
+    result = run(pytester, folder / "my_model.py")
+    assert result.parseoutcomes() == {"passed": 1}
+
+
 def test_a_file_of_a_package_may_hold_assertions(pytester: pytest.Pytester) -> None:
     # Pytest rewrites the asserts of what it is given, and what it runs is another code.
     folder = pytester.path / "package"

@@ -808,6 +808,49 @@ def test_a_module_of_a_package_is_the_one_that_others_import(tmp_path: Path) -> 
             del sys.modules[name]
 
 
+@pytest.mark.parametrize(
+    ("file", "neighbour", "line"),
+    [
+        ("flock/bird.py", "flock/duck.py", "from .duck import T"),
+        ("flock/inner/bird.py", "flock/duck.py", "from ..duck import T"),
+        ("flock/inner/bird.py", "flock/other/duck.py", "from ..other.duck import T"),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_folder_is_a_package_where_relative_imports_say_so(
+    tmp_path: Path, file: str, neighbour: str, line: str, marked: bool
+) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    # A package without its mark may hold others that have one.
+    (path.parent / "__init__.py").touch() if marked else None
+    (tmp_path / neighbour).parent.mkdir(exist_ok=True)
+    (tmp_path / neighbour).write_text(DUCK)
+    top = tmp_path / "flock" / "__init__.py"
+    for size in (2, 3):
+        example = f'def f(x):\n    """\n    >>> f(T({size}))\n    """\n    y = x\n'
+        path.write_text(f"{line}\n\n\n{example}")
+        before, folders = dict(sys.modules), list(sys.path)
+        (call,) = trace(path).calls
+        assert (call.steps[0].line, call.arguments[0].shape) == (8, (size,))
+        assert sys.path == folders
+        if top.exists():
+            for name in sys.modules.keys() - before.keys():
+                del sys.modules[name]
+        assert sys.modules == before
+
+
+def test_dots_that_lead_nowhere_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "bird.py"
+    path.write_text("from .duck import T\n")
+    name = f"{tmp_path.name}.duck"
+    said = (
+        f"{path}:1: cannot be imported: ModuleNotFoundError: No module named '{name}'"
+    )
+    with pytest.raises(TraceError, match=re.escape(said)):
+        trace(path)
+
+
 # Every construct in one file, written to a second Python as JSON.
 DUMP = """
 import json, sys

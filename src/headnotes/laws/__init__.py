@@ -12,20 +12,20 @@ if TYPE_CHECKING:
         Report,
         check,
     )
-    from headnotes.laws.inquiry import CannotBeCalled, Options
     from headnotes.laws.law import Law
+    from headnotes.laws.options import CannotBeCalled, Options
 
 # Where each name lives. It is imported when it is first asked for, so that pytest can
 # know of the fixture without importing torch.
 HOMES = {
     "LAWS": "checking",
     "Adapter": "adapter",
-    "CannotBeCalled": "inquiry",
+    "CannotBeCalled": "options",
     "Counterexample": "checking",
     "Finding": "checking",
     "Law": "law",
     "Mask": "adapter",
-    "Options": "inquiry",
+    "Options": "options",
     "Report": "checking",
     "Sizes": "adapter",
     "check": "checking",

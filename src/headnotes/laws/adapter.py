@@ -71,7 +71,6 @@ class Mask:
     least finite number; `lengths` count the leading keys that may be read; a `flag`
     asks for a causal mask.
 
-    >>> keep = torch.ones(2, 2, 1).tril().bool()
     >>> keep = torch.tensor([[1, 0], [1, 1]]).bool()[..., None]
     >>> Mask("mask", "keep", "qk").spell(keep)
     'torch.tensor([[True, False], [True, True]])'

@@ -61,8 +61,12 @@ def constant_values(trial: Trial, question: Question) -> None:
     said = "{place} reads something else, though all values are equal"
     if adapter.is_module:
         trial.same(f"{output}{first}.expand_as({output})", output, said)
-    elif adapter.groups == 1:
-        trial.same(f"{value}{first}.expand_as({output})", output, said)
+        return
+    need(adapter.groups == 1 or "h" in adapter.layout, "shares values between heads")
+    if adapter.groups > 1:
+        axis = adapter.layout.index("h")
+        value += f".repeat_interleave({adapter.groups}, dim={axis})"
+    trial.same(f"{value}{first}.expand_as({output})", output, said)
 
 
 @law
@@ -127,8 +131,8 @@ def formula(trial: Trial) -> None:
 
     A wrong scale, heads cut from the wrong axis, a fused matrix read in another order:
     each still learns something, and none computes attention with these weights. The
-    attention's own projections are applied, and the rest is done by loops' plain
-    arithmetic.
+    attention's own projections are applied, and the rest is done as it stands in the
+    formula.
     """
     adapter = trial.adapter
     need(adapter.positions == "none", f"has positions: {adapter.positions}")
@@ -229,7 +233,7 @@ def large_scores(trial: Trial) -> None:
 
     float16 ends at 65,504. A fill of $-10^9$ does not exist there, one of $-10^4$ lies
     above true scores, so that hidden keys win; a softmax that does not subtract its
-    maximum overflows at 12.
+    maximum overflows beyond 11.
     """
     usual, trial.dtype = trial.dtype, torch.float16
     try:

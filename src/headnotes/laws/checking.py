@@ -24,7 +24,6 @@ import torch
 from headnotes.laws import algebra, masking, modes, order
 from headnotes.laws.adapter import Adapter, Fact, Sizes
 from headnotes.laws.infer import adapter
-from headnotes.laws.inquiry import Options
 from headnotes.laws.law import (
     Broken,
     Failed,
@@ -32,6 +31,7 @@ from headnotes.laws.law import (
     NotApplicable,
     first_line,
 )
+from headnotes.laws.options import CannotBeCalled, Options
 from headnotes.laws.trial import Trial
 
 # All laws, in the order in which they are checked and shown.
@@ -250,6 +250,20 @@ def importable(attention: Any, name: str) -> str:
     return f"# `{name}` is the attention that was checked.\n"
 
 
+def read_laws(option: str, names: str | Iterable[str]) -> list[str]:
+    """Names of laws, one or several; raises `ValueError` for what is none."""
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Iterable):
+        raise ValueError(f"`{option}` (={names!r}) must be names of laws")
+    names = list(names)
+    for unknown in set(names) - set(LAWS):
+        raise ValueError(
+            f"`{option}` names {unknown!r}, which is no law; there are "
+            f"{', '.join(LAWS)}"
+        )
+    return names
+
+
 def kind(broken: Broken) -> str:
     """The error that was raised, whatever the sizes in it; empty for a wrong answer."""
     said = broken.said if broken.said.startswith("raises ") else ""
@@ -260,13 +274,14 @@ def check(
     attention: Any,
     *,
     only: str | Iterable[str] = (),
+    skip: str | Iterable[str] = (),
     thorough: bool = False,
     name: str = "",
     imports: str = "",
     progress: Callable[[int, int, str], None] | None = None,
     **options: Any,
 ) -> Report:
-    r"""Ask `attention` all laws, or `only` those named, and report.
+    r"""Ask `attention` all laws, or `only` some, but those to `skip`, and report.
 
     `attention` is a class of modules, a module, or a function; it is not changed.
     `thorough` tries more sizes, compiles in earnest and asks the strict laws, too. What
@@ -284,13 +299,15 @@ def check(
     the output of a query that may read nothing is not finite
     at batch_size=1, q_len=1, k_len=1, heads=1, d_k=1
     """
-    known = Options(**options)
-    only = [only] if isinstance(only, str) else list(only)
-    for unknown in set(only) - set(LAWS):
-        known_laws = ", ".join(LAWS)
-        raise ValueError(
-            f"`only` names {unknown!r}, which is no law; there are {known_laws}"
+    if not callable(attention):
+        raise CannotBeCalled(f"`attention` (={attention!r}) cannot be called")
+    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
+        raise CannotBeCalled(
+            f"`{attention.__name__}` is a class, but none of modules; check what it "
+            f"makes"
         )
+    known = Options(**options)
+    only, skip = read_laws("only", only), read_laws("skip", skip)
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     findings = []
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
@@ -302,7 +319,9 @@ def check(
         for n, each in enumerate(chosen):
             if progress is not None:
                 progress(n, len(chosen), each.name)
-            if each.strict and not (thorough or only):
+            if each.name in skip:
+                findings.append(Finding(each, "not applicable", "skipped, as asked"))
+            elif each.strict and not (thorough or only):
                 why = "asked if named, or with `thorough`: most attention breaks it"
                 findings.append(Finding(each, "not applicable", why))
             else:

@@ -8,7 +8,8 @@ $ headnotes check my_model.py:MyAttention --with "d_model=64, heads=4" --causal
 A class is built, a module or a function is taken as it is. What is not said is
 inferred, and printed above the table. The exit status is 0 where all laws are kept, 1
 where one is broken, and 2 where the attention could not be called at all, so that the
-command can stand in a CI job as it is.
+command can stand in a CI job as it is; a law that is broken on purpose is left out by
+`--skip`, and the table says so.
 
 Source: [checking an attention](checking.md), from the command line.
 """
@@ -19,6 +20,9 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import redirect_stdout, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ import torch
 
 from headnotes.laws.adapter import LAYOUTS, POSITIONS
 from headnotes.laws.checking import LAWS, Finding, Report, check
-from headnotes.laws.inquiry import CannotBeCalled
+from headnotes.laws.options import CannotBeCalled
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -46,23 +50,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=KIND:AXES",
-        help="keep (True = may be read), hide, additive, lengths or flag, and letters "
-        "for its axes, such as bqk; `none` for no mask at all",
+        help="keep (True = may be read), hide, additive, minimum, lengths or flag, and "
+        "letters for its axes, such as bqk; `none` for no mask at all",
     )
     add("--call", default="", metavar="A=1,B=2", help="passed with each call")
-    for name in ("heads", "kv-heads", "d-model", "window"):
-        add(f"--{name}", type=int, metavar="N")
+    sizes = {"heads": "its heads", "kv-heads": "those of keys and values"}
+    sizes |= {"d-model": "its width", "window": "keys that a query reads, with itself"}
+    for name, meaning in sizes.items():
+        add(f"--{name}", type=int, metavar="N", help=meaning)
     add("--causal", action=argparse.BooleanOptionalAction, help="by itself?")
-    add("--positions", default="", choices=["", *POSITIONS])
+    add("--positions", default="", choices=POSITIONS, help="what it knows of places")
     add("--weights", default="", metavar="[1]:bhqk", help="where they are shown")
     add("--projections", default="", metavar="query=q,…,out=o", help="its linear maps")
     add("--cache", default="", metavar="NAME=[1]", help="argument, place in the result")
     add("--unused", default="", metavar="A,B", help="parameters without a gradient")
     add("--only", default="", metavar="LAW,LAW", help=", ".join(LAWS))
+    add("--skip", default="", metavar="LAW,LAW", help="laws that it need not keep")
     add("--thorough", action="store_true", help="more sizes, a compiler, strict laws")
-    add("--device", default="cpu")
+    add("--device", default="cpu", help="where, such as cuda")
     add("--dtype", default="float32", help=", ".join(DTYPES))
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of all that is drawn")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -71,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     progress = Progress()
     try:
         options = read_options(arguments)
-        name, imports, attention = load(arguments.target)
+        # Standard output is for the report.
+        with redirect_stdout(sys.stderr):
+            name, imports, attention = load(arguments.target)
         report = check(
             attention, name=name, imports=imports, progress=progress, **options
         )
@@ -91,7 +100,7 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
         options.pop(name, None)
     for name in ("settings", "call"):
         options[name] = read_call(name, options[name])
-    for name in ("inputs", "unused", "only"):
+    for name in ("inputs", "unused", "only", "skip"):
         options[name] = tuple(filter(None, options[name].replace(" ", "").split(",")))
     pairs = [part for part in options["projections"].split(",") if part]
     options["projections"] = dict(read_pair("projections", pair) for pair in pairs)
@@ -101,7 +110,8 @@ def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
     options["cache"] = read_pair("cache", cache) if cache else None
     options["dtype"] = DTYPES.get(arguments.dtype)
     if options["dtype"] is None:
-        raise CannotBeCalled(f"`--dtype {arguments.dtype}` is no floating dtype")
+        known = ", ".join(DTYPES)
+        raise CannotBeCalled(f"`--dtype {arguments.dtype}` is none of {known}")
     return options
 
 
@@ -138,30 +148,66 @@ def read_call(option: str, text: str) -> dict[str, Any]:
 
 def load(target: str) -> tuple[str, str, Any]:
     """The name of an attention, the lines that import it, and the attention itself."""
-    where, colon, name = target.rpartition(":")
-    if not colon or not name.isidentifier():
+    where, _, name = target.rpartition(":")
+    is_file = where.endswith(".py")
+    path = Path(where).resolve()
+    if is_file and not path.is_file():
+        raise CannotBeCalled(f"`{where}` is no file")
+    module, folder = module_of(path) if is_file else (where, None)
+    plain = all(part.isidentifier() for part in module.split("."))
+    if not name.isidentifier() or not (plain or is_file):
         raise CannotBeCalled(
             f"`{target}` names no attention; write FILE.py:NAME or package.module:NAME"
         )
-    imports = f"from {where} import {name}\n"
-    if where.endswith(".py"):
-        path = Path(where).resolve()
-        if not path.is_file():
-            raise CannotBeCalled(f"`{where}` is no file")
-        imports = f"from {path.stem} import {name}\n"
-        imports = f"import sys\n\nsys.path.insert(0, {str(path.parent)!r})\n{imports}"
+    if not is_file and find_spec(module.partition(".")[0]) is None:
+        folder = Path.cwd()  # what is not installed may lie here
+    imports = f"from {module} import {name}\n"
+    if not plain:
+        found = f"importlib.import_module({module!r})"
+        imports = f"import importlib\n\n{name} = {found}.{name}\n"
+    if folder is not None:
+        imports = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n{imports}"
     names: dict[str, Any] = {}
     try:
         exec(imports, names)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CannotBeCalled(
             f"`{target}` cannot be imported ({type(error).__name__}: {error})"
         ) from error
+    seen = sys.modules[module].__file__
+    if is_file and not (seen and path.samefile(seen)):
+        raise CannotBeCalled(
+            f"`{target}` cannot be imported: `import {module}` finds {seen} instead; "
+            f"give the file, or its folder, another name"
+        )
     if not callable(names[name]):
         raise CannotBeCalled(
-            f"`{target}` is a {type(names[name]).__name__}, no callable"
+            f"`{target}` is of type {type(names[name]).__name__}, and cannot be called"
         )
     return name, imports, names[name]
+
+
+def module_of(path: Path) -> tuple[str, Path]:
+    """The dotted name of a file in its package, and the folder that holds that.
+
+    A folder without `__init__.py` is a package, too, if imports such as `from .x` say
+    so: each dot names one folder more.
+    """
+    nodes: Iterable[ast.AST] = ()
+    with suppress(SyntaxError, ValueError):  # importing it will say why
+        nodes = ast.walk(ast.parse(path.read_bytes()))
+    dots = max((n.level for n in nodes if isinstance(n, ast.ImportFrom)), default=0)
+    parts = [] if path.stem == "__init__" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file() or dots > 0:
+        parts.insert(0, folder.name)
+        folder, dots = folder.parent, dots - 1
+    for part in parts:
+        if "." in part:
+            raise CannotBeCalled(
+                f"`{path.name}` cannot be imported: `{part}` has a dot in its name"
+            )
+    return ".".join(parts), folder
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -12,6 +12,7 @@ how](../probes.md).
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,15 +20,16 @@ from torch import Tensor, nn
 from headnotes.laws import names
 from headnotes.laws.adapter import AXES, LAYOUTS, Adapter, Mask
 from headnotes.laws.inquiry import (
-    CannotBeCalled,
     Inquiry,
-    Options,
     effect,
     find_heads,
     find_inputs,
     find_settings,
+    raised_at,
+    refuse_unknown,
 )
 from headnotes.laws.law import Failed
+from headnotes.laws.options import CannotBeCalled, Options
 from headnotes.laws.trial import Question, Trial
 
 # Shapes of masks, those that can say most before those that can say less.
@@ -46,10 +48,17 @@ def adapter(attention: Any, name: str, imports: str, options: Options) -> Adapte
     else:
         find_heads(inquiry)
     find_inputs(inquiry)
-    find_layout(inquiry)
-    find_masks(inquiry)
-    find_weights(inquiry)
-    find_habits(inquiry)
+    refuse_unknown(inquiry)
+    try:
+        find_layout(inquiry)
+        find_masks(inquiry)
+        find_weights(inquiry)
+        find_habits(inquiry)
+    except Failed as failure:
+        raise CannotBeCalled(
+            f"`{name}` answers first, then raises {failure}{raised_at(failure.error)}; "
+            f"does it keep something from call to call?"
+        ) from failure
     return inquiry.adapter
 
 
@@ -106,9 +115,9 @@ def find_layout(inquiry: Inquiry) -> None:
                     report_layout(inquiry, found[max(found)], always)
                     return
     raise CannotBeCalled(
-        f"`{adapter.name}` could not be called with small random inputs "
-        f"({Failed(inquiry.error or ValueError())}); say how with `--layout`, "
-        f"`--inputs`, `--mask`, `--with`, `--call` or `--d-model`"
+        f"`{adapter.name}` could not be called with small random inputs: it "
+        f"{inquiry.problem}; say how with `--layout`, `--inputs`, `--mask`, "
+        f"`--with`, `--call` or `--d-model`"
     )
 
 
@@ -203,7 +212,10 @@ def find_weights(inquiry: Inquiry) -> None:
     sizes = {"b": trial.sizes.batch_size, "h": adapter.heads, "q": 5, "k": 5}
     sizes["n"] = sizes["b"] * sizes["h"]
     for place in places:
-        value = trial.get(("result" if place.startswith("[") else "attention") + place)
+        value = None
+        with suppress(LookupError, AttributeError, TypeError):
+            text = ("result" if place.startswith("[") else "attention") + place
+            value = trial.get(text)
         for letters in [axes] if axes else WEIGHTS:
             shape = [sizes[letter] for letter in letters]
             if isinstance(value, Tensor) and list(value.shape) == shape:
@@ -211,6 +223,29 @@ def find_weights(inquiry: Inquiry) -> None:
                 how = "given" if options.weights else "inferred"
                 inquiry.learn("weights", text, how, weights=place, weights_axes=letters)
                 return
+        if where:
+            seen = list(value.shape) if isinstance(value, Tensor) else "no tensor"
+            raise CannotBeCalled(
+                f"`weights` (={options.weights!r}) are {seen}, where the sizes are "
+                f"{', '.join(f'{letter}={size}' for letter, size in sizes.items())}"
+            )
+
+
+def refuse_unknown_parts(module: nn.Module, options: Options) -> None:
+    """Raise `CannotBeCalled` where an option names a part that is not there."""
+    learned = dict(module.named_parameters())
+    parts = {*learned, *dict(module.named_modules())}
+    said = [name.partition(":")[0] for name in options.projections.values()]
+    for option, wanted, known in (
+        ("projections", said, parts),
+        ("unused", options.unused, {*learned}),
+    ):
+        for name in wanted:
+            if name not in known:
+                raise CannotBeCalled(
+                    f"`{option}` names `{name}`, which is not there; there are "
+                    f"{', '.join(sorted(known - {''}))}"
+                )
 
 
 def weight_places(trial: Trial) -> Iterator[str]:
@@ -257,5 +292,7 @@ def find_habits(inquiry: Inquiry) -> None:
             inquiry.learn("training", why, "inferred")
         built = inquiry.ask()
         assert built is not None
-        found = names.projections(built[0].get("attention"), options.projections)
+        module = built[0].get("attention")
+        refuse_unknown_parts(module, options)
+        found = names.projections(module, options.projections)
         inquiry.settle(projections=found)

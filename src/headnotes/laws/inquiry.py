@@ -9,95 +9,19 @@ Source: the [dictionary](names.md) of names.
 """
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import traceback
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headnotes.laws import names
-from headnotes.laws.adapter import (
-    KINDS,
-    LAYOUTS,
-    POSITIONS,
-    Adapter,
-    Fact,
-    Mask,
-    Sizes,
-)
+from headnotes.laws.adapter import Adapter, Fact, Mask, Sizes
 from headnotes.laws.law import Failed
+from headnotes.laws.options import CannotBeCalled, Options
 from headnotes.laws.trial import Question, Trial
-
-
-class CannotBeCalled(ValueError):  # noqa: N818
-    """The attention could not be called; the message says which option would help."""
-
-
-@dataclass(frozen=True)
-class Options:
-    r"""What may be said about an attention, instead of being found out.
-
-    - `layout`: one of `LAYOUTS`, or its letters;
-    - `inputs`: the names of one input, or of query, key and value;
-    - `mask`: for each argument that is a mask its kind and axes, such as
-      `{"attn_mask": "hide:qk"}`; either may be left out, `{"none": ""}` means no mask;
-    - `settings`: arguments of the constructor;
-    - `call`: arguments that are passed with each call;
-    - `heads`, `kv_heads`, `d_model`: sizes, where they cannot be seen;
-    - `causal`: is it causal without being asked?
-    - `window`: how many keys a query reads, itself included;
-    - `positions`: what it knows of places, one of `POSITIONS`;
-    - `weights`: where they lie, such as `"[1]"` of the result or `".attn"`, and their
-      axes after a colon; `"none"` if they are not to be looked at;
-    - `projections`: names of the submodules for "query", "key", "value" and "out", or
-      "fused", with `:h3d` if each head has its three parts side by side;
-    - `cache`: the argument that takes the past, and where it lies in the result;
-    - `unused`: parameters that receive no gradient, and are not to.
-    """
-
-    layout: str = ""
-    inputs: tuple[str, ...] = ()
-    mask: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    call: Mapping[str, Any] = field(default_factory=dict)
-    heads: int | None = None
-    kv_heads: int | None = None
-    d_model: int | None = None
-    causal: bool | None = None
-    window: int | None = None
-    positions: str = ""
-    weights: str = ""
-    projections: Mapping[str, str] = field(default_factory=dict)
-    cache: tuple[str, str] | None = None
-    unused: tuple[str, ...] = ()
-    dtype: torch.dtype = torch.float32
-    device: str = "cpu"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.layout not in ("", *LAYOUTS) and set(self.layout) - set("blhd"):
-            known = ", ".join(LAYOUTS)
-            raise CannotBeCalled(
-                f"`layout` (={self.layout!r}) is none of {known}, nor made of the "
-                f"letters b, l, h, d"
-            )
-        for name, said in self.mask.items():
-            kind, _, axes = said.partition(":")
-            if kind not in ("", *KINDS) or set(axes) - set("bhqkn1"):
-                raise CannotBeCalled(
-                    f"`mask` says {said!r} of `{name}`; a kind is one of "
-                    f"{', '.join(KINDS)}, and axes are of b, h, q, k, n, 1"
-                )
-        if self.positions not in ("", *POSITIONS):
-            known = ", ".join(POSITIONS)
-            raise CannotBeCalled(
-                f"`positions` (={self.positions!r}) is none of {known}"
-            )
-
-    def of_trials(self) -> dict[str, Any]:
-        """What every trial is told."""
-        return {"seed": self.seed, "dtype": self.dtype, "device": self.device}
 
 
 class Inquiry:
@@ -106,7 +30,7 @@ class Inquiry:
     def __init__(self, adapter: Adapter, options: Options) -> None:
         self.adapter = adapter
         self.options = options
-        self.error: Exception | None = None
+        self.problem = ""  # why the first call that did not succeed did not
 
     def learn(self, name: str, value: object, how: str, **fields: Any) -> None:
         """Enter a fact, and the fields of the adapter that it settles."""
@@ -141,13 +65,26 @@ class Inquiry:
             result = trial.get(f"attention({trial.arguments(question)})")
         except Exception as error:
             cause = error.error if isinstance(error, Failed) else error
-            self.error = self.error or cause
+            self.problem = self.problem or f"raises {Failed(cause)}{raised_at(cause)}"
             return None
-        output = find_output(result, trial.get(question.inputs[0]))
+        query = trial.get(question.inputs[0])
+        output = find_output(result, query)
         if output is None:
+            kind = type(result).__name__
+            self.problem = self.problem or (
+                f"returns {kind}, where a tensor of {list(query.shape)} was awaited"
+            )
             return None
         trial.adapter = replace(adapter, output=output)
         return trial, question
+
+
+def raised_at(error: Exception) -> str:
+    """Where an error was raised: the last line that is neither torch's nor ours."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f for f in frames if not f.filename.startswith(ours)]
+    return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
 
 
 def find_output(result: Any, query: Tensor) -> str | None:
@@ -171,6 +108,24 @@ def effect(
     after = trial.call(trial.change(question, **change))
     difference = trial.get(f"({after} - {before}){trial.adapter.at(**look)}")
     return float(difference.detach().abs().nan_to_num(torch.inf).sum())
+
+
+def refuse_unknown(inquiry: Inquiry) -> None:
+    """Raise `CannotBeCalled` where an option names an argument that is not there."""
+    adapter, options = inquiry.adapter, inquiry.options
+    parameters = names.arguments(adapter.target)
+    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    taken = names.named(parameters)
+    wanted = {"mask": [*options.mask], "call": [*options.call]}
+    wanted["cache"] = [*(options.cache or ())][:1]
+    for option, said in wanted.items():
+        for name in said:
+            if name not in taken and name != "none":
+                raise CannotBeCalled(
+                    f"`{option}` names `{name}`, which `{adapter.name}` does not take; "
+                    f"it takes {', '.join(taken)}"
+                )
 
 
 def find_heads(inquiry: Inquiry) -> None:
@@ -205,7 +160,7 @@ def find_settings(inquiry: Inquiry) -> None:
         elif required:
             raise CannotBeCalled(
                 f"`{target.__name__}` wants `{name}`, and it is not known what that "
-                f"is; say it with `--with {name}=...`"
+                f"is; say it with `--with {name}=...`, or check a module that is built"
             )
     given = [known.get(name) for name in ("{heads}", "{d_model}", "{kv_heads}")]
     heads, d_model, kv_heads = given

@@ -11,8 +11,9 @@ is](law.md).
 
 import copy
 import inspect
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,16 +117,18 @@ class Trial:
         return "" if self.device == "cpu" else f".to({self.device!r})"
 
     def do(self, line: str) -> None:
-        """Run one line, and write it down."""
+        """Run one line, and write it down; what it prints is not shown."""
         self.lines.append(line)
         try:
-            exec(line, self.names)
+            with redirect_stdout(io.StringIO()):
+                exec(line, self.names)
         except Exception as error:
             raise Failed(error) from error
 
     def get(self, text: str) -> Any:
         """The value of an expression, which is not written down."""
-        return eval(text, self.names)
+        with redirect_stdout(io.StringIO()):
+            return eval(text, self.names)
 
     def let(self, name: str, text: str, *, quietly: bool = False) -> str:
         """Give the value of `text` a fresh name that begins with `name`."""

@@ -178,11 +178,11 @@ def block_diagonal(
     k_lengths = lengths if k_lengths is None else k_lengths
     for name, each in (("lengths", lengths), ("k_lengths", k_lengths)):
         check_lengths(name, each, None, "[documents]")
+        if each.shape != lengths.shape or each.device != lengths.device:
+            seen, other = (f"{len(x)} items on {x.device}" for x in (each, lengths))
+            raise ValueError(f"`{name}` has {seen}, `lengths` {other}")
         if each.is_meta:
             raise ValueError(f"`{name}` is on meta, but its values give the sizes")
-        if each.shape != lengths.shape:
-            n, other = len(each), len(lengths)
-            raise ValueError(f"`{name}` has {n} items, `lengths` {other}")
     # Say beside each position which document it belongs to, and compare.
     number = torch.arange(len(lengths), device=lengths.device)  # [documents]
     of_query = number.repeat_interleave(lengths.long())  # [q_len]

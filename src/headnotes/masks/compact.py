@@ -195,6 +195,8 @@ def check_cu_seqlens(name: str, cu_seqlens: Tensor, other: Tensor) -> None:
     if cu_seqlens.dim() != 1 or len(cu_seqlens) != len(other) or not len(other):
         expected = "[documents + 1], with as many as the queries have"
         raise ValueError(f"`{name}` has shape {list(cu_seqlens.shape)}, not {expected}")
+    if cu_seqlens.device != other.device:
+        raise ValueError(f"`{name}` is on {cu_seqlens.device}, not on {other.device}")
     check_values(name, cu_seqlens)
     if cu_seqlens[0] != 0 or (cu_seqlens.diff() < 0).any():
         way_out = "`F.pad(lengths.cumsum(0), (1, 0))` makes it from lengths"
