@@ -23,7 +23,7 @@ LESSONS = sorted((ROOT / "docs").glob("*/*.py"))
 # Arrows point down: who compares knows those compared, and never the other way round.
 ARROWS = {
     "__init__": {"headnotes", "convert", "mha", "masks"},
-    "cli": {"headnotes", "laws"},
+    "cli": {"headnotes", "bench", "laws"},
     "convert": {"mha", "implementations"},
     "dialects": {"mha", "masks", "implementations"},
     "compare": {"dialects", "convert", "mha", "masks", "implementations"},
@@ -33,8 +33,16 @@ ARROWS = {
 # The laws serve one another, and need nothing else of the house.
 ARROWS |= {f"laws/{p.stem}": {"laws"} for p in (HEADNOTES / "laws").glob("*.py")}
 
+# Who times others knows them all, and is known to none.
+TIMED = {"bench", "compare", "convert", "fast", "masks", "mha"}
+ARROWS |= {f"bench/{p.stem}": TIMED for p in (HEADNOTES / "bench").glob("*.py")}
+
 # What a module may import beside torch and the standard library, inside of functions.
 LIBRARIES = {"laws/fixture": {"pytest"}, "plots": {"matplotlib"}}
+LIBRARIES |= {
+    "bench/peers": {"transformers", "x_transformers"},
+    "bench/decoding": {"transformers", "x_transformers"},
+}
 
 
 def name_of(path: Path) -> str:
@@ -47,8 +55,12 @@ def imports(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            # A module that is copied imports its companions from where it stands.
+            assert node.level < 2, f"{path}:{node.lineno}: a distant relative"
+            home = "headnotes." * node.level + (node.module or "")
+            yield from (
+                f"{home}.{alias.name}".replace("..", ".") for alias in node.names
+            )
 
 
 def nav_pages(entry: object) -> Iterator[str]:
