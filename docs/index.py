@@ -3,8 +3,8 @@
 #
 # Headnotes is annotated source code that runs: each note stands beside the lines that
 # it explains. What these pages print was printed by their code when the site was built,
-# and what they claim has a test. Take a module home; it is one file, on PyTorch alone,
-# and it is right in the corners too.
+# and what they claim has a test. Take a module home: it needs PyTorch alone, and it is
+# right in the corners too.
 
 # %% hide="true" alt="Attention as a product of five matrices, with numbers from a real run: the queries, one row a position, times the keys, one column a position, give the weights; each row of the weights, times the values, gives one row of the context."
 import matplotlib.pyplot as plt
@@ -70,6 +70,8 @@ plt.show()
 # - **To use it**, copy the module from the buttons above its page, or take it with
 #   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts,
 #   and [`convert`](source/convert.md) brings weights in from elsewhere.
+# - **To keep it**, take `headnotes copy fast`: the same weights and the same answers [at
+#   full speed](source/fast.md). How fast is [measured](compare/benchmarks.md).
 # - **To check yours**, ask it the [laws](compare/laws.md) that every attention must
 #   obey: `headnotes check my_model.py:MyAttention`. Its shape comments become [tests
 #   of their own](shapes.md). What they catch is in the [museum](compare/museum.md).

@@ -22,8 +22,11 @@ LESSONS = sorted((ROOT / "docs").glob("*/*.py"))
 # Who may import whom inside of `headnotes`; what is not named here may import nothing.
 # Arrows point down: who compares knows those compared, and never the other way round.
 ARROWS = {
-    "__init__": {"headnotes", "convert", "mha", "masks"},
+    "__init__": {"headnotes", "convert", "fast", "mha", "masks"},
     "cli": {"headnotes", "bench", "laws"},
+    "blockwise": {"blocks"},
+    "kernels": {"blocks", "blockwise"},
+    "fast": {"blocks", "cache", "kernels", "mha"},
     "convert": {"mha", "implementations"},
     "dialects": {"mha", "masks", "implementations"},
     "compare": {"dialects", "convert", "mha", "masks", "implementations"},
