@@ -182,10 +182,9 @@ class AttendBackward(torch.autograd.Function):
             product(g, read_of(value, block).mT, work.gain, out=d_weights)
             used = weights
             if work.rule.dropout_prob:
-                kept = work.kept(weights)
-                d_weights.mul_(kept)
-                used = work.buffer("used", weights.shape)
-                torch.mul(weights, kept, out=used)
+                used = work.buffer("used", weights.shape).copy_(work.kept(weights))
+                d_weights.mul_(used)
+                used.mul_(weights)
             add_product(d_value, block, used.mT, g, work.gain)
 
             d_scores = d_weights.sub_(rows_of(lost, block)).mul_(weights)
