@@ -2,24 +2,33 @@
 
 import functools
 import http.server
+import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent.parent
+INDEX = "search/search_index.json"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site; a warning of the build is a failure."""
+    """The folder of the built site; a warning of the build is a failure.
+
+    `make test` has just built it, and says where; else it is built here.
+    """
+    if built := os.environ.get("HEADNOTES_SITE"):
+        return ROOT / built
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
     result = subprocess.run(
@@ -29,19 +38,42 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def url(site: Path) -> Iterator[str]:
+@contextmanager
+def served(site: Path, index: Path) -> Iterator[str]:
     """Where the site is served: by a plain file server."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args: object) -> None:
             pass
 
+        def translate_path(self, path: str) -> str:
+            return str(index) if path == f"/{INDEX}" else super().translate_path(path)
+
     handler = functools.partial(Quiet, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def url(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The site, but for what a search would find.
+
+    Each page reads all of that when it is opened, which takes longer than all the rest.
+    """
+    index = json.loads((site / INDEX).read_text(encoding="utf-8"))
+    empty = tmp_path_factory.mktemp("search") / "search_index.json"
+    empty.write_text(json.dumps(index | {"docs": []}), encoding="utf-8")
+    with served(site, empty) as address:
+        yield address
+
+
+@pytest.fixture
+def searchable(site: Path) -> Iterator[str]:
+    """The whole site."""
+    with served(site, site / INDEX) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +92,77 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A wide, light window, in a context of its own."""
+@pytest.fixture(scope="session")
+def context(browser: Browser, url: str) -> Iterator[BrowserContext]:
+    """A context for all pages. One stays open, and with it the process of all."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
-    yield context.new_page()
+    # No page knows what was chosen on another.
+    context.add_init_script("if (origin.startsWith('http')) localStorage.clear()")
+    context.new_page().goto(f"{url}/404.html")
+    yield context
     context.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A wide, light window."""
+    page = context.new_page()
+    yield page
+    page.close()
+
+
+# Run the rules of axe. Contrast is most of their work, and a property of how text is
+# set and of what lies behind it: texts that are alike in that are looked at once.
+FAULTS = """async (passed) => {
+  const known = new Set(passed);
+  const alike = new Map();
+  const sort = (element, around, behind) => {
+    const style = getComputedStyle(element);
+    const of = (...names) => names.map((name) => style[name]).join(" ");
+    const text = of("color", "fontSize", "fontWeight", "textShadow", "position");
+    behind += ";" + of("backgroundColor", "backgroundImage", "opacity", "filter");
+    behind = behind.replace(/;rgba\\(0, 0, 0, 0\\) none 1 none$/, "");
+    const own = [...element.childNodes].filter((n) => n.nodeType === Node.TEXT_NODE);
+    if (element.value || own.some((n) => n.data.trim())) {
+      const named = [element.localName, element.getAttribute("class")];
+      const key = [...named, text, around, behind].join("|");
+      if (!known.has(key) && element.checkVisibility()) {
+        const others = alike.get(key) ?? [];
+        if (others.length < 3) alike.set(key, [...others, element]);
+      }
+    }
+    for (const child of element.children) sort(child, text, behind);
+  };
+  sort(document.documentElement, "", "");
+
+  const key = new Map([...alike].flatMap(([k, all]) => all.map((e) => [e, k])));
+  for (const element of key.keys()) element.dataset.look = "";
+  axe.configure({rules: [{id: "color-contrast", selector: "[data-look]"}]});
+  // Of code, most of a page, the other rules need the words only.
+  for (const token of document.querySelectorAll("pre span[class]:not([data-look])")) {
+    if (token.attributes.length + token.children.length === 1)
+      token.replaceWith(token.textContent);
+  }
+  const types = ["violations", "passes"];
+  const found = await axe.run({resultTypes: types, elementRef: true, selectors: false});
+  for (const element of key.keys()) delete element.dataset.look;
+  const right = found.passes.find((rule) => rule.id === "color-contrast")?.nodes ?? [];
+  const wrong = found.violations.flatMap(
+    (rule) => rule.nodes.map((node) => `${rule.id}: ${node.html.slice(0, 90)}`)
+  );
+  return [wrong, [...new Set(right.map((node) => key.get(node.element)))]];
+}"""
+
+
+@pytest.fixture(scope="session")
+def faults() -> Callable[[Page], list[str]]:
+    """What axe finds wrong with a page, as it is just now."""
+    passed: set[str] = set()
+
+    def find(page: Page) -> list[str]:
+        page.evaluate(AXE_SCRIPT)
+        wrong, right = page.evaluate(FAULTS, list(passed))
+        passed.update(right)
+        return wrong
+
+    return find
