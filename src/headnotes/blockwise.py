@@ -252,8 +252,9 @@ def widen(n: int, dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list
 
 def check_call(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> None:
     """Refuse tensors that do not fit one another, and rules that cannot be kept."""
+    dtypes = torch.float16, torch.bfloat16, torch.float32, torch.float64
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
+        if not isinstance(x, Tensor) or x.dtype not in dtypes:
             seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(f"`{name}` must be a floating-point tensor, but is {seen}")
         if x.layout != torch.strided or x.is_nested:
@@ -273,15 +274,18 @@ def check_call(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> None:
         raise ValueError(
             f"`value` has length {len(value)}, `key` {k_len}; make them equal"
         )
-    if not 0 <= rule.dropout_prob <= 1:
-        raise ValueError(
-            f"`dropout_prob` (={rule.dropout_prob!r}) must lie between 0 and 1"
-        )
+    p = rule.dropout_prob
+    if type(p) not in (int, float) or not 0 <= p <= 1:
+        raise ValueError(f"`dropout_prob` (={p!r}) must lie between 0 and 1")
     if rule.mask is None:
         return
     if not isinstance(rule.mask, Tensor) or rule.mask.dtype != torch.bool:
         seen = rule.mask.dtype if isinstance(rule.mask, Tensor) else type(rule.mask)
         raise TypeError(f"`mask` is {seen}, not a bool tensor; write `mask == 1`")
+    if rule.mask.layout != torch.strided or rule.mask.is_nested:
+        raise TypeError("`mask` is sparse or nested; pass a dense one")
+    if rule.mask.device != query.device:
+        raise ValueError(f"`mask` is on {rule.mask.device}, not on {query.device}")
     n_q, n_k, n_b = rule.mask.shape if rule.mask.dim() == 3 else (0, -1, 0)
     if n_q not in (1, q_len) or n_k != k_len or n_b not in (1, batch_size):
         raise ValueError(

@@ -145,6 +145,8 @@ class KeyValueCache:
         ):
             seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
             raise TypeError(f"`index` is {seen}, not an int64 tensor of batch items")
+        if index.layout != torch.strided or index.is_nested or index.is_meta:
+            raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
         if index.dim() != 1 or not len(index):
             raise ValueError(
                 f"`index` has shape {list(index.shape)}, not [batch_size]; name one "
@@ -167,6 +169,8 @@ class KeyValueCache:
                 f"the `dtype` that it is to keep"
             )
         _, batch_size, heads, _, d_k = self.kept.shape
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
         if x.dim() != 4 or x.shape[1:] != (batch_size, heads, d_k):
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size "

@@ -3,8 +3,8 @@ r"""# Choosing a kernel
 All ways to attend give the same answer; which is the fastest depends on the call. What
 was [measured](../compare/benchmarks.md) says:
 
-- **Dropout, on a CPU:** [by blocks](blockwise.md). PyTorch's kernel has none there, and
-  gives way to one that writes out all weights.
+- **Dropout, on a CPU, beyond 64 keys:** [by blocks](blockwise.md). PyTorch's kernel has
+  none there, and gives way to one that writes out all weights.
 - **Causal, on a CPU, with a mask, other lengths, or 129 to 512 keys:** by blocks.
   PyTorch's kernel computes the forbidden half as well up to 512 keys; its causality is
   aligned with the top left corner, and excludes a mask.
@@ -151,9 +151,10 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
         return False
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
+    if rule.dropout_prob and len(key) > FEW // 2:
+        return True
     bare = rule.mask is None and len(query) == len(key)
-    causal = rule.is_causal and not (bare and not FEW < len(key) <= SHORT)
-    return causal or rule.dropout_prob > 0
+    return rule.is_causal and (not bare or FEW < len(key) <= SHORT)
 
 
 def surely(condition: Tensor) -> bool:

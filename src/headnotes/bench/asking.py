@@ -107,7 +107,7 @@ def ask_decoders(question: Question, setting: Setting) -> Cell:
     prefix, tokens, right = prefix_of(setting)
     apart: dict[str, float] = {}
     turns = {}
-    with torch.inference_mode():
+    with torch.no_grad():
         for name in question.contestants:
             try:
                 decoder = DECODERS[name](prefix)
