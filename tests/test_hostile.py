@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from hostile import attention, masks, plots, positions, settings, weights
+from hostile import attention, fast, masks, plots, positions, settings, weights
 from hostile.dice import Dice
 from hostile.outcome import ENTERED, Call, outcome
 from hostile.registry import ATTACKS, public
 
-__all__ = ["attention", "masks", "plots", "positions", "settings", "weights"]
+__all__ = ["attention", "fast", "masks", "plots", "positions", "settings", "weights"]
 
 LONG = "HEADNOTES_FUZZ" in os.environ
 EXAMPLES = int(os.environ.get("HEADNOTES_FUZZ", "60"))
@@ -35,6 +35,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
 
 # What is not attacked, by the beginning of its name, and why.
 SPARED = {
+    "bench.": "it is given words of a command line, not tensors; see tests/bench",
     "cli.": "it is given words of a command line, not tensors; see test_cli.py",
     "compare.": "it builds what it compares",
     "dialects.": "it hands a question to a module, which refuses it in its own words",
@@ -50,6 +51,14 @@ SPARED = {
     "implementations.stages.drop_stored_mask": "called by torch, on loading",
     "implementations.stages.redraw_mask": "called by torch, on loading or moving",
     "positions.leave_meta": "called by torch, on loading",
+    "blocks.Block": "a record: it holds what it is given",
+    "blocks.Rule": "a record: it holds what it is given",
+    "blocks.Workspace": "it is given what has been checked",
+    "blockwise.Attend": "it is given what has been checked",
+    "blockwise.Show": "it is given what has been checked",
+    "fast.MultiHeadAttention.train": "called by torch, and hands on what it is given",
+    "fast.Packed": "a record: it holds what it is given",
+    "variants.online_softmax.Blockwise": "it is given what has been checked",
 }
 # Steps of a forward, which are handed what that has checked.
 STEPS = ("mha.masked_softmax", "implementations.batch_first.masked_softmax")

@@ -74,7 +74,7 @@ class Workspace:
         fit = max(8, SCORES // max(1, self.rows * self.k_len))
         self.step = max(1, fit // self.heads), min(fit, self.heads)
 
-        past = torch.ones(self.rows, self.rows, device=query.device).tril().bool()
+        past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
         self.past = bounds(past, query)
 
         # A weight is dropped where its 16 bits, read as a number with a sign, lie below
@@ -113,7 +113,7 @@ class Workspace:
         """Room for one block, which holds whatever was left there."""
         if name not in self.buffers:
             heads = min(self.step[0], self.batch_size) * self.step[1]
-            size = heads * self.rows * self.k_len
+            size = max(1, heads * self.rows * self.k_len)
             self.buffers[name] = self.like.new_empty(size, dtype=dtype)
         return self.buffers[name][: math.prod(shape)].view(shape)
 
@@ -135,8 +135,7 @@ class Workspace:
         # it would make NaN, and none on the way out, where it would be uniform.
         keep = self.allowed(block, self.rule.mask)
         empty = ~keep.any(-1, keepdim=True)
-        heads = block.heads.stop - block.heads.start
-        each = scores.view(-1, heads, *scores.shape[1:])
+        each = scores.view(*sizes_of(block), *scores.shape[1:])
         torch.minimum(each, bounds(keep | empty, scores), out=each)
         torch.softmax(scores, -1, out=scores)
         if query.is_meta or empty.any():
@@ -164,6 +163,14 @@ class Workspace:
         words.random_(torch.iinfo(torch.int64).min, None, generator=self.generator)
         draws = words.view(torch.int16)[: weights.numel()].view(weights.shape)
         return draws.ge_(self.threshold)
+
+
+def sizes_of(block: Block) -> tuple[int, int]:
+    """How many batch items a block holds, and how many heads of each."""
+    return (
+        block.items.stop - block.items.start,
+        block.heads.stop - block.heads.start,
+    )
 
 
 def rows_of(x: Tensor, block: Block) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import Block, Rule, Workspace, read_of, rows_of
+from .blocks import Block, Rule, Workspace, read_of, rows_of, sizes_of
 
 ALL = Rule()
 
@@ -72,17 +72,16 @@ def attend_and_show(
     The weights are `[batch_size, heads, q_len, k_len]`, or, averaged over the heads,
     `[batch_size, q_len, k_len]`. They were taken before dropout.
 
-    >>> x = torch.randn(5, 3, 7, 11)
-    >>> context, weights = attend_and_show(x, x, x)
-    >>> torch.allclose(weights.sum(-1), torch.ones(3, 7, 5))
+    >>> query = torch.randn(256, 3, 7, 11)
+    >>> key, value = torch.randn(2, 5, 3, 7, 11)
+    >>> context, weights = attend_and_show(query, key, value)
+    >>> torch.allclose(weights.sum(-1), torch.ones(3, 7, 256))
     True
     """
     check_call(query, key, value, rule)
-    (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
-    shape = (batch_size, *[heads] * (not average), q_len, k_len)
-    shown = query.new_zeros(shape)  # [batch_size, ..., q_len, k_len]
     with torch.no_grad():
-        return forward(query, key, value, rule, shown), shown
+        context, shown = Show.apply(query, key, value, average, *rule)  # type: ignore[no-untyped-call]
+        return context, shown  # [q_len, batch_size, heads, d_k], [batch_size, ...]
 
 
 def forward(
@@ -94,13 +93,14 @@ def forward(
 ) -> Tensor:
     """Block by block; the weights are copied to `shown` while they are at hand."""
     work = Workspace(query, key, rule)
-    context = work.output()
+    context = work.output()  # [q_len, batch_size, heads, d_k]
     for block in work.blocks():
         weights = work.weights(query, key, block)  # [folded, rows, k_len]
         if shown is not None:
-            part = shown[block.items, ..., block.rows, : block.k_len]
-            heads = block.heads.stop - block.heads.start
-            each = weights.view(-1, heads, *weights.shape[1:])
+            place = block.items, ..., block.rows, slice(block.k_len)
+            part = shown[place]  # [..., rows, k_len]
+            sizes = *sizes_of(block), *weights.shape[1:]
+            each = weights.view(sizes)  # [..., rows, k_len]
             if shown.dim() == 4:
                 part[:, block.heads] = each
             else:
@@ -110,6 +110,34 @@ def forward(
         part = rows_of(context, block)  # [folded, rows, d_k]
         part.copy_(product(weights, read_of(value, block), work.gain))
     return context  # [q_len, batch_size, heads, d_k]
+
+
+class Show(torch.autograd.Function):
+    """The way there with the weights; a function for `vmap`, not for gradients."""
+
+    @staticmethod
+    def forward(
+        query: Tensor,  # [q_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, heads, d_k]
+        value: Tensor,  # [k_len, batch_size, heads, d_k]
+        average: bool,
+        *rule: Any,
+    ) -> tuple[Tensor, Tensor]:
+        (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
+        shape = (batch_size, *[heads] * (not average), q_len, k_len)
+        shown = query.new_zeros(shape)  # [batch_size, ..., q_len, k_len]
+        return forward(query, key, value, Rule(*rule), shown), shown
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, tuple[int, int]]:
+        wide = widen(info.batch_size, in_dims, inputs)
+        context, shown = Show.apply(*wide)  # type: ignore[no-untyped-call]
+        size = (info.batch_size, -1)
+        return (context.unflatten(1, size), shown.unflatten(0, size)), (1, 0)
 
 
 class Attend(torch.autograd.Function):
@@ -129,9 +157,7 @@ class Attend(torch.autograd.Function):
         context, query, key, value, mask = ctx.saved_tensors
         rule = mask, ctx.is_causal, ctx.dropout_prob, ctx.seed
         # What is lost in a row's softmax, below, needs no weights.
-        lost = (gradient * context).sum(
-            -1, keepdim=True
-        )  # [q_len, batch_size, heads, 1]
+        lost = (gradient * context).sum(-1, keepdim=True)  # [..., 1]
         inputs = query, key, value, gradient, lost, *rule
         return *AttendBackward.apply(*inputs), None, None, None, None  # type: ignore[no-untyped-call]
 
@@ -157,6 +183,15 @@ class AttendBackward(torch.autograd.Function):
     \end{aligned}$$
 
     The subtraction is the softmax's: what one key gains, the others lose.
+
+    Where all scores are 0, each of 256 queries reads a fifth of each of five values:
+
+    >>> query = torch.zeros(256, 3, 7, 11).requires_grad_()
+    >>> key = torch.zeros(5, 3, 7, 11)
+    >>> value = torch.randn(5, 3, 7, 11).requires_grad_()
+    >>> attend(query, key, value).sum().backward()
+    >>> value.grad[:, 0, 0, 0]
+    tensor([51.2000, 51.2000, 51.2000, 51.2000, 51.2000])
     """
 
     @staticmethod
@@ -169,11 +204,13 @@ class AttendBackward(torch.autograd.Function):
         *rule: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         work = Workspace(query, key, Rule(*rule))
-        d_query = work.output()
+        d_query = work.output()  # [q_len, batch_size, heads, d_k]
         # The blocks add up here, so half precision is given the bits of float32.
         wide = torch.promote_types(query.dtype, torch.float32)
         shape = (*key.shape[1:3], key.shape[0], key.shape[3])
-        d_key, d_value = (x.new_zeros(shape, dtype=wide) for x in (key, value))
+        d_key, d_value = (
+            x.new_zeros(shape, dtype=wide) for x in (key, value)
+        )  # [batch_size, heads, k_len, d_k]
 
         for block in work.blocks():
             weights = work.weights(query, key, block)  # [folded, rows, k_len]
@@ -213,21 +250,28 @@ class AttendBackward(torch.autograd.Function):
         return tuple(g.unflatten(1, size) for g in gradients), (1, 1, 1)
 
 
-def product(a: Tensor, b: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+def product(
+    a: Tensor,  # [folded, rows, inner]
+    b: Tensor,  # [folded, inner, columns]
+    scale: float,
+    out: Tensor | None = None,
+) -> Tensor:
     """`scale` times the product of matrices: one pass, not two."""
     nothing = a.new_empty(()) if out is None else out
-    return torch.baddbmm(nothing, a, b, beta=0, alpha=scale, out=out)
+    result = torch.baddbmm(nothing, a, b, beta=0, alpha=scale, out=out)
+    return result  # [folded, rows, columns]
 
 
 def add_product(
-    total: Tensor,  # [batch_size, heads, k_len, d_k]
+    total: Tensor,  # [..., d_k]
     block: Block,
-    a: Tensor,
-    b: Tensor,
+    a: Tensor,  # [folded, keys, rows]
+    b: Tensor,  # [folded, rows, d_k]
     scale: float,
 ) -> None:
     """Add the product of `a` and `b` to what other blocks gave to the same keys."""
-    part = total[block.items, block.heads].flatten(0, 1)[:, : block.k_len]
+    part = total[block.items, block.heads, : block.k_len]  # [..., keys, d_k]
+    part = part.flatten(0, 1)  # [folded, keys, d_k]
     if part.dtype == a.dtype:
         part.baddbmm_(a, b, alpha=scale)
     else:

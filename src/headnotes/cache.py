@@ -26,12 +26,18 @@ class KeyValueCache:
     that is full says so. Raises `ValueError` for sizes below 1.
     Source: Shazeer 2019, section 2.4.
 
-    >>> cache = KeyValueCache(batch_size=2, heads=3, d_k=5, capacity=7)
-    >>> prompt = torch.randn(4, 2, 3, 5)
-    >>> cache.append(prompt, prompt)
+    >>> cache = KeyValueCache(2, 3, 5, capacity=7, grow=True)
+    >>> x = torch.randn(17, 2, 3, 5)
+    >>> cache.append(x[:4], x[:4])
     >>> len(cache), cache.capacity
     (4, 7)
-    >>> torch.equal(cache.keys, prompt.permute(1, 2, 0, 3))
+    >>> cache.append(x[4:], x[4:])
+    >>> len(cache), cache.capacity
+    (17, 28)
+    >>> kept = x.permute(1, 2, 0, 3)
+    >>> torch.equal(cache.keys, kept)
+    True
+    >>> torch.equal(cache.values, kept)
     True
     """
 
@@ -53,7 +59,7 @@ class KeyValueCache:
         # Keys and values are read one after the other, so they lie in two halves.
         self.kept = torch.empty(
             2, batch_size, heads, capacity, d_k, dtype=dtype, device=device
-        )
+        )  # [2, batch_size, heads, capacity, d_k]
         self.length = 0
         self.grow = grow
 
@@ -68,12 +74,14 @@ class KeyValueCache:
     @property
     def keys(self) -> Tensor:
         """A view of the keys so far, `[batch_size, heads, length, d_k]`."""
-        return self.kept[0, :, :, : self.length]
+        keys: Tensor = self.kept[0]  # [batch_size, heads, ..., d_k]
+        return keys[:, :, : self.length]  # [batch_size, heads, length, d_k]
 
     @property
     def values(self) -> Tensor:
         """A view of the values so far, `[batch_size, heads, length, d_k]`."""
-        return self.kept[1, :, :, : self.length]
+        values: Tensor = self.kept[1]  # [batch_size, heads, ..., d_k]
+        return values[:, :, : self.length]  # [batch_size, heads, length, d_k]
 
     def append(
         self,
@@ -108,8 +116,9 @@ class KeyValueCache:
         if end > self.capacity:
             self.make_room(end)
         with torch.no_grad():
-            self.kept[0, :, :, self.length : end] = key.permute(1, 2, 0, 3)
-            self.kept[1, :, :, self.length : end] = value.permute(1, 2, 0, 3)
+            keys, values = self.kept[:, :, :, self.length : end]  # [..., seq_len, d_k]
+            keys.copy_(key.permute(1, 2, 0, 3))
+            values.copy_(value.permute(1, 2, 0, 3))
         self.length = end
 
     def make_room(self, needed: int) -> None:
@@ -117,9 +126,8 @@ class KeyValueCache:
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
-        sizes = [*self.kept.shape]
-        sizes[3] = capacity
-        kept = self.kept.new_empty(sizes)
+        *sizes, _, d_k = self.kept.shape
+        kept = self.kept.new_empty(*sizes, capacity, d_k)  # [..., capacity, d_k]
         kept[:, :, :, : self.length] = self.kept[:, :, :, : self.length]
         self.kept = kept
 
@@ -158,7 +166,7 @@ class KeyValueCache:
                 f"`index` names items {low} to {high}, but there are 0 to "
                 f"{batch_size - 1}"
             )
-        self.kept = self.kept.index_select(1, index.to(self.kept.device))
+        self.kept = self.kept.index_select(1, index.to(self.kept.device))  # [2, ...]
 
     def check(self, name: str, x: Tensor) -> None:
         """Refuse what does not fit beside what is kept."""

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 from . import mha
 from .blocks import Rule
 from .cache import KeyValueCache
-from .kernels import by_blocks, read, read_and_show, surely
+from .kernels import by_blocks, read, read_and_show, surely, with_past
 
 NAMES = "query", "key", "value", "output"
 
@@ -40,10 +40,10 @@ NAMES = "query", "key", "value", "output"
 class Packed(NamedTuple):
     """The maps as they are multiplied, and what they were made of."""
 
-    weight: Tensor  # [d_model, heads * 3 * d_k]
-    bias: Tensor  # [heads * 3 * d_k]
-    output_weight: Tensor  # [d_model, d_model]
-    output_bias: Tensor  # [d_model]
+    weight: Tensor
+    bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
     made_of: list[int]
     held: list[Tensor]
 
@@ -51,9 +51,10 @@ class Packed(NamedTuple):
     def of(cls, layers: list[nn.Linear], heads: int, made_of: list[int]) -> "Packed":
         """Three projections interleaved, and the output map turned."""
         *three, output = layers
+        # [heads, 1, d_k, d_model] each: what is to be interleaved lies side by side.
         weights = [p.weight.detach().view(heads, 1, -1, p.in_features) for p in three]
         weight = torch.cat(weights, dim=1).flatten(0, 2)  # [heads * 3 * d_k, d_model]
-        none = torch.zeros_like(output.bias)
+        none = torch.zeros_like(output.bias)  # [d_model]
         biases = [none if layer.bias is None else layer.bias for layer in three]
         parts = [bias.detach().view(heads, 1, -1) for bias in biases]
         bias = torch.cat(parts, dim=1).flatten()  # [heads * 3 * d_k]
@@ -70,8 +71,8 @@ class MultiHeadAttention(nn.Module):
     stays on the module; who wants the weights asks for them with `need_weights`.
     Source: Vaswani et al. 2017, section 3.2.2.
 
-    >>> core = mha.MultiHeadAttention(heads=7, d_model=77).eval()
-    >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
+    >>> core = mha.MultiHeadAttention(7, 77).eval()
+    >>> fast = MultiHeadAttention(7, 77).eval()
     >>> fast.load_state_dict(core.state_dict())
     <All keys matched successfully>
     >>> x, y = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
@@ -79,6 +80,15 @@ class MultiHeadAttention(nn.Module):
     >>> same = core(query=x, key=y, value=y)
     >>> torch.allclose(output, same, atol=1e-6)
     True
+
+    A key that no query may read may hold anything:
+
+    >>> mask = torch.ones(1, 5, 2).bool()
+    >>> mask[:, 3:, 1] = False
+    >>> y[3:, 1] = torch.nan
+    >>> output = fast(query=x, key=y, value=y, mask=mask)
+    >>> output.isfinite().all()
+    tensor(True)
     """
 
     def __init__(
@@ -104,9 +114,9 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self,
         *,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: Tensor,  # [q_len, batch_size, d_model]
+        key: Tensor,  # [k_len, batch_size, d_model]
+        value: Tensor,  # [k_len, batch_size, d_model]
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
@@ -122,32 +132,36 @@ class MultiHeadAttention(nn.Module):
         before dropout, `[q_len, k_len, batch_size, heads]`, or with `average_weights`
         their mean over the heads, `[q_len, k_len, batch_size]`.
 
-        >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
-        >>> x = torch.randn(3, 2, 77)
+        >>> fast = MultiHeadAttention(7, 77).eval()
+        >>> x, y = torch.randn(8, 2, 77).split([3, 5])
         >>> output, weights = fast(
-        ...     query=x, key=x, value=x, is_causal=True, need_weights=True
+        ...     query=x, key=y, value=y,
+        ...     is_causal=True, need_weights=True,
         ... )
         >>> (weights[:, :, 0, 0] > 0).int()
-        tensor([[1, 0, 0],
-                [1, 1, 0],
-                [1, 1, 1]], dtype=torch.int32)
+        tensor([[1, 1, 1, 0, 0],
+                [1, 1, 1, 1, 0],
+                [1, 1, 1, 1, 1]], dtype=torch.int32)
         """
         alone = query is key is value
         mha.check_inputs(self.output.weight, query, key, value)
         if mask is not None:
             mha.check_tensor("mask", mask, self.output.weight.device)
             mha.check_mask(mask, query.shape, key.shape)
-            mask = mask.bool()  # [..., k_len, ...]
+            mask = mask.bool()
         rule = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
         if alone and not need_weights:
             output = self.read_itself(query, rule)
             if output is not None:
                 return output
 
-        q, k, v = self.project(query, key, value, mask)  # [..., batch_size, heads, d_k]
+        q, k, v = self.project(query, key, value, rule)  # [..., batch_size, heads, d_k]
         if need_weights:
-            context, weights = read_and_show(q, k, v, rule, average_weights)
-            return self.output(context.flatten(-2)), weights
+            context, weights = read_and_show(
+                q, k, v, rule, average_weights
+            )  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
+            output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
+            return output, weights
         context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
         output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return output
@@ -156,6 +170,14 @@ class MultiHeadAttention(nn.Module):
         """The plainest call, which for a short sequence is all overhead and no work.
 
         A handful of operators, each a view or a product; None where it does not apply.
+
+        >>> fast = MultiHeadAttention(7, 77).eval()
+        >>> x = torch.randn(5, 2, 77)
+        >>> at_length = fast(query=x, key=x, value=x)
+        >>> with torch.no_grad():
+        ...     short = fast.read_itself(x, Rule())
+        >>> torch.allclose(short, at_length, atol=1e-6)
+        True
         """
         if rule.mask is not None or by_blocks(x, x, rule):
             return None
@@ -163,29 +185,32 @@ class MultiHeadAttention(nn.Module):
             return None
         seq_len, batch_size, d_model = x.shape
         x = x.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
-        y = torch.addmm(packed.bias, x, packed.weight)
-        y = y.view(1, seq_len, batch_size * self.heads, 3, self.d_k)
-        q, k, v = y.permute(3, 0, 2, 1, 4).unbind(0)
+        y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
+        sizes = 1, seq_len, batch_size * self.heads, 3, self.d_k
+        y = y.view(sizes).permute(3, 0, 2, 1, 4)  # [3, 1, ..., seq_len, d_k]
+        q, k, v = y.unbind(0)  # [1, batch_size * heads, seq_len, d_k]
         context = F.scaled_dot_product_attention(q, k, v, is_causal=rule.is_causal)
-        context = context.permute(2, 0, 1, 3).reshape(-1, d_model)
+        context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
         output = torch.addmm(packed.output_bias, context, packed.output_weight)
-        return output.view(seq_len, batch_size, d_model)
+        return output.view(seq_len, batch_size, d_model)  # [..., batch_size, d_model]
 
     def project(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+        self, query: Tensor, key: Tensor, value: Tensor, rule: Rule
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each `[seq_len, batch_size, heads, d_k]`."""
         # Zero times NaN is NaN: as in the core, what none may read is cleared. Where
         # all is finite, as a sum tells in one reading, there is nothing to clear.
+        mask = rule.mask
         if mask is not None and not surely((key.sum() + value.sum()).isfinite()):
-            unread = ~mask.any(dim=0).unsqueeze(-1)  # [k_len, ..., 1]
+            mask = with_past(rule, query, key) if rule.is_causal else mask
+            unread = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
             key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
         if query is key is value and (packed := self.pack()) is not None:
             sizes = (*query.shape[:2], self.heads, 3, self.d_k)
-            y = F.linear(query, packed.weight.T, packed.bias)
-            q, k, v = y.view(sizes).unbind(3)  # [q_len, batch_size, heads, d_k]
+            y = F.linear(query, packed.weight.T, packed.bias)  # [..., heads * 3 * d_k]
+            q, k, v = y.view(sizes).unbind(3)  # [..., heads, d_k]
             return q, k, v
-        return self.query(query), self.key(key), self.value(value)
+        return self.query(query), self.key(key), self.value(value)  # [..., d_k]
 
     def pack(self) -> Packed | None:
         r"""The projections as one, or None where a gradient, compiler or hook looks on.
@@ -234,7 +259,7 @@ class MultiHeadAttention(nn.Module):
         There is no dropout here, and no gradient. Raises what `forward` raises, and
         `ValueError` where the cache is full or made for other sizes.
 
-        >>> fast = MultiHeadAttention(heads=7, d_model=77).eval()
+        >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
         >>> cache = fast.cache(batch_size=2, capacity=5)
         >>> prompt, cache = fast.decode(x[:3], cache)
@@ -245,12 +270,15 @@ class MultiHeadAttention(nn.Module):
         True
         """
         mha.check_inputs(self.output.weight, x, x, x)
-        q, k, v = self.project(x, x, x, None)  # [seq_len, batch_size, heads, d_k]
+        q, k, v = self.project(x, x, x, Rule())  # [seq_len, batch_size, heads, d_k]
         cache.append(k, v)
-        keys, values = (y.permute(2, 0, 1, 3) for y in (cache.keys, cache.values))
+        kept = cache.keys, cache.values
+        keys, values = (y.permute(2, 0, 1, 3) for y in kept)  # [..., heads, d_k]
         # The last query may read all there is: alone, it needs no mask.
-        context = read(q, keys, values, Rule(is_causal=len(x) > 1))
-        return self.output(context.flatten(-2)), cache
+        rule = Rule(is_causal=x.shape[0] > 1)
+        context = read(q, keys, values, rule)  # [seq_len, batch_size, heads, d_k]
+        output = self.output(context.flatten(-2))  # [..., batch_size, heads * d_k]
+        return output, cache
 
     def train(self, mode: bool = True) -> Self:
         self.packed = None

@@ -40,7 +40,20 @@ def read(
     value: Tensor,  # [k_len, batch_size, heads, d_k]
     rule: Rule,
 ) -> Tensor:
-    """The context, by the kernel that serves the call best."""
+    r"""The context, by the kernel that serves the call best.
+
+    Whichever it is, a query that may read nothing reads zero:
+
+    >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
+    >>> value = torch.randn(5, 2, 7, 11)
+    >>> mask = torch.ones(3, 5, 2).bool()
+    >>> mask[1, :, 0] = False
+    >>> context = read(query, key, value, Rule(mask))
+    >>> context.any(dim=-1).all(dim=-1)
+    tensor([[ True,  True],
+            [False,  True],
+            [ True,  True]])
+    """
     (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
     if by_blocks(query, key, rule):
         return attend(query, key, value, seeded(rule))
@@ -54,21 +67,22 @@ def read(
     apart = mask is not None and mask.shape[0] > 1 and mask.shape[2] > 1
     sizes = (batch_size, heads) if apart else (1, batch_size * heads)
     q, k, v = (
-        x.reshape(len(x), *sizes, -1).permute(1, 2, 0, 3) for x in (query, key, value)
-    )
+        x.reshape(x.shape[0], *sizes, x.shape[-1]).permute(1, 2, 0, 3)
+        for x in (query, key, value)
+    )  # [..., d_k]
     if mask is not None:
         # A row without keys may read all on the way in and nothing on the way out:
         # kernels differ in what they make of an empty one.
-        some = mask.any(dim=1)
+        some = mask.any(dim=1)  # [q_len, batch_size]
         if not surely(some.all()):
             mask, empty = mask | ~some.unsqueeze(1), ~some
-        keep = mask.permute(2, 0, 1)
-        if not apart and len(keep) > 1:
+        keep = mask.permute(2, 0, 1)  # [batch_size, q_len, k_len]
+        if not apart and keep.shape[0] > 1:
             keep = keep.repeat_interleave(heads, dim=0)
-        keep = keep.unsqueeze(1 if apart else 0)
+        keep = keep.unsqueeze(1 if apart else 0)  # [batch_size, ..., q_len, k_len]
     context = F.scaled_dot_product_attention(
         q, k, v, keep, dropout_p=rule.dropout_prob, is_causal=is_causal
-    )
+    )  # [..., q_len, d_k]
     context = context.permute(2, 0, 1, 3).reshape(query.shape)
     if empty is not None:
         context = context.masked_fill(empty[..., None, None], 0)
@@ -82,17 +96,34 @@ def read_and_show(
     rule: Rule,
     average: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The context, and the weights in the core's order of axes."""
+    r"""The context, and the weights in the core's order of axes.
+
+    Many keys are read by blocks, few plainly:
+
+    >>> query, key = torch.randn(134, 2, 7, 11).split([3, 131])
+    >>> x = query, key, key
+    >>> many = read_and_show(*x, Rule(), average=False)
+    >>> few = read_plainly(*x, Rule())
+    >>> torch.allclose(many[0], few[0], atol=1e-5)
+    True
+    >>> many[1].shape
+    torch.Size([3, 131, 2, 7])
+    >>> _, average = read_and_show(*x, Rule(), average=True)
+    >>> torch.allclose(average, many[1].mean(-1))
+    True
+    """
     tensors = query, key, value
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     eager = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if eager and not learns and len(key) > FEW:
-        rule = seeded(rule)
-        context, weights = attend_and_show(query, key, value, rule, average=average)
+    if eager and not learns and key.shape[0] > FEW:
+        context, weights = attend_and_show(
+            query, key, value, seeded(rule), average=average
+        )  # [q_len, batch_size, heads, d_k], [batch_size, ..., q_len, k_len]
     else:
         context, weights = read_plainly(query, key, value, rule)
         weights = weights.mean(1) if average else weights
-    return context, weights.movedim((-2, -1), (0, 1))
+    weights = weights.movedim((-2, -1), (0, 1))  # [q_len, k_len, batch_size, ...]
+    return context, weights
 
 
 def read_plainly(
@@ -101,27 +132,46 @@ def read_plainly(
     value: Tensor,  # [k_len, batch_size, heads, d_k]
     rule: Rule,
 ) -> tuple[Tensor, Tensor]:
-    """All weights at once, so that a loss may look at them too."""
+    r"""All weights at once, so that a loss may look at them too.
+
+    Three queries meet five keys, with causality and a mask; query 1 is left with none:
+
+    >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
+    >>> mask = torch.ones(3, 5, 2).bool()
+    >>> mask[1, :4] = False
+    >>> rule = Rule(mask, is_causal=True)
+    >>> context, weights = read_plainly(query, key, key, rule)
+    >>> (weights[0, 0] > 0).int()
+    tensor([[1, 1, 1, 0, 0],
+            [0, 0, 0, 0, 0],
+            [1, 1, 1, 1, 1]], dtype=torch.int32)
+    """
     _, batch_size, heads, d_k = query.shape
-    q, k, v = (x.flatten(1, 2).transpose(0, 1) for x in (query, key, value))
+    q, k, v = (
+        x.flatten(1, 2).transpose(0, 1) for x in (query, key, value)
+    )  # [batch_size * heads, ..., d_k]
     mask = with_past(rule, query, key) if rule.is_causal else rule.mask
     empty = None
     bias = query.new_zeros(1, 1, 1)  # [1, 1, 1]
     if mask is not None:
-        mask = mask.permute(2, 0, 1)  # [..., ..., k_len]
-        some = mask.any(-1, keepdim=True)  # [..., ..., 1]
+        mask = mask.permute(2, 0, 1)  # [..., q_len, k_len]
+        some = mask.any(-1, keepdim=True)  # [..., q_len, 1]
         if not surely(some.all()):
-            mask, empty = mask | ~some, ~some.unsqueeze(1)
+            mask = mask | ~some
+            empty = ~some.unsqueeze(1)  # [..., q_len, 1]
         # What is added costs one pass, forward and backward; a fill costs several.
         bias = bias.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
-        if len(bias) > 1:
-            bias = bias.repeat_interleave(heads, dim=0)
+        if bias.shape[0] > 1:
+            bias = bias.repeat_interleave(heads, dim=0)  # [batch_size * heads, ...]
     beta = 0 if mask is None else 1
-    scores = torch.baddbmm(bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k))
-    weights = scores.softmax(-1).view(batch_size, heads, len(query), len(key))
+    scores = torch.baddbmm(
+        bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k)
+    )  # [batch_size * heads, q_len, k_len]
+    weights = scores.softmax(-1)
+    weights = weights.view(batch_size, heads, *scores.shape[1:])  # [..., q_len, k_len]
     if empty is not None:
         weights = weights.masked_fill(empty, 0)
-    used = F.dropout(weights, rule.dropout_prob).flatten(0, 1)
+    used = F.dropout(weights, rule.dropout_prob).flatten(0, 1)  # [..., q_len, k_len]
     context = (used @ v).transpose(0, 1).reshape(query.shape)
     return context, weights
 
@@ -139,10 +189,10 @@ def seeded(rule: Rule) -> Rule:
 
 def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
     """The mask that says what `is_causal` says, and what the rule's own mask says."""
-    q_len, k_len = len(query), len(key)
-    past = torch.ones(q_len, k_len, dtype=torch.bool, device=query.device)
+    q_len, k_len = query.shape[0], key.shape[0]
+    past = query.new_ones(q_len, k_len, dtype=torch.bool)  # [q_len, k_len]
     past = past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
-    return past if rule.mask is None else past & rule.mask
+    return past if rule.mask is None else past & rule.mask  # [q_len, k_len, ...]
 
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
@@ -151,10 +201,10 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
         return False
     if query.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    if rule.dropout_prob and len(key) > FEW // 2:
+    if rule.dropout_prob and key.shape[0] > FEW // 2:
         return True
-    bare = rule.mask is None and len(query) == len(key)
-    return rule.is_causal and (not bare or FEW < len(key) <= SHORT)
+    bare = rule.mask is None and query.shape[0] == key.shape[0]
+    return rule.is_causal and (not bare or FEW < key.shape[0] <= SHORT)
 
 
 def surely(condition: Tensor) -> bool:

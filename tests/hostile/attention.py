@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import oracle
 from headnotes import mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
+from headnotes.variants import online_softmax
 from hostile.dice import FLOATS, Dice
 from hostile.outcome import Call, Meaningless
 from hostile.registry import attack
@@ -243,6 +244,83 @@ def core(dice: Dice) -> Call:
         compare(module.attn, attn, weight)
 
     return call(dice, module, given, judge, mask=odd_mask(dice))
+
+
+# Variants -------------------------------------------------------------------------
+
+
+@attack("variants.online_softmax.running_softmax")
+def running(dice: Dice) -> Call:
+    k_len = dice.roll(0, 5)
+    scores = dice.floats(k_len, dtype=dice.pick(FLOATS))
+    given: dict[str, Any] = {"scores": scores, "block_size": dice.roll(1, 4)}
+    dice.tame = k_len > 0  # nothing is not a row
+
+    def judge(result: Any) -> None:
+        scores, block_size = given.values()
+        need(isinstance(scores, Tensor) and scores.dtype in FLOATS, "no floats")
+        dense(scores, scores, 1)
+        need(len(scores) > 0, "there is no score")
+        need(type(block_size) is int and block_size > 0, "no size of a block")
+        ends = [*range(block_size, len(scores), block_size), len(scores)]
+        wide = scores.detach().double().cpu() if not scores.is_meta else scores.double()
+        largest = torch.stack([wide[:n].amax() for n in ends])
+        log_sum = torch.stack([wide[:n].logsumexp(0) for n in ends])
+        compare(result[0], largest, scores)
+        compare(result[1], (log_sum - largest).exp(), scores)
+
+    return call(dice, online_softmax.running_softmax, given, judge)
+
+
+@attack("variants.online_softmax.online_softmax_attention")
+def in_blocks(dice: Dice) -> Call:
+    if dice.chance(8):
+        dice.device = torch.device("meta")
+    heads, d_k, d_v = (dice.roll(1, 3) for _ in range(3))
+    q_len, k_len, batch_size = sizes(dice)
+    like = dice.floats(1, dtype=dice.pick(FLOATS))
+    shapes = [(q_len, d_k), (k_len, d_k), (k_len, d_v)]
+    xs = inputs(dice, *((n, batch_size, heads, d) for n, d in shapes), like=like)
+    given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
+    mask = new_mask(dice, q_len, k_len, batch_size)
+    given |= {"mask": mask if mask is None else mask.bool()}
+    given |= {"is_causal": dice.chance(3)}
+    given |= {name: dice.roll(1, 4) for name in ("q_block", "k_block")}
+
+    def judge(result: Any) -> None:
+        query, key, value, mask, is_causal, *blocks = given.values()
+        need(isinstance(query, Tensor) and query.dtype in FLOATS, "no floats")
+        for x in (query, key, value):
+            dense(x, query, 4)
+        need(query.shape[2] == key.shape[2] == value.shape[2], "heads differ")
+        d_k, d_v = query.shape[-1], value.shape[-1]
+        need(d_k == key.shape[-1] and d_k > 0, "widths differ, or there is none")
+        need(type(is_causal) is bool, "no bool")
+        need(all(type(n) is int and n > 0 for n in blocks), "no size of a block")
+        full = (len(query), len(key), query.shape[1])
+        if mask is not None:
+            whole(mask, query)
+            need(mask.dtype == torch.bool, "the mask is not bool")
+        may = allowed(mask, full)
+        if is_causal:
+            may = may.permute(2, 0, 1).tril(full[1] - full[0]).permute(1, 2, 0)
+        # The oracle has one width for all: the missing columns are zero. It divides by
+        # the root of that width.
+        heads, width = query.shape[2], max(d_k, d_v)
+        xs = [
+            nn.functional.pad(x, (0, width - x.shape[-1])).flatten(-2)
+            for x in (query, key, value)
+        ]
+        weights: Weights = dict.fromkeys(
+            ("query", "key", "value", "output"), eye(heads * width)
+        )
+        weights["query"] = (eye(heads * width)[0] * math.sqrt(width / d_k), None)
+        output, _ = right(*xs, may.to(query.device), weights, heads)
+        output = output.unflatten(-1, (heads, width))[..., :d_v]
+        compare(result, output, query)
+
+    function = online_softmax.online_softmax_attention
+    return call(dice, function, given, judge, mask=odd_mask(dice))
 
 
 # As others write it ---------------------------------------------------------------

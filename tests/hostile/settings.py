@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headnotes import convert, mha, positions
+from headnotes import convert, fast, mha, positions
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from hostile.attention import call, need
 from hostile.dice import Dice
@@ -100,6 +100,9 @@ ATTACKS |= {
     ),
     "mha.MultiHeadAttention": constructor(
         mha.MultiHeadAttention, heads=1, d_model=2, dropout_prob=0.1, bias=True
+    ),
+    "fast.MultiHeadAttention": constructor(
+        fast.MultiHeadAttention, heads=1, d_model=2, dropout_prob=0.1, bias=True
     ),
     f"{OWN}.batch_first.MultiHeadAttention": constructor(
         batch_first.MultiHeadAttention, d_model=2, n_heads=1, dropout=0.1

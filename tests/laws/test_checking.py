@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes import mha
+from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from headnotes.laws import LAWS, check
 from headnotes.laws.adapter import Adapter, Sizes
@@ -18,6 +18,8 @@ from specimens import BROKEN, MASK, SOUND, Honest, MultipliesByTheMask, ScalesBy
 OURS: list[Any] = [
     mha.MultiHeadAttention,
     mha.MultiHeadAttention(3, 21),
+    fast.MultiHeadAttention,
+    fast.MultiHeadAttention(3, 21),
     batch_first.MultiHeadAttention,
     valid_lens.MultiHeadAttention,
     causal.MultiHeadAttention,
@@ -47,7 +49,7 @@ def test_no_false_alarm_on_ours(attention: Any, device: torch.device) -> None:
 
 @pytest.mark.parametrize(
     "attention",
-    [OURS[0], batch_first.MultiHeadAttention, valid_lens.MultiHeadAttention],
+    [OURS[0], OURS[2], batch_first.MultiHeadAttention, valid_lens.MultiHeadAttention],
     ids=called,
 )
 def test_ours_keep_the_strict_law_too(attention: Any, device: torch.device) -> None:
@@ -64,7 +66,7 @@ def test_no_false_alarm_on_who_is_sound(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("attention", [OURS[0], OURS[4], Honest], ids=called)
+@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=called)
 def test_no_false_alarm_whatever_the_seed(attention: Any, seed: int) -> None:
     quick = [name for name, law in LAWS.items() if not (law.once or law.strict)]
     report = check(attention, seed=seed, only=quick)
@@ -76,7 +78,7 @@ def test_no_false_alarm_in_other_dtypes(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     quick = [name for name, law in LAWS.items() if not (law.once or law.strict)]
-    for attention in (mha.MultiHeadAttention, causal.MultiHeadAttention):
+    for attention in (OURS[0], OURS[2], causal.MultiHeadAttention):
         report = check(attention, dtype=dtype, device=device.type, only=quick)
         assert report.ok, report
 

@@ -1,0 +1,1 @@
+"""The same answers by other means: one idea a module."""

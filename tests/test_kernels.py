@@ -1,0 +1,185 @@
+"""Which kernel a call is given, and that a call's answer does not depend on it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headnotes import kernels
+from headnotes.blocks import Rule
+
+Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 2, 7
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "FEW", 6)
+    monkeypatch.setattr(kernels, "SHORT", 12)
+
+
+def some(
+    q_len: int = Q_LEN, k_len: int = K_LEN, **like: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values whose rows of attention differ."""
+    query = 2 * torch.randn(q_len, BATCH, HEADS, D_K, **like)
+    key, value = 2 * torch.randn(2, k_len, BATCH, HEADS, D_K, **like)
+    return query, key, value
+
+
+def rules(q_len: int = Q_LEN, k_len: int = K_LEN) -> list[Rule]:
+    """All kinds of masks, with an empty row in each, and with causality or without."""
+    shapes = [
+        (1, k_len, BATCH),
+        (q_len, k_len, 1),
+        (q_len, k_len, BATCH),
+        (1, k_len, 1),
+    ]
+    found: list[Tensor | None] = [None]
+    for shape in shapes:
+        mask = torch.rand(shape) < 0.5
+        mask[-1, :, 0] = False
+        found.append(mask)
+    return [Rule(mask, causal) for mask in found for causal in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "rule", "blocks"),
+    [
+        (5, 13, Rule(), False),
+        (5, 13, Rule(mask=torch.ones(1, 13, 1).bool()), False),
+        (5, 13, Rule(dropout_prob=0.1), True),
+        (5, 4, Rule(dropout_prob=0.1), True),
+        (5, 3, Rule(dropout_prob=0.1), False),
+        (5, 3, Rule(is_causal=True, dropout_prob=0.1), True),
+        (5, 13, Rule(is_causal=True), True),
+        (13, 5, Rule(is_causal=True), True),
+        (5, 5, Rule(is_causal=True), False),
+        (6, 6, Rule(is_causal=True), False),
+        (7, 7, Rule(is_causal=True), True),
+        (12, 12, Rule(is_causal=True), True),
+        (13, 13, Rule(is_causal=True), False),
+        (13, 13, Rule(torch.ones(1, 13, 1).bool(), is_causal=True), True),
+        (13, 13, Rule(is_causal=True, dropout_prob=0.1), True),
+    ],
+)
+def test_blocks_serve_where_the_page_says(
+    monkeypatch: pytest.MonkeyPatch, q_len: int, k_len: int, rule: Rule, blocks: bool
+) -> None:
+    called = []
+
+    def attend(query: Tensor, *rest: Any) -> Tensor:
+        called.append(rest)
+        return query
+
+    monkeypatch.setattr(kernels, "attend", attend)
+    query, key, value = some(q_len, k_len)
+    kernels.read(query, key, value, rule)
+    assert bool(called) == kernels.by_blocks(query, key, rule) == blocks
+    meta = [x.to("meta") for x in (query, key, value)]
+    assert not kernels.by_blocks(*meta[:2], rule)
+
+
+@pytest.mark.parametrize("q_len", [5, 11, 17])
+@pytest.mark.parametrize("k_len", [11, 13])
+def test_all_ways_to_read_give_the_same(q_len: int, k_len: int) -> None:
+    x = some(q_len, k_len, dtype=torch.float64)
+    for rule in rules(q_len, k_len):
+        context = kernels.read(*x, rule)
+        plain, weights = kernels.read_plainly(*x, rule)
+        shown, quick = kernels.read_and_show(*x, rule, False)
+        averaged, mean = kernels.read_and_show(*x, rule, True)
+        close = {"rtol": 1e-12, "atol": 1e-12}
+        for each in (plain, shown, averaged):
+            torch.testing.assert_close(each, context, **close)
+        torch.testing.assert_close(weights.movedim((2, 3), (0, 1)), quick, **close)
+        torch.testing.assert_close(quick.mean(-1), mean, **close)
+        read = torch.einsum("ijbh,jbhd->ibhd", quick, x[2])
+        torch.testing.assert_close(read, context, **close)
+
+
+def test_no_mask_is_written_out_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    plain = kernels.F.scaled_dot_product_attention
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, **rest: Any) -> Tensor:
+        seen.append(mask)
+        return plain(q, k, v, mask, **rest)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", kernel)
+    for shape in [(Q_LEN, K_LEN, BATCH), (Q_LEN, K_LEN, 1), (1, K_LEN, BATCH)]:
+        mask = torch.rand(shape) < 0.6
+        kernels.read(*some(), Rule(mask))
+        assert seen[-1].untyped_storage().nbytes() <= Q_LEN * K_LEN * BATCH
+        assert seen[-1].dtype == torch.bool
+
+
+def test_weights_of_what_learns_can_learn() -> None:
+    query, key, value = some()
+    for k_len in (K_LEN, kernels.FEW):
+        x = query.clone().requires_grad_(), key[:k_len], value[:k_len]
+        for average in (False, True):
+            _, weights = kernels.read_and_show(*x, Rule(), average)
+            (gradient,) = torch.autograd.grad(weights.square().sum(), x[0])
+            assert gradient.abs().max() > 1e-3
+        with torch.no_grad():
+            _, weights = kernels.read_and_show(*x, Rule(), False)
+        assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("k_len", [kernels.FEW, K_LEN])
+@pytest.mark.parametrize("learns", [False, True])
+def test_dropout_is_drawn_anew_and_the_weights_are_those_before_it(
+    k_len: int, learns: bool
+) -> None:
+    query, key, value = some(Q_LEN, k_len)
+    query.requires_grad_(learns)
+    rule = Rule(dropout_prob=0.5)
+    expected = kernels.read_plainly(query, key, value, Rule())[1]
+    contexts = []
+    for _ in range(2):
+        context, weights = kernels.read_and_show(query, key, value, rule, False)
+        contexts.append(context)
+        torch.testing.assert_close(weights.movedim((0, 1), (2, 3)), expected)
+    assert not torch.equal(*contexts)
+    full = kernels.read_plainly(query, key, value, Rule())[0]
+    assert not torch.allclose(contexts[0], full)
+
+
+def test_a_seed_is_drawn_only_for_dropout() -> None:
+    rule = Rule(is_causal=True)
+    before = torch.random.get_rng_state()
+    assert kernels.seeded(rule) is rule
+    assert torch.equal(torch.random.get_rng_state(), before)
+    first, second = (kernels.seeded(Rule(dropout_prob=0.5)) for _ in range(2))
+    assert first.seed != second.seed
+    torch.random.set_rng_state(before)
+    assert kernels.seeded(Rule(dropout_prob=0.5)) == first
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [(3, 3), (2, 3), (3, 2)])
+def test_with_past_the_last_query_meets_the_last_key(q_len: int, k_len: int) -> None:
+    query, key, _ = some(q_len, k_len)
+    past = kernels.with_past(Rule(is_causal=True), query, key)
+    assert past.shape == (q_len, k_len, 1)
+    for i in range(q_len):
+        for j in range(k_len):
+            assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)
+    mask = torch.rand(1, k_len, BATCH) < 0.5
+    joined = kernels.with_past(Rule(mask, is_causal=True), query, key)
+    assert torch.equal(joined, mask & past)
+
+
+def test_surely_never_claims_what_cannot_be_seen() -> None:
+    yes = torch.tensor(True)
+    assert kernels.surely(yes)
+    assert not kernels.surely(~yes)
+    assert not kernels.surely(yes.to("meta"))
+    seen = []
+
+    def look(condition: Tensor) -> Tensor:
+        seen.append(kernels.surely(condition))
+        return condition
+
+    torch.func.vmap(look)(yes.expand(3))
+    assert seen == [False]
