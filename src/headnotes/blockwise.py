@@ -15,6 +15,7 @@ for the way back and for dropout that is drawn again.
 """
 
 # What is imported with a dot stands beside this file; nothing else is needed.
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,9 +80,10 @@ def attend_and_show(
     True
     """
     check_call(query, key, value, rule)
-    with torch.no_grad():
-        context, shown = Show.apply(query, key, value, average, *rule)  # type: ignore[no-untyped-call]
-        return context, shown  # [q_len, batch_size, heads, d_k], [batch_size, ...]
+    tensors = (x.detach() for x in (query, key, value))
+    show = partial(Show.apply, *tensors)
+    context, shown = show(average, *rule)  # [q_len, ..., d_k], [batch_size, ..., k_len]
+    return context, shown
 
 
 def forward(
