@@ -388,7 +388,7 @@ def test_nothing_of_a_call_is_kept(grad: Any, is_causal: bool) -> None:
         with grad():
             for shown in (False, True):
                 module(**x, mask=mask, is_causal=is_causal, need_weights=shown)
-    assert alive() == before
+    assert alive() <= before
     assert len(pickle.dumps(module)) == size
 
 
