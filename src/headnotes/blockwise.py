@@ -176,13 +176,11 @@ class AttendBackward(torch.autograd.Function):
     With $P$ the weights, $M$ what dropout multiplies them by, $O = (P \odot M)\,V$ and
     $G$ the gradient that arrives for it:
 
-    $$\begin{aligned}
-    \mathrm dV &= (P \odot M)^\top\, G \\
-    \mathrm dS &= P \odot \big(G V^\top \odot M
-      - \operatorname{rowsum}(G \odot O)\big) \\
-    \mathrm dQ &= \mathrm dS\,K / \sqrt{d_k} \\
-    \mathrm dK &= \mathrm dS^\top Q / \sqrt{d_k}
-    \end{aligned}$$
+    $$dV = (P \odot M)^\top\, G$$
+
+    $$dS_{ij} = P_{ij}\, \Big(M_{ij} \sum_d G_{id} V_{jd} - \sum_d G_{id} O_{id}\Big)$$
+
+    $$dQ = dS\, K / \sqrt{d_k} \qquad dK = dS^\top Q / \sqrt{d_k}$$
 
     The subtraction is the softmax's: what one key gains, the others lose.
 

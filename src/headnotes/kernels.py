@@ -108,8 +108,8 @@ def read_and_show(
     True
     >>> many[1].shape
     torch.Size([3, 131, 2, 7])
-    >>> _, average = read_and_show(*x, Rule(), average=True)
-    >>> torch.allclose(average, many[1].mean(-1))
+    >>> mean = read_and_show(*x, Rule(), average=True)[1]
+    >>> torch.allclose(mean, many[1].mean(-1))
     True
     """
     tensors = query, key, value
@@ -140,7 +140,8 @@ def read_plainly(
     >>> mask = torch.ones(3, 5, 2).bool()
     >>> mask[1, :4] = False
     >>> rule = Rule(mask, is_causal=True)
-    >>> context, weights = read_plainly(query, key, key, rule)
+    >>> x = query, key, key
+    >>> context, weights = read_plainly(*x, rule)
     >>> (weights[0, 0] > 0).int()
     tensor([[1, 1, 1, 0, 0],
             [0, 0, 0, 0, 0],
