@@ -24,10 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Queries in a block, and scores in a buffer: 2 MiB of float32 stay in the cache of a
-# core, beside the keys and values that they meet. Both numbers were found by trying.
+# Queries in a block, scores in a buffer, and the heads that it holds at least, for the
+# cores to share. 1 MiB of float32 stays in the cache of a core, beside the keys and
+# values that are met; eight heads of long sequences are more. All were found by trying.
 ROWS = 128
 SCORES = 1 << 18
+HEADS = 8
 
 
 class Rule(NamedTuple):
@@ -71,11 +73,12 @@ class Workspace:
         self.buffers: dict[str, Tensor] = {}
         # As many heads as fit: some of one batch item, or all of several items.
         self.rows = min(ROWS, self.q_len)
-        fit = max(8, SCORES // max(1, self.rows * self.k_len))
+        fit = max(HEADS, SCORES // max(1, self.rows * self.k_len))
         self.step = max(1, fit // self.heads), min(fit, self.heads)
 
-        past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
-        self.past = bounds(past, query)
+        if rule.is_causal and rule.mask is None:
+            past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
+            self.past = bounds(past, query)
 
         # A weight is dropped where its 16 bits, read as a number with a sign, lie below
         # the threshold. The gain makes up for the probability as it was rounded.
