@@ -955,3 +955,9 @@ def test_decoding_keeps_every_law_that_needs_no_gradient() -> None:
     report = check(Decoding, skip=learning)
     assert report.ok, report
     assert len(report.kept) >= 12
+
+
+def test_decoding_without_a_cache_says_how_to_make_one() -> None:
+    message = "`cache` is a NoneType, not a KeyValueCache; make one with `cache("
+    with pytest.raises(TypeError, match=re.escape(message)):
+        build().decode(torch.randn(1, BATCH, D_MODEL), None)

@@ -270,6 +270,11 @@ class MultiHeadAttention(nn.Module):
         True
         """
         mha.check_inputs(self.output.weight, x, x, x)
+        if not isinstance(cache, KeyValueCache):
+            raise TypeError(
+                f"`cache` is a {type(cache).__name__}, not a KeyValueCache; make one "
+                f"with `cache(batch_size, capacity)`"
+            )
         q, k, v = self.project(x, x, x, Rule())  # [seq_len, batch_size, heads, d_k]
         cache.append(k, v)
         kept = cache.keys, cache.values
