@@ -32,8 +32,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every path is walked at small sizes: blocks have 4 rows, and 8 of 11 heads."""
     monkeypatch.setattr(blocks, "ROWS", 4)
     monkeypatch.setattr(blocks, "SCORES", 1)
-    monkeypatch.setattr(kernels, "FEW", 7)
     monkeypatch.setattr(kernels, "SHORT", 14)
+    monkeypatch.setattr(kernels, "LONG", 12)
+    for where in (kernels, fast):
+        monkeypatch.setattr(where, "FEW", 7)
 
 
 def build(
@@ -311,6 +313,21 @@ def test_the_projection_is_packed_once_and_only_where_nothing_is_learnt() -> Non
         module(**x)
         assert module.packed is not first
     assert set(module.state_dict()) == set(build(mha.MultiHeadAttention).state_dict())
+
+
+@pytest.mark.parametrize("place", ["query", "key.linear", "value.linear", "output"])
+@pytest.mark.parametrize("when", ["forward_hook", "forward_pre_hook"])
+def test_who_hooks_into_a_part_sees_every_call(place: str, when: str) -> None:
+    module, x, seen = build().eval(), alone(), []
+    with torch.no_grad():
+        module(**x)
+        hook = getattr(module.get_submodule(place), f"register_{when}")
+        handle = hook(lambda part, *_: seen.append(part))
+        hooked = module(**x)
+        assert seen == [module.get_submodule(place)]
+        handle.remove()
+        torch.testing.assert_close(module(**x), hooked)
+    assert len(seen) == 1
 
 
 def test_parameters_passed_for_one_call_are_used_for_one_call() -> None:
@@ -879,8 +896,9 @@ def ways_to_cut(length: int) -> Iterator[list[int]]:
 def test_whatever_the_pieces_the_outputs_are_those_of_one_causal_pass(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, few: int, short: int
 ) -> None:
-    monkeypatch.setattr(kernels, "FEW", few)
     monkeypatch.setattr(kernels, "SHORT", short)
+    for where in (kernels, fast):
+        monkeypatch.setattr(where, "FEW", few)
     module = fast.MultiHeadAttention(HEADS, D_MODEL).to(device).eval()
     x = torch.randn(7, BATCH, D_MODEL, device=device)
     at_once = module(query=x, key=x, value=x, is_causal=True)

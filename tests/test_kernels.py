@@ -16,6 +16,7 @@ Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 2, 7
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "FEW", 6)
     monkeypatch.setattr(kernels, "SHORT", 12)
+    monkeypatch.setattr(kernels, "LONG", 17)
 
 
 def some(
@@ -51,7 +52,7 @@ def rules(q_len: int = Q_LEN, k_len: int = K_LEN) -> list[Rule]:
         (5, 13, Rule(dropout_prob=0.1), True),
         (5, 4, Rule(dropout_prob=0.1), True),
         (5, 3, Rule(dropout_prob=0.1), False),
-        (5, 3, Rule(is_causal=True, dropout_prob=0.1), True),
+        (5, 3, Rule(is_causal=True, dropout_prob=0.1), False),
         (5, 13, Rule(is_causal=True), True),
         (13, 5, Rule(is_causal=True), True),
         (5, 5, Rule(is_causal=True), False),
@@ -112,6 +113,31 @@ def test_no_mask_is_written_out_for_every_head(monkeypatch: pytest.MonkeyPatch) 
         kernels.read(*some(), Rule(mask))
         assert seen[-1].untyped_storage().nbytes() <= Q_LEN * K_LEN * BATCH
         assert seen[-1].dtype == torch.bool
+
+
+def test_heads_are_laid_side_by_side_where_a_copy_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    plain = kernels.F.scaled_dot_product_attention
+
+    def kernel(*x: Tensor, **rest: Any) -> Tensor:
+        seen.append(all(y.is_contiguous() for y in x[:3]))
+        return plain(*x, **rest)
+
+    monkeypatch.setattr(kernels.F, "scaled_dot_product_attention", kernel)
+    few, long = kernels.FEW, kernels.LONG
+    assert few + 1 < long
+    for q_len, copied in [(few, 0), (few + 1, 1), (long - 1, 1), (long, 3)]:
+        query, key, value = some(q_len, K_LEN)
+        # Who only reads has nothing to do on a way back.
+        before = kernels.read(query, key, value, Rule())
+        after = kernels.read(query.requires_grad_(), key, value, Rule())
+        torch.testing.assert_close(after, before)
+        with torch.no_grad():
+            kernels.read(query, key, value, Rule())
+        assert seen == [copied == 3, copied > 0, copied == 3]
+        seen.clear()
 
 
 def test_weights_of_what_learns_can_learn() -> None:

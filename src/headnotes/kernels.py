@@ -3,16 +3,17 @@ r"""# Choosing a kernel
 All ways to attend give the same answer; which is the fastest depends on the call. What
 was [measured](../compare/benchmarks.md) says:
 
-- **Dropout, on a CPU, beyond 64 keys:** [by blocks](blockwise.md). PyTorch's kernel has
-  none there, and gives way to one that writes out all weights.
+- **Dropout, on a CPU:** [by blocks](blockwise.md), or by plain products up to 64 keys.
+  PyTorch's kernel has none there, and gives way to one that writes out all weights.
 - **Causal, on a CPU, with a mask, other lengths, or 129 to 512 keys:** by blocks.
   PyTorch's kernel computes the forbidden half as well up to 512 keys; its causality is
   aligned with the top left corner, and excludes a mask.
 - **Weights to be shown:** by blocks too, which copy them while they are in the cache,
   but by plain products for short sequences, and where a gradient is to flow through the
   weights.
-- **All else:** `F.scaled_dot_product_attention`, which on a CPU takes any strides. A
-  mask costs it little, as long as it is not written out for every head.
+- **All else:** `F.scaled_dot_product_attention`, which on a CPU takes any strides: a
+  copy of the heads, one after the other, pays only for long sequences and where there
+  is a way back. A mask costs little, as long as it is not written out for every head.
 
 Source: the notes of
 [scaled_dot_product_attention](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html)
@@ -30,8 +31,8 @@ from .blocks import Rule
 from .blockwise import attend, attend_and_show
 
 # Up to so many keys, PyTorch's kernel on a CPU skips nothing of a causal sequence; up
-# to so few, blocks save nothing either.
-SHORT, FEW = 512, 128
+# to so few, blocks save nothing either. From so many queries on, a copy pays.
+SHORT, FEW, LONG = 512, 128, 2048
 
 
 def read(
@@ -55,6 +56,8 @@ def read(
             [ True,  True]])
     """
     (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
+    if rule.dropout_prob and k_len <= FEW // 2 and eager(query):
+        return read_plainly(query, key, value, rule)[0]
     if by_blocks(query, key, rule):
         return attend(query, key, value, seeded(rule))
     mask, is_causal = rule.mask, rule.is_causal
@@ -70,6 +73,10 @@ def read(
         x.reshape(x.shape[0], *sizes, x.shape[-1]).permute(1, 2, 0, 3)
         for x in (query, key, value)
     )  # [..., d_k]
+    # One head's keys lie a whole position apart, in the end each on a page of memory of
+    # its own. Copied side by side they are found faster, on the way back above all.
+    if eager(q) and q_len > (FEW if learns(q, k, v) else LONG - 1):
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     if mask is not None:
         # A row without keys may read all on the way in and nothing on the way out:
         # kernels differ in what they make of an empty one.
@@ -112,10 +119,7 @@ def read_and_show(
     >>> torch.allclose(mean, many[1].mean(-1))
     True
     """
-    tensors = query, key, value
-    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    eager = query.device.type == "cpu" and not torch.compiler.is_compiling()
-    if eager and not learns and key.shape[0] > FEW:
+    if eager(query) and not learns(query, key, value) and key.shape[0] > FEW:
         context, weights = attend_and_show(
             query, key, value, seeded(rule), average=average
         )  # [q_len, batch_size, heads, d_k], [batch_size, ..., q_len, k_len]
@@ -198,19 +202,27 @@ def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
     """Whether blocks serve better than PyTorch's kernel."""
-    if not (rule.is_causal or rule.dropout_prob):
+    if not (rule.is_causal or rule.dropout_prob) or not eager(query):
         return False
-    if query.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    if rule.dropout_prob and key.shape[0] > FEW // 2:
-        return True
+    if rule.dropout_prob:
+        return key.shape[0] > FEW // 2
     bare = rule.mask is None and query.shape[0] == key.shape[0]
     return rule.is_causal and (not bare or FEW < key.shape[0] <= SHORT)
 
 
+def eager(x: Tensor) -> bool:
+    """Whether a call runs now and here: on a CPU, not compiled."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def learns(*tensors: Tensor) -> bool:
+    """Whether there will be a way back."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
 def surely(condition: Tensor) -> bool:
     """Whether `condition` is known to hold: on a CPU, where a look costs little."""
-    if condition.device.type != "cpu" or torch.compiler.is_compiling():
+    if not eager(condition):
         return False
     try:
         return bool(condition)

@@ -280,12 +280,12 @@ def check_tensor(
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
-    # Autocast makes its own peace between the dtypes that it casts.
-    cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-    cast = cast and not x.is_meta and torch.is_autocast_enabled(x.device.type)
-    if dtype not in (None, x.dtype) and not cast:
-        way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
-        raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
+    if dtype not in (None, x.dtype):
+        # Autocast makes its own peace between the dtypes that it casts.
+        cast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if not (cast and x.is_floating_point()) or torch.float64 in (x.dtype, dtype):
+            way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
+            raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
 
 
 def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
