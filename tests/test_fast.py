@@ -858,8 +858,12 @@ def test_what_does_not_fit_is_refused_as_in_the_core_before_any_work(
 def test_what_does_not_fit_is_refused_by_decode() -> None:
     module = build()
     cache = module.cache(BATCH, 7)
-    with pytest.raises(ValueError, match="a lone sequence needs"):
+    with pytest.raises(ValueError, match=r"`x` has shape .* `x.unsqueeze\(0\)`"):
         module.decode(KEY[0], cache)
+    with pytest.raises(ValueError, match=r"`x` has shape .* d_model \(=33\)"):
+        module.decode(KEY[..., 1:], cache)
+    with pytest.raises(TypeError, match=r"`x` is torch\.float64, the module"):
+        module.decode(KEY.double(), cache)
     with pytest.raises(ValueError, match=re.escape("not [seq_len, batch_size (=5)")):
         module.decode(KEY[:, :2], cache)
     with pytest.raises(ValueError, match="the cache is full"):
@@ -916,6 +920,21 @@ def test_one_piece_is_one_pass_bit_for_bit(device: torch.device) -> None:
         assert torch.equal(decode(module, x, [Q_LEN]), at_once)
         in_two = decode(module, x, [5, 8])
         assert torch.equal(decode(module, x, [5, 8]), in_two)
+
+
+@pytest.mark.parametrize("cuts", [[13], [9, 1, 3], [1] * 13], ids=str)
+def test_decoding_under_autocast_keeps_what_its_products_come_in(
+    device: torch.device, cuts: list[int]
+) -> None:
+    module = build().to(device).eval()
+    x = torch.randn(Q_LEN, BATCH, D_MODEL, device=device)
+    right = decode(module, x, cuts)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        cache = module.cache(BATCH, Q_LEN)
+        output = decode(module, x, cuts, cache)
+    assert cache.keys.dtype == output.dtype == torch.bfloat16
+    assert module.cache(BATCH, Q_LEN).keys.dtype == torch.float32
+    torch.testing.assert_close(output.float(), right, rtol=0.1, atol=0.1)
 
 
 def test_beams_go_on_from_what_they_were_told_to(device: torch.device) -> None:
