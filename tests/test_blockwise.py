@@ -157,6 +157,29 @@ def test_nothing_may_be_read_by_nobody(
     assert weights.shape == (batch_size, HEADS, q_len, k_len)
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+def test_a_key_that_is_no_number_spoils_only_those_who_may_read_it(
+    is_causal: bool, masked: bool, worst: float
+) -> None:
+    query, key, value = double()
+    mask = some_mask(Q_LEN, K_LEN, BATCH) if masked else None
+    rule = Rule(mask, is_causal)
+    may = allowed(rule, Q_LEN, K_LEN, BATCH)
+    right = attend(query, key, value, rule)
+    j = K_LEN - 2
+    spoilt = key.clone()
+    spoilt[j] = worst
+    context, weights = attend_and_show(query, spoilt, value, rule)
+    others = ~may[:, j]  # [q_len, batch_size]
+    assert others.any() == (is_causal or masked)
+    assert torch.equal(context[others], right[others])
+    assert weights.permute(2, 0, 1, 3)[others].isfinite().all()
+    if math.isnan(worst):
+        assert context[~others].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_adds_up_with_the_bits_of_float32(dtype: torch.dtype) -> None:
     # All weights of a key are alike, so its gradient is a long sum of equal numbers.

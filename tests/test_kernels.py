@@ -15,7 +15,6 @@ Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 2, 7
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "FEW", 6)
-    monkeypatch.setattr(kernels, "SHORT", 12)
     monkeypatch.setattr(kernels, "LONG", 17)
 
 
@@ -56,9 +55,6 @@ def rules(q_len: int = Q_LEN, k_len: int = K_LEN) -> list[Rule]:
         (5, 13, Rule(is_causal=True), True),
         (13, 5, Rule(is_causal=True), True),
         (5, 5, Rule(is_causal=True), False),
-        (6, 6, Rule(is_causal=True), False),
-        (7, 7, Rule(is_causal=True), True),
-        (12, 12, Rule(is_causal=True), True),
         (13, 13, Rule(is_causal=True), False),
         (13, 13, Rule(torch.ones(1, 13, 1).bool(), is_causal=True), True),
         (13, 13, Rule(is_causal=True, dropout_prob=0.1), True),

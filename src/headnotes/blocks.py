@@ -76,6 +76,11 @@ class Workspace:
         fit = max(HEADS, SCORES // max(1, self.rows * self.k_len))
         self.step = max(1, fit // self.heads), min(fit, self.heads)
 
+        # What is not a number cannot be lowered, only replaced, which takes longer. One
+        # reading tells whether there is any.
+        bare = rule.mask is None and not rule.is_causal
+        unseen = bare or query.is_meta
+        self.finite = unseen or bool((query.sum() + key.sum()).isfinite())
         if rule.is_causal and rule.mask is None:
             past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
             self.past = bounds(past, query)
@@ -130,8 +135,7 @@ class Workspace:
                 # Each row may read one key more than the row before. What is forbidden
                 # lies in the last columns, as many as there are rows.
                 n = q.shape[1]
-                last = scores[:, :, -n:]
-                torch.minimum(last, self.past[:n, :n], out=last)
+                self.forbid(scores[:, :, -n:], self.past[:n, :n])
             return torch.softmax(scores, -1, out=scores)
 
         # As in the core, a row without keys is allowed all of them on the way in, where
@@ -139,11 +143,18 @@ class Workspace:
         keep = self.allowed(block, self.rule.mask)
         empty = ~keep.any(-1, keepdim=True)
         each = scores.view(*sizes_of(block), *scores.shape[1:])
-        torch.minimum(each, bounds(keep | empty, scores), out=each)
+        self.forbid(each, bounds(keep | empty, scores))
         torch.softmax(scores, -1, out=scores)
         if query.is_meta or empty.any():
             each.masked_fill_(empty, 0)
         return scores
+
+    def forbid(self, scores: Tensor, bounds: Tensor) -> None:
+        """Lower the scores to their bounds, those too that are not a number."""
+        if self.finite:
+            torch.minimum(scores, bounds, out=scores)
+        else:
+            scores.masked_fill_(bounds < 0, -math.inf)
 
     def allowed(self, block: Block, mask: Tensor) -> Tensor:
         """The mask of a block, batch first, with an axis for the heads."""

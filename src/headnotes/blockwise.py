@@ -2,8 +2,8 @@ r"""# Attention by blocks, with dropout
 
 PyTorch has kernels that never hold all weights at once. On a CPU they know no dropout:
 with it, `F.scaled_dot_product_attention` writes out all weights, and draws for each a
-number that costs more than the weight did. They do not show the weights, and for a
-short causal sequence they compute the forbidden half as well. This module is for these
+number that costs more than the weight did. They do not show the weights, and causality
+they know only without a mask, and for as many keys as queries. This module is for these
 cases; [another](kernels.md) tells them apart.
 
 It takes the weights [a block at a time](blocks.md), reads with them, and keeps none:

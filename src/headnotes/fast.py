@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 from . import mha
 from .blocks import Rule
 from .cache import KeyValueCache
-from .kernels import FEW, read, read_and_show, surely, with_past
+from .kernels import FEW, far, read, read_and_show, surely, with_past
 
 NAMES = "query", "key", "value", "output"
 
@@ -207,10 +207,13 @@ class MultiHeadAttention(nn.Module):
             key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
         if query is key is value and (packed := self.pack()) is not None:
             seq_len, batch_size, d_model = query.shape
-            sizes = seq_len, batch_size, self.heads, 3, self.d_k
             x = query.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
             y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
-            q, k, v = y.view(sizes).unbind(3)  # [..., heads, d_k]
+            sizes = seq_len, batch_size, self.heads, 3, self.d_k
+            y = y.view(sizes).permute(3, 1, 2, 0, 4)  # [3, ..., heads, seq_len, d_k]
+            if far(y):
+                y = y.contiguous()
+            q, k, v = y.permute(0, 3, 1, 2, 4)  # [..., batch_size, heads, d_k]
             return q, k, v
         return self.query(query), self.key(key), self.value(value)  # [..., d_k]
 

@@ -5,9 +5,9 @@ was [measured](../compare/benchmarks.md) says:
 
 - **Dropout, on a CPU:** [by blocks](blockwise.md), or by plain products up to 64 keys.
   PyTorch's kernel has none there, and gives way to one that writes out all weights.
-- **Causal, on a CPU, with a mask, other lengths, or 129 to 512 keys:** by blocks.
-  PyTorch's kernel computes the forbidden half as well up to 512 keys; its causality is
-  aligned with the top left corner, and excludes a mask.
+- **Causal, on a CPU, with a mask, or with more keys than queries or fewer:** by blocks.
+  The causality of PyTorch's kernel is aligned with the top left corner, and excludes a
+  mask; written out as one, it would cost the forbidden half.
 - **Weights to be shown:** by blocks too, which copy them while they are in the cache,
   but by plain products for short sequences, and where a gradient is to flow through the
   weights.
@@ -30,9 +30,9 @@ from torch.nn import functional as F  # noqa: N812
 from .blocks import Rule
 from .blockwise import attend, attend_and_show
 
-# Up to so many keys, PyTorch's kernel on a CPU skips nothing of a causal sequence; up
-# to so few, blocks save nothing either. From so many queries on, a copy pays.
-SHORT, FEW, LONG = 512, 128, 2048
+# Up to so few keys, neither blocks nor copies save anything. From so many queries on,
+# copies pay even where there is no way back.
+FEW, LONG = 128, 2048
 
 
 def read(
@@ -73,9 +73,7 @@ def read(
         x.reshape(x.shape[0], *sizes, x.shape[-1]).permute(1, 2, 0, 3)
         for x in (query, key, value)
     )  # [..., d_k]
-    # One head's keys lie a whole position apart, in the end each on a page of memory of
-    # its own. Copied side by side they are found faster, on the way back above all.
-    if eager(q) and q_len > (FEW if learns(q, k, v) else LONG - 1):
+    if far(q, k, v):
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     if mask is not None:
         # A row without keys may read all on the way in and nothing on the way out:
@@ -202,12 +200,24 @@ def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
     """Whether blocks serve better than PyTorch's kernel."""
-    if not (rule.is_causal or rule.dropout_prob) or not eager(query):
+    if not eager(query):
         return False
     if rule.dropout_prob:
         return key.shape[0] > FEW // 2
     bare = rule.mask is None and query.shape[0] == key.shape[0]
-    return rule.is_causal and (not bare or FEW < key.shape[0] <= SHORT)
+    return rule.is_causal and not bare
+
+
+def far(query: Tensor, *others: Tensor) -> bool:
+    """Whether to copy the heads, `[..., seq_len, d_k]`, so that each lies together.
+
+    Its keys lie a whole position apart, in the end each on a page of memory of its own.
+    Side by side they are found faster, on the way back above all.
+    """
+    if not eager(query):
+        return False
+    q_len = query.shape[-2]
+    return q_len > FEW if learns(query, *others) else q_len >= LONG
 
 
 def eager(x: Tensor) -> bool:

@@ -36,7 +36,7 @@ from hostile.registry import attack
 def small() -> Iterator[None]:
     """Every path is walked at small sizes."""
     changes = [(blocks, "ROWS", 2), (blocks, "SCORES", 1)]
-    changes += [(kernels, "FEW", 1), (kernels, "SHORT", 3)]
+    changes += [(kernels, "FEW", 1), (fast, "FEW", 1), (kernels, "LONG", 3)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
         setattr(module, name, value)
