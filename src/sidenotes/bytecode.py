@@ -129,7 +129,7 @@ class Layout:
         """The innermost statement that an instruction belongs to."""
         if position is None or position.lineno is None:
             return None
-        # Where a function begins, and where a lambda returns, there is no text.
+        # Where a function begins, and where an empty one returns, there is no text.
         column = position.col_offset
         if column is not None and column == position.end_col_offset == 0:
             return None

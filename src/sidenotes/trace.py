@@ -133,6 +133,8 @@ class Recorder:
             if code not in self.known:
                 self.stale = self.stale or code.co_firstlineno
                 return None
+            if code.co_name == "<lambda>":
+                return None  # it has no statement but the one that it stands in
             plan = self.plans[id(code)] = plan_of(code, self.layout)
         return plan
 

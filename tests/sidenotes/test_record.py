@@ -134,6 +134,33 @@ def f():
     assert line in found["lines"]
 
 
+def test_what_a_lambda_returns_is_no_value_of_the_line_that_it_stands_in(
+    tmp_path: Path,
+) -> None:
+    source = (
+        TENSOR
+        + '''
+def f(x):
+    """
+    >>> y = f(T(3))
+    """
+    y = T(*(lambda z: T(7))(x).shape, 3)
+    return y
+
+def g():
+    """
+    >>> y = g()(T(5))
+    """
+    return lambda z: T(11)
+'''
+    )
+    found = recorded(tmp_path, source)
+    # The inspector opens the first call that ran a line: it must be that of the shape.
+    assert [call["symbol"] for call in found["calls"]] == ["f"]
+    texts = {number: seen["text"] for number, seen in found["lines"].items()}
+    assert texts == {at(source, "y = T(*("): "[7, 3]", at(source, "return y"): "[7, 3]"}
+
+
 def test_a_call_that_raises_gives_way_to_one_that_returns(tmp_path: Path) -> None:
     source = (
         TENSOR

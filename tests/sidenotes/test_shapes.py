@@ -317,6 +317,11 @@ def test_a_line_without_tensor_is_wrong(tmp_path: Path) -> None:
     assert finding.message.startswith("line 9: [n] is wrong: `y` never has a shape")
 
 
+def test_what_a_lambda_returns_is_not_what_its_line_returns(tmp_path: Path) -> None:
+    body = "n, d = x.shape\nreturn (lambda: x[0])() + x  # [n, d]"
+    assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok"]
+
+
 def test_every_call_and_every_turn_of_a_loop_must_agree(tmp_path: Path) -> None:
     body = "for y in x:  # [n]\n    n = 2\nreturn y  # [n]"
     assert verdicts(tmp_path, body, "f((zeros(2), zeros(2)))") == ["ok", "ok"]

@@ -176,11 +176,7 @@ def valid_lens(ours: mha.MultiHeadAttention, setting: Setting) -> Entry:
     elif setting.mask == "causal":
         each = torch.arange(seq_len, device=setting.device) + 1  # [seq_len]
         lengths = each.expand(batch_size, -1)  # [batch_size, seq_len]
-
-    def call(x: Tensor) -> Any:
-        return module(x, x, x, lengths)
-
-    return Entry(module, call)
+    return Entry(module, lambda x: module(x, x, x, lengths))
 
 
 def batch_first(ours: mha.MultiHeadAttention, setting: Setting) -> Entry:

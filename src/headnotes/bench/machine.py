@@ -23,7 +23,6 @@ import os
 import platform
 import re
 import subprocess
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +137,12 @@ def ceilings(
     with torch.inference_mode():
         a = torch.ones(size, size, dtype=dtype, device=device)  # [size, size]
         out = torch.empty_like(a)
-        multiply = partial(torch.mm, a, a, out=out)
-        product = min(seconds(multiply, 1) for _ in range(1 + turns))
+        product = min(
+            seconds(lambda: torch.mm(a, a, out=out), 1) for _ in range(1 + turns)
+        )
         source = torch.ones(count, device=device)  # [count]
         target = torch.empty_like(source)
-        copy = partial(target.copy_, source)
-        copied = min(seconds(copy, 1) for _ in range(1 + turns))
+        copied = min(seconds(lambda: target.copy_(source), 1) for _ in range(1 + turns))
     # A copy reads each byte and writes it.
     moved = 2 * count * source.element_size()
     return {
