@@ -204,6 +204,8 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
         return False
     if rule.dropout_prob:
         return key.shape[0] > FEW // 2
+    if not key.shape[0]:
+        return True  # to read nothing is zero, even for a query that is no number
     bare = rule.mask is None and query.shape[0] == key.shape[0]
     return rule.is_causal and not bare
 
