@@ -1,5 +1,6 @@
 """Which kernel a call is given, and that a call's answer does not depend on it."""
 
+import math
 from typing import Any
 
 import pytest
@@ -93,6 +94,33 @@ def test_all_ways_to_read_give_the_same(q_len: int, k_len: int) -> None:
         torch.testing.assert_close(quick.mean(-1), mean, **close)
         read = torch.einsum("ijbh,jbhd->ibhd", quick, x[2])
         torch.testing.assert_close(read, context, **close)
+
+
+@pytest.mark.parametrize("q_len", [5, 13])
+@pytest.mark.parametrize("k_len", [6, 13])
+@pytest.mark.parametrize("learns", [False, True], ids=["reads", "learns"])
+def test_a_key_that_is_no_number_spoils_only_those_who_may_read_it(
+    q_len: int, k_len: int, learns: bool
+) -> None:
+    query, key, value = some(q_len, k_len)
+    query.requires_grad_(learns)
+    spoilt, j = key.clone(), k_len - 2
+    spoilt[j] = math.nan
+    for rule in rules(q_len, k_len):
+        may = torch.ones(q_len, k_len, BATCH).bool()
+        may = may if rule.mask is None else may & rule.mask
+        if rule.is_causal:
+            may &= torch.ones(q_len, k_len).bool().tril(k_len - q_len)[..., None]
+        may = may[:, j]  # [q_len, batch_size]
+        for way in (
+            kernels.read,
+            lambda *x: kernels.read_plainly(*x)[0],
+            lambda *x: kernels.read_and_show(*x, False)[0],
+        ):
+            context = way(query, spoilt, value, rule)
+            right = way(query, key, value, rule)
+            torch.testing.assert_close(context[~may], right[~may])
+            assert context[may].isnan().all()
 
 
 def test_no_mask_is_written_out_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,8 @@ was [measured](../compare/benchmarks.md) says:
 - **Causal, on a CPU, with a mask, or with more keys than queries or fewer:** by blocks.
   The causality of PyTorch's kernel is aligned with the top left corner, and excludes a
   mask; written out as one, it would cost the forbidden half.
+- **A mask, on a CPU, where a key is no number:** by blocks, which clear what is
+  forbidden. PyTorch's kernel adds minus infinity to it, and NaN remains NaN.
 - **Weights to be shown:** by blocks too, which copy them while they are in the cache,
   but by plain products for short sequences, and where a gradient is to flow through the
   weights.
@@ -170,6 +172,8 @@ def read_plainly(
     scores = torch.baddbmm(
         bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k)
     )  # [batch_size * heads, q_len, k_len]
+    if mask is not None and spoilt(query, key):
+        scores = scores.masked_fill(bias < 0, -math.inf)
     weights = scores.softmax(-1)
     weights = weights.view(batch_size, heads, *scores.shape[1:])  # [..., q_len, k_len]
     if empty is not None:
@@ -206,8 +210,9 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
         return key.shape[0] > FEW // 2
     if not key.shape[0]:
         return True  # to read nothing is zero, even for a query that is no number
-    bare = rule.mask is None and query.shape[0] == key.shape[0]
-    return rule.is_causal and not bare
+    if rule.mask is not None:
+        return rule.is_causal or spoilt(query, key)
+    return rule.is_causal and query.shape[0] != key.shape[0]
 
 
 def far(query: Tensor, *others: Tensor) -> bool:
@@ -230,6 +235,11 @@ def eager(x: Tensor) -> bool:
 def learns(*tensors: Tensor) -> bool:
     """Whether there will be a way back."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def spoilt(query: Tensor, key: Tensor) -> bool:
+    """Whether a score may be no number, which nothing added to it can forbid."""
+    return eager(key) and not surely((query.sum() + key.sum()).isfinite())
 
 
 def surely(condition: Tensor) -> bool:
