@@ -37,13 +37,15 @@ class Rule(NamedTuple):
 
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`; True means that this query
     may attend to this key. `is_causal` lets the last query meet the last key, and no
-    query a later one. `seed` fixes what dropout takes away.
+    query a later one. `seed` fixes what dropout takes away. Where all scores are known
+    to be `finite`, nobody looks for those that are not.
     """
 
     mask: Tensor | None = None
     is_causal: bool = False
     dropout_prob: float = 0.0
     seed: int = 0
+    finite: bool = False
 
 
 class Block(NamedTuple):
@@ -79,8 +81,8 @@ class Workspace:
         # What is not a number cannot be lowered, only replaced, which takes longer. One
         # reading tells whether there is any.
         bare = rule.mask is None and not rule.is_causal
-        unseen = bare or query.is_meta
-        self.finite = unseen or bool((query.sum() + key.sum()).isfinite())
+        known = rule.finite or bare or query.is_meta
+        self.finite = known or bool((query.sum() + key.sum()).isfinite())
         if rule.is_causal and rule.mask is None:
             past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
             self.past = bounds(past, query)

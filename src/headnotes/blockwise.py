@@ -151,17 +151,17 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.is_causal, ctx.dropout_prob, ctx.seed = inputs
-        ctx.save_for_backward(output, *tensors)
+        query, key, value, mask, *ctx.rule = inputs
+        ctx.save_for_backward(output, query, key, value, mask)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         context, query, key, value, mask = ctx.saved_tensors
-        rule = mask, ctx.is_causal, ctx.dropout_prob, ctx.seed
         # What is lost in a row's softmax, below, needs no weights.
         lost = (gradient * context).sum(-1, keepdim=True)  # [..., 1]
-        inputs = query, key, value, gradient, lost, *rule
-        return *AttendBackward.apply(*inputs), None, None, None, None  # type: ignore[no-untyped-call]
+        inputs = query, key, value, gradient, lost, mask, *ctx.rule
+        gradients = AttendBackward.apply(*inputs)  # type: ignore[no-untyped-call]
+        return *gradients, None, *(None for _ in ctx.rule)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 from . import mha
 from .blocks import Rule
 from .cache import KeyValueCache
-from .kernels import FEW, far, read, read_and_show, surely, with_past
+from .kernels import FEW, far, finite, read, read_and_show, with_past
 
 NAMES = "query", "key", "value", "output"
 
@@ -154,6 +154,8 @@ class MultiHeadAttention(nn.Module):
             mha.check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
         rule = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
+        if mask is not None and finite(query, key, value):
+            rule = rule._replace(finite=True)
         q, k, v = self.project(query, key, value, rule)  # [..., batch_size, heads, d_k]
         if need_weights:
             context, weights = read_and_show(
@@ -198,11 +200,9 @@ class MultiHeadAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, rule: Rule
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, each `[seq_len, batch_size, heads, d_k]`."""
-        # Zero times NaN is NaN: as in the core, what none may read is cleared. Where
-        # all is finite, as a sum tells in one reading, there is nothing to clear.
-        mask = rule.mask
-        if mask is not None and not surely((key.sum() + value.sum()).isfinite()):
-            mask = with_past(rule, query, key) if rule.is_causal else mask
+        # Zero times NaN is NaN: as in the core, what none may read is cleared.
+        if rule.mask is not None and not rule.finite:
+            mask = with_past(rule, query, key) if rule.is_causal else rule.mask
             unread = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
             key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
         if query is key is value and (packed := self.pack()) is not None:

@@ -172,7 +172,7 @@ def read_plainly(
     scores = torch.baddbmm(
         bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k)
     )  # [batch_size * heads, q_len, k_len]
-    if mask is not None and spoilt(query, key):
+    if mask is not None and spoilt(query, key, rule):
         scores = scores.masked_fill(bias < 0, -math.inf)
     weights = scores.softmax(-1)
     weights = weights.view(batch_size, heads, *scores.shape[1:])  # [..., q_len, k_len]
@@ -211,7 +211,7 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
     if not key.shape[0]:
         return True  # to read nothing is zero, even for a query that is no number
     if rule.mask is not None:
-        return rule.is_causal or spoilt(query, key)
+        return rule.is_causal or spoilt(query, key, rule)
     return rule.is_causal and query.shape[0] != key.shape[0]
 
 
@@ -237,9 +237,14 @@ def learns(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def spoilt(query: Tensor, key: Tensor) -> bool:
+def spoilt(query: Tensor, key: Tensor, rule: Rule) -> bool:
     """Whether a score may be no number, which nothing added to it can forbid."""
-    return eager(key) and not surely((query.sum() + key.sum()).isfinite())
+    return eager(key) and not rule.finite and not finite(query, key)
+
+
+def finite(*tensors: Tensor) -> bool:
+    """Whether all are known to hold numbers only: a sum tells it in one reading."""
+    return all(eager(x) and surely(x.sum().isfinite()) for x in set(tensors))
 
 
 def surely(condition: Tensor) -> bool:
