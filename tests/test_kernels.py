@@ -78,6 +78,42 @@ def test_blocks_serve_where_the_page_says(
     assert not kernels.by_blocks(*meta[:2], rule)
 
 
+@pytest.mark.parametrize(
+    ("k_len", "dropout_prob", "learns", "products"),
+    [
+        (6, 0.0, True, True),
+        (6, 0.0, False, False),
+        (7, 0.0, True, False),
+        (3, 0.1, True, True),
+        (3, 0.1, False, True),
+        (4, 0.1, True, False),
+    ],
+)
+def test_plain_products_serve_few_keys_with_dropout_or_a_way_back(
+    monkeypatch: pytest.MonkeyPatch,
+    k_len: int,
+    dropout_prob: float,
+    learns: bool,
+    products: bool,
+) -> None:
+    called = []
+    plainly = kernels.read_plainly
+
+    def read_plainly(*x: Any) -> Any:
+        called.append(x)
+        return plainly(*x)
+
+    monkeypatch.setattr(kernels, "read_plainly", read_plainly)
+    query, key, value = some(k_len=k_len)
+    rule = Rule(dropout_prob=dropout_prob)
+    value.requires_grad_(learns)
+    kernels.read(query, key, value, rule)
+    assert bool(called) == products
+    with torch.no_grad():
+        kernels.read(query, key, value, rule)
+    assert len(called) == products * (2 if dropout_prob else 1)
+
+
 @pytest.mark.parametrize("q_len", [5, 11, 17])
 @pytest.mark.parametrize("k_len", [11, 13])
 def test_all_ways_to_read_give_the_same(q_len: int, k_len: int) -> None:

@@ -3,8 +3,11 @@ r"""# Choosing a kernel
 All ways to attend give the same answer; which is the fastest depends on the call. What
 was [measured](../compare/benchmarks.md) says:
 
-- **Dropout, on a CPU:** [by blocks](blockwise.md), or by plain products up to 64 keys.
-  PyTorch's kernel has none there, and gives way to one that writes out all weights.
+- **Few keys, on a CPU, while something learns:** by plain products. The way back
+  through PyTorch's kernel takes small steps, in half precision very slowly. Few are
+  128 keys, or with dropout 64.
+- **Dropout, on a CPU:** [by blocks](blockwise.md). PyTorch's kernel has none there, and
+  gives way to one that writes out all weights.
 - **Causal, on a CPU, with a mask, or with more keys than queries or fewer:** by blocks.
   The causality of PyTorch's kernel is aligned with the top left corner, and excludes a
   mask; written out as one, it would cost the forbidden half.
@@ -58,7 +61,7 @@ def read(
             [ True,  True]])
     """
     (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
-    if rule.dropout_prob and k_len <= FEW // 2 and eager(query):
+    if by_products(query, key, value, rule):
         return read_plainly(query, key, value, rule)[0]
     if by_blocks(query, key, rule):
         return attend(query, key, value, seeded(rule))
@@ -200,6 +203,15 @@ def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
     past = query.new_ones(q_len, k_len, dtype=torch.bool)  # [q_len, k_len]
     past = past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
     return past if rule.mask is None else past & rule.mask  # [q_len, k_len, ...]
+
+
+def by_products(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> bool:
+    """Whether plain products serve best: few keys, and dropout or a way back."""
+    if not eager(query):
+        return False
+    if rule.dropout_prob:
+        return key.shape[0] <= FEW // 2
+    return key.shape[0] <= FEW and learns(query, key, value)
 
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
