@@ -176,7 +176,7 @@ class MultiHeadAttention(nn.Module):
         >>> x = torch.randn(5, 2, 77)
         >>> at_length = fast(query=x, key=x, value=x)
         >>> with torch.no_grad():
-        ...     short = fast.read_itself(x, is_causal=False)
+        ...     short = fast.read_itself(x, False)
         >>> torch.allclose(short, at_length, atol=1e-6)
         True
         """
@@ -211,6 +211,7 @@ class MultiHeadAttention(nn.Module):
             y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
             sizes = seq_len, batch_size, self.heads, 3, self.d_k
             y = y.view(sizes).permute(3, 1, 2, 0, 4)  # [3, ..., heads, seq_len, d_k]
+            # Copied here rather than later, what it was copied from can go.
             if far(y):
                 y = y.contiguous()
             q, k, v = y.permute(0, 3, 1, 2, 4)  # [..., batch_size, heads, d_k]
