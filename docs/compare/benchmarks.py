@@ -171,7 +171,7 @@ def table(run, entry, names, head="batch size × length"):
     text = "\n".join(rows)
     # What most readers did not come for is folded.
     if run.dtype != "float32":
-        head = f'??? info "The numbers in {run.dtype}"\n\n'
+        head = f'??? info "In {run.dtype}: {", ".join(names)}"\n\n'
         text = head + indent(text, "    ")
     if names:
         display(Markdown(text))
