@@ -63,6 +63,13 @@ def recorded(question):
     return found
 
 
+def drawn(run):
+    """Whether a machine is drawn: once a question, its other dtypes are in numbers."""
+    same = (run.question, run.machine["device"])
+    known = next(r for r in runs if (r.question, r.machine["device"]) == same)
+    return run.dtype == known.dtype
+
+
 def machine(run):
     """Machine, dtype, versions and date in a line."""
     about = run.machine
@@ -88,6 +95,8 @@ def lines(ax, cells, value):
 
 def draw(run, value, title, label):
     """A panel a mask and chance of dropout, a line a contestant."""
+    if not drawn(run):
+        return
 
     def panel(cell):
         chance = cell.setting["dropout"]
@@ -169,8 +178,7 @@ def table(run, entry, names, head="batch size × length"):
         shown = [entries[name](cell.results.get(name)) for name in names]
         rows.append(f"|{row_of(cell)}|" + "|".join(shown) + "|")
     text = "\n".join(rows)
-    # What most readers did not come for is folded.
-    if run.dtype != "float32":
+    if not drawn(run):
         head = f'??? info "In {run.dtype}: {", ".join(names)}"\n\n'
         text = head + indent(text, "    ")
     if names:
@@ -255,14 +263,15 @@ display(Markdown("\n".join([head, rule, *(f"|{row}|" for row in rows.values())])
 for run in recorded("inference"):
     draw(run, ratio, "A forward pass", "times as fast as nn")
     table(run, number, FIRST)
-    table(run, number, OTHERS)
+    if drawn(run):
+        table(run, number, OTHERS)
     again(run)
 
 # %% [markdown]
 # How much of the machine that is:
 
 # %% hide="true" alt="Lines over the sizes, a panel a mask: the share of the measured ceiling that each contestant reaches in a forward pass. The table beneath has the numbers."
-for run in recorded("inference"):
+for run in filter(drawn, recorded("inference")):
     draw(run, reached, "A forward pass", "of the ceiling")
     table(run, share, STYLE)
     again(run)
@@ -307,7 +316,7 @@ for run in recorded("training"):
     again(run)
 
 # %% hide="true" alt="Lines over the sizes, a panel a mask and chance of dropout: the share of the measured ceiling that each contestant reaches in a training step. The table beneath has the numbers."
-for run in recorded("training"):
+for run in filter(drawn, recorded("training")):
     draw(run, reached, "A training step", "of the ceiling")
     table(run, share, STYLE)
     again(run)
@@ -330,8 +339,12 @@ losses("training")
 # %% hide="true" alt="Points, a row a decoder and a colour a size of the cache: how many times as long as the bare kernel one more token takes, on a logarithmic axis. The table beneath has the numbers."
 DECODERS = ("sdpa", "fast", "bmm", "cat", "gpt2", "x-transformers", "nn")
 
-for run in recorded("decode"):
-    figure, ax = plt.subplots(figsize=(7, 2.8))
+
+def points(run):
+    """A row a decoder, a colour a size of the cache."""
+    if not drawn(run):
+        return
+    ax = plt.subplots(figsize=(7, 2.8))[1]
     names = [n for n in DECODERS if any(n in cell.results for cell in run.cells)]
     for cell, (colour, marker) in zip(run.cells, STYLE.values(), strict=False):
         there = [name for name in names if name in cell.results]
@@ -349,6 +362,10 @@ for run in recorded("decode"):
     ax.set_title(f"One more token\n{machine(run)}")
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
+
+
+for run in recorded("decode"):
+    points(run)
     table(run, number, DECODERS, head="batch size × keys")
     again(run)
 
@@ -374,6 +391,8 @@ def mode_of(cell):
 
 def growth(run, what, key, unit, label):
     """Amounts over lengths, both logarithmic, a panel a mode."""
+    if not drawn(run):
+        return
     modes = list(dict.fromkeys(mode_of(cell) for cell in run.cells))
     width = 7 if len(modes) > 1 else 6
     figure, axes = plt.subplots(

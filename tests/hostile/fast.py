@@ -36,7 +36,7 @@ from hostile.registry import attack
 def small() -> Iterator[None]:
     """Every path is walked at small sizes."""
     changes = [(blocks, "ROWS", 2), (blocks, "SCORES", 1)]
-    changes += [(kernels, "FEW", 1), (fast, "FEW", 1), (kernels, "LONG", 3)]
+    changes += [(kernels, "FEW", 1), (fast, "FEW", 2), (kernels, "LONG", 3)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
         setattr(module, name, value)
@@ -81,6 +81,18 @@ class Quietly(nn.Module):
             return self.module(**call, average_weights=average_weights)
 
 
+class Alone(nn.Module):
+    """A sequence that reads itself, with nothing to learn: the packed projections."""
+
+    def __init__(self, module: fast.MultiHeadAttention) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *, query: Any, is_causal: bool) -> Any:
+        with small(), torch.no_grad():
+            return self.module(query=query, key=query, value=query, is_causal=is_causal)
+
+
 def new_module(dice: Dice) -> tuple[Any, Weights]:
     heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
     made = fast.MultiHeadAttention(heads, heads * d_k, 0.0, bias=not dice.chance(2))
@@ -122,6 +134,28 @@ def forward(dice: Dice) -> Call:
     function = Quietly(module, learns=dice.chance(2))
     made = call(dice, function, given, judge, mask=odd_mask(dice))
     given |= flagged  # read by their truth, so none of them is wrong
+    return made
+
+
+@attack("fast.MultiHeadAttention.read_itself")
+def alone(dice: Dice) -> Call:
+    module, weights = new_module(dice)
+    weight, heads = module.output.weight, module.heads
+    seq_len, _, batch_size = sizes(dice)
+    (x,) = inputs(dice, (seq_len, batch_size, weight.shape[0]), like=weight)
+    given: dict[str, Any] = {"query": x}
+    is_causal = dice.chance(2)
+
+    def judge(result: Any) -> None:
+        x = given["query"]
+        dense(x, weight, 3)
+        full = (len(x), len(x), x.shape[1])
+        may = may_read(None, is_causal, full).to(weight.device)
+        output, _ = right(x, x, x, may, weights, heads)
+        compare(result, output, weight)
+
+    made = call(dice, Alone(module.eval()), given, judge)
+    given["is_causal"] = is_causal
     return made
 
 
