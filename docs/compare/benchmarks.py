@@ -194,11 +194,10 @@ def again(run):
 
 def losses(question, name="fast"):
     """Where somebody else is faster by more than a tie."""
-    rows, seen = [], False
-    for run in [run for run in runs if run.question == question]:
+    for run in recorded(question):
+        rows = []
         for cell in run.cells:
             ours = cell.results.get(name)
-            seen = seen or bool(ours)
             times = {
                 other: found["ratio"] / ours["ratio"]
                 for other, found in cell.results.items()
@@ -210,11 +209,10 @@ def losses(question, name="fast"):
                 if verdict(times[other]) == "faster"
             )
             if who:
-                rows.append(f"|{row_of(cell)}|{who}|{machine(run)}|")
-    head = f"|where|who, and how many times as fast as `{name}`|machine|"
-    text = "Nowhere in these records." if seen else "It is in no record yet."
-    shown = "\n".join([head, "|---|---|---|", *rows]) if rows else text
-    display(Markdown(shown))
+                rows.append(f"|{row_of(cell)}|{who}|")
+        head = f"|where|who, and how many times as fast as `{name}`|"
+        shown = "\n".join(["", head, "|---|---|", *rows]) if rows else "Nowhere."
+        display(Markdown(f"{machine(run)}:\n{shown}"))
 
 
 # %% [markdown]
