@@ -129,7 +129,7 @@ def labels_of(ax: Any) -> list[str]:
 def test_it_says_where_we_lose(page: Any) -> None:
     run = planted("inference", "A CPU", "cpu", "float32")
     text, _ = page(run)
-    assert "Nowhere in these records." in text
+    assert ":\nNowhere." in text
     lost = run.cells[9].results
     lost["sdpa"]["ratio"] = 1.37 * 1.021
     lost["nn"]["ratio"] = 1.37 * 1.019  # a tie
@@ -137,7 +137,24 @@ def test_it_says_where_we_lose(page: Any) -> None:
     text, _ = page(run)
     setting = run.cells[9].setting
     assert Setting(setting["batch_size"], setting["seq_len"]) == Setting(4, 512)
-    assert "|4 × 512|`core` 2.00, `sdpa` 1.02|A CPU, 2 threads, float32," in text
+    assert "|---|---|\n|4 × 512|`core` 2.00, `sdpa` 1.02|" in text
+    assert "A CPU, 2 threads, float32, torch" in text
+
+
+def test_of_a_second_dtype_the_numbers_are_folded_and_nothing_is_drawn(
+    page: Any,
+) -> None:
+    wide = planted("inference", "A CPU", "cpu", "float32")
+    half = planted("inference", "A CPU", "cpu", "bfloat16")
+    other = planted("inference", "A GPU", "cuda", "bfloat16")
+    text, figures = page(half, wide, other)
+    assert len(figures) == 4  # how fast, and of what share: for two machines
+    titles = [figure.get_suptitle() for figure in figures]
+    assert sum("A CPU, 2 threads, float32" in title for title in titles) == 2
+    assert sum("A GPU, bfloat16" in title for title in titles) == 2
+    assert text.count('??? info "In bfloat16: nn, fast,') == 1
+    assert text.count("??? info") == 1
+    assert "    |batch size × length|" in text
 
 
 @pytest.mark.filterwarnings("ignore")
