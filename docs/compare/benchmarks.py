@@ -22,6 +22,7 @@
 import math
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from textwrap import indent
 
 import matplotlib.pyplot as plt
@@ -281,18 +282,15 @@ for run in filter(drawn, recorded("inference")):
 
 # %% hide="true"
 for run in recorded("inference"):
-    beside = sorted(
+    beside = [
         cell.results["fast"]["ratio"] / cell.results["sdpa"]["ratio"]
         for cell in run.cells
         if {"fast", "sdpa"} <= set(cell.results)
-    )
-    middle = beside[len(beside) // 2]
-    display(
-        Markdown(
-            f"`fast` is {beside[0]:.2f} to {beside[-1]:.2f} times as fast as `sdpa`, "
-            f"{middle:.2f} in the middle: {machine(run)}"
-        )
-    )
+    ]
+    if beside:
+        reach = f"{min(beside):.2f} to {max(beside):.2f} times as fast as `sdpa`"
+        middle = f"{median(beside):.2f} in the middle"
+        display(Markdown(f"`fast` is {reach}, {middle}: {machine(run)}"))
 
 # %% [markdown]
 # **Where `fast` loses** to anybody, by more than 2 %:

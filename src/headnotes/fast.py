@@ -186,11 +186,8 @@ class MultiHeadAttention(nn.Module):
         if x.shape[0] > FEW:
             return None
         seq_len, batch_size, d_model = x.shape
-        x = x.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
-        y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
-        sizes = 1, seq_len, batch_size * self.heads, 3, self.d_k
-        y = y.view(sizes).permute(3, 0, 2, 1, 4)  # [3, 1, ..., seq_len, d_k]
-        q, k, v = y.unbind(0)  # [1, batch_size * heads, seq_len, d_k]
+        y = self.multiply(packed, x)  # [3, batch_size, heads, seq_len, d_k]
+        q, k, v = y.unbind(0)  # [batch_size, heads, seq_len, d_k]
         context = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
         context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
         output = torch.addmm(packed.output_bias, context, packed.output_weight)
@@ -206,17 +203,22 @@ class MultiHeadAttention(nn.Module):
             unread = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
             key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
         if query is key is value and (packed := self.pack()) is not None:
-            seq_len, batch_size, d_model = query.shape
-            x = query.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
-            y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
-            sizes = seq_len, batch_size, self.heads, 3, self.d_k
-            y = y.view(sizes).permute(3, 1, 2, 0, 4)  # [3, ..., heads, seq_len, d_k]
+            y = self.multiply(packed, query)  # [3, ..., d_k]
             # Copied here rather than later, what it was copied from can go.
             if far(y):
                 y = y.contiguous()
-            q, k, v = y.permute(0, 3, 1, 2, 4)  # [..., batch_size, heads, d_k]
+            q, k, v = y.permute(0, 3, 1, 2, 4)  # [..., d_k]
             return q, k, v
         return self.query(query), self.key(key), self.value(value)  # [..., d_k]
+
+    def multiply(self, packed: Packed, x: Tensor) -> Tensor:
+        """All three projections of a sequence in one product, as views by head."""
+        seq_len, batch_size, d_model = x.shape
+        x = x.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
+        y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
+        sizes = seq_len, batch_size, self.heads, 3, self.d_k
+        y = y.view(sizes).permute(3, 1, 2, 0, 4)
+        return y  # [3, batch_size, heads, seq_len, d_k]
 
     def pack(self) -> Packed | None:
         r"""The projections as one, or None where a gradient, compiler or hook looks on.

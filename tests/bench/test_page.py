@@ -141,6 +141,21 @@ def test_it_says_where_we_lose(page: Any) -> None:
     assert "A CPU, 2 threads, float32, torch" in text
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["beside", "alone"])
+def test_it_says_how_near_to_the_bare_kernel_we_come_where_both_were_asked(
+    page: Any, there: bool
+) -> None:
+    run = planted("inference", "A CPU", "cpu", "float32")
+    run.cells[3].results["fast"]["ratio"] = 1.01 * 2
+    for cell in run.cells:
+        if not there:
+            del cell.results["sdpa"]
+    text, _ = page(run)
+    said = "`fast` is 1.36 to 2.00 times as fast as `sdpa`, 1.36 in the middle: A CPU"
+    assert (said in text) == there
+    assert ("times as fast as `sdpa`," in text) == there
+
+
 def test_of_a_second_dtype_the_numbers_are_folded_and_nothing_is_drawn(
     page: Any,
 ) -> None:

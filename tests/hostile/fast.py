@@ -187,8 +187,7 @@ def decode(dice: Dice) -> Call:
         assert len(cache) == len(whole_x)
         compare(result[0], output[past:], weight)
 
-    names = "query", "key", "value", "capacity"
-    return call(dice, function, given, judge, *names)
+    return call(dice, function, given, judge, "key", "value", "capacity")
 
 
 @attack("fast.MultiHeadAttention.cache")
