@@ -234,6 +234,23 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
     expect(strip(page, SCORES)).to_be_focused()
 
 
+def test_focus_that_scrolls_the_page_keeps_its_card(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.wait_for_timeout(300)
+    strip(page, ATTN).focus()  # far below what the window shows
+    page.wait_for_function("scrollY > 0")
+    tooltip = page.get_by_role("tooltip")
+    for way in (0, 30, -60):
+        page.mouse.wheel(0, way)
+        page.wait_for_timeout(200)
+        expect(tooltip).to_contain_text("attn float32")
+        line, card = strip(page, ATTN).bounding_box(), tooltip.bounding_box()
+        gap = card["y"] - (line["y"] + line["height"])
+        assert 0 <= gap < 12 or 0 <= line["y"] - (card["y"] + card["height"]) < 12
+    page.keyboard.press("Shift+Tab")
+    expect(tooltip).not_to_contain_text("attn float32")
+
+
 def test_a_link_carries_the_state(page: Page, url: str) -> None:
     page.goto(f"{url}/{CORE}")
     strip(page, ATTN).click()

@@ -108,7 +108,11 @@ for (const holder of document.querySelectorAll(".sn-data")) {
     );
     card.hidden = false;
     element.setAttribute("aria-describedby", "sn-card");
-    const box = element.getBoundingClientRect();
+    placeCard();
+  };
+
+  const placeCard = () => {
+    const box = owner.getBoundingClientRect();
     const { width, height } = card.getBoundingClientRect();
     const room = innerHeight - (panel.isConnected ? panel.offsetHeight : 0);
     const below = box.bottom + 6 + height < room;
@@ -130,7 +134,12 @@ for (const holder of document.querySelectorAll(".sn-data")) {
   };
   card.addEventListener("pointerenter", () => clearTimeout(waiting));
   card.addEventListener("pointerleave", hideSoon);
-  addEventListener("scroll", hideCard, { passive: true, capture: true });
+  // What has the focus keeps its card: giving it the focus may be what scrolls the page.
+  const scrolled = () => {
+    if (owner && owner === document.activeElement) placeCard();
+    else hideCard();
+  };
+  addEventListener("scroll", scrolled, { passive: true, capture: true });
 
   // The strip: one tab stop a block, arrows lead from one shape to the next.
 
