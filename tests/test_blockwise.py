@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 import oracle
 from headnotes import blocks
 from headnotes.blocks import Rule
-from headnotes.blockwise import attend, attend_and_show
+from headnotes.blockwise import AttendBackward, attend, attend_and_show
 
 Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 7, 3, 11, 2
 
@@ -67,6 +68,12 @@ def by_formula(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> Any:
     return weights, torch.einsum("ijbh,jbhd->ibhd", weights, value)
 
 
+# Who returns what; each with gradients.
+SHOWING: dict[str, Any] = {
+    "attend": attend,
+    "attend_and_show": attend_and_show,
+    "mean": partial(attend_and_show, average=True),
+}
 MASKS = {
     "none": None,
     "keys of an item": some_mask(1, K_LEN, BATCH),
@@ -216,13 +223,14 @@ def test_tensors_may_lie_as_they_like_and_are_left_alone() -> None:
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.5])
+@pytest.mark.parametrize("function", SHOWING)
 def test_gradients_are_those_of_finite_differences_while_the_draws_are_fixed(
-    is_causal: bool, masked: bool, dropout_prob: float
+    function: str, is_causal: bool, masked: bool, dropout_prob: float
 ) -> None:
     mask = some_mask(Q_LEN, K_LEN, 2) if masked else None
     rule = Rule(mask, is_causal, dropout_prob, seed=2017)
     x = double(requires_grad=True, batch_size=2, heads=3)
-    assert torch.autograd.gradcheck(lambda *x: attend(*x, rule), x)
+    assert torch.autograd.gradcheck(lambda *x: SHOWING[function](*x, rule), x)
 
 
 def test_a_second_derivative_is_refused_in_plain_words() -> None:
@@ -236,9 +244,33 @@ def test_a_second_derivative_is_refused_in_plain_words() -> None:
         first.sum().backward()
 
 
-def test_what_is_shown_carries_no_gradient() -> None:
+@pytest.mark.parametrize("average", [False, True], ids=["each head", "mean"])
+def test_a_loss_may_look_at_the_context_or_at_the_weights_alone(
+    average: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = []  # the gradients of the weights
+    way_back = AttendBackward.forward
+    monkeypatch.setattr(
+        AttendBackward,
+        "forward",
+        staticmethod(lambda *x: (arrived.append(x[5]), way_back(*x))[1]),
+    )
     x = double(requires_grad=True)
-    assert not any(y.requires_grad for y in attend_and_show(*x))
+    weights, context = by_formula(*x, Rule())
+    weights = weights.permute(2, 3, 0, 1)
+    expected = context, weights.mean(1) if average else weights
+    shown = attend_and_show(*x, average=average)
+    for ours, theirs in zip(shown, expected, strict=True):
+        upstream = torch.randn_like(theirs)
+        gradients = torch.autograd.grad(ours, x, upstream, retain_graph=True)
+        slopes = torch.autograd.grad(
+            theirs, x, upstream, retain_graph=True, materialize_grads=True
+        )
+        for a, b in zip(gradients, slopes, strict=True):
+            torch.testing.assert_close(a, b)
+    # For weights that nobody looked at, no zeros are written out.
+    assert arrived[0] is None
+    assert arrived[1].shape.numel() == expected[1].numel()
 
 
 def test_only_what_learns_needs_a_gradient() -> None:
@@ -258,8 +290,9 @@ def test_only_what_learns_needs_a_gradient() -> None:
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dims", [(0, 0, 0), (2, None, 1), (None, 4, None)])
+@pytest.mark.parametrize("function", SHOWING)
 def test_vmap_gives_what_a_loop_gives_with_gradients(
-    mask: str, is_causal: bool, dims: tuple[int | None, ...]
+    function: str, mask: str, is_causal: bool, dims: tuple[int | None, ...]
 ) -> None:
     n = 4
     xs = [double() for _ in range(n)]
@@ -271,8 +304,9 @@ def test_vmap_gives_what_a_loop_gives_with_gradients(
     many = None if own is None else torch.stack([own.roll(i, 1) for i in range(n)], -1)
 
     def loss(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
-        context = attend(q, k, v, Rule(mask, is_causal))
-        return context.square().sum(), context
+        shown = SHOWING[function](q, k, v, Rule(mask, is_causal))
+        shown = shown if isinstance(shown, tuple) else (shown,)
+        return sum(x.square().sum() for x in shown), shown
 
     call = torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)
     for masks, m_dim in ((many, None if own is None else -1), (own, None)):
@@ -280,9 +314,8 @@ def test_vmap_gives_what_a_loop_gives_with_gradients(
         for i in range(n):
             one = [xs[0][k] if dim is None else xs[i][k] for k, dim in enumerate(dims)]
             its = masks if m_dim is None else masks[..., i]
-            gradients, context = call(*one, its)
-            torch.testing.assert_close(made[1][i], context)
-            for a, b in zip(made[0], gradients, strict=True):
+            gradients, shown = call(*one, its)
+            for a, b in zip(made[1] + made[0], shown + gradients, strict=True):
                 torch.testing.assert_close(a[i], b)
 
 

@@ -6,16 +6,15 @@ number that costs more than the weight did. They do not show the weights, and ca
 they know only without a mask, and for as many keys as queries. This module is for these
 cases; [another](kernels.md) tells them apart.
 
-It takes the weights [a block at a time](blocks.md), reads with them, and keeps none:
-the way back computes them again, which costs one product of matrices and saves the
-memory of all of them.
+It takes the weights [a block at a time](blocks.md), reads with them, shows them if it
+is asked to, and keeps none: the way back computes them again, which costs one product
+of matrices and saves the memory of all of them.
 
 Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix B,
 for the way back and for dropout that is drawn again.
 """
 
 # What is imported with a dot stands beside this file; nothing else is needed.
-from functools import partial
 from typing import Any
 
 import torch
@@ -56,8 +55,9 @@ def attend(
     True
     """
     check_call(query, key, value, rule)
-    context: Tensor = Attend.apply(query, key, value, *rule)  # type: ignore[no-untyped-call]
-    return context  # [q_len, batch_size, heads, d_k]
+    apply: Any = Attend.apply
+    read: tuple[Tensor, Tensor] = apply(query, key, value, 0, *rule)
+    return read[0]  # [q_len, batch_size, heads, d_k]
 
 
 def attend_and_show(
@@ -68,106 +68,89 @@ def attend_and_show(
     *,
     average: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""What `attend` returns, and the weights behind it. No gradient flows.
+    r"""What `attend` returns, and the weights behind it; gradients flow through both.
 
     The weights are `[batch_size, heads, q_len, k_len]`, or, averaged over the heads,
     `[batch_size, q_len, k_len]`. They were taken before dropout.
 
-    >>> query = torch.randn(256, 3, 7, 11)
-    >>> key, value = torch.randn(2, 5, 3, 7, 11)
+    >>> query = torch.randn(256, 4, 7, 11).requires_grad_()
+    >>> key, value = torch.randn(2, 131, 4, 7, 11)
     >>> context, weights = attend_and_show(query, key, value)
-    >>> torch.allclose(weights.sum(-1), torch.ones(3, 7, 256))
+    >>> torch.allclose(weights.sum(-1), torch.ones(4, 7, 256))
+    True
+
+    Since a row of weights always sums to 1, no query can change that sum:
+
+    >>> context, mean = attend_and_show(query, key, value, average=True)
+    >>> (weights.sum() + mean.sum()).backward()
+    >>> torch.allclose(query.grad, torch.zeros(256, 4, 7, 11), atol=1e-6)
     True
     """
     check_call(query, key, value, rule)
-    tensors = (x.detach() for x in (query, key, value))
-    show = partial(Show.apply, *tensors)
-    context, shown = show(average, *rule)  # [q_len, ..., d_k], [batch_size, ..., k_len]
+    n = 1 if average else query.shape[2]
+    x = query, key, value
+    apply: Any = Attend.apply
+    context, shown = apply(*x, n, *rule)  # [q_len, ..., d_k], [n, ..., k_len]
+    shown = shown[0] if average else shown.transpose(0, 1)  # [batch_size, ..., k_len]
     return context, shown
 
 
-def forward(
-    query: Tensor,  # [q_len, batch_size, heads, d_k]
-    key: Tensor,  # [k_len, batch_size, heads, d_k]
-    value: Tensor,  # [k_len, batch_size, heads, d_k]
-    rule: Rule,
-    shown: Tensor | None = None,
-) -> Tensor:
-    """Block by block; the weights are copied to `shown` while they are at hand."""
-    work = Workspace(query, key, rule)
-    context = work.output()  # [q_len, batch_size, heads, d_k]
-    for block in work.blocks():
-        weights = work.weights(query, key, block)  # [folded, rows, k_len]
-        if shown is not None:
-            place = block.items, ..., block.rows, slice(block.k_len)
-            part = shown[place]  # [..., rows, k_len]
-            sizes = *sizes_of(block), *weights.shape[1:]
-            each = weights.view(sizes)  # [..., rows, k_len]
-            if shown.dim() == 4:
-                part[:, block.heads] = each
-            else:
-                part += each.sum(1) / query.shape[2]
-        if rule.dropout_prob:
-            weights.mul_(work.kept(weights))
-        part = rows_of(context, block)  # [folded, rows, d_k]
-        part.copy_(product(weights, read_of(value, block), work.gain))
-    return context  # [q_len, batch_size, heads, d_k]
+class Attend(torch.autograd.Function):
+    """The way there: the context, and the weights of `n` heads.
 
-
-class Show(torch.autograd.Function):
-    """The way there with the weights; a function for `vmap`, not for gradients."""
+    These are none, or all, or a single one, which is the mean of all.
+    """
 
     @staticmethod
     def forward(
         query: Tensor,  # [q_len, batch_size, heads, d_k]
         key: Tensor,  # [k_len, batch_size, heads, d_k]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
-        average: bool,
+        n: int,
         *rule: Any,
     ) -> tuple[Tensor, Tensor]:
         (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
-        shape = (batch_size, *[heads] * (not average), q_len, k_len)
-        shown = query.new_zeros(shape)  # [batch_size, ..., q_len, k_len]
-        return forward(query, key, value, Rule(*rule), shown), shown
+        work = Workspace(query, key, Rule(*rule))
+        context = work.output()  # [q_len, batch_size, heads, d_k]
+        shown = query.new_zeros(n, batch_size, q_len, k_len)  # [n, ..., q_len, k_len]
+        for block in work.blocks():
+            weights = work.weights(query, key, block)  # [folded, rows, k_len]
+            if n:
+                # While they are at hand, in the cache.
+                each = by_head(weights, block)  # [heads, items, rows, k_len]
+                part = shown_of(shown, block)  # [n, items, rows, k_len]
+                if n == heads:
+                    part.copy_(each)
+                else:
+                    part.add_(each.sum(0), alpha=1 / heads)
+            if work.rule.dropout_prob:
+                weights.mul_(work.kept(weights))
+            part = rows_of(context, block)  # [folded, rows, d_k]
+            part.copy_(product(weights, read_of(value, block), work.gain))
+        return context, shown
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
+        query, key, value, _, mask, *ctx.rule = inputs
+        ctx.save_for_backward(output[0], query, key, value, mask)
+        # Weights that nobody looks at bring no gradient, rather than one full of zeros.
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(
+        ctx: Any, gradient: Tensor | None, d_shown: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        context, query, key, value, mask = ctx.saved_tensors
+        inputs = query, key, value, context, gradient, d_shown, mask, *ctx.rule
+        gradients = AttendBackward.apply(*inputs)  # type: ignore[no-untyped-call]
+        return *gradients, None, None, *(None for _ in ctx.rule)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Any, tuple[int, int]]:
         wide = widen(info.batch_size, in_dims, inputs)
-        context, shown = Show.apply(*wide)  # type: ignore[no-untyped-call]
+        outputs = Attend.apply(*wide)  # type: ignore[no-untyped-call]
         size = (info.batch_size, -1)
-        return (context.unflatten(1, size), shown.unflatten(0, size)), (1, 0)
-
-
-class Attend(torch.autograd.Function):
-    """The way there: `forward` for autograd, and for `vmap`."""
-
-    @staticmethod
-    def forward(query: Tensor, key: Tensor, value: Tensor, *rule: Any) -> Tensor:
-        return forward(query, key, value, Rule(*rule))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        query, key, value, mask, *ctx.rule = inputs
-        ctx.save_for_backward(output, query, key, value, mask)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        context, query, key, value, mask = ctx.saved_tensors
-        # What is lost in a row's softmax, below, needs no weights.
-        lost = (gradient * context).sum(-1, keepdim=True)  # [..., 1]
-        inputs = query, key, value, gradient, lost, mask, *ctx.rule
-        gradients = AttendBackward.apply(*inputs)  # type: ignore[no-untyped-call]
-        return *gradients, None, *(None for _ in ctx.rule)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        wide = widen(info.batch_size, in_dims, inputs)
-        context = Attend.apply(*wide)  # type: ignore[no-untyped-call]
-        return context.unflatten(1, (info.batch_size, -1)), 1
+        return tuple(x.unflatten(1, size) for x in outputs), (1, 1)
 
 
 class AttendBackward(torch.autograd.Function):
@@ -182,7 +165,9 @@ class AttendBackward(torch.autograd.Function):
 
     $$dQ = dS\, K / \sqrt{d_k} \qquad dK = dS^\top Q / \sqrt{d_k}$$
 
-    The subtraction is the softmax's: what one key gains, the others lose.
+    The subtraction is the softmax's: what one key gains, the others lose. Weights that
+    were shown bring a gradient $W$ of their own, from before dropout: it joins the
+    first sum, and $\sum_j P_{ij} W_{ij}$ the second.
 
     Where all scores are 0, each of 256 queries reads a fifth of each of five values:
 
@@ -199,8 +184,9 @@ class AttendBackward(torch.autograd.Function):
         query: Tensor,  # [q_len, batch_size, heads, d_k]
         key: Tensor,  # [k_len, batch_size, heads, d_k]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
-        gradient: Tensor,  # [q_len, batch_size, heads, d_k]
-        lost: Tensor,  # [q_len, batch_size, heads, 1]
+        context: Tensor,  # [q_len, batch_size, heads, d_k]
+        gradient: Tensor | None,  # [q_len, batch_size, heads, d_k]
+        d_shown: Tensor | None,  # [n, batch_size, q_len, k_len]
         *rule: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         work = Workspace(query, key, Rule(*rule))
@@ -211,6 +197,10 @@ class AttendBackward(torch.autograd.Function):
         d_key, d_value = (
             x.new_zeros(shape, dtype=wide) for x in (key, value)
         )  # [batch_size, heads, k_len, d_k]
+        if gradient is None:
+            gradient = torch.zeros_like(query)  # [q_len, batch_size, heads, d_k]
+        # What is lost in a row's softmax needs no weights, unless they were shown.
+        lost = (gradient * context).sum(-1, keepdim=True)  # [..., 1]
 
         for block in work.blocks():
             weights = work.weights(query, key, block)  # [folded, rows, k_len]
@@ -224,7 +214,17 @@ class AttendBackward(torch.autograd.Function):
                 used.mul_(weights)
             add_product(d_value, block, used.mT, g, work.gain)
 
-            d_scores = d_weights.sub_(rows_of(lost, block)).mul_(weights)
+            less = rows_of(lost, block)  # [folded, rows, 1]
+            if d_shown is not None:
+                part = shown_of(d_shown, block)  # [n, items, rows, k_len]
+                if len(d_shown) < work.heads:
+                    part = part / work.heads  # [n, items, rows, k_len]
+                by_head(d_weights, block).add_(part)
+                passed = work.buffer("passed", weights.shape)
+                each = by_head(weights, block)  # [heads, items, rows, k_len]
+                torch.mul(each, part, out=by_head(passed, block))
+                less = less + passed.sum(-1, keepdim=True)  # [folded, rows, 1]
+            d_scores = d_weights.sub_(less).mul_(weights)
             part = rows_of(d_query, block)  # [folded, rows, d_k]
             part.copy_(product(d_scores, read_of(key, block), work.scale))
             add_product(d_key, block, d_scores.mT, rows_of(query, block), work.scale)
@@ -276,6 +276,18 @@ def add_product(
         part.baddbmm_(a, b, alpha=scale)
     else:
         part.add_(torch.bmm(a, b), alpha=scale)
+
+
+def by_head(x: Tensor, block: Block) -> Tensor:
+    """What was computed for a block, `[folded, rows, k_len]`, with its heads apart."""
+    items, heads = sizes_of(block)
+    return x.view(items, heads, *x.shape[1:]).transpose(0, 1)  # [heads, items, ...]
+
+
+def shown_of(x: Tensor, block: Block) -> Tensor:
+    """What is shown of a block, `[n, items, rows, k_len]`: one head may be for all."""
+    heads, k_len = block.heads if len(x) > 1 else slice(1), block.k_len
+    return x[heads, block.items, block.rows, :k_len]  # [..., k_len]
 
 
 def widen(n: int, dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:

@@ -14,8 +14,7 @@ was [measured](../compare/benchmarks.md) says:
 - **A mask, on a CPU, where a key is no number:** by blocks, which clear what is
   forbidden. PyTorch's kernel adds minus infinity to it, and NaN remains NaN.
 - **Weights to be shown:** by blocks too, which copy them while they are in the cache,
-  but by plain products for short sequences, and where a gradient is to flow through the
-  weights.
+  but by plain products for short sequences.
 - **All else:** `F.scaled_dot_product_attention`, which on a CPU takes any strides: a
   copy of the heads, one after the other, pays only for long sequences and where there
   is a way back. A mask costs little, as long as it is not written out for every head.
@@ -122,7 +121,7 @@ def read_and_show(
     >>> torch.allclose(mean, many[1].mean(-1))
     True
     """
-    if eager(query) and not learns(query, key, value) and key.shape[0] > FEW:
+    if eager(query) and key.shape[0] > FEW:
         context, weights = attend_and_show(
             query, key, value, seeded(rule), average=average
         )  # [q_len, batch_size, heads, d_k], [batch_size, ..., q_len, k_len]
