@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import oracle
+from chance import assert_independent, assert_share, assert_unlike
 from headnotes import blocks
 from headnotes.blocks import Rule
 from headnotes.blockwise import AttendBackward, attend, attend_and_show
@@ -349,37 +350,18 @@ def test_a_share_of_the_weights_is_dropped_and_the_rest_makes_up_for_it(
     p: float,
 ) -> None:
     factors = drawn(p)
-    dropped = factors == 0
-    n = dropped.numel()
-    assert n == 61 * 67 * BATCH * HEADS
-    assert abs(dropped.sum().item() - n * p) < 4 * math.sqrt(n * p * (1 - p))
-    gain = factors[~dropped]
-    torch.testing.assert_close(
-        gain, torch.full_like(gain, 1 / (1 - p)), rtol=1e-4, atol=0
-    )
+    assert factors.numel() == 61 * 67 * BATCH * HEADS
+    assert_share(factors, p)
 
 
 def test_draws_are_independent_of_their_neighbours() -> None:
-    p = 0.3
-    dropped = (drawn(p) == 0).double() - p
-    n, variance = dropped.numel(), p * (1 - p)
-    for axis, size in enumerate(dropped.shape):
-        for step in range(1, min(size, 9)):
-            a, b = (dropped.narrow(axis, s, size - step) for s in (0, step))
-            correlation = (a * b).mean() / variance
-            assert abs(correlation) < 4.5 / math.sqrt(a.numel()), (axis, step)
-    # No row, key, item or head fares better than another.
-    for axis, size in enumerate(dropped.shape):
-        rest = [other for other in range(4) if other != axis]
-        bound = 4.5 * math.sqrt(variance * size / n)
-        assert dropped.mean(rest).abs().max() < bound
+    assert_independent(drawn(0.3), 0.3)
 
 
 def test_every_seed_draws_otherwise_and_each_draws_the_same_again() -> None:
-    first, second = drawn(0.5, seed=1) == 0, drawn(0.5, seed=2) == 0
-    assert torch.equal(drawn(0.5, seed=1) == 0, first)
-    agree = (first == second).double().mean()
-    assert abs(agree - 0.5) < 4 * 0.5 / math.sqrt(first.numel())
+    first = drawn(0.5, seed=1)
+    assert torch.equal(drawn(0.5, seed=1), first)
+    assert_unlike(first, drawn(0.5, seed=2))
 
 
 def test_no_draw_is_taken_from_the_global_generator() -> None:

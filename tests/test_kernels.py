@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from chance import assert_independent, assert_share, assert_unlike
 from headnotes import kernels
 from headnotes.blocks import Rule
 
@@ -50,9 +51,9 @@ def rules(q_len: int = Q_LEN, k_len: int = K_LEN) -> list[Rule]:
         (5, 13, Rule(), False),
         (5, 13, Rule(mask=torch.ones(1, 13, 1).bool()), False),
         (5, 13, Rule(dropout_prob=0.1), True),
-        (5, 4, Rule(dropout_prob=0.1), True),
-        (5, 3, Rule(dropout_prob=0.1), False),
-        (5, 3, Rule(is_causal=True, dropout_prob=0.1), False),
+        (5, 7, Rule(dropout_prob=0.1), True),
+        (5, 6, Rule(dropout_prob=0.1), False),
+        (5, 6, Rule(is_causal=True, dropout_prob=0.1), False),
         (5, 13, Rule(is_causal=True), True),
         (13, 5, Rule(is_causal=True), True),
         (5, 5, Rule(is_causal=True), False),
@@ -84,9 +85,9 @@ def test_blocks_serve_where_the_page_says(
         (6, 0.0, True, True),
         (6, 0.0, False, False),
         (7, 0.0, True, False),
-        (3, 0.1, True, True),
-        (3, 0.1, False, True),
-        (4, 0.1, True, False),
+        (6, 0.1, True, True),
+        (6, 0.1, False, True),
+        (7, 0.1, True, False),
     ],
 )
 def test_plain_products_serve_few_keys_with_dropout_or_a_way_back(
@@ -230,6 +231,67 @@ def test_dropout_is_drawn_anew_and_the_weights_are_those_before_it(
     assert not torch.equal(*contexts)
     full = kernels.read_plainly(query, key, value, Rule())[0]
     assert not torch.allclose(contexts[0], full)
+
+
+# Dropout by plain products
+
+
+def drawn(p: float, *shape: int) -> Tensor:
+    """What dropout multiplies weights by."""
+    used, gain = kernels.drop(torch.ones(shape), p)
+    return used * gain
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_a_share_of_the_weights_is_dropped_and_the_rest_makes_up_for_it(
+    p: float,
+) -> None:
+    assert_share(drawn(p, 61, 67, 33), p)
+
+
+@pytest.mark.parametrize(("p", "share"), [(2.0**-18, 0), (1 - 2.0**-18, 1), (1, 1)])
+def test_probabilities_at_the_ends_leave_finite_numbers(p: float, share: float) -> None:
+    factors = drawn(p, 61, 67)
+    assert factors.isfinite().all()
+    assert abs((factors == 0).float().mean() - share) < 1e-3
+
+
+def test_draws_are_independent_of_their_neighbours() -> None:
+    assert_independent(drawn(0.3, 61, 67, 33), 0.3)
+
+
+def test_a_call_draws_anew_and_a_seed_the_same_again() -> None:
+    torch.manual_seed(1)
+    first, second = drawn(0.5, 61, 67), drawn(0.5, 61, 67)
+    assert_unlike(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(drawn(0.5, 61, 67), first)
+
+
+def test_gradients_are_those_of_finite_differences_while_the_draws_are_fixed() -> None:
+    x = some(3, 5, dtype=torch.float64)
+
+    def read(*x: Tensor) -> Any:
+        torch.manual_seed(2017)
+        return kernels.read_plainly(*x, Rule(None, True, 0.3))
+
+    for each in x:
+        each.requires_grad_()
+    assert torch.autograd.gradcheck(read, x)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_draws_for_each_as_it_is_told() -> None:
+    def call(weights: Tensor) -> Tensor:
+        used, gain = kernels.drop(weights, 0.5)
+        return used * gain
+
+    ones = torch.ones(2, 61, 67)
+    each = torch.func.vmap(call, randomness="different")(ones)
+    assert_unlike(*each)
+    assert_share(each, 0.5)
+    same = torch.func.vmap(call, randomness="same")(ones)
+    assert torch.equal(*same)
 
 
 def test_a_seed_is_drawn_only_for_dropout() -> None:

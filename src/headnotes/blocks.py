@@ -87,11 +87,7 @@ class Workspace:
             past = query.new_ones(self.rows, self.rows).tril().bool()  # [rows, rows]
             self.past = bounds(past, query)
 
-        # A weight is dropped where its 16 bits, read as a number with a sign, lie below
-        # the threshold. The gain makes up for the probability as it was rounded.
-        dropped = min(round(rule.dropout_prob * 2**16), 2**16 - 1)
-        self.threshold = dropped - 2**15
-        self.gain = 1 / (1 - dropped / 2**16) if rule.dropout_prob < 1 else 0.0
+        self.dropped, self.gain = chances(rule.dropout_prob)
         self.generator: torch.Generator | None = None
         if rule.dropout_prob and not query.is_meta:
             self.generator = torch.Generator(query.device).manual_seed(rule.seed)
@@ -170,15 +166,29 @@ class Workspace:
         return mask
 
     def kept(self, weights: Tensor) -> Tensor:
-        """Draw for the next block: 1 where a weight stays, 0 where it is dropped.
-
-        On a CPU a random number costs more than the weight that it decides on. So one
-        integer of 64 bits serves four weights; backward draws the same ones again.
-        """
+        """Draw for the next block; backward draws the same ones again."""
         words = self.buffer("words", (weights.numel() // 4 + 1,), torch.int64)
         words.random_(torch.iinfo(torch.int64).min, None, generator=self.generator)
-        draws = words.view(torch.int16)[: weights.numel()].view(weights.shape)
-        return draws.ge_(self.threshold)
+        return kept(words, weights, self.dropped)
+
+
+def chances(p: float) -> tuple[int, float]:
+    """In how many cases of 2¹⁶ a weight is dropped, and what those kept gain by it.
+
+    The gain makes up for the probability as it was rounded.
+    """
+    dropped = min(round(p * 2**16), 2**16 - 1)
+    return dropped, 1 / (1 - dropped / 2**16) if p < 1 else 0.0
+
+
+def kept(words: Tensor, weights: Tensor, dropped: int) -> Tensor:
+    """1 where a weight stays, 0 where it is dropped, in the place of what was drawn.
+
+    On a CPU a random number costs more than the weight that it decides on. So one
+    integer of 64 bits serves four weights: of 16 bits each, read with a sign.
+    """
+    draws = words.view(torch.int16)[: weights.numel()].view(weights.shape)
+    return draws.ge_(dropped - 2**15)
 
 
 def sizes_of(block: Block) -> tuple[int, int]:

@@ -3,11 +3,11 @@ r"""# Choosing a kernel
 All ways to attend give the same answer; which is the fastest depends on the call. What
 was [measured](../compare/benchmarks.md) says:
 
-- **Few keys, on a CPU, while something learns:** by plain products. The way back
-  through PyTorch's kernel takes small steps, in half precision very slowly. Few are
-  128 keys, or with dropout 64.
-- **Dropout, on a CPU:** [by blocks](blockwise.md). PyTorch's kernel has none there, and
-  gives way to one that writes out all weights.
+- **Few keys, on a CPU, while something learns or with dropout:** by plain products. The
+  way back through PyTorch's kernel takes small steps, in half precision very slowly.
+  Few are 128 keys.
+- **Dropout over more keys, on a CPU:** [by blocks](blockwise.md). PyTorch's kernel has
+  none there, and gives way to one that writes out all weights.
 - **Causal, on a CPU, with a mask, or with more keys than queries or fewer:** by blocks.
   The causality of PyTorch's kernel is aligned with the top left corner, and excludes a
   mask; written out as one, it would cost the forbidden half.
@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .blocks import Rule
-from .blockwise import attend, attend_and_show
+from .blocks import Rule, chances, kept
+from .blockwise import attend, attend_and_show, product
 
 # Up to so few keys, neither blocks nor copies save anything. From so many queries on,
 # copies pay even where there is no way back.
@@ -180,9 +180,27 @@ def read_plainly(
     weights = weights.view(batch_size, heads, *scores.shape[1:])  # [..., q_len, k_len]
     if empty is not None:
         weights = weights.masked_fill(empty, 0)
-    used = F.dropout(weights, rule.dropout_prob).flatten(0, 1)  # [..., q_len, k_len]
-    context = (used @ v).transpose(0, 1).reshape(query.shape)
-    return context, weights
+    used, gain = drop(weights.flatten(0, 1), rule.dropout_prob)  # [..., q_len, k_len]
+    context = product(used, v, gain)  # [batch_size * heads, q_len, d_k]
+    context = context.transpose(0, 1).reshape(query.shape)
+    return context, weights  # [q_len, batch_size, heads, d_k], [batch_size, heads, ...]
+
+
+def drop(weights: Tensor, p: float) -> tuple[Tensor, float]:
+    r"""Dropout by draws that are cheap on a CPU, and the gain that is left to apply.
+
+    >>> used, gain = drop(torch.ones(100_000), 0.25)
+    >>> round(gain, 3), round(used.mean().item() * gain, 1)
+    (1.333, 1.0)
+    """
+    if not p:
+        return weights, 1.0
+    if not eager(weights):
+        return F.dropout(weights, p), 1.0
+    dropped, gain = chances(p)
+    ends = torch.iinfo(torch.int64)
+    words = torch.randint(ends.min, ends.max, (weights.numel() // 4 + 1,))
+    return weights * kept(words, weights, dropped), gain
 
 
 def seeded(rule: Rule) -> Rule:
@@ -205,12 +223,10 @@ def with_past(rule: Rule, query: Tensor, key: Tensor) -> Tensor:
 
 
 def by_products(query: Tensor, key: Tensor, value: Tensor, rule: Rule) -> bool:
-    """Whether plain products serve best: few keys, and dropout or a way back."""
-    if not eager(query):
+    """Whether plain products serve best: for few keys, with dropout or a way back."""
+    if not eager(query) or key.shape[0] > FEW:
         return False
-    if rule.dropout_prob:
-        return key.shape[0] <= FEW // 2
-    return key.shape[0] <= FEW and learns(query, key, value)
+    return rule.dropout_prob > 0 or learns(query, key, value)
 
 
 def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
@@ -218,7 +234,7 @@ def by_blocks(query: Tensor, key: Tensor, rule: Rule) -> bool:
     if not eager(query):
         return False
     if rule.dropout_prob:
-        return key.shape[0] > FEW // 2
+        return key.shape[0] > FEW
     if not key.shape[0]:
         return True  # to read nothing is zero, even for a query that is no number
     if rule.mask is not None:
