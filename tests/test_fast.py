@@ -545,9 +545,11 @@ def test_empty_sequences_and_batches_give_what_the_core_gives(
 # Dropout
 
 
+@pytest.mark.parametrize("few", [0, 64], ids=["many keys", "few keys"])
 def test_the_mean_over_many_draws_is_the_output_without_dropout(
-    device: torch.device,
+    device: torch.device, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kernels, "FEW", few)
     module = build(dropout_prob=0.3).to(device)
     with torch.no_grad():
         x = inputs(device=device)
