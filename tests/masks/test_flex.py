@@ -195,6 +195,11 @@ PER_HEAD[4, 3] = False
             "`mask` has shape [3, 0, 2], which makes no block",
         ),
         (
+            lambda: masks.to_block_mask(torch.ones(1, 1, 1, device="meta").bool()),
+            ValueError,
+            "`mask` is on meta, where there are no values to tell blocks by",
+        ),
+        (
             lambda: masks.from_block_mask(masks.causal(3)),  # type: ignore[arg-type]
             TypeError,
             "`block_mask` must be a BlockMask, but is a Tensor",

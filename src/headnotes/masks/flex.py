@@ -87,7 +87,7 @@ def to_block_mask(mask: Tensor, block_size: int = 128) -> "BlockMask":
     r"""The `block_mask` of FlexAttention, for as many queries as the mask has rows.
 
     `block_size` counts the queries, and the keys, of a block. Raises `ValueError` for a
-    mask without queries, keys or batch items.
+    mask without queries, keys or batch items, or on "meta".
 
     >>> mask = torch.ones(3, 5, 2).bool()
     >>> to_block_mask(mask).shape
@@ -101,6 +101,10 @@ def to_block_mask(mask: Tensor, block_size: int = 128) -> "BlockMask":
     q_len, k_len, batch_size = mask.shape
     if not mask.numel():
         raise ValueError(f"`mask` has shape {list(mask.shape)}, which makes no block")
+    if mask.is_meta:
+        raise ValueError(
+            "`mask` is on meta, where there are no values to tell blocks by"
+        )
     return create_block_mask(
         to_mask_mod(mask), batch_size, None, q_len, k_len, mask.device, block_size
     )
