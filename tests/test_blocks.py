@@ -116,7 +116,7 @@ def test_where_no_block_writes_the_output_is_zero() -> None:
 @pytest.mark.parametrize("p", [0.0, 0.25, 0.5, 1.0])
 def test_the_gain_makes_up_for_the_probability_as_it_was_rounded(p: float) -> None:
     work = Workspace(*some(), Rule(dropout_prob=p))
-    chance = (work.threshold + 2**15) / 2**16  # of 16 bits to lie below it
+    chance = work.dropped / 2**16
     assert abs(chance - p) <= 2**-16
     assert work.gain == (0 if p == 1 else 1 / (1 - chance))
 

@@ -314,6 +314,26 @@ def test_the_projection_is_packed_once_and_only_where_nothing_is_learnt() -> Non
     assert set(module.state_dict()) == set(build(mha.MultiHeadAttention).state_dict())
 
 
+@pytest.mark.parametrize("worst", [0.0, math.nan, math.inf])
+@pytest.mark.parametrize("seq_len", [1, 5, 7])
+def test_a_short_sequence_reads_itself_under_a_mask(seq_len: int, worst: float) -> None:
+    core, module = (m.eval() for m in pair())
+    x = alone(seq_len)
+    x["query"][-1, 1] = worst
+    full = some_mask(seq_len, seq_len)
+    full[:, -1, 1] = False
+    padding = torch.ones(1, seq_len, BATCH).bool()
+    padding[:, -1, 1] = False
+    for mask in (padding, full, full[..., :1], full.int()):
+        with torch.no_grad():
+            output = module.read_itself(x["query"], mask, False)
+            # Where a number is missing, somebody else has to look more closely.
+            assert (output is None) == (worst != 0)
+            torch.testing.assert_close(
+                module(**x, mask=mask), core(**x, mask=mask), equal_nan=True
+            )
+
+
 @pytest.mark.parametrize("place", ["query", "key.linear", "value.linear", "output"])
 @pytest.mark.parametrize("when", ["forward_hook", "forward_pre_hook"])
 def test_who_hooks_into_a_part_sees_every_call(place: str, when: str) -> None:

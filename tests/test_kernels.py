@@ -331,3 +331,13 @@ def test_surely_never_claims_what_cannot_be_seen() -> None:
 
     torch.func.vmap(look)(yes.expand(3))
     assert seen == [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_many_numbers_are_finite_though_their_sum_may_not_be(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.ones(71, 1009, dtype=dtype)  # float16 ends at 65,504
+    assert kernels.finite(x)
+    x[70, 1008] = math.inf
+    assert not kernels.finite(x)

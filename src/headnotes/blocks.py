@@ -209,6 +209,17 @@ def read_of(x: Tensor, block: Block) -> Tensor:
     return x[: block.k_len, block.items, block.heads].flatten(1, 2).transpose(0, 1)
 
 
+def by_head(x: Tensor, block: Block) -> Tensor:
+    """What was computed for a block, heads apart: `[heads, items, rows, k_len]`."""
+    return x.view(*sizes_of(block), *x.shape[1:]).transpose(0, 1)
+
+
+def shown_of(x: Tensor, block: Block) -> Tensor:
+    """What is shown of a block, `[n, items, rows, k_len]`: one head may be for all."""
+    heads = block.heads if len(x) > 1 else slice(1)
+    return x[heads, block.items, block.rows, : block.k_len]
+
+
 def bounds(keep: Tensor, scores: Tensor) -> Tensor:
     """What no score may exceed: minus infinity where it is forbidden."""
     return scores.new_full(keep.shape, -math.inf).masked_fill_(keep, math.inf)

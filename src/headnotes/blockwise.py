@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .blocks import Block, Rule, Workspace, read_of, rows_of, sizes_of
+from .blocks import Block, Rule, Workspace, by_head, read_of, rows_of, shown_of
 
 ALL = Rule()
 
@@ -276,18 +276,6 @@ def add_product(
         part.baddbmm_(a, b, alpha=scale)
     else:
         part.add_(torch.bmm(a, b), alpha=scale)
-
-
-def by_head(x: Tensor, block: Block) -> Tensor:
-    """What was computed for a block, `[folded, rows, k_len]`, with its heads apart."""
-    items, heads = sizes_of(block)
-    return x.view(items, heads, *x.shape[1:]).transpose(0, 1)  # [heads, items, ...]
-
-
-def shown_of(x: Tensor, block: Block) -> Tensor:
-    """What is shown of a block, `[n, items, rows, k_len]`: one head may be for all."""
-    heads, k_len = block.heads if len(x) > 1 else slice(1), block.k_len
-    return x[heads, block.items, block.rows, :k_len]  # [..., k_len]
 
 
 def widen(n: int, dims: tuple[int | None, ...], inputs: tuple[Any, ...]) -> list[Any]:

@@ -32,7 +32,7 @@ from torch.nn import functional as F  # noqa: N812
 from . import mha
 from .blocks import Rule
 from .cache import KeyValueCache
-from .kernels import FEW, far, finite, read, read_and_show, with_past
+from .kernels import FEW, eager, far, finite, read, read_and_show, with_past
 
 NAMES = "query", "key", "value", "output"
 
@@ -143,16 +143,12 @@ class MultiHeadAttention(nn.Module):
                 [1, 1, 1, 1, 0],
                 [1, 1, 1, 1, 1]], dtype=torch.int32)
         """
-        if query is key is value and mask is None and not need_weights:
-            output = self.read_itself(query, is_causal)
+        if query is key is value and not need_weights:
+            output = self.read_itself(query, mask, is_causal)
             if output is not None:
                 return output
 
-        mha.check_inputs(self.output.weight, query, key, value)
-        if mask is not None:
-            mha.check_tensor("mask", mask, self.output.weight.device)
-            mha.check_mask(mask, query.shape, key.shape)
-            mask = mask.bool()
+        mask = check(self.output.weight, query, key, value, mask=mask)
         rule = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
         if mask is not None and finite(query, key, value):
             rule = rule._replace(finite=True)
@@ -167,7 +163,9 @@ class MultiHeadAttention(nn.Module):
         output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return output
 
-    def read_itself(self, x: Tensor, is_causal: bool) -> Tensor | None:
+    def read_itself(
+        self, x: Tensor, mask: Tensor | None, is_causal: bool
+    ) -> Tensor | None:
         """The plainest call, which for a short sequence is all overhead and no work.
 
         A handful of operators, each a view or a product; None where it does not apply.
@@ -176,21 +174,28 @@ class MultiHeadAttention(nn.Module):
         >>> x = torch.randn(5, 2, 77)
         >>> at_length = fast(query=x, key=x, value=x)
         >>> with torch.no_grad():
-        ...     short = fast.read_itself(x, False)
+        ...     short = fast.read_itself(x, None, False)
         >>> torch.allclose(short, at_length, atol=1e-6)
         True
         """
         if self.training or (packed := self.pack()) is None:
             return None
-        mha.check_inputs(packed.output_weight, x, x, x)
+        mask = check(packed.output_weight, x, x, x, mask=mask)
         if x.shape[0] > FEW:
+            return None
+        if mask is not None and (is_causal or not eager(x)):
             return None
         seq_len, batch_size, d_model = x.shape
         y = self.multiply(packed, x)  # [3, batch_size, heads, seq_len, d_k]
         q, k, v = y.unbind(0)  # [batch_size, heads, seq_len, d_k]
-        context = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        keep = None if mask is None else mask.permute(2, 0, 1).unsqueeze(1)
+        context = F.scaled_dot_product_attention(q, k, v, keep, is_causal=is_causal)
         context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
         output = torch.addmm(packed.output_bias, context, packed.output_weight)
+        # A key that is no number spoils whole rows, even if none may read it: to look
+        # at one number of each row costs less than to look at all that is read.
+        if mask is not None and not finite(output[:, 0]):
+            return None
         return output.view(seq_len, batch_size, d_model)  # [..., batch_size, d_model]
 
     def project(
@@ -322,3 +327,13 @@ class MultiHeadAttention(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"packed": None}
+
+
+def check(like: Tensor, *inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Refuse what the core refuses, and return the mask as bool."""
+    mha.check_inputs(like, *inputs)
+    if mask is None:
+        return None
+    mha.check_tensor("mask", mask, like.device)
+    mha.check_mask(mask, inputs[0].shape, inputs[1].shape)
+    return mask.bool()

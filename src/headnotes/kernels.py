@@ -198,8 +198,8 @@ def drop(weights: Tensor, p: float) -> tuple[Tensor, float]:
     if not eager(weights):
         return F.dropout(weights, p), 1.0
     dropped, gain = chances(p)
-    ends = torch.iinfo(torch.int64)
-    words = torch.randint(ends.min, ends.max, (weights.numel() // 4 + 1,))
+    ends, n = torch.iinfo(torch.int64), weights.numel() // 4 + 1
+    words = torch.randint(ends.min, ends.max, (n,))  # [n]
     return weights * kept(words, weights, dropped), gain
 
 
@@ -271,7 +271,16 @@ def spoilt(query: Tensor, key: Tensor, rule: Rule) -> bool:
 
 def finite(*tensors: Tensor) -> bool:
     """Whether all are known to hold numbers only: a sum tells it in one reading."""
-    return all(eager(x) and surely(x.sum().isfinite()) for x in set(tensors))
+    try:
+        return all(eager(x) and math.isfinite(total(x)) for x in set(tensors))
+    except RuntimeError:  # under `vmap` there is no single answer
+        return False
+
+
+def total(x: Tensor) -> float:
+    """The sum; that of many numbers in float16 need not be one, so it is wider."""
+    wide = torch.float32 if x.dtype == torch.float16 else None
+    return x.sum(dtype=wide).item()
 
 
 def surely(condition: Tensor) -> bool:

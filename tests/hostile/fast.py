@@ -88,9 +88,10 @@ class Alone(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, *, query: Any, is_causal: bool) -> Any:
+    def forward(self, *, query: Any, mask: Any, is_causal: bool) -> Any:
+        x = {"query": query, "key": query, "value": query}
         with small(), torch.no_grad():
-            return self.module(query=query, key=query, value=query, is_causal=is_causal)
+            return self.module(**x, mask=mask, is_causal=is_causal)
 
 
 def new_module(dice: Dice) -> tuple[Any, Weights]:
@@ -144,17 +145,20 @@ def alone(dice: Dice) -> Call:
     seq_len, _, batch_size = sizes(dice)
     (x,) = inputs(dice, (seq_len, batch_size, weight.shape[0]), like=weight)
     given: dict[str, Any] = {"query": x}
+    given |= {"mask": new_mask(dice, seq_len, seq_len, batch_size)}
     is_causal = dice.chance(2)
 
     def judge(result: Any) -> None:
-        x = given["query"]
+        x, mask = given["query"], given["mask"]
         dense(x, weight, 3)
         full = (len(x), len(x), x.shape[1])
-        may = may_read(None, is_causal, full).to(weight.device)
+        if mask is not None:
+            whole(mask, weight)
+        may = may_read(mask, is_causal, full).to(weight.device)
         output, _ = right(x, x, x, may, weights, heads)
         compare(result, output, weight)
 
-    made = call(dice, Alone(module.eval()), given, judge)
+    made = call(dice, Alone(module.eval()), given, judge, mask=odd_mask(dice))
     given["is_causal"] = is_causal
     return made
 
