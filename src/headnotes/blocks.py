@@ -113,6 +113,15 @@ class Workspace:
         output[: self.first] = 0
         return output
 
+    def near(self, x: Tensor) -> Tensor:
+        """Keys or values with each head's side by side, if several blocks read them.
+
+        A product in half precision would copy them so for each block.
+        """
+        if self.q_len <= ROWS:
+            return x
+        return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
+
     def buffer(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
     ) -> Tensor:

@@ -111,6 +111,7 @@ class Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         (q_len, batch_size, heads, _), k_len = query.shape, key.shape[0]
         work = Workspace(query, key, Rule(*rule))
+        key, value = work.near(key), work.near(value)
         context = work.output()  # [q_len, batch_size, heads, d_k]
         shown = query.new_zeros(n, batch_size, q_len, k_len)  # [n, ..., q_len, k_len]
         for block in work.blocks():
@@ -190,6 +191,7 @@ class AttendBackward(torch.autograd.Function):
         *rule: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
         work = Workspace(query, key, Rule(*rule))
+        key, value = work.near(key), work.near(value)
         d_query = work.output()  # [q_len, batch_size, heads, d_k]
         # The blocks add up here, so half precision is given the bits of float32.
         wide = torch.promote_types(query.dtype, torch.float32)
