@@ -314,6 +314,31 @@ def test_the_projection_is_packed_once_and_only_where_nothing_is_learnt() -> Non
     assert set(module.state_dict()) == set(build(mha.MultiHeadAttention).state_dict())
 
 
+@pytest.mark.parametrize("shown", [False, True], ids=["bare", "shown"])
+@pytest.mark.parametrize("learns", [False, True], ids=["reads", "learns"])
+@pytest.mark.parametrize("k_len", [5, 17])
+@pytest.mark.parametrize("worst", [1.0, 60_000.0, math.nan])
+def test_padding_may_hold_what_no_product_can_bear(
+    worst: float, k_len: int, learns: bool, shown: bool
+) -> None:
+    core, module = (m.eval() for m in pair(torch.float16))
+    x = inputs(k_len=k_len, dtype=torch.float16)
+    x["value"] = x["key"]
+    x["key"][-2:, 1] = (
+        worst  # 60,000 is a number in float16; what is made of it is none
+    )
+    mask = torch.ones(1, k_len, BATCH).bool()
+    mask[:, -2:, 1] = False
+    calls = []
+    module.output.register_forward_hook(lambda *_: calls.append(1))
+    with torch.set_grad_enabled(learns):
+        output = module(**x, mask=mask, need_weights=shown)
+        expected = core(**x, mask=mask)
+    output = output[0] if shown else output
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-2)
+    assert len(calls) == (1 if worst == 1 else 2)
+
+
 @pytest.mark.parametrize("worst", [0.0, math.nan, math.inf])
 @pytest.mark.parametrize("seq_len", [1, 5, 7])
 def test_a_short_sequence_reads_itself_under_a_mask(seq_len: int, worst: float) -> None:

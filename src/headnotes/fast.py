@@ -143,25 +143,27 @@ class MultiHeadAttention(nn.Module):
                 [1, 1, 1, 1, 0],
                 [1, 1, 1, 1, 1]], dtype=torch.int32)
         """
-        if query is key is value and not need_weights:
-            output = self.read_itself(query, mask, is_causal)
-            if output is not None:
-                return output
+        alone = query is key is value and not need_weights
+        if alone and (y := self.read_itself(query, mask, is_causal)) is not None:
+            return y
 
         mask = check(self.output.weight, query, key, value, mask=mask)
-        rule = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
-        if mask is not None and finite(query, key, value):
-            rule = rule._replace(finite=True)
-        q, k, v = self.project(query, key, value, rule)  # [..., batch_size, heads, d_k]
-        if need_weights:
-            context, weights = read_and_show(
-                q, k, v, rule, average_weights
-            )  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
+        look = mask is not None and eager(query)
+        careful = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
+        for rule in (careful._replace(finite=look), careful):
+            q, k, v = self.project(query, key, value, rule)  # [..., heads, d_k]
+            if need_weights:
+                context, weights = read_and_show(
+                    q, k, v, rule, average_weights
+                )  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
+            else:
+                context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
             output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
-            return output, weights
-        context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
-        output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
-        return output
+            # A key that is no number, or of which none can be made, spoils whole rows
+            # even unread: one number of each tells, and all is done again, with care.
+            if not look or finite(output[..., 0]):
+                break
+        return (output, weights) if need_weights else output
 
     def read_itself(
         self, x: Tensor, mask: Tensor | None, is_causal: bool
@@ -181,9 +183,8 @@ class MultiHeadAttention(nn.Module):
         if self.training or (packed := self.pack()) is None:
             return None
         mask = check(packed.output_weight, x, x, x, mask=mask)
-        if x.shape[0] > FEW:
-            return None
-        if mask is not None and (is_causal or not eager(x)):
+        plain = mask is None or (not is_causal and eager(x))
+        if x.shape[0] > FEW or not plain:
             return None
         seq_len, batch_size, d_model = x.shape
         y = self.multiply(packed, x)  # [3, batch_size, heads, seq_len, d_k]
@@ -192,8 +193,6 @@ class MultiHeadAttention(nn.Module):
         context = F.scaled_dot_product_attention(q, k, v, keep, is_causal=is_causal)
         context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
         output = torch.addmm(packed.output_bias, context, packed.output_weight)
-        # A key that is no number spoils whole rows, even if none may read it: to look
-        # at one number of each row costs less than to look at all that is read.
         if mask is not None and not finite(output[:, 0]):
             return None
         return output.view(seq_len, batch_size, d_model)  # [..., batch_size, d_model]
@@ -329,11 +328,10 @@ class MultiHeadAttention(nn.Module):
         return self.__dict__ | {"packed": None}
 
 
-def check(like: Tensor, *inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+def check(like: Tensor, *x: Tensor, mask: Tensor | None) -> Tensor | None:
     """Refuse what the core refuses, and return the mask as bool."""
-    mha.check_inputs(like, *inputs)
-    if mask is None:
-        return None
-    mha.check_tensor("mask", mask, like.device)
-    mha.check_mask(mask, inputs[0].shape, inputs[1].shape)
-    return mask.bool()
+    mha.check_inputs(like, *x)
+    if mask is not None:
+        mha.check_tensor("mask", mask, like.device)
+        mha.check_mask(mask, x[0].shape, x[1].shape)
+    return mask if mask is None else mask.bool()

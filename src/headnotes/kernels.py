@@ -157,25 +157,15 @@ def read_plainly(
     q, k, v = (
         x.flatten(1, 2).transpose(0, 1) for x in (query, key, value)
     )  # [batch_size * heads, ..., d_k]
-    mask = with_past(rule, query, key) if rule.is_causal else rule.mask
-    empty = None
-    bias = query.new_zeros(1, 1, 1)  # [1, 1, 1]
-    if mask is not None:
-        mask = mask.permute(2, 0, 1)  # [..., q_len, k_len]
-        some = mask.any(-1, keepdim=True)  # [..., q_len, 1]
-        if not surely(some.all()):
-            mask = mask | ~some
-            empty = ~some.unsqueeze(1)  # [..., q_len, 1]
-        # What is added costs one pass, forward and backward; a fill costs several.
-        bias = bias.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
-        if bias.shape[0] > 1:
-            bias = bias.repeat_interleave(heads, dim=0)  # [batch_size * heads, ...]
-    beta = 0 if mask is None else 1
-    scores = torch.baddbmm(
-        bias, q, k.mT, beta=beta, alpha=1 / math.sqrt(d_k)
-    )  # [batch_size * heads, q_len, k_len]
-    if mask is not None and spoilt(query, key, rule):
-        scores = scores.masked_fill(bias < 0, -math.inf)
+    # What is added costs one pass, forward and backward; a fill costs several.
+    bias, empty = bias_of(rule, query, key)  # [..., k_len], [..., 1]
+    scale = 1 / math.sqrt(d_k)
+    if bias is None:
+        scores = product(q, k.mT, scale)  # [..., q_len, k_len]
+    else:
+        scores = torch.baddbmm(bias, q, k.mT, alpha=scale)  # [..., q_len, k_len]
+        if spoilt(query, key, rule):
+            scores = scores.masked_fill(bias < 0, -math.inf)
     weights = scores.softmax(-1)
     weights = weights.view(batch_size, heads, *scores.shape[1:])  # [..., q_len, k_len]
     if empty is not None:
@@ -184,6 +174,41 @@ def read_plainly(
     context = product(used, v, gain)  # [batch_size * heads, q_len, d_k]
     context = context.transpose(0, 1).reshape(query.shape)
     return context, weights  # [q_len, batch_size, heads, d_k], [batch_size, heads, ...]
+
+
+def bias_of(
+    rule: Rule,
+    query: Tensor,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, heads, d_k]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Minus infinity for the scores that are forbidden; and which rows are empty.
+
+    An empty row is allowed all of them: softmax makes no number of none.
+
+    >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
+    >>> bias_of(Rule(is_causal=True), query, key)[0]
+    tensor([[[0., 0., 0., -inf, -inf],
+             [0., 0., 0., 0., -inf],
+             [0., 0., 0., 0., 0.]]])
+    """
+    q_len, k_len, heads = query.shape[0], key.shape[0], query.shape[2]
+    if rule.is_causal and rule.mask is None and q_len <= k_len:
+        # Each query has a past, so that no row is empty.
+        bias = query.new_full((1, q_len, k_len), -math.inf)  # [1, q_len, k_len]
+        return bias.triu_(1 + k_len - q_len), None
+    mask = with_past(rule, query, key) if rule.is_causal else rule.mask
+    if mask is None:
+        return None, None
+    mask = mask.permute(2, 0, 1)  # [..., q_len, k_len]
+    empty = None
+    some = mask.any(-1, keepdim=True)  # [..., q_len, 1]
+    if not surely(some.all()):
+        mask = mask | ~some
+        empty = ~some.unsqueeze(1)  # [..., q_len, 1]
+    bias = query.new_zeros(mask.shape).masked_fill_(~mask, -math.inf)
+    if bias.shape[0] > 1:
+        bias = bias.repeat_interleave(heads, dim=0)  # [batch_size * heads, ...]
+    return bias, empty
 
 
 def drop(weights: Tensor, p: float) -> tuple[Tensor, float]:
