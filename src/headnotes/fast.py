@@ -148,7 +148,7 @@ class MultiHeadAttention(nn.Module):
             return y
 
         mask = check(self.output.weight, query, key, value, mask=mask)
-        look = mask is not None and eager(query)
+        look = (mask is not None or is_causal) and eager(query)
         careful = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
         for rule in (careful._replace(finite=look), careful):
             q, k, v = self.project(query, key, value, rule)  # [..., heads, d_k]
