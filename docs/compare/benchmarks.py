@@ -308,7 +308,7 @@ losses("inference")
 # %% hide="true" alt="Lines over the sizes, a panel a mask and chance of dropout: how many times as fast as nn.MultiheadAttention each contestant is in a training step. The table beneath has the numbers."
 for run in recorded("training"):
     draw(run, ratio, "A training step", "times as fast as nn")
-    table(run, number, FIRST + OTHERS)
+    table(run, number, FIRST + OTHERS * drawn(run))
     again(run)
 
 # %% hide="true" alt="Lines over the sizes, a panel a mask and chance of dropout: the share of the measured ceiling that each contestant reaches in a training step. The table beneath has the numbers."

@@ -114,11 +114,11 @@ class Workspace:
         return output
 
     def near(self, x: Tensor) -> Tensor:
-        """Keys or values with each head's side by side, if several blocks read them.
+        """Keys or values in half precision with each head's side by side.
 
-        A product in half precision would copy them so for each block.
+        A product would copy them so for each block of queries.
         """
-        if self.q_len <= ROWS:
+        if x.itemsize > 2 or self.q_len <= ROWS:
             return x
         return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
