@@ -55,7 +55,6 @@ SPARED = {
     "blocks.Rule": "a record: it holds what it is given",
     "blocks.Workspace": "it is given what has been checked",
     "blockwise.Attend": "it is given what has been checked",
-    "blockwise.Show": "it is given what has been checked",
     "fast.MultiHeadAttention.train": "called by torch, and hands on what it is given",
     "fast.Packed": "a record: it holds what it is given",
     "variants.online_softmax.Blockwise": "it is given what has been checked",

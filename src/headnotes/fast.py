@@ -193,6 +193,7 @@ class MultiHeadAttention(nn.Module):
         context = F.scaled_dot_product_attention(q, k, v, keep, is_causal=is_causal)
         context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
         output = torch.addmm(packed.output_bias, context, packed.output_weight)
+        # As above: one number of each row tells whether the mask was enough.
         if mask is not None and not finite(output[:, 0]):
             return None
         return output.view(seq_len, batch_size, d_model)  # [..., batch_size, d_model]
