@@ -324,9 +324,8 @@ def test_padding_may_hold_what_no_product_can_bear(
     core, module = (m.eval() for m in pair(torch.float16))
     x = inputs(k_len=k_len, dtype=torch.float16)
     x["value"] = x["key"]
-    x["key"][-2:, 1] = (
-        worst  # 60,000 is a number in float16; what is made of it is none
-    )
+    # In float16 60,000 is a number; what a projection makes of it is none.
+    x["key"][-2:, 1] = worst
     mask = torch.ones(1, k_len, BATCH).bool()
     mask[:, -2:, 1] = False
     calls = []
