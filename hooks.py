@@ -16,7 +16,16 @@ from sidenotes.render import highlight_lines, line
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
 OF_MANY = {"numbers"}
-SOURCES = sorted((ROOT / "src" / "headnotes").rglob("*.py"))
+# Where the page of a module stands: that of `headnotes.mha` is `source/mha.md`.
+PACKAGES = {"headnotes": "", "attention_laws": "attention_laws/"}
+PACKAGES |= {"attention_bench": "attention_bench/"}
+SOURCES = [p for name in PACKAGES for p in sorted((ROOT / "src" / name).rglob("*.py"))]
+
+
+def page_of(module: Path) -> str:
+    """The page of a module, as a path below `source/`, without its suffix."""
+    package, *inside = module.relative_to(ROOT / "src").with_suffix("").parts
+    return PACKAGES[package] + "/".join(inside)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -33,7 +42,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     checker = sorted((ROOT / "src" / "sidenotes").glob("*.py"))
     quoted = {
         "museum": sorted((ROOT / "museum").glob("*.py")),
-        "headnotes.laws": sorted((ROOT / "src" / "headnotes" / "laws").glob("*.py")),
+        "attention_laws": sorted((ROOT / "src" / "attention_laws").glob("*.py")),
     }
 
     def executed(script: Path) -> str:
@@ -56,16 +65,18 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         add(files, config, f"assets/{asset.name}", asset.read_text(encoding="utf-8"))
 
     for module in SOURCES:
-        inside = module.relative_to(ROOT / "src" / "headnotes")
-        if (docs / "source" / inside).with_suffix(".md").exists():
-            add(files, config, f"source/{inside.as_posix()}", edition(module))
+        if module.stem != "__init__":
+            literate = f"::literate {module.relative_to(ROOT).as_posix()}\n"
+            add(files, config, f"source/{page_of(module)}.md", literate)
+            add(files, config, f"source/{page_of(module)}.py", edition(module))
 
     for tests in sorted((ROOT / "tests").rglob("test_*.py")):
         inside = tests.relative_to(ROOT / "tests").with_suffix(".md")
-        page = docs / "source" / inside.with_name(inside.name.removeprefix("test_"))
-        if page.exists() or page.stem in OF_MANY:
+        page = inside.with_name(inside.name.removeprefix("test_"))
+        of_one = page.with_suffix("").as_posix() in map(page_of, SOURCES)
+        if of_one or page.stem in OF_MANY:
             path = Path("source") / inside.parent / "tests" / inside.name
-            add(files, config, path.as_posix(), listing(tests, page))
+            add(files, config, path.as_posix(), listing(tests, page.stem, of_one))
     return files
 
 
@@ -74,7 +85,7 @@ def add(files: Files, config: MkDocsConfig, path: str, content: str) -> None:
     files.append(File.generated(config, path, content=content))
 
 
-def listing(tests: Path, page: Path) -> str:
+def listing(tests: Path, name: str, of_one: bool) -> str:
     """The page of a file of tests, with an anchor for each line and each test."""
     text = tests.read_text(encoding="utf-8")
     names = {
@@ -87,8 +98,8 @@ def listing(tests: Path, page: Path) -> str:
         code += f'<i id="{names[number]}"></i>' if number in names else ""
         code += line(number, html)
     meta = "---\nsearch: {exclude: true}\n---\n"
-    title = f"# Tests of `{page.stem}`"
-    if page.exists():
-        title += f"\n\nWhat they test: [{page.stem}](../{page.name})."
+    title = f"# Tests of `{name}`"
+    if of_one:
+        title += f"\n\nWhat they test: [{name}](../{name}.md)."
     shown = f'<pre class="sn-code highlight">{code}</pre>'
     return f'{meta}{title}\n\n<div class="sidenotes">{shown}</div>\n'

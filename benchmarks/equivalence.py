@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from headnotes import compare
+from headnotes.compare import equivalence as compare
 
 RESULTS = Path(__file__).parent / "results"
 HEADS, D_MODEL = 4, 24

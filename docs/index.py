@@ -71,7 +71,7 @@ plt.show()
 #   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts,
 #   and [`convert`](source/convert.md) brings weights in from elsewhere.
 # - **To keep it**, take `headnotes copy fast`: the same weights and the same answers [at
-#   full speed](source/fast.md). How fast is [measured](compare/benchmarks.md).
+#   full speed](source/fast/module.md). How fast is [measured](compare/benchmarks.md).
 # - **To check yours**, ask it the [laws](compare/laws.md) that every attention must
 #   obey: `headnotes check my_model.py:MyAttention`. Its shape comments become [tests
 #   of their own](shapes.md). What they catch is in the [museum](compare/museum.md).

@@ -2,7 +2,7 @@
 
 An exhibit runs on torch alone. Its docstring tells the story in five paragraphs: the
 title, `Symptom`, `Bug`, `Unseen` (why neither the loss nor the shapes showed it) and
-`Thread` (where it really happened). Then come `LAW`, the law of `headnotes.laws` that
+`Thread` (where it really happened). Then come `LAW`, the law of `attention_laws` that
 it breaks, `OPTIONS`, what `headnotes check` has to be told of it, `FIX`, the pieces of
 text that mend it with what replaces them, and the code, as its author might have
 written it. Words and code are ours.

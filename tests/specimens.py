@@ -563,7 +563,7 @@ SOUND: list[tuple[type[nn.Module], dict[str, Any]]] = [
 
 def assert_caught(law: str, device: str) -> None:
     """Each specimen breaks `law`, and its counterexample shows it on its own."""
-    from headnotes.laws import check
+    from attention_laws import check
 
     for specimen, options in BROKEN[law]:
         report = check(specimen, only=law, device=device, **options)

@@ -35,12 +35,8 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
 
 # What is not attacked, by the beginning of its name, and why.
 SPARED = {
-    "bench.": "it is given words of a command line, not tensors; see tests/bench",
     "cli.": "it is given words of a command line, not tensors; see test_cli.py",
     "compare.": "it builds what it compares",
-    "dialects.": "it hands a question to a module, which refuses it in its own words",
-    "laws.": "it calls whatever it is given, and says what came of it; see tests/laws",
-    "probes.": "it builds what it probes",
     "convert.by_name": "called when the module is imported",
     "convert.Projection": "a record: it holds what it is given",
     "convert.Spoke": "a record: it holds what it is given",
@@ -51,12 +47,12 @@ SPARED = {
     "implementations.stages.drop_stored_mask": "called by torch, on loading",
     "implementations.stages.redraw_mask": "called by torch, on loading or moving",
     "positions.leave_meta": "called by torch, on loading",
-    "blocks.Block": "a record: it holds what it is given",
-    "blocks.Rule": "a record: it holds what it is given",
-    "blocks.Workspace": "it is given what has been checked",
-    "blockwise.Attend": "it is given what has been checked",
-    "fast.MultiHeadAttention.train": "called by torch, and hands on what it is given",
-    "fast.Packed": "a record: it holds what it is given",
+    "fast.blocks.Block": "a record: it holds what it is given",
+    "fast.blocks.Rule": "a record: it holds what it is given",
+    "fast.blocks.Workspace": "it is given what has been checked",
+    "fast.blockwise.Attend": "it is given what has been checked",
+    "fast.module.MultiHeadAttention.train": "called by torch",
+    "fast.module.Packed": "a record: it holds what it is given",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
 }
 # Steps of a forward, which are handed what that has checked.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from attention_laws import LAWS, check
 from headnotes import cli
-from headnotes.laws import LAWS, check
 
 ROOT = Path(__file__).parent.parent
 MUSEUM = ROOT / "museum"

@@ -11,10 +11,10 @@
 #
 # A number such as **1.25** says how many times as fast as `nn.MultiheadAttention` with
 # `need_weights=False` somebody was, in the same rounds of [a fair
-# contest](../source/bench/contest.md): more is better, and differences of 2 % or less
+# contest](../source/attention_bench/timing.md): more is better, and differences of 2 % or less
 # are ties. A size such as `4 × 512` is a batch of 4 sentences of 512 tokens. All are 512
 # wide, with 8 heads, unless it is said otherwise. Where much is to be computed, what is
-# reached is given as a share of what [the machine](../source/bench/machine.md) can do at
+# reached is given as a share of what [the machine](../source/attention_bench/machine.md) can do at
 # best, measured in the same minutes: the rate at which it multiplies large matrices, or
 # copies memory, whichever is the limit. With a causal mask only the needed half counts.
 
@@ -28,8 +28,8 @@ from textwrap import indent
 import matplotlib.pyplot as plt
 from IPython.display import Markdown, display
 
-from headnotes.bench.contest import verdict
-from headnotes.bench.record import duration, from_json
+from attention_bench.record import duration, from_json
+from attention_bench.timing import verdict
 
 INK = "#123456"
 STYLE = {
@@ -252,7 +252,7 @@ display(Markdown("\n".join([head, rule, *(f"|{row}|" for row in rows.values())])
 #
 # ## A forward pass
 #
-# In inference mode. [`fast`](../source/fast.md) has the weights, the masks and the
+# In inference mode. [`fast`](../source/fast/module.md) has the weights, the masks and the
 # answers of the [readable core](../source/mha.md), and `fast-weights` returns their mean
 # over the heads; `nn` and `nn-weights` are PyTorch's module without the weights and with
 # them; `sdpa` is one projection, PyTorch's kernel, and another projection, with nothing
@@ -328,7 +328,7 @@ losses("training")
 #
 # Each step projects a token, reads the cache, and projects again. `sdpa` and `bmm` are
 # bare kernels, on a cache that has room and lies head by head; `nn` keeps no cache, and
-# projects the whole text again. [Decoders](../source/bench/decoding.md) tells what the
+# projects the whole text again. [Decoders](../source/attention_bench/decoding.md) tells what the
 # others do. The figure says how many times as long a step takes as that of `sdpa`, the
 # table how many times as fast it is.
 
@@ -479,11 +479,11 @@ losses("tiny")
 # Each is told of the mask in the best way that it offers. `valid_lens`, `causal` and
 # `batch_first` are [as others write it](../source/implementations/batch_first.md), with
 # the weights of the core; how those of other packages are made comparable is said
-# [on their page](../source/bench/peers.md).
+# [on their page](../source/attention_bench/peers.md).
 
 # %% hide="true"
-from headnotes.bench.contestants import CONTESTANTS
-from headnotes.bench.peers import PEERS
+from attention_bench.contestants import CONTESTANTS
+from attention_bench.peers import PEERS
 
 rows = ["|name|what it is|told of a causal mask|of padding|", "|---|---|---|---|"]
 summaries = {
@@ -540,4 +540,4 @@ display(Markdown(head + "\n".join(rows) if rows else "Nobody was left out."))
 # they are installed. In a clone, `python benchmarks/run.py` asks all questions, which
 # takes some ten minutes on two cores, and writes the records that this page is drawn
 # from; `python benchmarks/inference.py` asks one. What can be said is told
-# [here](../source/bench/command.md).
+# [here](../source/attention_bench/cli.md).

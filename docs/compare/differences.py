@@ -4,14 +4,14 @@
 # The five systems [compute the same](equivalence.md) once they hold the same weights
 # and are asked the same question. What differs is everything around it, and that is
 # where people stumble when they carry code or a checkpoint from one to another. No cell
-# of these tables was typed: each is the answer of a [probe](../source/probes.md), which
+# of these tables was typed: each is the answer of a [probe](../source/compare/probes.md), which
 # does something to the module and looks at what happens.
 
 # %% hide="true"
 from IPython.display import Markdown, display
 
-from headnotes.compare import SYSTEMS
-from headnotes.probes import PROBES
+from headnotes.compare.equivalence import SYSTEMS
+from headnotes.compare.probes import PROBES
 
 
 def table(questions):

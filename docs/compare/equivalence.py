@@ -4,8 +4,8 @@
 # Five systems hold the same weights and are asked the same five questions, each in its
 # own dialect. Do they compute the same function, and would they learn the same? They
 # do, as closely as rounding allows. All numbers below were measured when this page was
-# built, by [`compare`](../source/compare.md), whose lines the
-# [tests](../source/tests/test_compare.md) run too.
+# built, by [`compare`](../source/compare/equivalence.md), whose lines the
+# [tests](../source/compare/tests/test_equivalence.md) run too.
 #
 # ## How to read it
 #
@@ -19,7 +19,7 @@
 import torch
 from IPython.display import Markdown, display
 
-from headnotes import compare
+from headnotes.compare import equivalence as compare
 
 HEADS, D_MODEL = 4, 24
 measured = {}
@@ -92,7 +92,7 @@ assert worst[torch.float64] <= 1e-13
 # the same number for all.
 
 # %% hide="true"
-from headnotes.probes import biases, born
+from headnotes.compare.probes import biases, born
 
 lines = ["| system | parameters | biases |", "|---|--:|---|"]
 for name in compare.SYSTEMS:

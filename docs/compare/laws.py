@@ -14,7 +14,7 @@
 # ```
 #
 # ```python
-# from headnotes.laws import check
+# from attention_laws import check
 #
 # report = check(MyAttention(d_model=512, heads=8))
 # print(report)
@@ -23,7 +23,7 @@
 #
 # How the module wants to be called, batch first or not, with which mask, is found out
 # by trying and printed above the table; what cannot be found out can be
-# [said](../source/laws/checking.md). In a test suite, the fixture `attention_laws` fails
+# [said](../source/attention_laws/checker.md). In a test suite, the fixture `attention_laws` fails
 # with the table: `def test_mine(attention_laws): attention_laws(MyAttention(512, 8))`.
 #
 # ## What must hold
@@ -33,9 +33,9 @@ from IPython.display import Markdown, display
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_laws import LAWS, check
 from headnotes import mha
 from headnotes.implementations import batch_first, causal, valid_lens
-from headnotes.laws import LAWS, check
 
 FAMILIES = {
     "masking": "What may be read",

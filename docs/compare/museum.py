@@ -10,8 +10,8 @@
 # in the code, where `mask` is True for keys that may be read; then unfold the answer. It
 # names the [law](laws.md) that is broken, and shows the smallest example that
 # `headnotes check` found when this page was built, as code which runs:
-# [`draw`](../source/laws/tools.md#draw) makes random numbers, and
-# [`enliven`](../source/laws/tools.md#enliven) gives the module weights under which rows
+# [`draw`](../source/attention_laws/tools.md#draw) makes random numbers, and
+# [`enliven`](../source/attention_laws/tools.md#enliven) gives the module weights under which rows
 # of attention differ.
 
 # %% hide="true"
@@ -26,7 +26,7 @@ sys.path.insert(0, "../..")
 import museum
 from IPython.display import Markdown, display
 
-from headnotes.laws import LAWS, check
+from attention_laws import LAWS, check
 
 
 def module(exhibit):
@@ -57,7 +57,7 @@ def found(command, example):
 
 def law(name):
     """A link to the page on which the law is told."""
-    page = LAWS[name].test.__module__.removeprefix("headnotes.laws.")
+    page = LAWS[name].test.__module__.removeprefix("attention_laws.")
     return f"[{name.replace('_', ' ')}](../source/laws/{page}.md#{name})"
 
 

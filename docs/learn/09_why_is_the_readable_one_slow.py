@@ -2,7 +2,7 @@
 # # Why is the readable one slow?
 #
 # [The core](../source/mha.md) is written to be read. [The fast
-# one](../source/fast.md) has the same parameters, and gives the same answers. Both have
+# one](../source/fast/module.md) has the same parameters, and gives the same answers. Both have
 # the same matrices to multiply, down to the last number. So where does the core spend
 # the rest of its time?
 #
@@ -387,7 +387,7 @@ assert by_head.stride(1) == heads * by_head.stride(2)
 assert by_part.stride(1) != heads * by_part.stride(2)
 
 # %% [markdown]
-# This is where [the fast one](../source/fast.md) stands. What it has beyond ours is
+# This is where [the fast one](../source/fast/module.md) stands. What it has beyond ours is
 # what makes a module of it: masks, dropout, causality, a cache, weights for those who
 # ask, and the core's care for bad input. It runs the same operators that we have
 # arrived at:
@@ -455,7 +455,7 @@ assert called["fast"] < called["the core"]
 # A kernel is fast at what it was made for. On a CPU, PyTorch's was not made for
 # dropout. Asked for it, `scaled_dot_product_attention` answers correctly, and without a
 # word takes another way, on which all weights are written out after all. The fast one
-# then goes on [by blocks](../source/blocks.md), which have dropout of their own:
+# then goes on [by blocks](../source/fast/blocks.md), which have dropout of their own:
 
 # %%
 module.train()
@@ -479,7 +479,7 @@ assert peak(blocks) < table
 # | you want to | take | and mind that |
 # |---|---|---|
 # | understand it, change how it scores, watch its weights | [the core](../source/mha.md) | it keeps all weights of its last call |
-# | have the same at speed; train with dropout on a CPU; decode with a cache | [the fast one](../source/fast.md) | it has no hooks to override, and no second derivative where it goes by blocks |
+# | have the same at speed; train with dropout on a CPU; decode with a cache | [the fast one](../source/fast/module.md) | it has no hooks to override, and no second derivative where it goes by blocks |
 # | fit into a model made of PyTorch's layers | [its module](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html) | its bool masks mean the opposite, and it writes out all weights unless it is told `need_weights=False` |
 # | write a layer of your own | [its kernel](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) | it shows no weights, and its `is_causal` lets the first query meet the first key: wrong with a cache |
 # | change scores by a formula, or skip most of a mask, on a GPU | [FlexAttention](../source/masks/flex.md) | it knows no dropout, and writes out all scores unless it is compiled |
@@ -518,6 +518,6 @@ assert peak(seen["in pieces"]) < table
 # %% [markdown]
 # The arithmetic is the same, and there are more calls. On the other hand a piece may
 # still be in the cache when softmax comes for it, and when the second product does; and
-# the next piece finds room where the last one was. [Blocks](../source/blocks.md) are
+# the next piece finds room where the last one was. [Blocks](../source/fast/blocks.md) are
 # this idea, with one buffer for all pieces, less to compute under a causal mask, and
-# [a way back](../source/blockwise.md).
+# [a way back](../source/fast/blockwise.md).

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headnotes import convert, fast, laws, masks
+    from headnotes import convert, fast, masks
     from headnotes.mha import MultiHeadAttention, PrepareForMultiHeadAttention
 
 __version__ = "0.1.0"
@@ -14,7 +14,6 @@ __all__ = [
     "PrepareForMultiHeadAttention",
     "convert",
     "fast",
-    "laws",
     "masks",
 ]
 
@@ -22,7 +21,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Imported when it is asked for: pytest and the command line load this package where
     # nobody may want torch.
-    if name in ("convert", "fast", "laws", "masks"):
+    if name in ("convert", "fast", "masks"):
         return importlib.import_module(f"headnotes.{name}")
     if name in __all__:
         return getattr(importlib.import_module("headnotes.mha"), name)

@@ -8,8 +8,8 @@ $ headnotes copy mha attention/ --plain
 ```
 
 `headnotes check` asks any attention, yours too, whether it [obeys the
-laws](laws/command.md); `headnotes bench` times those that compute the same, [side by
-side](bench/command.md).
+laws](attention_laws/cli.md); `headnotes bench` times those that compute the same, [side
+by side](attention_bench/cli.md).
 
 A copied module is yours. It runs on torch and the standard library, and its first lines
 say where it came from, under which licence, and which others it needs beside it: those
@@ -36,7 +36,7 @@ import headnotes
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 # These serve the others, and are of no use without them.
-AT_HOME = {"bench", "cli", "compare", "convert", "dialects", "laws", "probes"}
+AT_HOME = {"cli", "compare", "convert"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -50,7 +50,18 @@ def modules() -> dict[str, Path]:
     home = Path(__file__).parent
     paths = [p for p in sorted(home.rglob("*.py")) if p.stem != "__init__"]
     named = {path.relative_to(home).with_suffix("").as_posix(): path for path in paths}
+    # The module that a package is named for is known by the package's name.
+    named = {name.removesuffix("/module"): path for name, path in named.items()}
     return {n: p for n, p in named.items() if n.partition("/")[0] not in AT_HOME}
+
+
+def copied_name(path: Path) -> str:
+    r"""The name of a module's copy, in the one folder where all copies lie.
+
+    >>> copied_name(modules()["fast"])
+    'fast.py'
+    """
+    return f"{path.parent.name}.py" if path.stem == "module" else path.name
 
 
 def edition(path: Path, *, plain: bool = False) -> str:
@@ -59,11 +70,11 @@ def edition(path: Path, *, plain: bool = False) -> str:
     >>> print(edition(modules()["mha"])[:24])
     # mha.py, from Headnotes
     """
-    source = path.read_text(encoding="utf-8")
-    beside = ", ".join(companion.name for companion in companions(path))
+    source = with_flat_imports(path.read_text(encoding="utf-8"))
+    beside = ", ".join(map(copied_name, companions(path)))
     needs = f"# Needs in the same folder: {beside}\n" if beside else ""
     return (
-        f"# {path.name}, from Headnotes {headnotes.__version__}\n"
+        f"# {copied_name(path)}, from Headnotes {headnotes.__version__}\n"
         f"# SPDX-FileCopyrightText: 2026 the Headnotes authors\n"
         f"# SPDX-License-Identifier: MIT\n{needs}\n"
         f"{without_notes(source) if plain else source}"
@@ -73,19 +84,60 @@ def edition(path: Path, *, plain: bool = False) -> str:
 def companions(path: Path) -> list[Path]:
     r"""The modules that one needs beside it, and those that these need.
 
-    >>> [companion.name for companion in companions(modules()["kernels"])]
+    >>> [companion.name for companion in companions(modules()["fast/dispatch"])]
     ['blocks.py', 'blockwise.py']
     """
     found: set[Path] = set()
     waiting = [path]
     while waiting:
-        for node in ast.walk(ast.parse(waiting.pop().read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                names = [node.module] if node.module else [a.name for a in node.names]
-                new = {path.with_name(f"{name}.py") for name in names} - found
-                found |= new
-                waiting += new
+        for node in own_imports(waiting.pop().read_text(encoding="utf-8")):
+            new = {source_of(name) for name in imported_modules(node)} - found
+            found |= new
+            waiting += new
     return sorted(found)
+
+
+def own_imports(source: str) -> list[ast.ImportFrom]:
+    """The imports of other modules of Headnotes, in the order of their lines."""
+    nodes = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom)]
+    return [n for n in nodes if (n.module or "").partition(".")[0] == "headnotes"]
+
+
+def imported_modules(node: ast.ImportFrom) -> list[str]:
+    """The dotted names of the modules that an import of ours needs."""
+    if node.module == "headnotes":
+        return [f"headnotes.{alias.name}" for alias in node.names]
+    return [str(node.module)]
+
+
+def source_of(name: str) -> Path:
+    """The file of a module of ours."""
+    return Path(__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+
+
+def with_flat_imports(source: str) -> str:
+    r"""Import our own modules from the folder in which all copies lie.
+
+    The folder may be a package, or be on the path itself:
+
+    >>> print(with_flat_imports("from headnotes.fast.blocks import Rule"))
+    if __package__:
+        from .blocks import Rule
+    else:
+        from blocks import Rule
+    """
+    lines = source.split("\n")
+    for node in reversed(own_imports(source)):
+        names = ", ".join(alias.name for alias in node.names)
+        module = "" if node.module == "headnotes" else source_of(str(node.module)).stem
+        assert node.end_lineno is not None  # it was parsed
+        lines[node.lineno - 1 : node.end_lineno] = [
+            "if __package__:",
+            f"    from .{module} import {names}",
+            "else:",
+            f"    from {module} import {names}" if module else f"    import {names}",
+        ]
+    return "\n".join(lines)
 
 
 def editions(path: Path) -> dict[str, str]:
@@ -157,14 +209,14 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> list[Path
         raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
     path = destination
     if destination.is_dir() or not destination.suffix:
-        path = destination / modules()[name].name
+        path = destination / copied_name(modules()[name])
     if path.suffix != ".py" or path.parent.is_file():
         raise ValueError(
             f"`{destination}` is neither a folder nor a name ending in .py"
         )
     texts = {path: edition(modules()[name], plain=plain)}
     for companion in companions(modules()[name]):
-        texts[path.with_name(companion.name)] = edition(companion, plain=plain)
+        texts[path.with_name(copied_name(companion))] = edition(companion, plain=plain)
     # All or nothing: what stands in the way of one file stops them all.
     for path, text in texts.items():
         same = path.is_file() and path.read_text(encoding="utf-8") == text
@@ -196,12 +248,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
         # The laws want torch, which takes seconds to load; the others do not.
-        from headnotes.laws import command
+        from attention_laws import cli as laws
 
-        command.add_arguments(ask)
-        return command.run(parser.parse_args(argv))
+        laws.add_arguments(ask)
+        return laws.run(parser.parse_args(argv))
     if options[:1] == ["bench"]:
-        from headnotes.bench import command as bench
+        from attention_bench import cli as bench
 
         bench.add_arguments(race)
         return bench.run(parser.parse_args(argv))

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headnotes import blocks, blockwise, fast, kernels
-from headnotes.cache import KeyValueCache
+from headnotes import fast
+from headnotes.fast import blocks, blockwise
+from headnotes.fast import dispatch as kernels
+from headnotes.fast.kv_cache import KeyValueCache
 from hostile.attention import (
     Weights,
     allowed,
@@ -104,7 +106,7 @@ def new_module(dice: Dice) -> tuple[Any, Weights]:
     return module, weights | {"output": linear(module.output)}
 
 
-@attack("fast.MultiHeadAttention.forward")
+@attack("fast.module.MultiHeadAttention.forward")
 def forward(dice: Dice) -> Call:
     module, weights = new_module(dice)
     weight, heads = module.output.weight, module.heads
@@ -138,7 +140,7 @@ def forward(dice: Dice) -> Call:
     return made
 
 
-@attack("fast.MultiHeadAttention.read_itself")
+@attack("fast.module.MultiHeadAttention.read_itself")
 def alone(dice: Dice) -> Call:
     module, weights = new_module(dice)
     weight, heads = module.output.weight, module.heads
@@ -163,7 +165,7 @@ def alone(dice: Dice) -> Call:
     return made
 
 
-@attack("fast.MultiHeadAttention.decode")
+@attack("fast.module.MultiHeadAttention.decode")
 def decode(dice: Dice) -> Call:
     module, weights = new_module(dice)
     weight = module.output.weight
@@ -194,7 +196,7 @@ def decode(dice: Dice) -> Call:
     return call(dice, function, given, judge, "key", "value", "capacity")
 
 
-@attack("fast.MultiHeadAttention.cache")
+@attack("fast.module.MultiHeadAttention.cache")
 def of_module(dice: Dice) -> Call:
     module, _ = new_module(dice)
     given: dict[str, Any] = {"batch_size": dice.roll(1, 3), "capacity": dice.roll(1, 3)}
@@ -226,7 +228,7 @@ def new_cache(dice: Dice) -> tuple[KeyValueCache, Tensor]:
     return cache, held
 
 
-@attack("cache.KeyValueCache")
+@attack("fast.kv_cache.KeyValueCache")
 def construct(dice: Dice) -> Call:
     names = ("batch_size", "heads", "d_k", "capacity")
     given: dict[str, Any] = {name: dice.roll(1, 3) for name in names}
@@ -240,7 +242,7 @@ def construct(dice: Dice) -> Call:
     return call(dice, KeyValueCache, given, judge)
 
 
-@attack("cache.KeyValueCache.append")
+@attack("fast.kv_cache.KeyValueCache.append")
 def append(dice: Dice) -> Call:
     cache, held = new_cache(dice)
     room = 5 if cache.grow else cache.capacity - len(cache)
@@ -268,7 +270,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.is_meta else x.cpu()
 
 
-@attack("cache.KeyValueCache.reorder")
+@attack("fast.kv_cache.KeyValueCache.reorder")
 def reorder(dice: Dice) -> Call:
     cache, held = new_cache(dice)
     batch_size = held.shape[2]
@@ -343,7 +345,7 @@ def judge_context(context: Tensor, given: dict[str, Any], causal: bool) -> Tenso
     return attn
 
 
-@attack("blockwise.attend")
+@attack("fast.blockwise.attend")
 def attend(dice: Dice) -> Call:
     given, _, rest = new_call(dice)
 
@@ -358,7 +360,7 @@ def attend(dice: Dice) -> Call:
     return call(dice, function, given, judge, mask=odd_mask(dice))
 
 
-@attack("blockwise.attend_and_show")
+@attack("fast.blockwise.attend_and_show")
 def attend_and_show(dice: Dice) -> Call:
     given, _, rest = new_call(dice)
     average = dice.chance(2)
@@ -375,7 +377,7 @@ def attend_and_show(dice: Dice) -> Call:
     return call(dice, function, given, judge, mask=odd_mask(dice))
 
 
-@attack("blockwise.widen")
+@attack("fast.blockwise.widen")
 def mapped(dice: Dice) -> Call:
     """Under `vmap`, with gradients."""
     heads, d_k, n = dice.roll(1, 9), dice.roll(1, 3), dice.roll(1, 3)

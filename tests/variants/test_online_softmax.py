@@ -14,8 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracle
+from attention_laws import check
 from headnotes import masks, mha
-from headnotes.laws import check
 from headnotes.variants import online_softmax
 from headnotes.variants.online_softmax import online_softmax_attention, running_softmax
 

@@ -1,0 +1,1 @@
+"""Attention as several systems write it, called alike and compared."""

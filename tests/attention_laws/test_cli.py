@@ -1,0 +1,387 @@
+"""`headnotes check`: what it reads, what it prints, and how it exits."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention_laws import LAWS, CannotBeCalled
+from attention_laws.checker import check
+from attention_laws.cli import Progress, load, module_of, read_call, read_pair
+from attention_laws.options import Options
+from headnotes.cli import main
+from sidenotes.examples import name_of
+
+MODEL = """
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Good(nn.Module):
+    def __init__(self, d_model, heads, dropout=0.1):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    causal = True
+
+    def forward(self, x):
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        y = scaled_dot_product_attention(*qkv, is_causal=self.causal)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Bad(Good):
+    causal = False
+
+
+good = Good(12, 3)
+number = 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    path = tmp_path / "a_model_to_check.py"
+    path.write_text(MODEL, encoding="utf-8")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    return str(path)
+
+
+def test_a_process_checks_a_file(model: str) -> None:
+    command = [sys.executable, "-m", "headnotes.cli", "check", f"{model}:Bad"]
+    command += ["--causal", "--only", "causality,formula"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.startswith("Bad\n  built as: Bad(d_model=12, heads=3) (inf")
+    assert "\ncausality               broken          query 0 of batch" in result.stdout
+    assert result.stdout.endswith("0 kept, 2 broken, 0 not applicable\n")
+
+
+def test_the_counterexample_runs_on_its_own(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["check", f"{model}:Bad", "--causal", "--only", "causality", "--json"]
+    assert main(asked) == 1
+    code = json.loads(capsys.readouterr().out)["laws"][0]["counterexample"]["code"]
+    program = tmp_path / "elsewhere.py"
+    program.write_text(code, encoding="utf-8")
+    command = [sys.executable, str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("AssertionError")
+
+
+def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    only = ["--only", "causality"]
+    assert main(["check", f"{model}:Good", *only]) == 0
+    assert main(["check", f"{model}:good", *only]) == 0
+    assert main(["check", f"{model}:Bad", "--causal", *only]) == 1
+    assert main(["check", f"{model}:number", *only]) == 2
+    assert main(["check", "torch.nn:MultiheadAttention", *only]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["nowhere.py"],
+            "`nowhere.py` names no attention; write FILE.py:NAME or "
+            "package.module:NAME",
+        ),
+        (["nowhere.py:Bad"], "`nowhere.py` is no file"),
+        (
+            ["MODEL:Missing"],
+            "`MODEL:Missing` cannot be imported (ImportError: cannot import name "
+            "'Missing' from 'a_model_to_check' (MODEL))",
+        ),
+        (["MODEL:number"], "`MODEL:number` is of type int, and cannot be called"),
+        (
+            [":Bad"],
+            "`:Bad` names no attention; write FILE.py:NAME or package.module:NAME",
+        ),
+        (
+            ["MODEL:Good", "--with", "d_model=x"],
+            '`--with "d_model=x"` cannot be read; write "name=value, name=value", '
+            "where values are numbers, strings, lists, True, False or None",
+        ),
+        (
+            ["MODEL:Good", "--mask", "keep"],
+            "`--mask keep` names nothing; write NAME=keep",
+        ),
+        (
+            ["MODEL:Good", "--dtype", "float"],
+            "`--dtype float` is none of float32, float64, bfloat16, float16",
+        ),
+        (
+            ["MODEL:Good", "--device", "meta"],
+            "`device` (='meta') cannot compute here: Tensor.item() cannot be called on "
+            "meta tensors",
+        ),
+        (
+            ["MODEL:Good", "--skip", "causalty"],
+            f"`skip` names 'causalty', which is no law; there are {', '.join(LAWS)}",
+        ),
+        (
+            ["MODEL:Good", "--only", "causalty"],
+            f"`only` names 'causalty', which is no law; there are {', '.join(LAWS)}",
+        ),
+        (
+            ["MODEL:Good", "--mask", "m=kept:bk"],
+            "`mask` (={'m': 'kept:bk'}) must be such as {'attn_mask': 'hide:qk'}; a "
+            "kind is one of keep, hide, additive, minimum, lengths, flag, and axes are "
+            "of b, h, q, k, n, 1",
+        ),
+        (
+            ["MODEL:Good", "--layout", "sideways"],
+            "`layout` (='sideways') must be one of batch_first, sequence_first, heads, "
+            "heads_last, unbatched, or made of the letters b, l, h, d",
+        ),
+    ],
+)
+def test_what_cannot_be_called_is_said(
+    model: str,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [argument.replace("MODEL", model) for argument in arguments]
+    assert main(["check", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == f"headnotes check: {message.replace('MODEL', model)}\n"
+
+
+def test_json_holds_the_whole_report(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = "causality,dtype_and_device,window"
+    asked = ["check", f"{model}:Bad", "--causal", "--only", only, "--json"]
+    assert main(asked) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert set(report) == {"name", "ok", "facts", "laws"}
+    assert (report["name"], report["ok"]) == ("Bad", False)
+    assert {"name": "causal by itself", "value": "yes", "how": "given"} in report[
+        "facts"
+    ]
+    by_name = {entry["law"]: entry for entry in report["laws"]}
+    assert list(by_name) == only.split(",")
+    broken, kept, other = by_name.values()
+    keys = {"law", "statement", "verdict", "detail", "seconds", "counterexample"}
+    for entry in report["laws"]:
+        assert set(entry) == keys
+    assert [broken["verdict"], kept["verdict"], other["verdict"]] == [
+        "broken",
+        "kept",
+        "not applicable",
+    ]
+    example = broken["counterexample"]
+    assert set(example) == {"sizes", "said", "amount", "tolerance", "code"}
+    assert example["sizes"] == {
+        "batch_size": 1,
+        "q_len": 2,
+        "k_len": 2,
+        "heads": 1,
+        "d_k": 1,
+    }
+    assert example["amount"] > example["tolerance"] > 0
+    assert kept["counterexample"] is None
+
+
+def test_every_option_can_be_said(model: str) -> None:
+    seen: dict[str, Any] = {}
+
+    def record(attention: Any, **options: Any) -> Any:
+        seen.update(options)
+        raise CannotBeCalled("enough")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attention_laws.cli.check", record)
+        arguments = [
+            *("--with", "heads=2, bias=False", "--layout", "bld", "--inputs", "q, k,v"),
+            *("--mask", "m=hide:bk", "--mask", "c=flag", "--call", "fast=None"),
+            *("--heads", "2", "--kv-heads", "1", "--d-model", "8", "--window", "3"),
+            *("--no-causal", "--positions", "alibi", "--weights", "[1]:bhqk"),
+            *("--projections", "query=q,out=o", "--cache", "past=[1]", "--unused", "w"),
+            *("--device", "cpu", "--dtype", "float64", "--seed", "7", "--thorough"),
+            *("--skip", "state,window"),
+        ]
+        assert main(["check", f"{model}:Good", *arguments]) == 2
+    known = set(vars(Options())) | {"only", "skip", "thorough"}
+    known |= {"name", "imports", "progress"}
+    assert set(seen) == known
+    for name in ("name", "imports", "progress", "only"):
+        del seen[name]
+    assert seen == {
+        "settings": {"heads": 2, "bias": False},
+        "layout": "bld",
+        "inputs": ("q", "k", "v"),
+        "mask": {"m": "hide:bk", "c": "flag"},
+        "call": {"fast": None},
+        "heads": 2,
+        "kv_heads": 1,
+        "d_model": 8,
+        "window": 3,
+        "causal": False,
+        "positions": "alibi",
+        "weights": "[1]:bhqk",
+        "projections": {"query": "q", "out": "o"},
+        "cache": ("past", "[1]"),
+        "unused": ("w",),
+        "device": "cpu",
+        "dtype": torch.float64,
+        "seed": 7,
+        "skip": ("state", "window"),
+        "thorough": True,
+    }
+
+
+def test_a_bar_is_shown_to_who_waits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress()
+    progress(1, 4, "padding")
+    progress.clear()
+    assert capsys.readouterr().err == ""  # no terminal
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    progress(1, 4, "padding")
+    assert capsys.readouterr().err == ""  # no second has passed
+    progress.start -= 2
+    progress(1, 4, "padding")
+    shown = capsys.readouterr().err
+    assert shown.startswith("\r█████···············  1/4 padding") or re.match(
+        r"\r█{5}·{15} 1/4 padding", shown
+    )
+    progress.clear()
+    assert re.fullmatch(r"\r +\r", capsys.readouterr().err)
+
+
+def test_progress_is_reported_for_each_law() -> None:
+    from specimens import Honest
+
+    steps: list[tuple[int, int, str]] = []
+    check(Honest, only=["causality", "padding"], progress=lambda *s: steps.append(s))
+    assert steps == [(0, 2, "causality"), (1, 2, "padding")]
+
+
+LOOSE = {"part/needed.py": MODEL, "part/model.py": "from .needed import Bad, Good\n"}
+DEEP = {
+    "part/needed.py": MODEL,
+    "part/inner/model.py": "from ..needed import Bad, Good\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "module"),
+    [
+        (LOOSE, "part.model"),
+        ({**LOOSE, "part/__init__.py": ""}, "part.model"),
+        (DEEP, "part.inner.model"),
+        ({**DEEP, "part/__init__.py": ""}, "part.inner.model"),
+        ({**DEEP, "part/inner/__init__.py": ""}, "part.inner.model"),
+        ({"part/model.py": MODEL}, "model"),
+    ],
+)
+def test_a_file_is_imported_as_its_package_does(
+    tmp_path: Path,
+    files: dict[str, str],
+    module: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, source in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source, encoding="utf-8")
+    (path,) = tmp_path.rglob("model.py")
+    folder = path.parents[module.count(".")]
+    # Two tools that may not import each other have the same rule.
+    assert module_of(path) == name_of(path) == (module, folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    known = set(sys.modules)
+    try:
+        _, imports, attention = load(f"{path}:Bad")
+        assert sys.modules[module].Bad is attention
+    finally:
+        for name in sys.modules.keys() - known:
+            del sys.modules[name]
+    found = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n"
+    assert imports == f"{found}from {module} import Bad\n"
+    # What a report prints is run by a process that knows nothing.
+    if files is DEEP:
+        subprocess.run([sys.executable, "-c", imports], check=True)
+
+
+def test_a_name_that_is_no_identifier_is_imported_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "03-multi-head.py"
+    path.write_text(MODEL, encoding="utf-8")
+    _, imports, attention = load(f"{path}:Bad")
+    assert imports.endswith("Bad = importlib.import_module('03-multi-head').Bad\n")
+    names: dict[str, Any] = {}
+    exec(imports, names)
+    assert names["Bad"] is attention
+
+
+def test_what_lies_in_the_folder_is_found_by_its_name(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(model).parent)
+    name, imports, attention = load("a_model_to_check:Bad")
+    assert (name, attention.__name__) == ("Bad", "Bad")
+    assert f"sys.path.insert(0, {str(Path(model).parent)!r})\n" in imports
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "said"),
+    [
+        ("json.py", MODEL, "`import json` finds .* instead; give the file, or its "),
+        ("a.b.py", MODEL, "`a.b.py` cannot be imported: `a.b` has a dot in its name"),
+        ("leaves.py", "exit(0)", r"cannot be imported \(SystemExit: 0\)"),
+        ("broken.py", "def", r"cannot be imported \(SyntaxError: "),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_said(
+    tmp_path: Path,
+    file: str,
+    source: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / file).write_text(source + "\nJSONDecoder = 1\n", encoding="utf-8")
+    assert main(["check", f"{tmp_path / file}:JSONDecoder"]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_what_the_attention_prints_does_not_disturb_the_report(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talking = MODEL.replace("        qkv =", "        print(x.shape)\n        qkv =")
+    Path(model).write_text(f"print('imported')\n{talking}", encoding="utf-8")
+    assert main(["check", f"{model}:Good", "--only", "causality", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["ok"]
+    assert output.err == "imported\n"
+
+
+def test_small_things_are_read_as_written() -> None:
+    assert read_pair("mask", " m=a=b") == ("m", "a=b")
+    assert read_call("call", "a=[1, 2], b='x'") == {"a": [1, 2], "b": "x"}
+    assert read_call("call", "") == {}
+    name, imports, attention = load("torch.nn:MultiheadAttention")
+    assert name == "MultiheadAttention"
+    assert imports == "from torch.nn import MultiheadAttention\n"
+    assert attention is torch.nn.MultiheadAttention

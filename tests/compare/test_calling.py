@@ -1,0 +1,118 @@
+"""Dialects: one question to each, the same answer, and refusals in words."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headnotes import convert, masks
+from headnotes.compare import equivalence as compare
+from headnotes.compare.calling import DIALECTS, ask
+from headnotes.implementations import stages, valid_lens
+
+# As in the questions of `compare`, and pairwise distinct.
+Q_LEN, K_LEN, BATCH, HEADS, D_MODEL = 7, 11, 3, 4, 24
+
+
+Question = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture
+def systems(device: torch.device) -> dict[str, nn.Module]:
+    """All with the same weights, in float64."""
+    like = {"device": device, "dtype": torch.float64}
+    return compare.systems(compare.SYSTEMS, **like)
+
+
+@pytest.fixture
+def question(device: torch.device) -> Question:
+    """Who asks, who is read, and a mask that lengths can say, one for each query."""
+    like: Any = {"device": device, "dtype": torch.float64}
+    x = torch.randn(Q_LEN, BATCH, D_MODEL, **like)
+    memory = torch.randn(K_LEN, BATCH, D_MODEL, **like)
+    lengths = torch.randint(1, K_LEN, (BATCH, Q_LEN), device=device)
+    return x, memory, masks.padding(lengths, K_LEN)
+
+
+def test_all_give_one_answer_where_keys_are_not_as_many_as_queries(
+    systems: dict[str, nn.Module], question: Question
+) -> None:
+    x, memory, keep = question
+    expected, weights = ask(systems["core"], x, memory, keep)
+    assert weights is not None
+    assert weights.gt(0).equal(keep.unsqueeze(-1).expand_as(weights))
+    for name in ("valid_lens", "batch_first", "torch"):
+        output, shown = ask(systems[name], x, memory, keep)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(shown, weights)
+
+
+@pytest.mark.parametrize("name", ["core", "valid_lens", "batch_first", "torch"])
+def test_a_mask_for_all_batch_items_is_as_good_as_one_each(
+    systems: dict[str, nn.Module], question: Question, name: str
+) -> None:
+    x, memory, keep = question
+    keep = keep[..., :1]
+    expected, _ = ask(systems[name], x, memory, keep.expand(-1, -1, BATCH))
+    output, _ = ask(systems[name], x, memory, keep)
+    torch.testing.assert_close(output, expected)
+
+
+def test_torch_is_asked_in_the_layout_that_it_was_built_for(
+    systems: dict[str, nn.Module], question: Question
+) -> None:
+    x, memory, keep = question
+    expected, weights = ask(systems["core"], x, memory, keep)
+    twin = convert.to(systems["core"], "torch", batch_first=True)
+    output, shown = ask(twin, x, memory, keep)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(shown, weights)
+
+
+def refused(module: nn.Module, message: str, *asked: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ask(module, *asked)
+
+
+def test_lengths_cannot_say_what_is_no_prefix(
+    systems: dict[str, nn.Module], question: Question
+) -> None:
+    x, memory, keep = question
+    assert isinstance(systems["valid_lens"], valid_lens.MultiHeadAttention)
+    message = "`keep` allows more than the first few keys of a query"
+    refused(systems["valid_lens"], message, x, memory, keep.flip(1))
+
+
+def test_what_is_always_causal_says_so(
+    systems: dict[str, nn.Module], question: Question
+) -> None:
+    x, memory, _ = question
+    causal, module = masks.causal(Q_LEN, device=x.device), systems["causal"]
+    refused(module, "it reads only itself", x, memory, causal)
+    refused(module, "it is always causal, and nothing else", x, x, None)
+    refused(
+        module, "it is always causal, and nothing else", x, x, causal.transpose(0, 1)
+    )
+
+
+def test_what_knows_no_batch_is_asked_item_by_item(
+    device: torch.device, question: Question
+) -> None:
+    x, memory, keep = question
+    module = stages.SelfAttention_v2(D_MODEL, 5).to(device, torch.float64)
+    output, weights = ask(module, x, x, None)
+    assert weights is None
+    for item in range(BATCH):
+        torch.testing.assert_close(output[:, item], module(x[:, item]))
+    refused(module, "it reads only itself", x, memory, None)
+    refused(module, "it has no mask", x, x, keep)
+
+
+def test_an_unknown_dialect_is_refused_with_the_known_ones() -> None:
+    x = torch.randn(3, 2, 5)
+    known = ", ".join(kind.__qualname__ for kind in DIALECTS)
+    message = f"`module` is a Linear, whose dialect is not known; known: {known}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        ask(nn.Linear(5, 5), x, x, None)

@@ -1,0 +1,193 @@
+"""The probes: what they find in each system, and that they would find the defects."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headnotes import mha
+from headnotes.compare import probes
+from headnotes.compare.equivalence import SYSTEMS
+from headnotes.implementations import batch_first, causal, valid_lens
+
+SEQUENCE_FIRST = "[seq_len, batch_size, d_model]"
+BATCH_FIRST = "[batch_size, seq_len, d_model]"
+ZERO = "zero, and all gradients are finite"
+BEFORE = "on the weights; shown before it"
+HALF = "with a mask; with large scores"
+FOUND = {
+    "layout": [SEQUENCE_FIRST, BATCH_FIRST, BATCH_FIRST, BATCH_FIRST, SEQUENCE_FIRST],
+    "mask": [
+        "True: may attend",
+        "takes none: always causal",
+        "a length: the first so many",
+        "True: may attend",
+        "True: may not attend",
+    ],
+    "a masked score lies": ["below -1e30"] * 5,
+    "scores times": ["1/√d_k"] * 5,
+    "dropout": [
+        BEFORE,
+        "on the weights",
+        BEFORE,
+        BEFORE,
+        "on the weights; shown after it",
+    ],
+    "biases unless asked": ["all four", "output only", "none", "all four", "all four"],
+    "weights begin in": ["±1/√d_model"] * 4 + ["±√(6/(4 d_model)), biases 0"],
+    "returned": [
+        SEQUENCE_FIRST,
+        BATCH_FIRST,
+        BATCH_FIRST,
+        f"{BATCH_FIRST}, [batch_size, heads, seq_len, seq_len]",
+        f"{SEQUENCE_FIRST}, [batch_size, seq_len, seq_len]",
+    ],
+    "a row without keys reads": [
+        ZERO,
+        "cannot occur",
+        ZERO,
+        ZERO,
+        "NaN, and NaN in the gradients",
+    ],
+    "float16 works": [HALF] * 5,
+    "stays on the module": [
+        "attn [seq_len, seq_len, batch_size, heads]",
+        "mask [seq_len, seq_len]",
+        "attention_weights [batch_size * heads, seq_len, seq_len]",
+        "nothing",
+        "nothing",
+    ],
+}
+
+
+@pytest.mark.parametrize("question", probes.PROBES)
+def test_each_probe_finds_what_is_known(question: str) -> None:
+    found = [probes.PROBES[question](name) for name in SYSTEMS]
+    assert found == FOUND[question]
+
+
+# The defects of the published originals, each put back into ours: the probes see them.
+
+
+@pytest.mark.parametrize(
+    ("fill", "deepest", "empty"),
+    [
+        (-1e6, "below -1e5", "the mean of all values, and all gradients are finite"),
+        (-1e10, "below -1e9", "the mean of all values, and all gradients are finite"),
+        (-math.inf, "below -1e30", "NaN, and NaN in the gradients"),
+    ],
+)
+def test_another_fill_is_seen(
+    monkeypatch: pytest.MonkeyPatch, fill: float, deepest: str, empty: str
+) -> None:
+    def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores if mask is None else scores.masked_fill(~mask, fill)
+        return scores.softmax(dim=1)
+
+    monkeypatch.setattr(mha, "masked_softmax", softmax)
+    assert probes.fill("core") == deepest
+    assert probes.empty_row("core") == empty
+
+
+def test_a_fill_that_float16_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(scores: Tensor, mask: Tensor) -> Tensor:
+        return scores.masked_fill(~mask, -1e10).softmax(dim=1)
+
+    monkeypatch.setattr(mha, "masked_softmax", softmax)
+    assert probes.half_precision("core") == "no"
+
+
+def test_scores_that_overflow_float16_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled_late = mha.MultiHeadAttention.get_scores
+    monkeypatch.setattr(
+        mha.MultiHeadAttention,
+        "get_scores",
+        lambda self, query, key: (
+            scaled_late(self, query / self.scale, key) * self.scale
+        ),
+    )
+    assert probes.half_precision("core") == "with a mask"
+
+
+def test_a_mask_that_is_inverted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = mha.MultiHeadAttention.prepare_mask
+    monkeypatch.setattr(
+        mha.MultiHeadAttention, "prepare_mask", lambda *given: ~prepare(*given)
+    )
+    assert probes.mask_sense("core") == "True: may not attend"
+
+
+def test_a_mask_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        mha, "masked_softmax", lambda scores, mask: scores.softmax(dim=1)
+    )
+    assert probes.mask_sense("core") == "given True, query 1 reads [0, 1, 2]"
+    assert probes.fill("core") == "nothing"
+
+
+def test_another_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    get_scores = mha.MultiHeadAttention.get_scores
+    monkeypatch.setattr(
+        mha.MultiHeadAttention, "get_scores", lambda *given: 2 * get_scores(*given)
+    )
+    assert probes.scale("core") == "2.000, 2.000, 2.000 / √d_k"
+
+
+def test_dropout_that_is_never_applied_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x)
+    assert probes.dropout("core") == "nowhere"
+
+
+def test_dropout_whose_survivors_do_not_grow_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drop(self: nn.Dropout, x: Tensor) -> Tensor:
+        return x * (torch.rand_like(x) < 0.5) if self.training else x
+
+    monkeypatch.setattr(nn.Dropout, "forward", drop)
+    assert probes.dropout("core").startswith("elsewhere (times 0.0, 1.0)")
+
+
+def test_what_keeps_its_graph_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "detach", lambda self: self)
+    assert "with its graph" in probes.stays("core")
+
+
+def test_a_mask_in_checkpoints_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    register = nn.Module.register_buffer
+
+    def persistent(self: Any, name: str, tensor: Any, **_: Any) -> None:
+        register(self, name, tensor)
+
+    monkeypatch.setattr(nn.Module, "register_buffer", persistent)
+    assert probes.stays("causal").endswith("; mask in checkpoints")
+
+
+def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(self: nn.Linear) -> None:
+        nn.init.normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
+
+    monkeypatch.setattr(nn.Linear, "reset_parameters", small)
+    assert probes.initialisation("core") not in FOUND["weights begin in"]
+    assert probes.initialisation("core").endswith("biases 0")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("core", mha.MultiHeadAttention),
+        ("causal", causal.MultiHeadAttention),
+        ("valid_lens", valid_lens.MultiHeadAttention),
+        ("batch_first", batch_first.MultiHeadAttention),
+        ("torch", nn.MultiheadAttention),
+    ],
+)
+def test_each_system_is_born_as_its_author_would_build_it(
+    name: str, kind: type[nn.Module]
+) -> None:
+    module = probes.born(name)
+    assert type(module) is kind
+    assert all(p.shape for p in module.parameters())
