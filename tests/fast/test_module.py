@@ -17,9 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from attention_laws import check
 from headnotes import fast, masks, mha
-from headnotes.fast import blocks
-from headnotes.fast import dispatch as kernels
-from headnotes.fast.kv_cache import KeyValueCache
+from headnotes.fast import KeyValueCache
+from headnotes.fast import attention as ways
 
 # Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
 Q_LEN, K_LEN, BATCH, HEADS, D_K = 13, 17, 5, 11, 3
@@ -31,12 +30,10 @@ SLOW = "ignore:There is a performance drop:UserWarning"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every path is walked at small sizes: blocks have 4 rows, and 8 of 11 heads."""
-    monkeypatch.setattr(blocks, "ROWS", 4)
-    monkeypatch.setattr(blocks, "SCORES", 1)
-    monkeypatch.setattr(kernels, "LONG", 12)
-    for where in (kernels, fast):
-        monkeypatch.setattr(where, "FEW", 7)
+    """Every path is walked at small sizes: tiles have 4 rows, and 8 of 11 heads."""
+    monkeypatch.setattr(ways, "TILE_ROWS", 4)
+    monkeypatch.setattr(ways, "TILE_SCORES", 1)
+    monkeypatch.setattr(ways, "SHORT_KEYS", 7)
 
 
 def build(
@@ -74,7 +71,7 @@ def inputs(
 
 
 def alone(seq_len: int = Q_LEN, batch_size: int = BATCH, **like: Any) -> dict[str, Any]:
-    """One tensor that reads itself, which is what the packed projection is for."""
+    """One tensor as query, key and value: self-attention."""
     x = torch.randn(seq_len, batch_size, D_MODEL, **like)
     return {"query": x, "key": x, "value": x}
 
@@ -116,7 +113,7 @@ def test_outputs_weights_and_gradients_are_those_of_the_core(
     tolerance: float,
     scores: int,
 ) -> None:
-    monkeypatch.setattr(blocks, "SCORES", scores)
+    monkeypatch.setattr(ways, "TILE_SCORES", scores)
     core, module = pair(dtype)
     shapes = [
         (1, k_len, BATCH),
@@ -209,7 +206,7 @@ def test_first_derivatives_are_those_of_finite_differences(
         assert torch.autograd.gradcheck(f, x)
 
 
-# The packed projection
+# Weights that change
 
 
 def load(module: nn.Module, **how: Any) -> None:
@@ -246,8 +243,8 @@ def replaced(module: Any) -> None:
         weight = nn.Parameter(torch.randn(D_MODEL, D_MODEL, dtype=torch.float64))
         module.key.linear.weight = weight
         with torch.no_grad():
-            packed = module(**x)
-        torch.testing.assert_close(packed, module(**x), rtol=1e-10, atol=1e-10)
+            inferred = module(**x)
+        torch.testing.assert_close(inferred, module(**x), rtol=1e-10, atol=1e-10)
 
 
 def turned(module: Any) -> None:
@@ -279,13 +276,12 @@ CHANGES: list[Callable[[Any], None]] = [
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.inference_mode])
-def test_the_packed_projection_follows_its_parameters(
+def test_the_output_follows_the_parameters(
     change: Callable[[Any], None], grad: Any
 ) -> None:
     module, x = build().double().eval(), alone(dtype=torch.float64)
     with grad():
         before = module(**x)
-        assert module.packed is not None
     change(module)
     core = mha.MultiHeadAttention(HEADS, D_MODEL).double().eval()
     core.load_state_dict(module.state_dict(), strict=False)
@@ -297,23 +293,6 @@ def test_the_packed_projection_follows_its_parameters(
     moved = not torch.allclose(before, after, atol=1e-3)
     assert moved or change in (there_and_back, CHANGES[-1])
     torch.testing.assert_close(module(**x), after, rtol=1e-12, atol=1e-12)
-
-
-def test_the_projection_is_packed_once_and_only_where_nothing_is_learnt() -> None:
-    module, x = build(), alone()
-    module(**x)
-    assert module.packed is None
-    with torch.no_grad():
-        module(**inputs())
-        assert module.packed is None  # three inputs are three products
-        module(**x)
-        first = module.packed
-        module(**x)
-        assert module.packed is first
-        module.query.linear.weight.mul_(2)
-        module(**x)
-        assert module.packed is not first
-    assert set(module.state_dict()) == set(build(mha.MultiHeadAttention).state_dict())
 
 
 @pytest.mark.parametrize("shown", [False, True], ids=["bare", "shown"])
@@ -331,18 +310,21 @@ def test_padding_may_hold_what_no_product_can_bear(
     mask = torch.ones(1, k_len, BATCH).bool()
     mask[:, -2:, 1] = False
     calls = []
-    module.output.register_forward_hook(lambda *_: calls.append(1))
+    for part in (module.query, module.key, module.value, module.output):
+        part.register_forward_hook(lambda part, *_: calls.append(part))
     with torch.set_grad_enabled(learns):
         output = module(**x, mask=mask, need_weights=shown)
         expected = core(**x, mask=mask)
     output = output[0] if shown else output
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-2)
-    assert len(calls) == (1 if worst == 1 else 2)
+    assert len(calls) == 4  # nothing is computed twice
 
 
 @pytest.mark.parametrize("worst", [0.0, math.nan, math.inf])
 @pytest.mark.parametrize("seq_len", [1, 5, 7])
-def test_a_short_sequence_reads_itself_under_a_mask(seq_len: int, worst: float) -> None:
+def test_short_self_attention_under_a_mask_is_that_of_the_core(
+    seq_len: int, worst: float
+) -> None:
     core, module = (m.eval() for m in pair())
     x = alone(seq_len)
     x["query"][-1, 1] = worst
@@ -352,9 +334,6 @@ def test_a_short_sequence_reads_itself_under_a_mask(seq_len: int, worst: float) 
     padding[:, -1, 1] = False
     for mask in (padding, full, full[..., :1], full.int()):
         with torch.no_grad():
-            output = module.read_itself(x["query"], mask, False)
-            # Where a number is missing, somebody else has to look more closely.
-            assert (output is None) == (worst != 0)
             torch.testing.assert_close(
                 module(**x, mask=mask), core(**x, mask=mask), equal_nan=True
             )
@@ -404,7 +383,7 @@ def test_vmap_over_parameters_gives_what_a_loop_gives(grad: Any) -> None:
             torch.testing.assert_close(output, module(**x))
 
 
-def test_copies_share_nothing_and_leave_the_packed_projection_behind() -> None:
+def test_copies_share_nothing() -> None:
     module, x = build(dropout_prob=0.1), alone()
     module(**x).square().sum().backward()
     module.eval()
@@ -418,9 +397,7 @@ def test_copies_share_nothing_and_leave_the_packed_projection_behind() -> None:
         pickle.loads(pickle.dumps(module)),
         torch.load(buffer, weights_only=False),
     ]
-    assert module.packed is not None
     for twin in copies:
-        assert twin.packed is None
         with torch.no_grad():
             assert torch.equal(twin(**x), expected)
             twin.query.linear.weight.mul_(2)
@@ -444,7 +421,7 @@ def alive() -> int:
 def test_nothing_of_a_call_is_kept(grad: Any, is_causal: bool) -> None:
     module, x, mask = build(dropout_prob=0.1), alone(), some_mask(k_len=Q_LEN)
     with grad():
-        module(**x)  # may pack
+        module(**x)
     before, size = alive(), len(pickle.dumps(module))
     for training in (True, False):
         module.training = training
@@ -595,7 +572,7 @@ def test_empty_sequences_and_batches_give_what_the_core_gives(
 def test_the_mean_over_many_draws_is_the_output_without_dropout(
     device: torch.device, few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "FEW", few)
+    monkeypatch.setattr(ways, "SHORT_KEYS", few)
     module = build(dropout_prob=0.3).to(device)
     with torch.no_grad():
         x = inputs(device=device)
@@ -902,7 +879,6 @@ def test_what_does_not_fit_is_refused_as_in_the_core_before_any_work(
         with grad(), pytest.raises(said.type, match=f"^{re.escape(str(said.value))}$"):
             module(**inputs() | changed)
     assert not worked
-    assert module.packed is None
 
 
 def test_what_does_not_fit_is_refused_by_decode() -> None:
@@ -950,14 +926,13 @@ def ways_to_cut(length: int) -> Iterator[list[int]]:
 def test_whatever_the_pieces_the_outputs_are_those_of_one_causal_pass(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, few: int
 ) -> None:
-    for where in (kernels, fast):
-        monkeypatch.setattr(where, "FEW", few)
+    monkeypatch.setattr(ways, "SHORT_KEYS", few)
     module = fast.MultiHeadAttention(HEADS, D_MODEL).to(device).eval()
     x = torch.randn(7, BATCH, D_MODEL, device=device)
     at_once = module(query=x, key=x, value=x, is_causal=True)
-    ways = list(ways_to_cut(7))
-    assert len(ways) == 64
-    for cuts in ways:
+    all_cuts = list(ways_to_cut(7))
+    assert len(all_cuts) == 64
+    for cuts in all_cuts:
         torch.testing.assert_close(decode(module, x, cuts), at_once, rtol=0, atol=1e-6)
 
 
@@ -1008,20 +983,23 @@ def test_decoding_never_learns_drops_nothing_and_holds_on_to_nothing() -> None:
         expected = module.eval()(query=x, key=x, value=x, is_causal=True)
     torch.testing.assert_close(output, expected)
     cache = module.cache(BATCH, 200)
-    place, sizes = cache.kept.data_ptr(), []
+    place, sizes = cache.buffer.data_ptr(), []
     for _ in range(3):
         for _ in range(50):
             output, cache = module.decode(x[:1].detach(), cache)
         sizes.append(alive())
     assert len(set(sizes)) == 1
-    assert cache.kept.data_ptr() == place
+    assert cache.buffer.data_ptr() == place
 
 
 def test_the_cache_is_made_for_the_module(device: torch.device) -> None:
     module = build().to(device, torch.float64)
     cache = module.cache(BATCH, 7, grow=True)
-    assert cache.kept.shape == (2, BATCH, HEADS, 7, D_K)
-    assert (cache.kept.dtype, cache.kept.device.type) == (torch.float64, device.type)
+    assert cache.buffer.shape == (2, BATCH, HEADS, 7, D_K)
+    assert (cache.buffer.dtype, cache.buffer.device.type) == (
+        torch.float64,
+        device.type,
+    )
     assert cache.grow
     assert not module.cache(BATCH, 7).grow
 

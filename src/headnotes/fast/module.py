@@ -1,82 +1,45 @@
-r"""# Multi-head attention, at full speed
+r"""# Multi-head attention at full speed
 
-The same constructor, the same parameters, the same masks, errors and answers as the
-[readable core](../mha.md): a checkpoint of either loads into the other. What differs is
-only how the numbers move.
+`MultiHeadAttention` has the constructor, the parameters, the masks, the errors and the
+results of the [readable core](../mha.md): a checkpoint of either loads into the other.
+What differs is how the numbers move through memory.
 
-The core keeps an axis for each letter of its formula, `[q_len, k_len, batch_size,
-heads]`, and lets its softmax run over the second of four: each number it needs lies far
-from the one before. Here batch items and heads fold into a single axis, and every
-product and softmax runs along the last one. The fold is free: sequence first,
-`[seq_len, batch_size, heads * d_k]` and `[seq_len, batch_size * heads, d_k]` are the
-same memory, so that a kernel which takes strides needs no copy, neither of what it
-reads nor of what it writes.
+**How a query and a mask travel.**
 
-Which kernel that is depends on the call, and is told [where it is
-chosen](dispatch.md). The promise is the same for all: nothing of a call stays on the
-module, and memory grows with the length, not with its square, unless the weights
-themselves are asked for.
+1. `forward` checks the inputs as the core does, and turns the mask into bool.
+2. Keys and values that no query may attend to are set to zero if they hold NaN.
+3. `query`, `key` and `value`, the submodules, project and split into heads:
+   `[seq_len, batch_size, heads, d_k]`. No packed copy of their weights exists, so there
+   is none that could become stale, and hooks and replaced submodules work.
+4. [`attention`](attention.md#attention) looks the call up in a
+   [table](attention.md#DISPATCH): the fused kernel of PyTorch, the formula, or blocks.
+5. In each, the mask and causality become one bool tensor, `[batch_size or 1, 1, q_len,
+   k_len]`. Fully masked rows are opened before the softmax and set to zero after it.
+6. The context comes back sequence first, the heads are concatenated by a view, and
+   `output` projects them. Nothing of a call stays on the module.
+
+Memory grows with the length, not with its square, unless the weights are returned.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
-2017, section 3.2; [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023, for
-the kernels behind `F.scaled_dot_product_attention`.
+2017, section 3.2; [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150),
+Shazeer 2019, section 2.4, for what a decoding step costs.
 """
 
-# What is imported with a dot stands beside this file; nothing else is needed.
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
-from headnotes.fast.blocks import Rule
-from headnotes.fast.dispatch import (
-    FEW,
-    eager,
-    far,
-    finite,
-    read,
-    read_and_show,
-    with_past,
-)
-from headnotes.fast.kv_cache import KeyValueCache
-
-NAMES = "query", "key", "value", "output"
-
-
-class Packed(NamedTuple):
-    """The maps as they are multiplied, and what they were made of."""
-
-    weight: Tensor
-    bias: Tensor
-    output_weight: Tensor
-    output_bias: Tensor
-    made_of: list[int]
-    held: list[Tensor]
-
-    @classmethod
-    def of(cls, layers: list[nn.Linear], heads: int, made_of: list[int]) -> "Packed":
-        """Three projections interleaved, and the output map turned."""
-        *three, output = layers
-        # [heads, 1, d_k, d_model] each: what is to be interleaved lies side by side.
-        weights = [p.weight.detach().view(heads, 1, -1, p.in_features) for p in three]
-        weight = torch.cat(weights, dim=1).flatten(0, 2)  # [heads * 3 * d_k, d_model]
-        none = torch.zeros_like(output.bias)  # [d_model]
-        biases = [none if layer.bias is None else layer.bias for layer in three]
-        parts = [bias.detach().view(heads, 1, -1) for bias in biases]
-        bias = torch.cat(parts, dim=1).flatten()  # [heads * 3 * d_k]
-        # What it was made of is held: nothing else can come to lie in its place.
-        alive = [p for layer in layers for p in layer.parameters()]
-        held = [*alive, *(p.detach() for p in alive)]
-        return cls(weight.T, bias, output.weight.T, output.bias, made_of, held)
+from headnotes.fast.attention import all_finite, attention, clear_fully_masked
 
 
 class MultiHeadAttention(nn.Module):
     r"""Multi-head attention over `[seq_len, batch_size, d_model]`, at full speed.
 
-    Takes what the core's class takes, and refuses what it refuses. Nothing of a call
-    stays on the module; who wants the weights asks for them with `need_weights`.
+    Takes the arguments of the core's class and raises its errors. Nothing of a call
+    stays on the module: the weights are returned if `need_weights` asks for them.
     Source: Vaswani et al. 2017, section 3.2.2.
 
     >>> core = mha.MultiHeadAttention(7, 77).eval()
@@ -89,7 +52,7 @@ class MultiHeadAttention(nn.Module):
     >>> torch.allclose(output, same, atol=1e-6)
     True
 
-    A key that no query may read may hold anything:
+    Padding, which no query may attend to, may hold NaN:
 
     >>> mask = torch.ones(1, 5, 2).bool()
     >>> mask[:, 3:, 1] = False
@@ -102,22 +65,19 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
-        r"""Build the four linear maps, which are all that is learned."""
+        r"""Build the four linear maps of the core, under its names."""
         super().__init__()
         mha.check_settings(heads, d_model, dropout_prob)
         self.heads = heads
         self.d_k = d_model // heads
-        # The core's names and biases: its checkpoints are to fit.
-        self.query = mha.PrepareForMultiHeadAttention(
-            d_model, heads, self.d_k, bias=bias
-        )
-        self.key = mha.PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
-        self.value = mha.PrepareForMultiHeadAttention(
-            d_model, heads, self.d_k, bias=True
-        )
+        # Three products instead of one packed product: measured on two cores, packing
+        # changes the speed by -6 to +12 %, and a packed weight has to be kept in step.
+        project = mha.PrepareForMultiHeadAttention
+        self.query = project(d_model, heads, self.d_k, bias=bias)
+        self.key = project(d_model, heads, self.d_k, bias=bias)
+        self.value = project(d_model, heads, self.d_k, bias=True)
         self.output = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout_prob)
-        self.packed: Packed | None = None
 
     def forward(
         self,
@@ -130,11 +90,11 @@ class MultiHeadAttention(nn.Module):
         need_weights: bool = False,
         average_weights: bool = False,
     ) -> Any:
-        r"""Read from `value` where `query` meets `key`.
+        r"""Attend from `query` to `key`, and return the weighted sum of `value`.
 
-        Shapes, `mask` and errors are those of the core. `is_causal` forbids each query
-        the keys after its own, where the last query meets the last key; it is said, and
-        never guessed from a mask's values, and it joins a mask if there is one.
+        Shapes, `mask` and errors are those of the core. With `is_causal` no query
+        attends to a key after its own position, where the last query is aligned with
+        the last key; it can be combined with a mask.
 
         With `need_weights` the result is a pair of output and weights, the latter
         before dropout, `[q_len, k_len, batch_size, heads]`, or with `average_weights`
@@ -151,142 +111,62 @@ class MultiHeadAttention(nn.Module):
                 [1, 1, 1, 1, 0],
                 [1, 1, 1, 1, 1]], dtype=torch.int32)
         """
-        alone = query is key is value and not need_weights
-        if alone and (y := self.read_itself(query, mask, is_causal)) is not None:
-            return y
+        mha.check_inputs(self.output.weight, query, key, value)
+        if average_weights and not need_weights:
+            raise ValueError(
+                "`average_weights` (=True) averages what `need_weights` (=False) "
+                "returns; pass `need_weights=True` too"
+            )
+        if mask is not None:
+            mha.check_tensor("mask", mask, self.output.weight.device)
+            mha.check_mask(mask, query.shape, key.shape)
+            mask = mask.bool()
+            # In the inputs, not only in the projections: the gradient of a projection's
+            # weight multiplies them by zero, and 0 * NaN is NaN.
+            if not (all_finite(key) and (value is key or all_finite(value))):
+                q_len = query.shape[0]
+                key, value = clear_fully_masked(key, value, mask, is_causal, q_len)
 
-        mask = check(self.output.weight, query, key, value, mask=mask)
-        look = (mask is not None or is_causal) and eager(query)
-        careful = Rule(mask, is_causal, self.dropout.p if self.training else 0.0)
-        for rule in (careful._replace(finite=look), careful):
-            q, k, v = self.project(query, key, value, rule)  # [..., heads, d_k]
-            if need_weights:
-                context, weights = read_and_show(
-                    q, k, v, rule, average_weights
-                )  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
-            else:
-                context = read(q, k, v, rule)  # [q_len, batch_size, heads, d_k]
-            output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
-            # A key that is no number, or of which none can be made, spoils whole rows
-            # even unread: one number of each tells, and all is done again, with care.
-            if not look or finite(output[..., 0]):
-                break
+        q = self.query(query)  # [q_len, batch_size, heads, d_k]
+        k, v = self.key(key), self.value(value)  # [k_len, batch_size, heads, d_k]
+        context, weights = attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=is_causal,
+            dropout=self.dropout,
+            need_weights=need_weights,
+            average_weights=average_weights,
+        )  # [q_len, batch_size, heads, d_k], [q_len, k_len, batch_size, ...]
+        output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return (output, weights) if need_weights else output
-
-    def read_itself(
-        self, x: Tensor, mask: Tensor | None, is_causal: bool
-    ) -> Tensor | None:
-        """The plainest call, which for a short sequence is all overhead and no work.
-
-        A handful of operators, each a view or a product; None where it does not apply.
-
-        >>> fast = MultiHeadAttention(7, 77).eval()
-        >>> x = torch.randn(5, 2, 77)
-        >>> at_length = fast(query=x, key=x, value=x)
-        >>> with torch.no_grad():
-        ...     short = fast.read_itself(x, None, False)
-        >>> torch.allclose(short, at_length, atol=1e-6)
-        True
-        """
-        if self.training or (packed := self.pack()) is None:
-            return None
-        mask = check(packed.output_weight, x, x, x, mask=mask)
-        plain = mask is None or (not is_causal and eager(x))
-        if x.shape[0] > FEW or not plain:
-            return None
-        seq_len, batch_size, d_model = x.shape
-        y = self.multiply(packed, x)  # [3, batch_size, heads, seq_len, d_k]
-        q, k, v = y.unbind(0)  # [batch_size, heads, seq_len, d_k]
-        keep = None if mask is None else mask.permute(2, 0, 1).unsqueeze(1)
-        context = F.scaled_dot_product_attention(q, k, v, keep, is_causal=is_causal)
-        context = context.permute(2, 0, 1, 3).reshape(-1, d_model)  # [..., d_model]
-        output = torch.addmm(packed.output_bias, context, packed.output_weight)
-        # As above: one number of each row tells whether the mask was enough.
-        if mask is not None and not finite(output[:, 0]):
-            return None
-        return output.view(seq_len, batch_size, d_model)  # [..., batch_size, d_model]
-
-    def project(
-        self, query: Tensor, key: Tensor, value: Tensor, rule: Rule
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, each `[seq_len, batch_size, heads, d_k]`."""
-        # Zero times NaN is NaN: as in the core, what none may read is cleared.
-        if rule.mask is not None and not rule.finite:
-            mask = with_past(rule, query, key) if rule.is_causal else rule.mask
-            unread = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
-            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
-        if query is key is value and (packed := self.pack()) is not None:
-            y = self.multiply(packed, query)  # [3, ..., d_k]
-            # Copied here rather than later, what it was copied from can go.
-            if far(y):
-                y = y.contiguous()
-            q, k, v = y.permute(0, 3, 1, 2, 4)  # [..., d_k]
-            return q, k, v
-        return self.query(query), self.key(key), self.value(value)  # [..., d_k]
-
-    def multiply(self, packed: Packed, x: Tensor) -> Tensor:
-        """All three projections of a sequence in one product, as views by head."""
-        seq_len, batch_size, d_model = x.shape
-        x = x.reshape(-1, d_model)  # [seq_len * batch_size, d_model]
-        y = torch.addmm(packed.bias, x, packed.weight)  # [..., heads * 3 * d_k]
-        sizes = seq_len, batch_size, self.heads, 3, self.d_k
-        y = y.view(sizes).permute(3, 1, 2, 0, 4)
-        return y  # [3, batch_size, heads, seq_len, d_k]
-
-    def pack(self) -> Packed | None:
-        r"""The projections as one, or None where a gradient, compiler or hook looks on.
-
-        Columns of the weight lie by head, then by query, key and value, then by
-        component: so all three come out as views that still fold. It is made once, and
-        again when a parameter is another one, lies elsewhere, or was written to; what
-        `.data` hides from that is caught at the next `train()` or `eval()`. While there
-        is something to learn it would not pay: gradients had to be copied apart.
-        """
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return None
-        # Past the attributes of modules, whose search takes as long as a tiny product.
-        layers: list[nn.Linear] = []
-        made_of: list[int] = []
-        for name in NAMES:
-            part: Any = self._modules[name]
-            layer = part if name == "output" else part._modules["linear"]
-            hooks = part._forward_hooks or part._forward_pre_hooks
-            hooks = hooks or layer._forward_hooks or layer._forward_pre_hooks
-            if hooks or type(layer) is not nn.Linear:
-                return None
-            layers.append(layer)
-            for p in layer._parameters.values():
-                if p is not None:
-                    try:
-                        made_of += (id(p), p.data_ptr(), p._version)
-                    except RuntimeError:  # of `vmap`, or of inference mode
-                        return None
-        if self.packed is None or self.packed.made_of != made_of:
-            self.packed = Packed.of(layers, self.heads, made_of)
-        return self.packed
 
     def cache(
         self, batch_size: int, capacity: int, *, grow: bool = False
-    ) -> KeyValueCache:
-        r"""An empty cache for `decode`, with the module's sizes, dtype and device.
+    ) -> "KeyValueCache":
+        r"""An empty KV cache for `decode`, with the module's sizes, dtype and device.
 
-        Under autocast the dtype is the one that products come in there.
+        Under autocast the dtype is the one in which projections come out.
         """
-        like = self.output.weight
-        dtype, kind = like.dtype, like.device.type
-        if not like.is_meta and torch.is_autocast_enabled(kind):
+        weight = self.output.weight
+        dtype, kind = weight.dtype, weight.device.type
+        if not weight.is_meta and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         sizes = batch_size, self.heads, self.d_k, capacity
-        return KeyValueCache(*sizes, grow=grow, dtype=dtype, device=like.device)
+        return KeyValueCache(*sizes, grow=grow, dtype=dtype, device=weight.device)
 
     @torch.no_grad()
-    def decode(self, x: Tensor, cache: KeyValueCache) -> tuple[Tensor, KeyValueCache]:
-        r"""Go on by the positions `x`, `[seq_len, batch_size, d_model]`, one or many.
+    def decode(
+        self, x: Tensor, cache: "KeyValueCache"
+    ) -> tuple[Tensor, "KeyValueCache"]:
+        r"""Continue by the positions `x`, `[seq_len, batch_size, d_model]`.
 
-        Each reads itself and all before it, those in the cache too, where its key and
-        value then stay. Whatever the pieces, the outputs are those of one causal pass.
-        There is no dropout here, and no gradient. Raises what `forward` raises, and
-        `ValueError` where the cache is full or made for other sizes.
+        Each attends to itself, to those before it, and to those in the cache, to which
+        its own key and value are appended. However a sequence is cut into pieces, the
+        outputs are those of one causal pass. There is no dropout here, and no gradient.
+        Raises what `forward` raises, and `ValueError` where the cache is full or was
+        made for other sizes.
 
         >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
@@ -298,8 +178,8 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(in_pieces, at_once[:4], atol=1e-6)
         True
         """
-        like, d_model = self.output.weight, self.output.in_features
-        mha.check_tensor("x", x, like.device, like.dtype)
+        weight, d_model = self.output.weight, self.output.in_features
+        mha.check_tensor("x", x, weight.device, weight.dtype)
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(
                 f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
@@ -310,37 +190,213 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` is a {type(cache).__name__}, not a KeyValueCache; make one "
                 f"with `cache(batch_size, capacity)`"
             )
-        q, k, v = self.project(x, x, x, Rule())  # [..., batch_size, heads, d_k]
+        q, k, v = self.query(x), self.key(x), self.value(x)  # [..., heads, d_k]
         cache.append(k, v)
         if x.shape[0] == 1:
-            # The last query may read all there is, as it lies: here each view counts.
+            # The last query may attend to every key, as they lie in the cache. For one
+            # token each further view would count.
             q = q.permute(1, 2, 0, 3)  # [batch_size, heads, ..., d_k]
             context = F.scaled_dot_product_attention(q, cache.keys, cache.values)
             context = context.permute(2, 0, 1, 3)  # [..., batch_size, heads, d_k]
         else:
-            kept = cache.keys, cache.values
-            k, v = (y.permute(2, 0, 1, 3) for y in kept)  # [..., heads, d_k]
-            context = read(q, k, v, Rule(is_causal=True))  # [..., heads, d_k]
+            stored = cache.keys, cache.values
+            k, v = (y.permute(2, 0, 1, 3) for y in stored)  # [..., heads, d_k]
+            context, _ = attention(q, k, v, is_causal=True)  # [..., heads, d_k]
         output = self.output(context.flatten(-2))  # [..., batch_size, heads * d_k]
         return output, cache
 
-    def train(self, mode: bool = True) -> Self:
-        self.packed = None
-        return super().train(mode)
 
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        self.packed = None
-        module: Self = super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-        return module
+class KeyValueCache:
+    r"""The KV cache: keys and values of `length` positions, with room for `capacity`.
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"packed": None}
+    A language model writes one token at a time, and each token attends to all before
+    it. Their keys and values no longer change: they are computed once and stored. A
+    step then costs the projections of one token, and one pass over the stored numbers,
+    which bounds its speed:
 
+    $$2 \cdot \texttt{batch\_size} \cdot \texttt{heads} \cdot \texttt{k\_len}
+      \cdot d_k$$
 
-def check(like: Tensor, *x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Refuse what the core refuses, and return the mask as bool."""
-    mha.check_inputs(like, *x)
-    if mask is not None:
-        mha.check_tensor("mask", mask, like.device)
-        mha.check_mask(mask, x[0].shape, x[1].shape)
-    return mask if mask is None else mask.bool()
+    They lie head by head, as they are used, and are written in place: a cache that
+    grows by `torch.cat` copies the whole past for each token.
+
+    With `grow=True` the capacity is doubled when it does not suffice; otherwise a full
+    cache raises `ValueError`. Raises `ValueError` for sizes below 1.
+    Source: Shazeer 2019, section 2.4.
+
+    >>> cache = KeyValueCache(2, 3, 5, capacity=7, grow=True)
+    >>> x = torch.randn(17, 2, 3, 5)
+    >>> cache.append(x[:4], x[:4])
+    >>> len(cache), cache.capacity
+    (4, 7)
+    >>> cache.append(x[4:], x[4:])
+    >>> len(cache), cache.capacity
+    (17, 28)
+    >>> stored = x.permute(1, 2, 0, 3)
+    >>> torch.equal(cache.keys, stored)
+    True
+    >>> torch.equal(cache.values, stored)
+    True
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        heads: int,
+        d_k: int,
+        capacity: int,
+        *,
+        grow: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        sizes = {"batch_size": batch_size, "heads": heads, "d_k": d_k}
+        for name, size in (sizes | {"capacity": capacity}).items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
+        # Keys are used first, then values, so they lie in two halves.
+        # A tensor made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(
+                2, batch_size, heads, capacity, d_k, dtype=dtype, device=device
+            )  # [2, batch_size, heads, capacity, d_k]
+        self.length = 0
+        self.grow = grow
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __bool__(self) -> bool:
+        # `if cache:` asks whether there is one, not whether it holds anything yet.
+        return True
+
+    @property
+    def capacity(self) -> int:
+        """The number of positions that there is room for."""
+        return self.buffer.shape[3]
+
+    @property
+    def keys(self) -> Tensor:
+        """A view of the keys so far, `[batch_size, heads, length, d_k]`."""
+        keys: Tensor = self.buffer[0]  # [batch_size, heads, ..., d_k]
+        return keys[:, :, : self.length]  # [batch_size, heads, length, d_k]
+
+    @property
+    def values(self) -> Tensor:
+        """A view of the values so far, `[batch_size, heads, length, d_k]`."""
+        values: Tensor = self.buffer[1]  # [batch_size, heads, ..., d_k]
+        return values[:, :, : self.length]  # [batch_size, heads, length, d_k]
+
+    def append(
+        self,
+        key: Tensor,  # [seq_len, batch_size, heads, d_k]
+        value: Tensor,  # [seq_len, batch_size, heads, d_k]
+    ) -> None:
+        r"""Store the keys and values of the next positions, without their gradients.
+
+        Raises `TypeError` for another dtype, `ValueError` for a shape or device that
+        does not fit, or where there is no room; the cache is then as it was before.
+
+        >>> cache = KeyValueCache(2, 3, 5, capacity=1)
+        >>> token = torch.randn(1, 2, 3, 5)
+        >>> cache.append(token, token)
+        >>> cache.append(token, token)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ValueError: the cache is full: it holds 1 of 1 ...
+        """
+        self.check("key", key)
+        self.check("value", value)
+        if len(key) != len(value):
+            raise ValueError(
+                f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
+            )
+        end = self.length + len(key)
+        if end > self.capacity and not self.grow:
+            raise ValueError(
+                f"the cache is full: it holds {self.length} of {self.capacity} "
+                f"positions, and {len(key)} more came; give it more `capacity`, or "
+                f"`grow=True`"
+            )
+        if end > self.capacity:
+            self.grow_to(end)
+        with torch.no_grad():
+            keys, values = self.buffer[
+                :, :, :, self.length : end
+            ]  # [..., seq_len, d_k]
+            keys.copy_(key.permute(1, 2, 0, 3))
+            values.copy_(value.permute(1, 2, 0, 3))
+        self.length = end
+
+    def grow_to(self, needed: int) -> None:
+        """Double the capacity until it suffices, so that copies are rare."""
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        *sizes, _, d_k = self.buffer.shape
+        with torch.inference_mode(False):
+            buffer = self.buffer.new_empty(
+                *sizes, capacity, d_k
+            )  # [..., capacity, d_k]
+            buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
+        self.buffer = buffer
+
+    def reorder(self, index: Tensor) -> None:
+        r"""Let batch item `i` continue from the keys and values of item `index[i]`.
+
+        Beam search needs this: of all continuations, the best may all belong to one
+        sequence. `index` holds integers, `[batch_size]`, as many as there will be
+        items. Raises `TypeError` for another dtype, `ValueError` for another shape, or
+        an item that does not exist.
+
+        >>> cache = KeyValueCache(batch_size=3, heads=1, d_k=1, capacity=2)
+        >>> x = torch.tensor([5.0, 7.0, 11.0]).view(1, 3, 1, 1)
+        >>> cache.append(x, x)
+        >>> cache.reorder(torch.tensor([2, 2, 0]))
+        >>> cache.keys.flatten()
+        tensor([11., 11.,  5.])
+        """
+        batch_size = self.buffer.shape[1]
+        if not isinstance(index, Tensor) or index.dtype not in (
+            torch.int32,
+            torch.int64,
+        ):
+            seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
+            raise TypeError(f"`index` is {seen}, not an int64 tensor of batch items")
+        if index.layout != torch.strided or index.is_nested or index.is_meta:
+            raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
+        if index.dim() != 1 or not len(index):
+            raise ValueError(
+                f"`index` has shape {list(index.shape)}, not [batch_size]; name one "
+                f"item for each that continues"
+            )
+        low, high = (bound.item() for bound in index.aminmax())
+        if low < 0 or high >= batch_size:
+            raise ValueError(
+                f"`index` names items {low} to {high}, but there are 0 to "
+                f"{batch_size - 1}"
+            )
+        with torch.inference_mode(False):
+            index = index.to(self.buffer.device).clone()  # no tensor of inference mode
+            self.buffer = self.buffer.index_select(1, index)  # [2, ...]
+
+    def check(self, name: str, x: Tensor) -> None:
+        """Refuse a tensor that does not fit the stored ones."""
+        if not isinstance(x, Tensor) or x.dtype != self.buffer.dtype:
+            seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"`{name}` is {seen}, the cache {self.buffer.dtype}; make the cache "
+                f"with the `dtype` that it is to hold"
+            )
+        _, batch_size, heads, _, d_k = self.buffer.shape
+        if x.layout != torch.strided or x.is_nested:
+            raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
+        if x.dim() != 4 or x.shape[1:] != (batch_size, heads, d_k):
+            raise ValueError(
+                f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size "
+                f"(={batch_size}), heads (={heads}), d_k (={d_k})]"
+            )
+        if x.device != self.buffer.device:
+            raise ValueError(
+                f"`{name}` is on {x.device}, the cache on {self.buffer.device}; make "
+                f"the cache with that `device`"
+            )
