@@ -283,7 +283,8 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
 DISPATCH: list[tuple[Way, Callable[[Call], bool]]] = [
     # The formula is made of operators that all transforms know.
     (in_full, lambda call: call.transformed or call.custom_dropout),
-    (in_full, lambda call: call.key.shape[0] == 0),
+    # The fused kernel divides by the number of queries, and ends the process by it.
+    (in_full, lambda call: call.query.numel() == 0 or call.key.numel() == 0),
     (in_full, lambda call: not call.eager and call.need_weights),
     (fused, lambda call: not call.eager),
     # Few keys: the fused kernel's backward pass takes small steps, in half precision
@@ -832,6 +833,8 @@ class Blockwise(torch.autograd.Function):
         x = query, key, value
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
+            # Views: a key that is the query, or is computed from it, has its own part.
+            x = query.view_as(query), key.view_as(key), value.view_as(value)
             if grad_shown is not None:  # of the mean, each head has its share
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share
