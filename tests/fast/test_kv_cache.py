@@ -1,4 +1,4 @@
-"""Keys and values: kept as they came, in place, and no others in between."""
+"""The KV cache stores keys and values in place, in order, and checks their sizes."""
 
 import copy
 import pickle
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headnotes.fast.kv_cache import KeyValueCache
+from headnotes.fast import KeyValueCache
 
 BATCH, HEADS, D_K, CAPACITY = 3, 5, 7, 11
 
@@ -19,13 +19,13 @@ def build(capacity: int = CAPACITY, **settings: Any) -> KeyValueCache:
 
 
 def some(seq_len: int, batch_size: int = BATCH, **like: Any) -> tuple[Tensor, Tensor]:
-    """Keys and values, as a projection gives them."""
+    """Random keys and values, `[seq_len, batch_size, heads, d_k]`."""
     key, value = torch.randn(2, seq_len, batch_size, HEADS, D_K, **like)
     return key, value
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_was_appended_is_there_in_order(
+def test_appended_keys_and_values_are_stored_in_order(
     device: torch.device, dtype: torch.dtype
 ) -> None:
     cache = build(dtype=dtype, device=device)
@@ -40,30 +40,32 @@ def test_what_was_appended_is_there_in_order(
     assert cache.capacity == CAPACITY
 
 
-def test_it_is_written_in_place_head_by_head_and_read_without_a_copy() -> None:
+def test_positions_are_written_in_place_head_by_head_and_returned_as_views() -> None:
     cache = build()
-    place = cache.kept.data_ptr()
+    place = cache.buffer.data_ptr()
     for n in range(CAPACITY):
         cache.append(*some(1))
         assert len(cache) == n + 1
-    assert cache.kept.data_ptr() == cache.keys.data_ptr() == place
-    assert cache.values._base is cache.kept
-    assert cache.kept.shape == (2, BATCH, HEADS, CAPACITY, D_K)
+    assert cache.buffer.data_ptr() == cache.keys.data_ptr() == place
+    assert cache.values._base is cache.buffer
+    assert cache.buffer.shape == (2, BATCH, HEADS, CAPACITY, D_K)
     assert cache.keys.stride()[2:] == (D_K, 1)
 
 
-def test_the_callers_tensors_may_change_afterwards_and_carry_no_gradient() -> None:
+def test_the_cache_holds_copies_without_gradients() -> None:
     cache = build()
     key, value = some(2)
     expected = key.clone().permute(1, 2, 0, 3)
     cache.append(key.requires_grad_(), value.requires_grad_())
     key.data.zero_()
     assert torch.equal(cache.keys, expected)
-    assert not cache.kept.requires_grad
-    assert cache.kept.grad_fn is None
+    assert not cache.buffer.requires_grad
+    assert cache.buffer.grad_fn is None
 
 
-def test_a_cache_that_grows_doubles_and_keeps_what_it_has(device: torch.device) -> None:
+def test_a_growing_cache_doubles_its_capacity_and_keeps_its_contents(
+    device: torch.device,
+) -> None:
     cache = build(3, grow=True, dtype=torch.float64, device=device)
     key, value = some(20, dtype=torch.float64, device=device)
     capacities = []
@@ -74,13 +76,16 @@ def test_a_cache_that_grows_doubles_and_keeps_what_it_has(device: torch.device) 
     assert capacities == [3, 3, 3, 6, 24, 24]
     assert torch.equal(cache.keys, key.permute(1, 2, 0, 3))
     assert torch.equal(cache.values, value.permute(1, 2, 0, 3))
-    assert (cache.kept.dtype, cache.kept.device.type) == (torch.float64, device.type)
+    assert (cache.buffer.dtype, cache.buffer.device.type) == (
+        torch.float64,
+        device.type,
+    )
 
 
-def test_a_full_cache_says_so_and_stays_as_it_was() -> None:
+def test_a_full_cache_raises_and_is_left_unchanged() -> None:
     cache = build(4)
     cache.append(*some(3))
-    before = cache.kept.clone()
+    before = cache.buffer.clone()
     message = (
         "the cache is full: it holds 3 of 4 positions, and 2 more came; give it more "
         "`capacity`, or `grow=True`"
@@ -88,14 +93,14 @@ def test_a_full_cache_says_so_and_stays_as_it_was() -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cache.append(*some(2))
     assert len(cache) == 3
-    assert torch.equal(cache.kept[:, :, :, :3], before[:, :, :, :3])
+    assert torch.equal(cache.buffer[:, :, :, :3], before[:, :, :, :3])
     cache.append(*some(1))
     assert len(cache) == cache.capacity == 4
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("order", [[2, 2, 0], [1], [0, 1, 2, 2, 1, 0, 0]], ids=str)
-def test_items_go_on_from_where_they_are_told(
+def test_reorder_selects_the_batch_items_to_continue_from(
     device: torch.device, order: list[int], dtype: torch.dtype
 ) -> None:
     cache = build(device=device)
@@ -108,7 +113,7 @@ def test_items_go_on_from_where_they_are_told(
     more = some(1, len(order), device=device)
     cache.append(*more)
     assert torch.equal(cache.keys[:, :, 5:], more[0].permute(1, 2, 0, 3))
-    # Two items that went the same way are two from now on.
+    # Two items with the same past are independent from now on.
     if len(order) == 3:
         assert torch.equal(cache.keys[0, :, :5], cache.keys[1, :, :5])
         assert not torch.equal(cache.keys[0], cache.keys[1])
@@ -120,23 +125,23 @@ def test_copies_are_independent() -> None:
     for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
         assert torch.equal(twin.keys, cache.keys)
         twin.append(*some(1))
-        twin.kept.zero_()
+        twin.buffer.zero_()
         assert len(cache) == 2
         assert cache.keys.any()
 
 
-def test_it_works_without_any_data() -> None:
+def test_works_on_the_meta_device() -> None:
     cache = build(2, grow=True, device="meta")
     cache.append(*some(3, device="meta"))
     assert cache.keys.shape == (BATCH, HEADS, 3, D_K)
 
 
-# What it refuses
+# Errors
 
 
 @pytest.mark.parametrize("name", ["batch_size", "heads", "d_k", "capacity"])
 @pytest.mark.parametrize("size", [0, -1, True, 2.0, "2", None])
-def test_impossible_sizes_are_refused(name: str, size: Any) -> None:
+def test_invalid_sizes_raise(name: str, size: Any) -> None:
     sizes: dict[str, Any] = {"batch_size": 3, "heads": 5, "d_k": 7, "capacity": 11}
     message = f"`{name}` (={size!r}) must be an int from 1 up"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -154,13 +159,13 @@ SHAPE = "not [seq_len, batch_size (=3), heads (=5), d_k (=7)]"
             {"key": KEY.double()},
             TypeError,
             "`key` is torch.float64, the cache torch.float32; make the cache with the "
-            "`dtype` that it is to keep",
+            "`dtype` that it is to hold",
         ),
         (
             {"value": [0.0]},
             TypeError,
             "`value` is list, the cache torch.float32; make the cache with the `dtype` "
-            "that it is to keep",
+            "that it is to hold",
         ),
         ({"key": KEY[0]}, ValueError, f"`key` has shape [3, 5, 7], {SHAPE}"),
         ({"key": KEY[:, :2]}, ValueError, f"`key` has shape [2, 2, 5, 7], {SHAPE}"),
@@ -186,12 +191,12 @@ SHAPE = "not [seq_len, batch_size (=3), heads (=5), d_k (=7)]"
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_and_leaves_no_trace(
+def test_tensors_that_do_not_fit_raise_and_leave_the_cache_unchanged(
     changed: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     cache = build(grow=True)
     cache.append(KEY, KEY)
-    before = cache.kept.clone()
+    before = cache.buffer.clone()
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         cache.append(**{"key": KEY, "value": KEY} | changed)
     assert len(cache) == 2
@@ -216,13 +221,13 @@ def test_what_does_not_fit_is_refused_and_leaves_no_trace(
             torch.tensor([[0]]),
             ValueError,
             "`index` has shape [1, 1], not [batch_size]; name one item for each that "
-            "goes on",
+            "continues",
         ),
         (
             torch.tensor([]).long(),
             ValueError,
             "`index` has shape [0], not [batch_size]; name one item for each that "
-            "goes on",
+            "continues",
         ),
         (
             torch.tensor([0, 3]),
@@ -236,10 +241,10 @@ def test_what_does_not_fit_is_refused_and_leaves_no_trace(
         ),
     ],
 )
-def test_items_that_do_not_exist_are_refused(
+def test_indices_that_do_not_name_batch_items_raise(
     index: Any, error: type[Exception], message: str
 ) -> None:
     cache = build()
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         cache.reorder(index)
-    assert cache.kept.shape[1] == BATCH
+    assert cache.buffer.shape[1] == BATCH
