@@ -112,19 +112,29 @@ class Call:
         return self.is_causal and (self.mask is not None or unequal)
 
     @cached_property
-    def bounded(self) -> bool:
-        r"""Whether every score is known to be a finite number.
+    def largest_score(self) -> float:
+        r"""A bound of all scores, $d_k \max|q| \max|k|$, or NaN where a key is not finite.
 
-        Where $d_k \max|q| \max|k|$ is one, no product can overflow. Then a score is
-        forbidden by adding minus infinity, which takes one pass instead of several.
-        Only an eager call can tell.
+        Without a bound, only computing them shows whether they overflow.
         """
         query = max_abs(self.query)
         if not math.isfinite(query):
             # The row of a query that is not finite is NaN, and no other is touched.
             query = max_abs(self.query.nan_to_num(0.0, 0.0, 0.0))
-        largest = query * max_abs(self.key) * self.query.shape[-1]
-        return largest <= torch.finfo(self.query.dtype).max
+        return query * max_abs(self.key) * self.query.shape[-1]
+
+    def bounded(self, dtype: torch.dtype) -> bool:
+        """Whether every score is known to be a finite number in `dtype`.
+
+        Then a score is forbidden by adding minus infinity, which takes one pass instead
+        of several. Otherwise the sum may be NaN.
+        """
+        return self.eager and self.largest_score <= torch.finfo(dtype).max
+
+    @property
+    def kernel_dtype(self) -> torch.dtype:
+        """The dtype of the scores in the fused kernel."""
+        return torch.promote_types(self.query.dtype, torch.float32)
 
     def allowed(self) -> Tensor | None:
         """Which query may attend to which key, `[batch_size or 1, 1, q_len, k_len]`."""
@@ -181,7 +191,11 @@ def attention(
         transformed,
         eager,
     )
-    if mask is not None and eager and not (call.bounded and all_finite(value)):
+    if (
+        mask is not None
+        and eager
+        and not (call.bounded(query.dtype) and all_finite(value))
+    ):
         # Padding may hold anything, a number too that overflows when it is projected.
         key, value = clear_fully_masked(key, value, mask, is_causal, query.shape[0])
         call = replace(call, key=key, value=value)
@@ -212,10 +226,10 @@ def fused(call: Call) -> tuple[Tensor, None]:
         context = F.scaled_dot_product_attention(
             q, k, v, allowed, dropout_p=call.dropout_prob, is_causal=is_causal
         )  # [batch_size, heads, q_len, d_k]
-    if factor is not None:
-        context = context * factor
     if empty is not None:
         context = context.masked_fill(empty, 0)
+    if factor is not None:
+        context = context * factor
     return context.permute(2, 0, 1, 3), None  # [q_len, batch_size, heads, d_k]
 
 
@@ -269,7 +283,9 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
     shown = 0 if not call.need_weights else 1 if call.average_weights else heads
     threshold = dropout_threshold(call.dropout_prob)
     seed = draw_seed() if threshold else 0
-    spec = TileSpec(shown, call.is_causal, call.bounded, threshold, seed)
+    spec = TileSpec(
+        shown, call.is_causal, call.bounded(call.query.dtype), threshold, seed
+    )
     apply: Any = Blockwise.apply
     context, weights = apply(call.query, call.key, call.value, call.mask, *spec)
     if not call.need_weights:
@@ -295,7 +311,10 @@ DISPATCH: list[tuple[Way, Callable[[Call], bool]]] = [
     (blockwise, lambda call: call.need_weights or call.dropout_prob > 0),
     (blockwise, lambda call: call.causal_needs_mask),
     # It forbids by adding minus infinity, and NaN stays NaN.
-    (blockwise, lambda call: call.mask is not None and not call.bounded),
+    (
+        blockwise,
+        lambda call: call.mask is not None and not call.bounded(call.kernel_dtype),
+    ),
     (fused, lambda call: True),
 ]
 
@@ -310,7 +329,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     allowed, empty = call.allowed(), None  # [..., 1, q_len, k_len]
     if allowed is not None:
         allowed, empty = open_empty_rows(allowed)
-    adds = allowed is not None and call.eager and call.bounded
+    adds = allowed is not None and call.bounded(query.dtype)
     if allowed is not None and adds:
         # Adding takes one pass, forward and backward; filling takes several.
         bias = additive_mask(allowed, q.dtype)  # [..., 1, q_len, k_len]
@@ -450,7 +469,7 @@ def max_abs(x: Tensor) -> float:
     if not x.numel():
         return 0.0
     try:
-        low, high = (bound.item() for bound in x.detach().aminmax())
+        low, high = (float(bound) for bound in x.detach().aminmax())
     except RuntimeError:  # as in `known_true`
         return math.nan
     return math.nan if math.isnan(low) else max(-low, high)

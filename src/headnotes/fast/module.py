@@ -192,7 +192,9 @@ class MultiHeadAttention(nn.Module):
             )
         q, k, v = self.query(x), self.key(x), self.value(x)  # [..., heads, d_k]
         cache.append(k, v)
-        if x.shape[0] == 1:
+        # Another module than dropout in its place acts here, too.
+        plain = type(self.dropout) in (nn.Dropout, nn.Identity)
+        if x.shape[0] == 1 and plain:
             # The last query may attend to every key, as they lie in the cache. For one
             # token each further view would count.
             q = q.permute(1, 2, 0, 3)  # [batch_size, heads, ..., d_k]
@@ -201,7 +203,10 @@ class MultiHeadAttention(nn.Module):
         else:
             stored = cache.keys, cache.values
             k, v = (y.permute(2, 0, 1, 3) for y in stored)  # [..., heads, d_k]
-            context, _ = attention(q, k, v, is_causal=True)  # [..., heads, d_k]
+            dropout = None if plain else self.dropout
+            context, _ = attention(
+                q, k, v, is_causal=True, dropout=dropout
+            )  # [..., batch_size, heads, d_k]
         output = self.output(context.flatten(-2))  # [..., batch_size, heads * d_k]
         return output, cache
 

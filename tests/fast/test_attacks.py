@@ -1,0 +1,801 @@
+"""Whatever a program does to a module, `fast` computes what the core computes.
+
+The core is the reference, in float64 where the case allows it. Lengths of 5 and 151
+take the formula and the fused or blockwise kernels, at their real sizes.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch import multiprocessing as mp
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrizations, prune
+
+from headnotes import fast, mha
+
+HEADS, D_K, BATCH = 3, 7, 2
+D_MODEL = HEADS * D_K
+LENGTHS = [5, 151]
+PERFORMANCE_DROP = "ignore:There is a performance drop:UserWarning"
+
+
+def pair(
+    dtype: torch.dtype = torch.float64, dropout_prob: float = 0.0, **settings: Any
+) -> tuple[Any, Any]:
+    """The core and `fast`, with the same weights; rows of attention differ."""
+    core = mha.MultiHeadAttention(HEADS, D_MODEL, dropout_prob, **settings).to(dtype)
+    for parameter in core.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    module = fast.MultiHeadAttention(HEADS, D_MODEL, dropout_prob, **settings).to(dtype)
+    module.load_state_dict(core.state_dict())
+    return core, module
+
+
+def sequence(seq_len: int, dtype: torch.dtype = torch.float64, **like: Any) -> Tensor:
+    return torch.randn(seq_len, BATCH, D_MODEL, dtype=dtype, **like)
+
+
+def self_attention(module: Any, x: Tensor, **options: Any) -> Any:
+    return module(query=x, key=x, value=x, **options)
+
+
+def past(seq_len: int) -> Tensor:
+    return torch.ones(seq_len, seq_len).bool().tril().unsqueeze(-1)
+
+
+def masks_of(seq_len: int) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
+    """The options of `fast`, and the mask that says the same to the core."""
+    mask = torch.rand(seq_len, seq_len, BATCH) < 0.6
+    mask[1] = False  # a fully masked row
+    padding = torch.ones(1, seq_len, BATCH).bool()
+    padding[:, -2:, 1] = False
+    yield {}, None
+    yield {"is_causal": True}, past(seq_len)
+    yield {"mask": mask}, mask
+    yield {"mask": padding}, padding
+    yield {"mask": mask, "is_causal": True}, mask & past(seq_len)
+
+
+def assert_same(core: Any, module: Any, x: Tensor, decodes: bool = True) -> None:
+    """In training, in inference, with weights returned, and while decoding."""
+    tolerance = {"rtol": 1e-9, "atol": 1e-9}
+    close = torch.testing.assert_close
+    for options, mask in masks_of(len(x)):
+        expected = self_attention(core, x, mask=mask)
+        close(self_attention(module, x, **options), expected, **tolerance)
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                close(self_attention(module, x, **options), expected, **tolerance)
+        output, weights = self_attention(module, x, **options, need_weights=True)
+        close(output, expected, **tolerance)
+        close(weights, core.attn, **tolerance)
+    if not decodes:
+        return
+    decoded, _ = module.decode(x, module.cache(BATCH, len(x)))
+    close(decoded, self_attention(core, x, mask=past(len(x))), **tolerance)
+
+
+# Weights written without autograd's knowledge ----------------------------------------
+
+
+def parameters(module: nn.Module) -> list[nn.Parameter]:
+    return list(module.parameters())
+
+
+def by_data(module: nn.Module) -> None:
+    for p in parameters(module):
+        p.data.mul_(0.5).add_(0.1)
+
+
+def by_data_of_one(module: Any) -> None:
+    module.value.linear.weight.data.copy_(torch.eye(D_MODEL))
+
+
+def by_assigning_data(module: nn.Module) -> None:
+    for p in parameters(module):
+        p.data = p.data * 2
+
+
+def by_numpy(module: nn.Module) -> None:
+    for p in parameters(module):
+        p.detach().numpy()[...] *= 1.5
+
+
+def by_storage(module: nn.Module) -> None:
+    for p in parameters(module):
+        bytes_of = p.untyped_storage()
+        bytes_of.copy_((p.detach() * 3).contiguous().untyped_storage())
+
+
+def by_detached_alias(module: nn.Module) -> None:
+    for p in parameters(module):
+        torch.frombuffer(memoryview(p.detach().numpy()).cast("B"), dtype=p.dtype).mul_(
+            0.25
+        )
+
+
+def by_fused_optimizer(module: nn.Module) -> None:
+    for p in parameters(module):
+        p.grad = torch.ones_like(p)
+    torch.optim.AdamW(module.parameters(), lr=0.1, fused=True).step()
+
+
+def by_foreach(module: nn.Module) -> None:
+    with torch.no_grad():
+        torch._foreach_mul_(parameters(module), 0.5)
+
+
+def by_averaging(module: nn.Module) -> None:
+    average = torch.optim.swa_utils.AveragedModel(module)
+    for change in (by_data, by_clipping):
+        change(module)
+        average.update_parameters(module)
+    for p, mean in zip(parameters(module), average.module.parameters(), strict=True):
+        p.data.copy_(mean.data)
+
+
+def by_vector(module: nn.Module) -> None:
+    vector = nn.utils.parameters_to_vector(module.parameters())
+    nn.utils.vector_to_parameters(vector.detach() * 0.5, module.parameters())
+
+
+def by_clipping(module: nn.Module) -> None:
+    for p in parameters(module):
+        p.data.clamp_(-0.2, 0.2)
+
+
+def by_swapping(module: nn.Module) -> None:
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        state = {name: 2 * t for name, t in module.state_dict().items()}
+        module.load_state_dict(state)
+        module.to(torch.float32).to(torch.float64)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+def halve(module: nn.Module) -> None:
+    """What another process does to shared weights."""
+    for p in parameters(module):
+        p.data.mul_(0.5)
+
+
+def by_another_process(module: nn.Module) -> None:
+    module.share_memory()
+    process = mp.get_context("fork").Process(target=halve, args=(module,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+WRITERS = [
+    by_data,
+    by_data_of_one,
+    by_assigning_data,
+    by_numpy,
+    by_storage,
+    by_detached_alias,
+    by_fused_optimizer,
+    by_foreach,
+    by_averaging,
+    by_vector,
+    by_clipping,
+    by_swapping,
+    by_another_process,
+]
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_write_is_seen_however_it_was_made(
+    write: Callable[[nn.Module], None], seq_len: int
+) -> None:
+    core, module = pair()
+    x = sequence(seq_len)
+    core.eval(), module.eval()
+    with torch.no_grad():
+        before = self_attention(module, x)
+    write(module)
+    core.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        after = self_attention(module, x)
+        assert not torch.allclose(before, after)
+        torch.testing.assert_close(after, self_attention(core, x))
+    assert_same(core, module, x)
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """A group of this process alone, that meets in a file."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("wrap", ["DistributedDataParallel", "broadcast", "FSDP1"])
+def test_weights_of_a_process_group_are_the_current_ones(
+    wrap: str, process_group: None
+) -> None:
+    core, module = pair()
+    x = sequence(5)
+    with torch.no_grad():
+        self_attention(module, x)
+    if wrap == "broadcast":
+        for p in parameters(module):
+            p.data.add_(0.3)
+            dist.broadcast(p, src=0)
+        wrapped = module
+    elif wrap == "DistributedDataParallel":
+        wrapped = nn.parallel.DistributedDataParallel(module)
+        self_attention(wrapped, x).square().sum().backward()
+        torch.optim.SGD(module.parameters(), lr=0.1, fused=True).step()
+    else:
+        from torch.distributed import fsdp
+
+        # All parameters become views of one flat parameter.
+        shard = fsdp.FullyShardedDataParallel
+        wrapped = shard(module, device_id=torch.device("cpu"), use_orig_params=True)
+        self_attention(wrapped, x).square().sum().backward()
+        torch.optim.SGD(wrapped.parameters(), lr=0.1).step()
+    core.load_state_dict(
+        {
+            n.replace("_fsdp_wrapped_module.", ""): p
+            for n, p in module.named_parameters()
+        }
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(
+            self_attention(wrapped, x), self_attention(core, x), rtol=1e-9, atol=1e-9
+        )
+
+
+def test_weights_that_are_no_parameters_bring_gradients() -> None:
+    # Meta-learning: the weights of the inner loop are functions of others.
+    core, module = pair()
+    x = sequence(5)
+    rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    gradients = []
+    for each in (core, module):
+        names, weights = zip(*each.named_parameters(), strict=True)
+        loss = self_attention(each, x).square().mean()
+        steps = torch.autograd.grad(loss, weights, create_graph=True)
+        inner = {n: w - rate * g for n, w, g in zip(names, weights, steps, strict=True)}
+        arguments = {"query": x, "key": x, "value": x}
+        output = torch.func.functional_call(each, inner, (), arguments)
+        gradients.append(torch.autograd.grad(output.square().mean(), [rate, *weights]))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+# Replaced submodules -----------------------------------------------------------------
+
+
+class Doubled(nn.Linear):
+    """A projection with a `forward` of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def instance_forward(module: Any) -> None:
+    linear = module.key.linear
+    linear.forward = lambda x: 3 * nn.Linear.forward(linear, x)
+
+
+def subclassed(module: Any) -> None:
+    for part in (module.query, module.value):
+        other = Doubled(D_MODEL, D_MODEL).double()
+        other.load_state_dict(part.linear.state_dict())
+        part.linear = other
+    other = Doubled(D_MODEL, D_MODEL).double()
+    other.load_state_dict(module.output.state_dict())
+    module.output = other
+
+
+def low_rank(module: Any) -> None:
+    """An adapter in the manner of LoRA."""
+    linear = module.value.linear
+
+    class Adapted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            ones = torch.ones(D_MODEL, 1, dtype=x.dtype)
+            return super().forward(x) + x @ ones @ ones.T
+
+    other = Adapted(D_MODEL, D_MODEL).double()
+    other.load_state_dict(linear.state_dict())
+    module.value.linear = other
+
+
+def parametrized(module: Any) -> None:
+    torch.manual_seed(3)
+    for part in (module.query, module.key, module.value):
+        parametrizations.weight_norm(part.linear)
+        parametrizations.spectral_norm(part.linear).eval()
+
+
+def pruned(module: Any) -> None:
+    torch.manual_seed(5)
+    prune.random_unstructured(module.key.linear, "weight", amount=0.5)
+
+
+def without_output_bias(module: Any) -> None:
+    module.output.bias = None
+
+
+def without_any_bias(module: Any) -> None:
+    for part in (module.query, module.key, module.value):
+        part.linear.bias = None
+    module.output.bias = None
+
+
+def hooked(module: Any) -> None:
+    module.query.linear.register_forward_hook(lambda part, x, y: 2 * y)
+    module.value.register_forward_pre_hook(lambda part, x: (x[0] + 1,))
+    module.output.register_forward_hook(lambda part, x, y: y - 1)
+
+
+class Scaled(Tensor):
+    """A tensor subclass whose values are half of what operators see."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        def unwrap(x: Any) -> Any:
+            return 2 * x.as_subclass(Tensor) if isinstance(x, Scaled) else x
+
+        if function is nn.functional.linear:
+            return function(*(unwrap(x) for x in args), **(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def of_a_tensor_subclass(module: Any) -> None:
+    weight = module.key.linear.weight
+    del module.key.linear._parameters["weight"]
+    module.key.linear.weight = weight.detach().as_subclass(Scaled)
+
+
+REPLACEMENTS = [
+    instance_forward,
+    subclassed,
+    low_rank,
+    parametrized,
+    pruned,
+    without_output_bias,
+    without_any_bias,
+    hooked,
+    of_a_tensor_subclass,
+]
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_a_replaced_part_is_used(replace: Callable[[Any], None], seq_len: int) -> None:
+    core, module = pair()
+    x = sequence(seq_len)
+    with torch.no_grad():
+        before = self_attention(module, x)
+    for each in (core, module):
+        replace(each)
+    assert not torch.allclose(self_attention(module, x), before)
+    assert_same(core, module, x)
+
+
+class Drop(nn.Module):
+    """Another module in dropout's place: it forgets what every query saw of key 2."""
+
+    def forward(self, weights: Tensor) -> Tensor:
+        keep = torch.ones(weights.shape[1], dtype=weights.dtype)
+        keep[2] = 0
+        return weights * keep[:, None, None]
+
+
+class Quiet(nn.Dropout):
+    """A subclass that does something else."""
+
+    def forward(self, weights: Tensor) -> Tensor:
+        return weights * 0.5
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize(
+    "other", [Drop(), Quiet(0.1), nn.Identity(), nn.Dropout(0.5).eval()], ids=str
+)
+def test_whatever_stands_in_the_place_of_dropout_is_obeyed(
+    other: nn.Module, seq_len: int
+) -> None:
+    core, module = pair(dropout_prob=0.1)
+    core.dropout = module.dropout = other
+    assert_same(core, module, sequence(seq_len))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_hook_on_dropout_is_called(seq_len: int) -> None:
+    core, module = pair()
+    for each in (core, module):
+        each.dropout.register_forward_hook(lambda part, x, y: 3 * y)
+    assert_same(core, module, sequence(seq_len), decodes=False)
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_hook_on_all_modules_is_called(seq_len: int) -> None:
+    core, module = pair()
+    scaled = nn.Linear, nn.Dropout
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda part, x, y: 2 * y if isinstance(part, scaled) else None
+    )
+    try:
+        assert_same(core, module, sequence(seq_len), decodes=False)
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_dropout_obeys_the_mode_of_its_own_module(seq_len: int) -> None:
+    _, module = pair(dropout_prob=0.5)
+    x = sequence(seq_len)
+    module.eval()
+    module.dropout.train()  # Monte Carlo dropout
+    assert not torch.equal(self_attention(module, x), self_attention(module, x))
+    module.train()
+    module.dropout.eval()  # frozen
+    assert torch.equal(self_attention(module, x), self_attention(module, x))
+    module.train()
+    module.dropout.p = 0.0  # scheduled
+    assert torch.equal(self_attention(module, x), self_attention(module, x))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_default_device_changes_nothing(seq_len: int) -> None:
+    core, module = pair(dropout_prob=0.5)
+    x = sequence(seq_len)
+    with torch.device("meta"):
+        for options, _ in masks_of(seq_len):
+            options = {k: v if k == "is_causal" else None for k, v in options.items()}
+            assert self_attention(module, x, **options).isfinite().all()
+        core.eval(), module.eval()
+        expected = self_attention(core, x)
+        torch.testing.assert_close(self_attention(module, x), expected)
+        decoded, _ = module.decode(x, module.cache(BATCH, seq_len))
+    torch.testing.assert_close(decoded, self_attention(core, x, mask=past(seq_len)))
+
+
+# Numbers -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Memory that nobody has written to holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("p", [1.0, 1 - 2**-18, 1 - 2**-26])
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_dropout_of_everything_gives_the_output_bias(
+    poisoned_memory: None,
+    dtype: torch.dtype,
+    p: float,
+    seq_len: int,
+    need_weights: bool,
+) -> None:
+    _, module = pair(dtype, dropout_prob=p)
+    x = sequence(seq_len, dtype).requires_grad_()
+    for options, _ in masks_of(seq_len):
+        y = self_attention(module, x, **options, need_weights=need_weights)
+        y = y[0] if need_weights else y
+        assert torch.equal(y, module.output.bias.expand_as(y))
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        assert not gradient.any()
+        with torch.no_grad():
+            y = self_attention(module, x, **options, need_weights=need_weights)
+        y = y[0] if need_weights else y
+        assert torch.equal(y, module.output.bias.expand_as(y))
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("seq_len", [*LENGTHS, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("content", [0.0, math.nan, math.inf, 60_000.0, -1e30])
+def test_with_one_seed_real_rows_do_not_depend_on_the_padding(
+    content: float, seq_len: int, p: float, need_weights: bool, dtype: torch.dtype
+) -> None:
+    _, module = pair(dtype, dropout_prob=p)
+    clean = sequence(seq_len, dtype)
+    padding = torch.ones(1, seq_len, BATCH).bool()
+    padding[:, -2:, 1] = False
+    for is_causal in (False, True):
+        outputs = []
+        for x in (clean, clean.clone()):
+            if x is not clean:
+                x[-2:, 1] = content
+            torch.manual_seed(7)
+            options = {"mask": padding, "is_causal": is_causal}
+            y = self_attention(module, x, **options, need_weights=need_weights)
+            outputs.append(y[0] if need_weights else y)
+        assert torch.equal(outputs[0][:, 0], outputs[1][:, 0])
+        torch.testing.assert_close(outputs[0][:-2, 1], outputs[1][:-2, 1])
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("content", [1e4, 60_000.0, 1e30, math.nan, math.inf])
+@pytest.mark.parametrize("scale", [1.0, 2.0**16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_beside_bad_padding_are_those_of_the_core(
+    content: float, seq_len: int, scale: float, dtype: torch.dtype
+) -> None:
+    core, module = pair(dtype)
+    query, memory = sequence(3, dtype), sequence(seq_len, dtype)
+    memory[-2:, 1] = content
+    padding = torch.ones(1, seq_len, BATCH).bool()
+    padding[:, -2:, 1] = False
+    results = []
+    for each in (core, module):
+        x, y = query.clone().requires_grad_(), memory.clone().requires_grad_()
+        output = each(query=x, key=y, value=y, mask=padding)
+        loss = (output.float().mean() * scale).to(dtype)
+        results.append([output, *torch.autograd.grad(loss, [x, y, *each.parameters()])])
+    bound = 2e-2 if dtype == torch.float16 else 1e-4
+    for theirs, ours in zip(*results, strict=True):
+        theirs, ours = theirs.float(), ours.float()
+        torch.testing.assert_close(
+            ours, theirs, rtol=bound, atol=bound * scale, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("content", [1e30, -1e30, math.nan])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_key_that_overflows_reaches_only_rows_that_may_attend_to_it(
+    content: float, seq_len: int, learns: bool, need_weights: bool
+) -> None:
+    core, module = pair(torch.float32)
+    query, value = sequence(seq_len, torch.float32), sequence(seq_len, torch.float32)
+    key = query.clone()
+    key[3] = content * torch.randn(BATCH, D_MODEL)
+    query.requires_grad_(learns)
+    for options, mask in masks_of(seq_len):
+        if mask is None:
+            continue
+        expected = core(query=query, key=key, value=value, mask=mask)
+        output = module(
+            query=query, key=key, value=value, **options, need_weights=need_weights
+        )
+        output = output[0] if need_weights else output
+        rows = ~mask.expand(seq_len, -1, BATCH)[:, 3]
+        assert expected[rows].isfinite().all()
+        torch.testing.assert_close(output[rows], expected[rows], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("way", ["compile", "make_fx", "trace", "export"])
+def test_compiled_and_traced_agree_on_nan_and_on_fully_masked_rows(
+    way: str, seq_len: int
+) -> None:
+    torch.compiler.reset()
+    _, module = pair()
+    module.eval()
+    x, dirty = sequence(seq_len), sequence(seq_len)
+    dirty[3, 0] = math.nan
+    dirty[-1, 1] = math.nan
+    mask = torch.rand(seq_len, seq_len, BATCH) < 0.6
+    mask[1] = False
+    mask[:, -1, 1] = False
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x: Tensor) -> Any:
+            return self_attention(self.attention, x, mask=mask)
+
+    call, other = Masked(), None
+    if way == "compile":
+        other = torch.compile(call, backend="aot_eager", fullgraph=True)
+    elif way == "make_fx":
+        other = make_fx(call)(x)
+    elif way == "trace":
+        with warnings.catch_warnings(action="ignore"):
+            other = torch.jit.trace(call, x, check_trace=False)
+    else:
+        other = torch.export.export(call, (x,)).module()
+    for each in (x, dirty):
+        torch.testing.assert_close(other(each), call(each), equal_nan=True)
+    assert call(dirty).isnan().any()
+    assert not call(dirty).isnan().all()
+
+
+@pytest.mark.filterwarnings(PERFORMANCE_DROP)
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("randomness", ["error", "same", "different"])
+def test_randomness_under_vmap_is_that_of_the_core(
+    randomness: str, seq_len: int
+) -> None:
+    x = sequence(seq_len).expand(3, -1, -1, -1)
+    seen = []
+    for module in pair(dropout_prob=0.5):
+        for options in ({}, {"mask": past(seq_len)}):
+
+            def call(x: Tensor, module: Any = module, options: Any = options) -> Any:
+                return self_attention(module, x, **options)
+
+            if randomness == "error":
+                with pytest.raises(RuntimeError, match="randomness"):
+                    torch.func.vmap(call)(x)
+            else:
+                each = torch.func.vmap(call, randomness=randomness)(x)
+                seen.append(torch.equal(each[0], each[1]))
+    assert all(alike == (randomness == "same") for alike in seen)
+
+
+# Derivatives -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("of", ["input", "weights"])
+@pytest.mark.parametrize("way", ["dual numbers", "torch.func"])
+def test_forward_mode_is_that_of_the_core(seq_len: int, of: str, way: str) -> None:
+    core, module = pair()
+    x = sequence(seq_len)
+    at: dict[str, Tensor] = {"x": x}
+    if of == "weights":
+        at = {name: p.detach() for name, p in core.named_parameters()}
+    along = {name: torch.randn_like(t) for name, t in at.items()}
+
+    for options, mask in masks_of(seq_len):
+        results = []
+        for each, call in ((core, {"mask": mask}), (module, options)):
+
+            def function(at: Any, each: Any = each, call: Any = call) -> Any:
+                y = at["x"] if of == "input" else x
+                weights = {} if of == "input" else at
+                arguments = {"query": y, "key": y, "value": y, **call}
+                return torch.func.functional_call(each, weights, (), arguments)
+
+            if way == "torch.func":
+                results.append(torch.func.jvp(function, (at,), (along,)))
+            else:
+                with forward_ad.dual_level():
+                    dual = {n: forward_ad.make_dual(at[n], along[n]) for n in at}
+                    results.append(forward_ad.unpack_dual(function(dual)))
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():  # and nothing of it has stayed
+        torch.testing.assert_close(self_attention(module, x), self_attention(core, x))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_second_derivatives_are_those_of_the_core(
+    seq_len: int, need_weights: bool
+) -> None:
+    core, module = pair()
+    for options, mask in masks_of(seq_len):
+        x = sequence(seq_len).requires_grad_()
+        results = []
+        for each in (core, module):
+            if each is core:
+                output = self_attention(core, x, mask=mask)
+            else:
+                output = self_attention(each, x, **options, need_weights=need_weights)
+                output = output[0] if need_weights else output
+            loss = output.pow(3).sum()
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            inputs = [x, *each.parameters()]
+            second = torch.autograd.grad(
+                first.square().sum(), inputs, allow_unused=True, materialize_grads=True
+            )
+            results.append([first, *second])
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_second_derivative_under_dropout_drops_the_same_weights() -> None:
+    _, module = pair(dropout_prob=0.3)
+    x = sequence(151).requires_grad_()
+
+    def first(x: Tensor) -> Tensor:
+        torch.manual_seed(11)
+        loss = self_attention(module, x, is_causal=True).pow(3).sum()
+        return torch.autograd.grad(loss, x, create_graph=True)[0]
+
+    direction = torch.randn_like(x)
+    (second,) = torch.autograd.grad(first(x), x, direction)
+    ends = [first((x + e * direction).detach().requires_grad_()) for e in (-1e-5, 1e-5)]
+    torch.testing.assert_close(second, (ends[1] - ends[0]) / 2e-5, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_tracer_records_the_function_and_leaves_nothing_behind(
+    seq_len: int, mode: str
+) -> None:
+    core, module = pair()
+    x, other = sequence(seq_len), sequence(seq_len)
+    state = set(vars(module))
+    for options, mask in masks_of(seq_len):
+
+        def call(x: Tensor) -> Any:
+            return self_attention(module, x, **options)  # noqa: B023
+
+        with torch.no_grad():
+            record = make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)
+            expected = self_attention(core, other, mask=mask)
+            torch.testing.assert_close(record(x)(other), expected)
+            torch.testing.assert_close(call(other), expected)
+    assert set(vars(module)) == state
+
+
+# The KV cache ------------------------------------------------------------------------
+
+MODES: list[Any] = [torch.inference_mode, torch.no_grad, torch.enable_grad]
+
+
+@pytest.mark.parametrize("prompt_mode", MODES)
+@pytest.mark.parametrize("token_mode", MODES)
+@pytest.mark.parametrize("grow", [False, True])
+def test_a_cache_may_be_filled_and_continued_in_any_mode(
+    prompt_mode: Any, token_mode: Any, grow: bool
+) -> None:
+    core, module = pair()
+    x = sequence(7)
+    with prompt_mode():
+        cache = module.cache(BATCH, 1 if grow else 7, grow=grow)
+        prompt, _ = module.decode(x[:4], cache)
+    with token_mode():
+        cache.reorder(torch.tensor([0, 1]))
+        token, _ = module.decode(x[4:5], cache)
+    with prompt_mode():
+        rest, _ = module.decode(x[5:], cache)
+    with torch.no_grad():
+        expected = self_attention(core, x, mask=past(7))
+        torch.testing.assert_close(torch.cat([prompt, token, rest]), expected)
+
+
+def test_an_empty_cache_is_true() -> None:
+    # `if cache:` and `cache or new` ask whether there is one.
+    cache = pair()[1].cache(BATCH, 7)
+    assert len(cache) == 0
+    assert cache
+
+
+def test_average_weights_alone_is_refused() -> None:
+    _, module = pair()
+    message = (
+        r"^`average_weights` \(=True\) averages what `need_weights` \(=False\) "
+        r"returns; pass `need_weights=True` too$"
+    )
+    with pytest.raises(ValueError, match=message):
+        self_attention(module, sequence(5), average_weights=True)
+
+
+def test_nan_in_padding_does_no_part_of_the_work_twice() -> None:
+    _, module = pair(torch.float32)
+    calls: list[str] = []
+    for name in ("query", "key", "value", "output"):
+        part = getattr(module, name)
+        part.register_forward_hook(lambda *_, name=name: calls.append(name))
+    x = sequence(151, torch.float32)
+    x[-2:, 1] = math.nan
+    padding = torch.ones(1, 151, BATCH).bool()
+    padding[:, -2:, 1] = False
+    self_attention(module, x, mask=padding)
+    assert calls == ["query", "key", "value", "output"]
