@@ -1,0 +1,188 @@
+"""The metadata of the project agree with each other and with what CI runs."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import headnotes
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
+URLS = PROJECT["urls"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+FORMS = [
+    path
+    for path in sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+    if path.stem != "config"
+]
+
+
+def load(path: str | Path) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def steps(workflow: str) -> list[dict[str, Any]]:
+    jobs = load(f".github/workflows/{workflow}.yml")["jobs"].values()
+    return [step for job in jobs for step in job.get("steps", [])]
+
+
+def test_the_citation_names_this_version_and_these_addresses() -> None:
+    citation = load("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]
+    assert citation["title"]
+    assert citation["authors"] == PROJECT["authors"]
+    assert citation["version"] == headnotes.__version__
+    assert citation["license"] == PROJECT["license"]
+    assert citation["repository-code"] == URLS["Repository"]
+    assert citation["url"] == URLS["Documentation"]
+
+
+def test_all_addresses_lie_in_the_repository_or_on_the_site() -> None:
+    homes = (URLS["Repository"], URLS["Documentation"])
+    assert all(url.startswith(homes) for url in URLS.values())
+
+
+def test_no_link_of_the_readme_is_broken_on_pypi() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    link = re.compile(r"\]\(([^)]+)\)")
+    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    published = readme
+    for rule in hook["substitutions"]:
+        published = re.sub(rule["pattern"], rule["replacement"], published)
+    targets = zip(link.findall(readme), link.findall(published), strict=True)
+    for ours, theirs in targets:
+        if ours.startswith("https://"):
+            assert theirs == ours
+        else:
+            assert (ROOT / ours).is_file(), ours
+            kind = "raw" if ours.endswith(".png") else "blob"
+            assert theirs == f"{URLS['Repository']}/{kind}/main/{ours}"
+
+
+def test_ci_runs_every_python_that_the_classifiers_name() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    minors = [
+        int(name.removeprefix(prefix))
+        for name in PROJECT["classifiers"]
+        if name.startswith(prefix)
+    ]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert PROJECT["requires-python"] == f">=3.{minors[0]}"
+    matrix = load(".github/workflows/ci.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    run = {*matrix["python"], *(entry["python"] for entry in matrix["include"])}
+    assert run == {f"3.{minor}" for minor in minors}
+
+
+def test_ci_runs_the_lowest_supported_torch_on_the_lowest_python() -> None:
+    matrix = load(".github/workflows/ci.yml")["jobs"]["versions"]["strategy"]["matrix"]
+    (entry,) = (entry for entry in matrix["include"] if "torch" in entry)
+    assert f"torch>={entry['torch']}" in PROJECT["dependencies"]
+    assert PROJECT["requires-python"] == f">={entry['python']}"
+    # The job replaces this line.
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert len(re.findall(r"^torch==", pins, re.MULTILINE)) == 1
+
+
+def test_every_package_in_the_wheel_is_typed() -> None:
+    assert "Typing :: Typed" in PROJECT["classifiers"]
+    for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        assert (ROOT / package / "py.typed").is_file(), package
+
+
+def test_every_distribution_that_ci_builds_is_a_project() -> None:
+    folders = load(".github/workflows/ci.yml")["env"]["DISTRIBUTIONS"].split()
+    assert folders[0] == "."
+    for folder in folders:
+        assert (ROOT / folder / "pyproject.toml").is_file(), folder
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_their_major_version(path: Path) -> None:
+    for step in steps(path.stem):
+        action = step.get("uses", "actions/checkout@v1")
+        assert re.fullmatch(r"[\w./-]+@(v\d+|release/v\d+)", action), action
+
+
+def test_nothing_is_published_before_all_checks_have_passed() -> None:
+    jobs = load(".github/workflows/release.yml")["jobs"]
+    assert jobs["ci"] == {"uses": "./.github/workflows/ci.yml"}
+    assert jobs["pypi"]["needs"] == "ci"
+    assert jobs["site"]["needs"] == "pypi"
+
+
+def test_publishing_to_pypi_needs_no_stored_token() -> None:
+    job = load(".github/workflows/release.yml")["jobs"]["pypi"]
+    assert job["environment"] == "pypi"
+    assert job["permissions"] == {"id-token": "write"}
+    assert job["steps"][-1] == {"uses": "pypa/gh-action-pypi-publish@release/v1"}
+
+
+@pytest.mark.parametrize(
+    ("tag", "names", "status"),
+    [
+        ("v0.2.0", ["a-0.2.0.tar.gz", "a-0.2.0-py3-none-any.whl"], 0),
+        ("v0.2.0rc1", ["a-0.2.0rc1.tar.gz", "b-0.2.0rc1-py3-none-any.whl"], 0),
+        ("v0.2.0", ["a-0.2.0.tar.gz", "b-0.1.0-py3-none-any.whl"], 1),
+        ("v0.2", ["a-0.2.0.tar.gz"], 1),
+        ("v2.0", ["a-0.2.0.tar.gz"], 1),
+        ("v0.2.0", [], 1),
+    ],
+)
+def test_a_tag_of_another_version_is_refused(
+    tmp_path: Path, tag: str, names: list[str], status: int
+) -> None:
+    (tmp_path / "dist").mkdir()
+    for name in names:
+        (tmp_path / "dist" / name).touch()
+    (script,) = (step["run"] for step in steps("release") if "run" in step)
+    result = subprocess.run(
+        ["bash", "-e", "-c", script],
+        cwd=tmp_path,
+        env={"GITHUB_REF_NAME": tag},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == status, result.stderr
+    assert ("set __version__ to" in result.stdout) == bool(status)
+
+
+def test_the_changelog_begins_with_what_is_next_or_with_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    version = re.escape(headnotes.__version__)
+    assert re.fullmatch(rf"\[Unreleased\]|\[{version}\] - \d{{4}}-\d\d-\d\d", titles[0])
+    for title in titles[1:]:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", title)
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+
+
+def test_pre_commit_runs_with_an_environment_of_any_name() -> None:
+    for repository in load(".pre-commit-config.yaml")["repos"]:
+        for hook in repository["hooks"]:
+            assert "/" not in hook["entry"], hook["entry"]
+
+
+def test_dependabot_follows_the_pins_and_the_actions() -> None:
+    updates = load(".github/dependabot.yml")["updates"]
+    assert {entry["package-ecosystem"] for entry in updates} == {
+        "pip",
+        "github-actions",
+    }
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_labels_each_of_its_fields(path: Path) -> None:
+    form = load(path)
+    assert form["name"]
+    assert form["description"]
+    ids = [field["id"] for field in form["body"]]
+    assert len(set(ids)) == len(ids)
+    assert all(field["attributes"]["label"] for field in form["body"])
