@@ -340,6 +340,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     scores = scores.view(batch_size, heads, *scores.shape[1:])
     if allowed is not None and not adds:
         scores = scores.masked_fill(~allowed, -math.inf)
+        if empty is not None:
+            # What an opened row may attend to now may not be finite.
+            scores = scores.masked_fill(empty, 0)
     weights = scores.softmax(-1)  # [batch_size, heads, q_len, k_len]
     if empty is not None:
         weights = weights.masked_fill(empty, 0)
