@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 import headnotes
-from headnotes.cli import Documented, edition, main, modules, without_notes
+from headnotes.cli import (
+    Documented,
+    copied_name,
+    edition,
+    main,
+    modules,
+    without_notes,
+)
 
 COMMAND = [sys.executable, "-m", "headnotes.cli"]
 
@@ -24,13 +31,16 @@ sys.modules["headnotes"] = sys.modules["sidenotes"] = None
 for path in sys.argv[1:]:
     folder, _, file = path.rpartition("/")
     around, _, package = folder.rpartition("/")
-    if os.fork() == 0:
-        os.chdir(folder)
-        sys.path.insert(0, around)
-        module = importlib.import_module(f"{package}.{file.removesuffix('.py')}")
-        print(path, doctest.testmod(module).failed, "failed")
-        sys.exit()
-    os.wait()
+    name = file.removesuffix(".py")
+    # As a module of a package, and from a folder that is on the path itself.
+    for root, module in ((around, f"{package}.{name}"), (folder, name)):
+        if os.fork() == 0:
+            os.chdir(folder)
+            sys.path.insert(0, root)
+            failed = doctest.testmod(importlib.import_module(module)).failed
+            print(path, module, failed, "failed", flush=True)
+            sys.exit()
+        os.wait()
 """
 
 
@@ -40,10 +50,14 @@ def test_a_copied_module_runs_alone(tmp_path: Path, plain: bool) -> None:
     for name, source in modules().items():
         folder = tmp_path / name.replace("/", "-") / "alone"
         assert main(["copy", name, str(folder), *["--plain"] * plain]) == 0
-        copies.append(folder / source.name)
+        copies.append(folder / copied_name(source))
     command = [sys.executable, "-I", "-c", ALONE, *map(str, copies)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stdout == "".join(f"{copy} 0 failed\n" for copy in copies)
+    assert result.stdout == "".join(
+        f"{copy} {module} 0 failed\n"
+        for copy in copies
+        for module in (f"alone.{copy.stem}", copy.stem)
+    )
     assert result.stderr == ""
 
 
@@ -52,7 +66,7 @@ def test_a_copy_says_where_it_comes_from(name: str) -> None:
     for plain in (False, True):
         lines = edition(modules()[name], plain=plain).splitlines()
         assert lines[:3] == [
-            f"# {modules()[name].name}, from Headnotes {headnotes.__version__}",
+            f"# {copied_name(modules()[name])}, from Headnotes {headnotes.__version__}",
             "# SPDX-FileCopyrightText: 2026 the Headnotes authors",
             "# SPDX-License-Identifier: MIT",
         ]
@@ -196,10 +210,10 @@ def test_an_unknown_module_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_laws_stay_at_home(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not [name for name in modules() if name.startswith("laws")]
-    assert main(["copy", "laws/checking"]) == 1
-    assert "`laws/checking` is not a module of Headnotes" in capsys.readouterr().err
+def test_what_only_compares_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not [name for name in modules() if name.startswith("compare")]
+    assert main(["copy", "compare/probes"]) == 1
+    assert "`compare/probes` is not a module of Headnotes" in capsys.readouterr().err
 
 
 def test_check_explains_itself_and_only_it_loads_torch() -> None:
@@ -218,7 +232,7 @@ def test_check_explains_itself_and_only_it_loads_torch() -> None:
 
 def test_a_copy_brings_what_it_needs_beside_it(tmp_path: Path) -> None:
     assert main(["copy", "fast", str(tmp_path)]) == 0
-    needed = ["blocks.py", "blockwise.py", "dispatch.py", "kv_cache.py", "mha.py"]
+    needed = ["attention.py", "mha.py"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*needed, "fast.py"])
     line = (tmp_path / "fast.py").read_text(encoding="utf-8").splitlines()[3]
     assert line == f"# Needs in the same folder: {', '.join(needed)}"

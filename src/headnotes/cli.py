@@ -84,8 +84,8 @@ def edition(path: Path, *, plain: bool = False) -> str:
 def companions(path: Path) -> list[Path]:
     r"""The modules that one needs beside it, and those that these need.
 
-    >>> [companion.name for companion in companions(modules()["fast/dispatch"])]
-    ['blocks.py', 'blockwise.py']
+    >>> [companion.name for companion in companions(modules()["fast"])]
+    ['attention.py', 'mha.py']
     """
     found: set[Path] = set()
     waiting = [path]
@@ -120,24 +120,26 @@ def with_flat_imports(source: str) -> str:
 
     The folder may be a package, or be on the path itself:
 
-    >>> print(with_flat_imports("from headnotes.fast.blocks import Rule"))
+    >>> print(with_flat_imports("from headnotes.masks.build import causal"))
     if __package__:
-        from .blocks import Rule
+        from .build import causal
     else:
-        from blocks import Rule
+        from build import causal
     """
-    lines = source.split("\n")
-    for node in reversed(own_imports(source)):
+    lines: list[str | None] = [*source.split("\n")]  # None stands for a line that goes
+    package, folder = ["if __package__:"], ["else:"]
+    for node in own_imports(source):
         names = ", ".join(alias.name for alias in node.names)
         module = "" if node.module == "headnotes" else source_of(str(node.module)).stem
-        assert node.end_lineno is not None  # it was parsed
-        lines[node.lineno - 1 : node.end_lineno] = [
-            "if __package__:",
-            f"    from .{module} import {names}",
-            "else:",
-            f"    from {module} import {names}" if module else f"    import {names}",
-        ]
-    return "\n".join(lines)
+        package.append(f"    from .{module} import {names}")
+        origin = f"from {module} import" if module else "import"
+        folder.append(f"    {origin} {names}")
+        lines[node.lineno - 1 : node.end_lineno] = [None] * (
+            (node.end_lineno or node.lineno) - node.lineno + 1
+        )
+    if None in lines:
+        lines[lines.index(None)] = "\n".join(package + folder)
+    return "\n".join(line for line in lines if line is not None)
 
 
 def editions(path: Path) -> dict[str, str]:
