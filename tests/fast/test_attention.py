@@ -1,0 +1,1461 @@
+"""Three ways to compute attention give one result, and each serves where it should."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import oracle
+from chance import assert_independent, assert_share, assert_unlike
+from headnotes.fast import attention as ways
+from headnotes.fast.attention import Call, Tiles, TileSpec
+
+# Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
+Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 11, 2
+
+# What PyTorch says where it has no rule for `vmap`.
+SLOW = "ignore:There is a performance drop:UserWarning"
+
+CLOSE = {"rtol": 1e-12, "atol": 1e-12}
+DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles have 2 rows and 8 of the 11 heads; 7 keys are few."""
+    monkeypatch.setattr(ways, "TILE_ROWS", 2)
+    monkeypatch.setattr(ways, "TILE_SCORES", 1)
+    monkeypatch.setattr(ways, "SHORT_KEYS", 7)
+
+
+@pytest.fixture
+def nan_memory() -> Iterator[None]:
+    """Memory that `torch.empty` and its relatives return is filled with NaN."""
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def tensors(
+    q_len: int = Q_LEN,
+    k_len: int = K_LEN,
+    batch_size: int = BATCH,
+    heads: int = HEADS,
+    d_k: int = D_K,
+    requires_grad: bool = False,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value whose rows of attention differ."""
+    query = 2 * torch.randn(q_len, batch_size, heads, d_k)
+    key, value = torch.randn(2, k_len, batch_size, heads, d_k)
+    query, key, value = (x.to(device, dtype) for x in (query, key, value))
+    for x in (query, key, value):
+        x.requires_grad_(requires_grad)
+    return query, key, value
+
+
+def random_mask(*shape: int) -> Tensor:
+    """A random mask; the last row of the first batch item is fully masked."""
+    mask = torch.rand(shape) < 0.6
+    mask[-1:, :, :1] = False
+    return mask
+
+
+def masks_of(q_len: int, k_len: int, batch_size: int) -> dict[str, Tensor | None]:
+    """All kinds of masks."""
+    return {
+        "no mask": None,
+        "padding": random_mask(1, k_len, batch_size),
+        "shared": random_mask(q_len, k_len, 1),
+        "full": random_mask(q_len, k_len, batch_size),
+        "keys": random_mask(1, k_len, 1),
+    }
+
+
+MASKS = list(masks_of(1, 1, 1))
+CAUSAL = pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+MASKED = pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+
+
+def call_of(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    p: float = 0.0,
+    need_weights: bool = False,
+    average_weights: bool = False,
+    transformed: bool = False,
+    eager: bool = True,
+) -> Call:
+    """A call as `attention` makes it; `p` is the probability of dropout."""
+    options = need_weights, average_weights, transformed, eager
+    return Call(query, key, value, mask, is_causal, nn.Dropout(p), *options)
+
+
+def allowed(
+    mask: Tensor | None, is_causal: bool, q_len: int, k_len: int, batch_size: int
+) -> Tensor:
+    """The mask and causality in full, `[q_len, k_len, batch_size]`."""
+    full = torch.ones(q_len, k_len, batch_size, dtype=torch.bool)
+    if is_causal:
+        full = full & torch.ones(q_len, k_len).bool().tril(k_len - q_len)[..., None]
+    return full if mask is None else full & mask
+
+
+def reference(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Context, and weights `[q_len, k_len, batch_size, heads]`, by plain operators."""
+    scores = torch.einsum("ibhd,jbhd->ijbh", query, key) / math.sqrt(query.shape[-1])
+    keep = allowed(mask, is_causal, len(query), len(key), query.shape[1])
+    keep = keep.unsqueeze(-1).to(query.device)
+    empty = ~keep.any(1, keepdim=True)
+    scores = scores.masked_fill(~keep, -math.inf).masked_fill(empty, 0)
+    weights = scores.softmax(1).masked_fill(empty, 0)
+    return torch.einsum("ijbh,jbhd->ibhd", weights, value), weights
+
+
+# What a way returns beside the context.
+RETURNS: dict[str, dict[str, bool]] = {
+    "context": {},
+    "weights": {"need_weights": True},
+    "mean": {"need_weights": True, "average_weights": True},
+}
+# Every way with all that it can return. `fused` neither returns weights nor drops any.
+ALL_WAYS: list[Any] = [
+    pytest.param(way, returned, id=f"{way.__name__}-{returned}")
+    for way in (ways.fused, ways.in_full, ways.blockwise)
+    for returned in (RETURNS if way is not ways.fused else ["context"])
+]
+WAYS = pytest.mark.parametrize(
+    "way", [ways.fused, ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+)
+DROPPING = pytest.mark.parametrize(
+    "way", [ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+)
+
+
+# All ways give the same result -------------------------------------------------------
+
+
+@pytest.mark.parametrize("tile_scores", [1, 2 * HEADS * 2 * K_LEN])
+@CAUSAL
+@pytest.mark.parametrize("kind", MASKS)
+def test_every_way_matches_loops_in_float64(
+    monkeypatch: pytest.MonkeyPatch, kind: str, is_causal: bool, tile_scores: int
+) -> None:
+    monkeypatch.setattr(ways, "TILE_SCORES", tile_scores)
+    mask = masks_of(Q_LEN, K_LEN, BATCH)[kind]
+    query, key, value = tensors()
+    keep = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH).tolist()
+    context = torch.zeros(Q_LEN, BATCH, HEADS, D_K, dtype=torch.float64)
+    weights = torch.zeros(Q_LEN, K_LEN, BATCH, HEADS, dtype=torch.float64)
+    for i, b, h in itertools.product(range(Q_LEN), range(BATCH), range(HEADS)):
+        row = [
+            sum(map(math.prod, zip(query[i, b, h].tolist(), k, strict=True)))
+            / math.sqrt(D_K)
+            for k in key[:, b, h].tolist()
+        ]
+        may = [keep[i][j][b] for j in range(K_LEN)]
+        row = oracle.weights_of_row(row, may)
+        weights[i, :, b, h] = torch.tensor(row, dtype=torch.float64)
+        for j in range(K_LEN):
+            context[i, b, h] += weights[i, j, b, h] * value[j, b, h]
+
+    for case in ALL_WAYS:
+        way, returned = case.values
+        options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
+        ours, shown = way(call_of(query, key, value, **options))
+        torch.testing.assert_close(ours, context, **CLOSE)
+        if returned == "context":
+            assert shown is None
+        else:
+            right = weights.mean(-1) if returned == "mean" else weights
+            torch.testing.assert_close(shown, right, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "k_len"), [(5, 13), (13, 5), (13, 13), (1, 13), (13, 1), (5, 7)]
+)
+@CAUSAL
+def test_every_way_has_the_outputs_and_gradients_of_the_formula(
+    q_len: int, k_len: int, is_causal: bool
+) -> None:
+    x = tensors(q_len, k_len, requires_grad=True)
+    for mask in masks_of(q_len, k_len, BATCH).values():
+        context, weights = reference(*x, mask, is_causal)
+        upstream, of_weights = torch.randn_like(context), torch.randn_like(weights)
+        for case in ALL_WAYS:
+            way, returned = case.values
+            options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
+            # Without a backward pass the fused kernel is called in another way.
+            with torch.no_grad():
+                bare, _ = way(call_of(*x, **options))
+            torch.testing.assert_close(bare, context, **CLOSE)
+            ours, shown = way(call_of(*x, **options))
+            torch.testing.assert_close(ours, context, **CLOSE)
+            loss, right = (ours * upstream).sum(), (context * upstream).sum()
+            if returned != "context":
+                mean = returned == "mean"
+                expected = weights.mean(-1) if mean else weights
+                torch.testing.assert_close(shown, expected, **CLOSE)
+                scale = of_weights.mean(-1) if mean else of_weights
+                loss, right = (
+                    loss + (shown * scale).sum(),
+                    right + (expected * scale).sum(),
+                )
+            gradients = torch.autograd.grad(loss, x)
+            expected = torch.autograd.grad(right, x, retain_graph=True)
+            for a, b in zip(gradients, expected, strict=True):
+                torch.testing.assert_close(a, b, **CLOSE)
+
+
+@CAUSAL
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+@pytest.mark.parametrize("kind", MASKS)
+def test_attention_has_the_outputs_and_gradients_of_the_formula(
+    device: torch.device, kind: str, k_len: int, is_causal: bool
+) -> None:
+    mask = masks_of(Q_LEN, k_len, BATCH)[kind]
+    x = tensors(k_len=k_len, requires_grad=True, device=device)
+    context, weights = reference(*x, mask, is_causal)
+    upstream = torch.randn_like(context)
+    expected = torch.autograd.grad(context, x, upstream)
+    options = {"mask": None if mask is None else mask.to(device)}
+    for returned in RETURNS.values():
+        ours, shown = ways.attention(*x, is_causal=is_causal, **options, **returned)
+        torch.testing.assert_close(ours, context, rtol=1e-10, atol=1e-10)
+        if shown is not None:
+            right = weights.mean(-1) if "average_weights" in returned else weights
+            torch.testing.assert_close(shown, right, rtol=1e-10, atol=1e-10)
+        gradients = torch.autograd.grad(ours, x, upstream)
+        for a, b in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "k_len", "batch_size"),
+    [(0, 7, 3), (0, 13, 3), (5, 0, 3), (5, 13, 0), (5, 7, 0), (0, 0, 3), (0, 0, 0)],
+)
+@CAUSAL
+@MASKED
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_empty_sequences_and_batches_give_zeros_and_gradients_of_zero(
+    device: torch.device,
+    q_len: int,
+    k_len: int,
+    batch_size: int,
+    is_causal: bool,
+    masked: bool,
+    p: float,
+    needs_grad: bool,
+) -> None:
+    x = tensors(q_len, k_len, batch_size, requires_grad=needs_grad, device=device)
+    full = q_len, k_len, batch_size
+    mask = torch.ones(full, device=device).bool() if masked else None
+    options = {"mask": mask, "is_causal": is_causal, "dropout": nn.Dropout(p)}
+    for returned in RETURNS.values():
+        context, weights = ways.attention(*x, **options, **returned)
+        assert context.shape == (q_len, batch_size, HEADS, D_K)
+        assert not context.any()
+        if weights is not None:
+            mean = "average_weights" in returned
+            assert weights.shape == (full if mean else (*full, HEADS))
+        if needs_grad:
+            assert not any(g.any() for g in torch.autograd.grad(context.sum(), x))
+
+
+@WAYS
+def test_inputs_may_have_any_strides_and_are_not_modified(
+    way: Callable[[Call], Any],
+) -> None:
+    x = tensors()
+    mask = random_mask(Q_LEN, K_LEN, 1).expand(-1, -1, BATCH)
+    options = {"mask": mask, "is_causal": True}
+    strided = [t.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0) for t in x]
+    assert not any(t.is_contiguous() for t in strided)
+    before = [t.clone() for t in (*strided, mask)]
+    expected, _ = way(call_of(*x, **options))
+    torch.testing.assert_close(way(call_of(*strided, **options))[0], expected, **CLOSE)
+    for leaf in (*strided, *x):
+        leaf.requires_grad_()
+    context, _ = way(call_of(*strided, **options))
+    upstream = torch.randn(D_K, HEADS, BATCH, Q_LEN).double().permute(3, 2, 1, 0)
+    # A sum has an upstream gradient with strides of zero.
+    expanded = torch.ones((), dtype=torch.float64).expand_as(context)
+    for grad in (upstream, expanded):
+        kept = grad.clone()
+        ours = torch.autograd.grad(context, strided, grad, retain_graph=True)
+        assert torch.equal(grad, kept)
+        right, _ = way(call_of(*x, **options))
+        right = torch.autograd.grad(right, x, grad.contiguous())
+        for a, b in zip(ours, right, strict=True):
+            torch.testing.assert_close(a, b, **CLOSE)
+    for t, was in zip((*strided, mask), before, strict=True):
+        assert torch.equal(t, was)
+
+
+@WAYS
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_each_input_alone_may_need_a_gradient(
+    way: Callable[[Call], Any], create_graph: bool
+) -> None:
+    for n in range(3):
+        x = tensors()
+        x[n].requires_grad_()
+        context, _ = reference(*x, None, False)
+        upstream = torch.randn_like(context)
+        (right,) = torch.autograd.grad(context, x[n], upstream)
+        ours, _ = way(call_of(*x))
+        (ours,) = torch.autograd.grad(ours, x[n], upstream, create_graph=create_graph)
+        torch.testing.assert_close(ours, right, **CLOSE)
+
+
+@pytest.mark.parametrize("average_weights", [False, True], ids=["each head", "mean"])
+def test_a_loss_of_the_context_or_the_weights_alone_has_its_gradients(
+    average_weights: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrived = []  # the gradients of the weights
+    tile_gradients = ways.tile_gradients
+
+    def record(*x: Any) -> Any:
+        arrived.append(x[-1])
+        return tile_gradients(*x)
+
+    monkeypatch.setattr(ways, "tile_gradients", record)
+    x = tensors(requires_grad=True)
+    context, weights = reference(*x, None, False)
+    expected = context, weights.mean(-1) if average_weights else weights
+    options = {"need_weights": True, "average_weights": average_weights}
+    outputs = ways.blockwise(call_of(*x, **options))
+    for ours, theirs in zip(outputs, expected, strict=True):
+        upstream = torch.randn_like(theirs)
+        gradients = torch.autograd.grad(ours, x, upstream, retain_graph=True)
+        right = torch.autograd.grad(
+            theirs, x, upstream, retain_graph=True, materialize_grads=True
+        )
+        for a, b in zip(gradients, right, strict=True):
+            torch.testing.assert_close(a, b, **CLOSE)
+        recorded = torch.autograd.grad(
+            ours, x, upstream, retain_graph=True, create_graph=True, allow_unused=True
+        )
+        for a, b in zip(recorded, right, strict=True):
+            if a is not None:
+                torch.testing.assert_close(a, b, **CLOSE)
+            assert a is not None or not b.any()
+    # Weights that no loss uses bring no gradient full of zeros.
+    assert arrived[0] is None
+    assert arrived[1].shape.numel() == expected[1].numel()
+
+
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+def test_returned_weights_have_gradients_unless_grad_is_disabled(k_len: int) -> None:
+    query, key, value = tensors(k_len=k_len)
+    query.requires_grad_()
+    for returned in ("weights", "mean"):
+        _, weights = ways.attention(query, key, value, **RETURNS[returned])
+        (gradient,) = torch.autograd.grad(weights.square().sum(), query)
+        assert gradient.abs().max() > 1e-3
+        with torch.no_grad():
+            _, weights = ways.attention(query, key, value, **RETURNS[returned])
+        assert not weights.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_gradients_in_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
+    # All weights of a key are equal, so its gradient is a long sum of equal numbers.
+    q_len = 2003
+    query = torch.zeros(q_len, 1, 1, D_K, dtype=dtype)
+    key = torch.zeros(1, 1, 1, D_K, dtype=dtype)
+    value = torch.ones(1, 1, 1, D_K, dtype=dtype, requires_grad=True)
+    context, _ = ways.blockwise(call_of(query, key, value))
+    context.sum().backward()
+    assert torch.equal(value.grad, torch.full_like(value, q_len))
+
+
+@WAYS
+@CAUSAL
+@MASKED
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.01)], ids=str
+)
+def test_half_precision_stays_close_to_float64(
+    way: Callable[[Call], Any],
+    is_causal: bool,
+    masked: bool,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
+    x = tensors(dtype=dtype, requires_grad=True)
+    wide = [t.detach().double().requires_grad_() for t in x]
+    ours, _ = way(call_of(*x, mask=mask, is_causal=is_causal))
+    right, _ = reference(*wide, mask, is_causal)
+    assert ours.dtype == dtype
+    close = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(ours.double(), right, **close)
+    for a, b in zip(
+        torch.autograd.grad(ours.square().sum(), x),
+        torch.autograd.grad(right.square().sum(), wide),
+        strict=True,
+    ):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, rtol=tolerance, atol=5 * tolerance)
+
+
+# Derivatives --------------------------------------------------------------------------
+
+
+def derivative_case(
+    way: Callable[[Call], Any], returned: str, is_causal: bool, masked: bool, p: float
+) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    """A function of query, key and value, and inputs for it."""
+    mask = random_mask(3, 5, 2) if masked else None
+    x = tensors(3, 5, 2, 3, 2, requires_grad=True)
+
+    def function(*x: Tensor) -> Any:
+        torch.manual_seed(2017)
+        options = {"mask": mask, "is_causal": is_causal, "p": p, **RETURNS[returned]}
+        context, weights = way(call_of(*x, **options))
+        return context if weights is None else (context, weights)
+
+    return function, x
+
+
+@CAUSAL
+@MASKED
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize(("way", "returned"), ALL_WAYS)
+def test_first_and_second_derivatives_match_finite_differences(
+    monkeypatch: pytest.MonkeyPatch,
+    way: Callable[[Call], Any],
+    returned: str,
+    is_causal: bool,
+    masked: bool,
+    p: float,
+) -> None:
+    if p and way is ways.fused:
+        pytest.skip("the fused kernel of the CPU has no dropout")
+    monkeypatch.setattr(ways, "TILE_HEADS", 2)
+    function, x = derivative_case(way, returned, is_causal, masked, p)
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+@WAYS
+def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
+    way: Callable[[Call], Any],
+) -> None:
+    x = torch.randn(5, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    for inputs in (
+        lambda x: (x, x, x),
+        lambda x: (x, 2 * x, 2 * x),
+        lambda x: (x, x.flip(0), x.flip(0).sin()),
+    ):
+
+        def function(x: Tensor, inputs: Any = inputs) -> Any:
+            return way(call_of(*inputs(x), is_causal=True))[0]
+
+        upstream = torch.randn(5, 2, 3, 2, dtype=torch.float64)
+        right, _ = reference(*inputs(x), None, True)
+        (right,) = torch.autograd.grad(right, x, upstream)
+        for create_graph in (False, True):
+            (ours,) = torch.autograd.grad(
+                function(x), x, upstream, create_graph=create_graph
+            )
+            torch.testing.assert_close(ours, right, **CLOSE)
+        assert torch.autograd.gradgradcheck(function, x)
+
+
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+def test_forward_mode_matches_finite_differences(k_len: int) -> None:
+    x = tensors(3, k_len, 2, 3, 2)
+    mask = random_mask(3, k_len, 2)
+    for options in ({}, {"mask": mask, "is_causal": True, "need_weights": True}):
+
+        def function(*x: Tensor, options: Any = options) -> Any:
+            context, weights = ways.attention(*x, **options)
+            return context if weights is None else (context, weights)
+
+        directions = tuple(torch.randn_like(t) for t in x)
+        outputs, tangents = torch.func.jvp(function, x, directions)
+        ends = [
+            function(*(t + s * d for t, d in zip(x, directions, strict=True)))
+            for s in (1e-6, -1e-6)
+        ]
+        if not options:
+            outputs, tangents = (outputs,), (tangents,)
+            ends = [(end,) for end in ends]
+        for tangent, up, down in zip(tangents, *ends, strict=True):
+            torch.testing.assert_close(tangent, (up - down) / 2e-6, rtol=0, atol=1e-6)
+
+
+# Fully masked rows, and numbers that are not finite -----------------------------------
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@CAUSAL
+@pytest.mark.parametrize(("way", "returned"), ALL_WAYS)
+def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
+    way: Callable[[Call], Any], returned: str, is_causal: bool, dtype: torch.dtype
+) -> None:
+    # Causality leaves the first eight queries no key.
+    q_len, k_len = K_LEN, Q_LEN
+    mask = random_mask(q_len, k_len, BATCH)
+    mask[-2] = False
+    mask[:, :, 1] = False
+    empty = ~allowed(mask, is_causal, q_len, k_len, BATCH).any(1)  # [q_len, batch_size]
+    options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
+    for needs_grad in (False, True):
+        x = tensors(q_len, k_len, dtype=dtype, requires_grad=needs_grad)
+        context, weights = way(call_of(*x, **options))
+        assert not context[empty].any()
+        assert context[~empty].isfinite().all()
+        assert context[~empty].any(-1).all()
+        if weights is not None:
+            rows = weights.transpose(1, 2)  # [q_len, batch_size, k_len, ...]
+            assert not rows[empty].any()
+            assert rows.isfinite().all()
+        if needs_grad:
+            query, key, value = torch.autograd.grad(context.square().sum(), x)
+            assert not query[empty].any()
+            assert not key[:, 1].any()
+            assert not value[:, 1].any()
+            assert all(g.isfinite().all() for g in (query, key, value))
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize(("q_len", "k_len"), [(13, 5), (5, 13)])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_uninitialized_memory_reaches_no_result(
+    dtype: torch.dtype, p: float, q_len: int, k_len: int
+) -> None:
+    for case in ALL_WAYS:
+        way, returned = case.values
+        if p and way is ways.fused:
+            continue
+        for mask in masks_of(q_len, k_len, BATCH).values():
+            for is_causal in (False, True):
+                x = tensors(q_len, k_len, dtype=dtype, requires_grad=True)
+                options = {"mask": mask, "is_causal": is_causal, "p": p}
+                results = way(call_of(*x, **options, **RETURNS[returned]))
+                results = [y for y in results if y is not None]
+                loss = sum(y.float().square().sum() for y in results)
+                gradients = torch.autograd.grad(loss, x)
+                assert all(y.isfinite().all() for y in (*results, *gradients))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@CAUSAL
+@MASKED
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_a_key_that_is_not_finite_affects_only_rows_that_may_attend_to_it(
+    device: torch.device,
+    k_len: int,
+    is_causal: bool,
+    masked: bool,
+    needs_grad: bool,
+    bad: float,
+) -> None:
+    query, key, value = tensors(k_len=k_len, device=device)
+    query.requires_grad_(needs_grad)
+    mask = random_mask(Q_LEN, k_len, BATCH) if masked else None
+    may = allowed(mask, is_causal, Q_LEN, k_len, BATCH)
+    j = k_len - 2
+    may = may[:, j].to(device)  # [q_len, batch_size]
+    spoilt = key.clone()
+    spoilt[j] = bad
+    options = {"mask": None if mask is None else mask.to(device)}
+    for returned in RETURNS.values():
+        options |= {"is_causal": is_causal, **returned}
+        right, _ = ways.attention(query, key, value, **options)
+        context, weights = ways.attention(query, spoilt, value, **options)
+        torch.testing.assert_close(context[~may], right[~may], rtol=1e-10, atol=1e-10)
+        if weights is not None:
+            assert weights.transpose(1, 2)[~may].isfinite().all()
+        if math.isnan(bad):
+            assert context[may].isnan().all()
+
+
+@pytest.mark.parametrize("transformed", [False, True], ids=["fused", "formula"])
+def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> None:
+    # On another device and in a compiler, a call is not eager.
+    query, key, value = tensors()
+    mask = random_mask(Q_LEN, K_LEN, BATCH)
+    mask[:, 3, 1], mask[:2, 3, 1] = False, True
+    spoilt = key.clone()
+    spoilt[3, 1] = math.nan
+    options = {"mask": mask, "eager": False, "transformed": transformed}
+    way = ways.in_full if transformed else ways.fused
+    right, _ = way(call_of(query, key, value, **options))
+    context, _ = way(call_of(query, spoilt, value, **options))
+    may = mask[:, 3] & torch.tensor([False, True, False])
+    assert may.any()
+    assert context[may].isnan().all()
+    torch.testing.assert_close(context[~may], right[~may])
+    if not transformed:
+        # 0 * NaN is NaN, so a value that is not finite reaches all rows of its item.
+        spoilt = value.clone()
+        spoilt[3, 1] = math.inf
+        context, _ = way(call_of(query, key, spoilt, **options))
+        may = mask.any(1)
+        assert context[:, 1][may[:, 1]].isnan().all()
+        others = [0, 2]
+        torch.testing.assert_close(context[:, others], right[:, others])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 60_000.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+@CAUSAL
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_padding_may_hold_anything(
+    k_len: int, is_causal: bool, needs_grad: bool, dtype: torch.dtype, bad: float
+) -> None:
+    query, key, value = tensors(k_len=k_len, dtype=dtype)
+    query = 9 * query  # so that 60,000 overflows float16
+    mask = torch.ones(1, k_len, BATCH).bool()
+    mask[:, -3:, 1] = False
+    options = {"mask": mask, "is_causal": is_causal}
+    for returned in RETURNS.values():
+        results = []
+        for dirty in (0.0, bad):
+            k, v = key.clone(), value.clone()
+            k[-3:, 1] = v[-3:, 1] = dirty
+            x = query.clone(), k, v
+            for t in x:
+                t.requires_grad_(needs_grad)
+            context, weights = ways.attention(*x, **options, **returned)
+            outputs = [context, context if weights is None else weights]
+            if needs_grad:
+                query_grad, *_ = torch.autograd.grad(context.float().sum(), x)
+                outputs.append(query_grad)
+            results.append(outputs)
+        for clean, dirty in zip(*results, strict=True):
+            assert clean.isfinite().all()
+            torch.testing.assert_close(dirty, clean, rtol=1e-2, atol=1e-2)
+
+
+@DROPPING
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@MASKED
+def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
+    way: Callable[[Call], Any], masked: bool, dtype: torch.dtype
+) -> None:
+    # An infinite score plus minus infinity is NaN.
+    query, key, value = tensors(dtype=dtype)
+    query = query.abs() + 1
+    is_causal = not masked
+    mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
+    may = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH)[:, K_LEN - 1]
+    assert not may.all()
+    large = key.clone()
+    large[K_LEN - 1] = torch.finfo(dtype).max
+    call = call_of(query, large, value, mask=mask, is_causal=is_causal)
+    assert not call.bounded(dtype)
+    x = [t.requires_grad_() for t in (query, key, value)]
+    right, _ = way(call_of(*x, mask=mask, is_causal=is_causal))
+    (expected,) = torch.autograd.grad(right.sum(), query)
+    context, _ = way(call)
+    torch.testing.assert_close(context[~may], right[~may])
+    (gradient,) = torch.autograd.grad(context.sum(), query)
+    torch.testing.assert_close(gradient[~may], expected[~may])
+
+
+def test_bounded_calls_are_those_whose_products_cannot_overflow() -> None:
+    x = [torch.ones(1, 1, 1, 2, dtype=torch.float16) for _ in range(3)]
+    assert call_of(*x).bounded(torch.float16)
+    x[0][:] = 256
+    x[1][:] = 127  # 256 * 127 * 2 = 65,024, and the largest float16 is 65,504
+    assert call_of(*x).bounded(torch.float16)
+    x[1][:] = 128
+    assert not call_of(*x).bounded(torch.float16)
+    x[0][:], x[1][:] = math.nan, 1
+    assert call_of(*x).bounded(torch.float16)  # only its own row is NaN
+    x[1][:] = math.nan
+    assert not call_of(*x).bounded(torch.float16)
+    x[1][:] = 128
+    assert call_of(*x).bounded(torch.float32)
+    assert not call_of(*x, eager=False).bounded(torch.float32)
+    assert not call_of(*(t.to("meta") for t in x)).bounded(torch.float16)
+
+
+# Dropout ------------------------------------------------------------------------------
+
+
+def dropout_factors(
+    way: Callable[[Call], Any], p: float, q_len: int = 61, k_len: int = 67
+) -> Tensor:
+    """What dropout multiplies each weight by, `[q_len, batch_size, heads, k_len]`.
+
+    With the unit matrix as values, a context is its weights; and of equal scores all
+    weights are equal.
+    """
+    zeros = torch.zeros(q_len, BATCH, HEADS, k_len)
+    key = torch.randn(k_len, BATCH, HEADS, k_len)
+    value = torch.eye(k_len)[:, None, None].expand_as(key)
+    return way(call_of(zeros, key, value, p=p))[0] * k_len
+
+
+@DROPPING
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+def test_dropout_drops_its_share_and_scales_the_rest(
+    way: Callable[[Call], Any], p: float
+) -> None:
+    factors = dropout_factors(way, p)
+    assert factors.numel() == 61 * 67 * BATCH * HEADS
+    assert_share(factors, p)
+
+
+@DROPPING
+def test_dropout_samples_are_independent(way: Callable[[Call], Any]) -> None:
+    assert_independent(dropout_factors(way, 0.3), 0.3)
+
+
+@DROPPING
+def test_a_seed_fixes_the_dropout_mask_and_each_call_samples_anew(
+    way: Callable[[Call], Any],
+) -> None:
+    torch.manual_seed(1)
+    first, second = dropout_factors(way, 0.5), dropout_factors(way, 0.5)
+    assert_unlike(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(dropout_factors(way, 0.5), first)
+
+
+@WAYS
+def test_a_call_without_dropout_takes_no_random_numbers(
+    way: Callable[[Call], Any],
+) -> None:
+    x = tensors(requires_grad=True)
+    before = torch.random.get_rng_state()
+    way(call_of(*x))[0].sum().backward()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@DROPPING
+@CAUSAL
+@MASKED
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_the_backward_pass_applies_the_dropout_mask_of_the_forward_pass(
+    way: Callable[[Call], Any], masked: bool, is_causal: bool, create_graph: bool
+) -> None:
+    # The unit matrix as values shows the mask, which does not depend on the values.
+    mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
+    options = {"mask": mask, "is_causal": is_causal, "p": 0.4}
+    query, key, value = tensors(d_k=K_LEN, requires_grad=True)
+    eye = torch.eye(K_LEN).double()[:, None, None].expand_as(key)
+
+    def run(value: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        context: Tensor = way(call_of(query, key, value, **options))[0]
+        return context
+
+    _, weights = reference(query, key, value, mask, is_causal)
+    used = run(eye).permute(0, 3, 1, 2)  # [q_len, k_len, batch_size, heads]
+    factors = torch.where(weights > 0, used / weights, 0).detach()
+    assert (factors[weights > 0] == 0).any()
+    expected = torch.einsum("ijbh,jbhd->ibhd", weights * factors, value)
+    context = run(value)
+    torch.testing.assert_close(context, expected)
+    upstream, x = torch.randn_like(expected), (query, key, value)
+    for ours, right in zip(
+        torch.autograd.grad(context, x, upstream, create_graph=create_graph),
+        torch.autograd.grad(expected, x, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, right)
+
+
+@DROPPING
+@CAUSAL
+def test_activation_checkpointing_repeats_the_dropout_mask(
+    way: Callable[[Call], Any], is_causal: bool
+) -> None:
+    x = tensors(requires_grad=True)
+
+    def run(*x: Tensor) -> Tensor:
+        context: Tensor = way(call_of(*x, p=0.5, is_causal=is_causal))[0]
+        return context
+
+    results = []
+    for function in (run, lambda *x: checkpoint(run, *x, use_reentrant=False)):
+        torch.manual_seed(5)
+        context = function(*x)
+        gradients = torch.autograd.grad(context.square().sum(), x)
+        results.append([context, *gradients])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@DROPPING
+def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
+    way: Callable[[Call], Any],
+) -> None:
+    x = tensors()
+    samples = torch.stack(
+        [way(call_of(*x, is_causal=True, p=0.3))[0] for _ in range(500)]
+    )
+    expected, _ = reference(*x, None, True)
+    error = samples.std(0) / math.sqrt(len(samples))
+    off = (samples.mean(0) - expected) / error.clamp(min=1e-12)
+    assert off.abs().max() < 5  # of 330 numbers the largest is expected at 3
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("p", [1.0, 1, 1 - 2.0**-18])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "other device"])
+@DROPPING
+def test_probability_one_gives_exact_zeros_and_gradients_of_zero(
+    way: Callable[[Call], Any], eager: bool, p: float, dtype: torch.dtype
+) -> None:
+    if not eager and (way is ways.blockwise or p < 1):
+        pytest.skip("blocks are always eager, and other devices round no probability")
+    for returned in RETURNS.values():
+        for is_causal in (False, True):
+            for mask in masks_of(Q_LEN, K_LEN, BATCH).values():
+                x = tensors(dtype=dtype, requires_grad=True)
+                options = {"mask": mask, "is_causal": is_causal, "eager": eager}
+                context, weights = way(call_of(*x, p=p, **options, **returned))
+                assert torch.equal(context, torch.zeros_like(context))
+                for gradient in torch.autograd.grad(context.float().sum(), x):
+                    assert torch.equal(gradient, torch.zeros_like(gradient))
+                if weights is not None:
+                    _, right = reference(*(t.double() for t in x), mask, is_causal)
+                    right = right.mean(-1) if "average_weights" in returned else right
+                    close = {"rtol": 0.05, "atol": 0.02}
+                    torch.testing.assert_close(weights.double(), right, **close)
+
+
+@DROPPING
+def test_a_probability_that_rounds_to_zero_drops_nothing(
+    way: Callable[[Call], Any],
+) -> None:
+    x = tensors()
+    expected, _ = reference(*x, None, False)
+    context, _ = way(call_of(*x, p=2.0**-18))
+    torch.testing.assert_close(context, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("p", [0.0, 2.0**-17, 0.1, 0.25, 0.5, 1 - 2.0**-16, 1.0])
+def test_the_scale_belongs_to_the_probability_as_it_was_rounded(p: float) -> None:
+    threshold = ways.dropout_threshold(p)
+    assert abs(threshold / 2**16 - p) <= 2.0**-17
+    kept = 1 - threshold / 2**16
+    assert ways.dropout_scale(threshold) == (1 / kept if kept else 1.0)
+
+
+@DROPPING
+@pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
+def test_returned_weights_are_those_before_dropout(
+    way: Callable[[Call], Any], needs_grad: bool
+) -> None:
+    x = tensors(requires_grad=needs_grad)
+    right_context, right = reference(*x, None, False)
+    torch.manual_seed(5)
+    context, weights = way(call_of(*x, p=0.5, need_weights=True))
+    torch.testing.assert_close(weights, right, **CLOSE)
+    assert not torch.allclose(context, right_context)
+    torch.manual_seed(5)
+    bare, _ = way(call_of(*x, p=0.5))
+    assert torch.equal(bare, context)
+
+
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+def test_the_mode_of_the_dropout_module_decides(
+    device: torch.device, k_len: int
+) -> None:
+    x, module = tensors(k_len=k_len, device=device), nn.Dropout(0.5)
+    right, _ = reference(*x, None, False)
+    for dropout in (None, nn.Identity(), module.eval()):
+        context, _ = ways.attention(*x, dropout=dropout)
+        torch.testing.assert_close(context, right, rtol=1e-10, atol=1e-10)
+    context, _ = ways.attention(*x, dropout=module.train())
+    assert not torch.allclose(context, right)
+
+
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+def test_another_dropout_module_receives_the_weights_of_the_core(k_len: int) -> None:
+    class Halve(nn.Module):
+        def forward(self, weights: Tensor) -> Tensor:
+            seen.append(weights)
+            return weights / 2
+
+    x, seen = tensors(k_len=k_len, requires_grad=True), []
+    context, weights = ways.attention(*x, dropout=Halve(), need_weights=True)
+    expected, right = reference(*x, None, False)
+    torch.testing.assert_close(context, expected / 2, **CLOSE)
+    torch.testing.assert_close(weights, right, **CLOSE)
+    (received,) = seen
+    torch.testing.assert_close(received, right, **CLOSE)
+
+
+@pytest.mark.parametrize("when", ["forward_hook", "forward_pre_hook", "global"])
+def test_hooks_of_the_dropout_module_are_called(when: str) -> None:
+    x, seen = tensors(), []
+    module = nn.Dropout(0.5).eval()
+
+    def hook(module: nn.Module, *rest: Any) -> None:
+        seen.append(module)
+
+    register: Any = (
+        nn.modules.module.register_module_forward_hook
+        if when == "global"
+        else getattr(module, f"register_{when}")
+    )
+    handle = register(hook)
+    try:
+        ways.attention(*x, dropout=module)
+        assert seen == [module]
+    finally:
+        handle.remove()
+    ways.attention(*x, dropout=module)
+    assert seen == [module]
+
+
+# Transforms ---------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings(SLOW)
+@CAUSAL
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("dims", [(0, 0, 0), (2, None, 1), (None, 4, None)])
+@pytest.mark.parametrize("returned", RETURNS)
+def test_vmap_gives_the_outputs_and_gradients_of_a_loop(
+    returned: str, kind: str, is_causal: bool, dims: tuple[int | None, ...]
+) -> None:
+    n = 4
+    xs = [tensors() for _ in range(n)]
+    stacked = [
+        each[0] if dim is None else torch.stack(each, dim)
+        for each, dim in zip(zip(*xs, strict=True), dims, strict=True)
+    ]
+    own = masks_of(Q_LEN, K_LEN, BATCH)[kind]
+    many = None if own is None else torch.stack([own.roll(i, 1) for i in range(n)], -1)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
+        options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
+        results = ways.attention(q, k, v, **options)
+        results = tuple(y for y in results if y is not None)
+        return sum(y.square().sum() for y in results), results
+
+    call = torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)
+    for mask, mask_dim in ((many, None if own is None else -1), (own, None)):
+        gradients, results = torch.func.vmap(call, in_dims=(*dims, mask_dim))(
+            *stacked, mask
+        )
+        for i in range(n):
+            one = [xs[0][k] if dim is None else xs[i][k] for k, dim in enumerate(dims)]
+            expected = call(*one, mask if mask_dim is None else mask[..., i])
+            for ours, right in zip(
+                (*gradients, *results), (*expected[0], *expected[1]), strict=True
+            ):
+                torch.testing.assert_close(ours[i], right, **CLOSE)
+
+
+@pytest.mark.filterwarnings(SLOW)
+@pytest.mark.parametrize("k_len", [7, K_LEN])
+def test_dropout_under_vmap_obeys_its_randomness_as_the_module_does(
+    device: torch.device, k_len: int
+) -> None:
+    x = tensors(k_len=k_len, device=device)
+    stacked = [t.expand(2, *t.shape) for t in x]
+
+    def call(*x: Tensor) -> Tensor:
+        context: Tensor = ways.attention(*x, dropout=nn.Dropout(0.5))[0]
+        return context
+
+    one, other = torch.func.vmap(call, randomness="different")(*stacked)
+    assert not torch.equal(one, other)
+    one, other = torch.func.vmap(call, randomness="same")(*stacked)
+    assert torch.equal(one, other)
+    plain, _ = ways.attention(*x)
+    assert not torch.allclose(one, plain)
+    with pytest.raises(RuntimeError, match="random operation"):
+        torch.func.vmap(call, randomness="error")(*stacked)
+    for off in (nn.Dropout(0.0), nn.Dropout(0.5).eval(), None):
+        contexts = torch.func.vmap(lambda *x: ways.attention(*x, dropout=off)[0])(  # noqa: B023
+            *stacked
+        )
+        torch.testing.assert_close(contexts[1], plain)
+
+
+@CAUSAL
+@MASKED
+def test_recorded_and_compiled_calls_give_the_same(
+    is_causal: bool, masked: bool
+) -> None:
+    mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
+    x = tensors()
+    for returned in RETURNS.values():
+        options = {"mask": mask, "is_causal": is_causal, **returned}
+
+        def call(*x: Tensor, options: Any = options) -> Any:
+            return [y for y in ways.attention(*x, **options) if y is not None]
+
+        torch.compiler.reset()
+        runs = {
+            "make_fx": torch.fx.experimental.proxy_tensor.make_fx(call)(*x),
+            "compile": torch.compile(call, backend="aot_eager", fullgraph=True),
+        }
+        for name, run in runs.items():
+            other = tensors()
+            for ours, right in zip(run(*other), call(*other), strict=True):
+                torch.testing.assert_close(ours, right, **CLOSE, msg=name)
+
+
+# Which way a call takes ---------------------------------------------------------------
+
+ONES = torch.ones(1, K_LEN, 1).bool()
+
+
+class Marked(Tensor):
+    """A subclass that adds nothing."""
+
+
+def plainly(run: Any, *x: Tensor) -> None:
+    run(*x)
+
+
+def without_grad(run: Any, *x: Tensor) -> None:
+    with torch.no_grad():
+        run(*x)
+
+
+def on_meta(run: Any, *x: Tensor) -> None:
+    run(*(t.to("meta") for t in x))
+
+
+def under_vmap(run: Any, *x: Tensor) -> None:
+    torch.func.vmap(lambda *x: run(*x)[0])(*(t.expand(2, *t.shape) for t in x))
+
+
+def of_gradients(run: Any, *x: Tensor) -> None:
+    torch.func.grad(lambda *x: run(*x)[0].sum())(*x)
+
+
+def forward_mode(run: Any, *x: Tensor) -> None:
+    torch.func.jvp(lambda *x: run(*x)[0], x, x)
+
+
+def dual_numbers(run: Any, *x: Tensor) -> None:
+    with forward_ad.dual_level():
+        run(forward_ad.make_dual(x[0], x[0]), *x[1:])
+
+
+def compiled(run: Any, *x: Tensor) -> None:
+    torch.compiler.reset()
+    torch.compile(run, backend="eager")(*x)
+
+
+def traced(run: Any, *x: Tensor) -> None:
+    torch.fx.experimental.proxy_tensor.make_fx(lambda *x: run(*x)[0])(*x)
+
+
+def as_subclass(run: Any, *x: Tensor) -> None:
+    run(x[0].as_subclass(Marked), *x[1:])
+
+
+def overflowing(run: Any, *x: Tensor) -> None:
+    run(x[0] * 1e200, x[1] * 1e200, x[2])
+
+
+def not_finite(run: Any, *x: Tensor) -> None:
+    x[1][3] = math.nan
+    run(*x)
+
+
+DROP, WEIGHTS = {"dropout": nn.Dropout(0.1)}, {"need_weights": True}
+MASK: dict[str, Any] = {"mask": ONES}
+PAST: dict[str, Any] = {"is_causal": True}
+
+# How a call is made, its number of queries and keys, whether it needs a gradient, its
+# options, and the way that it takes.
+CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
+    # Transforms, and other modules than `nn.Dropout`.
+    (under_vmap, 5, 13, False, {}, "in_full"),
+    (under_vmap, 13, 13, False, PAST | MASK, "in_full"),
+    (of_gradients, 5, 13, False, {}, "in_full"),
+    (forward_mode, 5, 13, False, {}, "in_full"),
+    (dual_numbers, 5, 13, False, {}, "in_full"),
+    (traced, 5, 13, False, {}, "in_full"),
+    (as_subclass, 5, 13, False, {}, "in_full"),
+    (plainly, 5, 13, False, {"dropout": nn.AlphaDropout(0.1)}, "in_full"),
+    (plainly, 5, 13, False, {"dropout": nn.Identity()}, "fused"),
+    # Nothing to compute.
+    (plainly, 5, 0, True, {}, "in_full"),
+    (plainly, 0, 13, True, {}, "in_full"),
+    (on_meta, 5, 0, False, {}, "in_full"),
+    # Other devices, and compilers.
+    (on_meta, 5, 13, False, WEIGHTS, "in_full"),
+    (compiled, 5, 13, True, WEIGHTS, "in_full"),
+    (on_meta, 5, 13, False, {}, "fused"),
+    (on_meta, 5, 13, True, DROP, "fused"),
+    (on_meta, 5, 7, True, DROP, "fused"),
+    (on_meta, 13, 13, False, PAST | MASK, "fused"),
+    (compiled, 5, 13, True, {}, "fused"),
+    (compiled, 5, 13, True, PAST | MASK, "fused"),
+    # Few keys.
+    (plainly, 5, 7, True, {}, "in_full"),
+    (plainly, 5, 7, True, DROP | WEIGHTS | PAST, "in_full"),
+    (plainly, 5, 7, False, WEIGHTS, "in_full"),
+    (plainly, 5, 7, False, DROP, "in_full"),
+    (plainly, 5, 7, False, {}, "fused"),
+    (without_grad, 5, 7, True, {}, "fused"),
+    (without_grad, 5, 7, True, DROP, "in_full"),
+    # What the fused kernel lacks.
+    (plainly, 5, 13, False, WEIGHTS, "blockwise"),
+    (plainly, 5, 13, True, WEIGHTS, "blockwise"),
+    (plainly, 5, 13, True, DROP, "blockwise"),
+    (plainly, 13, 13, True, DROP | PAST, "blockwise"),
+    (plainly, 5, 13, False, {"dropout": nn.Dropout(0.1).eval()}, "fused"),
+    (plainly, 5, 13, False, {"dropout": nn.Dropout(0.0)}, "fused"),
+    (plainly, 5, 13, True, PAST, "blockwise"),
+    (plainly, 5, 7, False, PAST, "blockwise"),
+    (plainly, 13, 5, False, PAST, "blockwise"),
+    (plainly, 13, 13, False, PAST | MASK, "blockwise"),
+    (overflowing, 5, 13, False, MASK, "blockwise"),
+    (overflowing, 5, 13, False, {}, "fused"),
+    (not_finite, 5, 13, False, MASK, "blockwise"),
+    # The fused kernel.
+    (plainly, 5, 13, False, {}, "fused"),
+    (plainly, 5, 13, True, {}, "fused"),
+    (plainly, 5, 13, True, MASK, "fused"),
+    (plainly, 13, 13, True, PAST, "fused"),
+    (plainly, 5, 8, True, {}, "fused"),
+]
+
+
+def row_of(
+    monkeypatch: pytest.MonkeyPatch,
+    how: Any,
+    q_len: int,
+    k_len: int,
+    needs_grad: bool,
+    options: dict[str, Any],
+) -> int:
+    """The row of DISPATCH that serves a call."""
+    rows: list[int] = []
+
+    def record(number: int, way: Any) -> Any:
+        def recording(call: Call) -> Any:
+            rows.append(number)
+            return way(call)
+
+        return recording
+
+    table = [(record(n, way), serves) for n, (way, serves) in enumerate(ways.DISPATCH)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ways, "DISPATCH", table)
+        x = tensors(q_len, k_len)
+        if how is on_meta and "mask" in options:
+            options = options | {"mask": options["mask"].to("meta")}
+        x[2].requires_grad_(needs_grad)
+        how(lambda *x: ways.attention(*x, **options), *x)
+    assert len(set(rows)) == 1
+    return rows[0]
+
+
+@pytest.mark.filterwarnings(SLOW)
+@pytest.mark.parametrize(
+    ("how", "q_len", "k_len", "needs_grad", "options", "way"),
+    CHOICES,
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_every_call_takes_the_way_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+    how: Any,
+    q_len: int,
+    k_len: int,
+    needs_grad: bool,
+    options: dict[str, Any],
+    way: str,
+) -> None:
+    row = row_of(monkeypatch, how, q_len, k_len, needs_grad, options)
+    assert ways.DISPATCH[row][0].__name__ == way
+
+
+@pytest.mark.filterwarnings(SLOW)
+def test_every_row_of_the_table_is_chosen_for_some_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {row_of(monkeypatch, *choice[:-1]) for choice in CHOICES}
+    assert rows == set(range(len(ways.DISPATCH)))
+
+
+def test_the_mask_is_not_copied_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = []
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    apply = ways.FusedOnCPU.apply
+
+    def record(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: Any) -> None:
+        received.append(mask)
+
+    def without_backward(*x: Any, **rest: Any) -> Tensor:
+        record(*x)
+        return kernel(*x, **rest)
+
+    def with_backward(*x: Any) -> Any:
+        record(*x)
+        return apply(*x)
+
+    monkeypatch.setattr(ways.F, "scaled_dot_product_attention", without_backward)
+    monkeypatch.setattr(ways.FusedOnCPU, "apply", with_backward)
+    for shape in [(Q_LEN, K_LEN, BATCH), (Q_LEN, K_LEN, 1), (1, K_LEN, BATCH)]:
+        for needs_grad in (False, True):
+            x = tensors(requires_grad=needs_grad)
+            ways.attention(*x, mask=random_mask(*shape))
+            assert received[-1].untyped_storage().nbytes() <= Q_LEN * K_LEN * BATCH
+            assert received[-1].dtype == torch.bool
+    assert len(received) == 6
+
+
+def test_heads_are_contiguous_for_the_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    received = []
+    apply = ways.FusedOnCPU.apply
+
+    def record(*x: Any) -> Any:
+        received.append(all(t.is_contiguous() for t in x[:3]))
+        return apply(*x)
+
+    monkeypatch.setattr(ways.FusedOnCPU, "apply", record)
+    ways.attention(*tensors(requires_grad=True))
+    ways.attention(*tensors())
+    assert received == [True]
+
+
+# Tiles --------------------------------------------------------------------------------
+
+
+def tiles_of(
+    q_len: int = 13,
+    k_len: int = 17,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Tiles, Tensor, Tensor]:
+    """The tiles of a call, its query and its key."""
+    query, key, _ = tensors(q_len, k_len)
+    spec = TileSpec(0, is_causal, True, ways.dropout_threshold(p), seed)
+    return Tiles(query, key, mask, spec), query, key
+
+
+@pytest.mark.parametrize("fit", [1, 8, 11, 22, 25, 1000])
+@CAUSAL
+@pytest.mark.parametrize(("q_len", "k_len"), [(13, 17), (17, 13), (16, 16), (3, 5)])
+def test_each_query_is_in_one_tile_with_all_keys_that_it_may_attend_to(
+    monkeypatch: pytest.MonkeyPatch, q_len: int, k_len: int, is_causal: bool, fit: int
+) -> None:
+    monkeypatch.setattr(ways, "TILE_ROWS", 4)
+    monkeypatch.setattr(ways, "TILE_SCORES", fit * min(4, q_len) * k_len)
+    tiles, query, _ = tiles_of(q_len, k_len, is_causal=is_causal)
+    times = torch.zeros(q_len, BATCH, HEADS, dtype=torch.int64)
+    most = 0
+    for tile in tiles:
+        times[tile.rows, tile.items, tile.heads] += 1
+        rows = range(q_len)[tile.rows]
+        assert 0 < len(rows) <= 4
+        assert tile.k_len == (rows[-1] + 1 + k_len - q_len if is_causal else k_len)
+        folded = tile.queries(query).shape[0]
+        assert folded <= max(8, fit)
+        most = max(most, folded)
+        # All heads of several items, or some heads of one.
+        assert (
+            len(range(HEADS)[tile.heads]) == HEADS or len(range(BATCH)[tile.items]) == 1
+        )
+    without_keys = max(0, q_len - k_len) if is_causal else 0
+    assert not times[:without_keys].any()
+    assert (times[without_keys:] == 1).all()
+    assert most > fit // 2 or most == BATCH * HEADS
+
+
+def test_a_tile_flattens_batch_and_heads() -> None:
+    tiles, query, key = tiles_of(is_causal=True)
+    for tile in tiles:
+        folded = itertools.product(range(BATCH)[tile.items], range(HEADS)[tile.heads])
+        queries, keys = tile.queries(query), tile.keys(key)
+        for n, (b, h) in enumerate(folded):
+            assert torch.equal(queries[n], query[tile.rows, b, h])
+            assert torch.equal(keys[n], key[: tile.k_len, b, h])
+
+
+@CAUSAL
+@pytest.mark.parametrize("kind", MASKS)
+def test_the_weights_of_a_tile_are_those_of_all_keys(
+    kind: str, is_causal: bool
+) -> None:
+    mask = masks_of(13, 17, BATCH)[kind]
+    tiles, query, key = tiles_of(mask=mask, is_causal=is_causal)
+    _, full = reference(query, key, key, mask, is_causal)
+    full = full.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
+    for tile in tiles:
+        weights = tiles.weights(query, key, tile)
+        part = full[tile.items, tile.heads, tile.rows]
+        expected = part[..., : tile.k_len].flatten(0, 1)
+        torch.testing.assert_close(weights, expected, **CLOSE)
+        assert not part[..., tile.k_len :].any()
+
+
+def test_tiles_share_their_buffers() -> None:
+    tiles, query, key = tiles_of(p=0.5)
+    places = set()
+    for tile in tiles:
+        weights = tiles.weights(query, key, tile)
+        keep = tiles.dropout_mask(weights.shape)
+        places.add((weights.data_ptr(), keep.data_ptr()))
+        assert weights.untyped_storage().nbytes() <= 8 * 8 * 2 * 17
+        assert keep.shape == weights.shape
+    assert len(places) == 1
+
+
+def test_rows_that_no_tile_writes_are_zero() -> None:
+    tiles, query, _ = tiles_of(17, 13, is_causal=True)
+    output = tiles.empty_output()
+    assert output.shape == query.shape
+    assert tiles.first_row == 4
+    assert not output[:4].any()
+    assert tiles_of(17, 13)[0].first_row == 0
+
+
+def test_dropout_masks_are_zeros_and_ones_that_follow_the_seed() -> None:
+    masks = []
+    for seed in (1, 1, 2):
+        tiles, query, key = tiles_of(p=0.3, seed=seed)
+        shape = tiles.weights(query, key, next(iter(tiles))).shape
+        masks.append([tiles.dropout_mask(shape).clone() for _ in range(2)])
+    for one, other in zip(*masks[:2], strict=True):
+        assert torch.equal(one, other)
+        assert one.unique().tolist() == [0, 1]
+    assert not torch.equal(masks[0][0], masks[0][1])
+    assert not torch.equal(masks[0][0], masks[2][0])
+
+
+def test_the_dropout_mask_in_full_holds_those_of_all_tiles() -> None:
+    tiles, query, key = tiles_of(is_causal=True, p=0.3, seed=5)
+    again, *_ = tiles_of(is_causal=True, p=0.3, seed=5)
+    full = again.dropout_mask_in_full()
+    for tile in tiles:
+        keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
+        part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
+        assert torch.equal(tile.by_head(keep).double(), part)
+
+
+def test_keys_of_a_head_are_contiguous_where_half_precision_would_copy_them() -> None:
+    tiles, _, key = tiles_of()
+    assert tiles.head_contiguous(key) is key
+    half = key.half()
+    copied = tiles.head_contiguous(half)
+    assert torch.equal(copied, half)
+    assert copied.permute(1, 2, 0, 3).is_contiguous()
+    short, *_ = tiles_of(q_len=2)
+    assert short.head_contiguous(half) is half
+
+
+# Parts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q_len", "k_len"), [(3, 3), (2, 3), (3, 2)])
+def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
+    q_len: int, k_len: int
+) -> None:
+    query, key, value = tensors(q_len, k_len)
+    past = ways.causal_mask(q_len, key)
+    assert past.shape == (q_len, k_len, 1)
+    for i, j in itertools.product(range(q_len), range(k_len)):
+        assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)
+    mask = random_mask(1, k_len, BATCH)
+    call = call_of(query, key, value, mask=mask, is_causal=True)
+    assert torch.equal(call.allowed(), (mask & past).permute(2, 0, 1).unsqueeze(1))
+    assert call_of(query, key, value).allowed() is None
+
+
+def test_open_empty_rows_returns_the_fully_masked_rows() -> None:
+    allowed = torch.tensor([[True, False], [False, False]])
+    opened, empty = ways.open_empty_rows(allowed)
+    assert opened.tolist() == [[True, False], [True, True]]
+    assert empty.tolist() == [[False], [True]]
+    assert ways.open_empty_rows(allowed[:1])[1] is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_additive_mask_is_zero_or_minus_infinity(dtype: torch.dtype) -> None:
+    bias = ways.additive_mask(torch.tensor([True, False]), dtype)
+    assert bias.tolist() == [0, -math.inf]
+    assert bias.dtype == dtype
+
+
+def test_keys_that_causality_and_the_mask_leave_to_no_query_are_cleared() -> None:
+    # By the mask only query 0 may attend to key 4; by causality it is in its future.
+    key = torch.full((5, 2, 1, 1), math.nan)
+    mask = torch.ones(3, 5, 2).bool()
+    mask[1:, 4, 1] = False
+    cleared, value = ways.clear_fully_masked(key, key, mask, True, 3)
+    assert value is cleared
+    expected = torch.zeros(5, 2).bool()
+    expected[4, 1] = True
+    assert torch.equal(cleared.isfinite()[..., 0, 0], expected)
+    assert not cleared[4, 1].any()
+    cleared, value = ways.clear_fully_masked(key, key.clone(), mask, False, 3)
+    assert cleared.isnan().all()
+    assert value.isnan().all()
+
+
+def test_known_true_claims_nothing_that_cannot_be_inspected() -> None:
+    yes = torch.tensor(True)
+    assert ways.known_true(yes)
+    assert not ways.known_true(~yes)
+    assert not ways.known_true(yes.to("meta"))
+    answers = []
+
+    def inspect(condition: Tensor) -> Tensor:
+        answers.append((ways.known_true(condition), ways.max_abs(condition * 1.0)))
+        return condition
+
+    torch.func.vmap(inspect)(yes.expand(3))
+    assert not answers[0][0]
+    assert math.isnan(answers[0][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_whose_sum_overflows_are_all_finite(dtype: torch.dtype) -> None:
+    x = torch.ones(71, 1009, dtype=dtype)  # float16 ends at 65,504
+    assert ways.all_finite(x)
+    assert ways.all_finite(x[:0])
+    for bad in (math.inf, -math.inf, math.nan):
+        x[70, 1008] = bad
+        assert not ways.all_finite(x)
+    assert not ways.all_finite(x.to("meta"))
+
+
+def test_plain_tensors_are_not_transformed() -> None:
+    x = torch.randn(3, requires_grad=True)
+    assert not ways.is_transformed(x, nn.Parameter(x))
+    assert ways.is_transformed(x, x.as_subclass(Marked))
+
+
+def test_seeds_come_from_the_global_generator() -> None:
+    before = torch.random.get_rng_state()
+    first, second = ways.draw_seed(), ways.draw_seed()
+    assert first != second
+    torch.random.set_rng_state(before)
+    assert ways.draw_seed() == first
