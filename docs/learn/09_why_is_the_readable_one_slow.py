@@ -347,57 +347,15 @@ assert round(peak(run) / (4 * x.numel())) == 5
 # query, key, value, what is read and what is returned: five tensors as large as the
 # input, which grow with the length, not with its square.
 #
-# ## Three projections are one
-#
-# In self-attention, query, key and value are three products of the same input. With
-# their weights one above the other, they are one:
-
-# %%
-d_k = d_model // heads
-parts = [part.linear for part in (core.query, core.key, core.value)]
-weight = torch.cat([p.weight.view(heads, 1, d_k, -1) for p in parts], dim=1)
-bias = torch.cat([p.bias.view(heads, 1, d_k) for p in parts], dim=1)
-weight, bias = weight.flatten(0, 2), bias.flatten()
-
-
-def project(x):
-    packed = linear(x, weight, bias)
-    return packed.view(*x.shape[:2], heads, 3, d_k).unbind(3)
-
-
-run = check(lambda: core.output(by_kernel(*project(x)).flatten(-2)))
-assert copied(run) == 0
-
-# %% [markdown]
-# The rows of the packed weight lie head by head, and within a head query, key, value.
-# Had we put all of query first, the code would look simpler; but then one head of one
-# sentence would not be followed at the same distance by the next, and `fold` would have
-# to copy:
-
-# %%
-by_head = project(x)[0]
-by_part = linear(x, weight).view(length, batch_size, 3, heads, d_k).unbind(2)[0]
-for name, tensor in (("head by head", by_head), ("part by part", by_part)):
-    b, h = tensor.stride()[1:3]
-    free = fold(tensor).data_ptr() == tensor.data_ptr()
-    what = "a view" if free else "a copy"
-    print(f"{name}: {heads} × {h} = {heads * h}, {b=}: {what}")
-    assert free == (b == heads * h)
-assert by_head.stride(1) == heads * by_head.stride(2)
-assert by_part.stride(1) != heads * by_part.stride(2)
-
-# %% [markdown]
-# This is where [the fast one](../source/fast/module.md) stands. What it has beyond ours is
-# what makes a module of it: masks, dropout, causality, a cache, weights for those who
-# ask, and the core's care for bad input. It runs the same operators that we have
-# arrived at:
+# This is where [the fast module](../source/fast/module.md) stands. What it adds makes a
+# module of it: masks, dropout, causality, a KV cache, weights on request, and the core's
+# care for bad input. In inference it runs the operators that we have arrived at:
 
 # %%
 from headnotes import fast
 
 module = fast.MultiHeadAttention(heads, d_model).eval()
 module.load_state_dict(core.state_dict())
-module(query=x, key=x, value=x)  # the first call packs the weights
 steps["fast"] = lambda: module(query=x, key=x, value=x)
 
 
@@ -410,8 +368,42 @@ print(*theirs, sep="\n")
 assert theirs == ours
 
 # %% [markdown]
-# (It holds the packed projection until the end, where our one line let go of it
-# earlier; that is the difference in memory.)
+# ## Why not one projection instead of three?
+#
+# In self-attention, query, key and value are three products of the same input. With
+# their weights stacked, they are one:
+
+# %%
+parts = [part.linear for part in (core.query, core.key, core.value)]
+weight = torch.cat([part.weight for part in parts])
+bias = torch.cat([part.bias for part in parts])
+
+
+def project(x):
+    packed = linear(x, weight, bias)
+    return packed.unflatten(-1, (3, heads, -1)).unbind(2)
+
+
+for one, part in zip(project(x), (core.query, core.key, core.value), strict=True):
+    assert torch.allclose(one, part(x), atol=1e-5)
+
+# %% [markdown]
+# That is two products less, which counts where a call is short: many modules, PyTorch's
+# among them, store the stacked weight only. But a stacked *copy* beside the three
+# weights becomes stale as soon as one of them is written to:
+
+# %%
+before = project(x)[0]
+core.query.linear.weight.data.mul_(2)
+assert torch.equal(project(x)[0], before)  # the copy has not noticed
+assert not torch.allclose(core.query(x), before)
+core.query.linear.weight.data.div_(2)
+
+# %% [markdown]
+# An optimizer, an average of weights, or another process may write at any time, and not
+# every write can be noticed. The fast module had such a copy once, and returned wrong
+# results because of it. Now it has the core's three projections and nothing else. What
+# that costs is on the page of [benchmarks](../compare/benchmarks.md).
 #
 # ## All steps
 #
@@ -438,7 +430,7 @@ display(Markdown("\n".join(rows)))
 # What is left is nearly all work. And no formula was changed for it: it was enough to
 # know where a number lies, and to write down less.
 #
-# When the sequences are short, there is little to copy, and no paper to save. Then each
+# When the sequences are short, there is little to copy, and no memory to save. Then each
 # operator costs its call, and what counts is how many there are:
 
 # %%
@@ -454,8 +446,9 @@ assert called["fast"] < called["the core"]
 #
 # A kernel is fast at what it was made for. On a CPU, PyTorch's was not made for
 # dropout. Asked for it, `scaled_dot_product_attention` answers correctly, and without a
-# word takes another way, on which all weights are written out after all. The fast one
-# then goes on [by blocks](../source/fast/blocks.md), which have dropout of their own:
+# word takes another way, on which all weights are written out after all. The fast
+# module then computes [blockwise](../source/fast/attention.md#blockwise), with dropout
+# of its own:
 
 # %%
 module.train()
@@ -479,7 +472,7 @@ assert peak(blocks) < table
 # | you want to | take | and mind that |
 # |---|---|---|
 # | understand it, change how it scores, watch its weights | [the core](../source/mha.md) | it keeps all weights of its last call |
-# | have the same at speed; train with dropout on a CPU; decode with a cache | [the fast one](../source/fast/module.md) | it has no hooks to override, and no second derivative where it goes by blocks |
+# | have the same at speed; train with dropout on a CPU; decode with a cache | [the fast module](../source/fast/module.md) | it has no hooks to override, and returns weights only on request |
 # | fit into a model made of PyTorch's layers | [its module](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html) | its bool masks mean the opposite, and it writes out all weights unless it is told `need_weights=False` |
 # | write a layer of your own | [its kernel](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) | it shows no weights, and its `is_causal` lets the first query meet the first key: wrong with a cache |
 # | change scores by a formula, or skip most of a mask, on a GPU | [FlexAttention](../source/masks/flex.md) | it knows no dropout, and writes out all scores unless it is compiled |
@@ -518,6 +511,6 @@ assert peak(seen["in pieces"]) < table
 # %% [markdown]
 # The arithmetic is the same, and there are more calls. On the other hand a piece may
 # still be in the cache when softmax comes for it, and when the second product does; and
-# the next piece finds room where the last one was. [Blocks](../source/fast/blocks.md) are
-# this idea, with one buffer for all pieces, less to compute under a causal mask, and
-# [a way back](../source/fast/blockwise.md).
+# the next piece finds room where the last one was. [Tiles](../source/fast/attention.md#Tiles)
+# are this idea, with one buffer for all pieces, less to compute under a causal mask, and
+# [a backward pass](../source/fast/attention.md#Blockwise).
