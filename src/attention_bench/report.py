@@ -262,7 +262,7 @@ def slug(name: str) -> str:
 
 
 def commit() -> str:
-    """The commit of this package, with a `+` if files are changed; "" if unknown."""
+    """The commit of the sources, with a `+` if they are changed; "" if unknown."""
     here = Path(__file__)
 
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -273,7 +273,8 @@ def commit() -> str:
         # An installed package may lie in the git repository of another project.
         if git("ls-files", "--error-unmatch", here.name).returncode:
             return ""
-        changed = git("status", "--porcelain", "--untracked-files=no", ".").stdout
+        # All packages: the measured modules lie beside this one.
+        changed = git("status", "--porcelain", "--untracked-files=no", "..").stdout
         return git("rev-parse", "--short", "HEAD").stdout.strip() + "+" * bool(changed)
     except OSError:  # no git
         return ""
