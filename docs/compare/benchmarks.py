@@ -216,7 +216,7 @@ def summarize(suite, name="fast"):
                     f"|{machine(record)}|{group}|{as_fast} of {len(speedups)}"
                     f"|{geometric_mean(speedups):.2f}|{min(speedups):.2f}|"
                 )
-    head = f"|`{name}`||speedup ≥ 1.0 or tie|geometric mean|lowest|"
+    head = f"|machine|settings|`{name}` faster or tied|geometric mean|lowest|"
     if rows:
         display(Markdown("\n".join([head, "|---|---|--:|--:|--:|", *rows])))
 
@@ -307,7 +307,7 @@ for record in filter(is_drawn, records_of("inference")):
 
 # %% [markdown]
 # No implementation reaches the peak rate. The matrices of one head are narrow, which
-# matrix units are slow with, and the softmax computes an exponential for each score,
+# matrix units multiply slowly, and the softmax computes an exponential for each score,
 # which is not counted in the FLOPs. The overhead of `fast` over the bare kernel:
 
 # %% hide="true"

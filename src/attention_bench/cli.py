@@ -206,11 +206,13 @@ def command_line(arguments: argparse.Namespace, name: str) -> str:
     return " ".join(words)
 
 
-# **Options.** They are checked before anything is built; an error lists what is valid.
 def parse_options(
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Suite], torch.device, torch.dtype]:
-    """The suites to run, the device and the dtype; raises `OptionError`."""
+    """The suites to run, the device and the dtype; raises `OptionError`.
+
+    All options are checked before anything is built or timed.
+    """
     known = QUICK_SUITES if arguments.quick else SUITES
     names = dict.fromkeys(arguments.suites or known)
     for name in names:
@@ -364,11 +366,12 @@ def parse_dropouts(text: str) -> tuple[float, ...]:
     return probabilities
 
 
-# **The progress bar.** Settings differ a thousandfold in their FLOPs, so progress is
-# weighted: a setting counts its time budget, and the time in which the slow
-# implementations exceed it.
 class ProgressBar:
-    """The progress and the time left, on standard error if it is a terminal."""
+    """The progress and the time left, on standard error if it is a terminal.
+
+    The FLOPs of settings differ a thousandfold, so progress is weighted: a setting
+    counts its time budget, and the time by which slow implementations exceed it.
+    """
 
     def __init__(self) -> None:
         self.is_shown = False

@@ -22,8 +22,8 @@ else:
   unchanged, though the multiplications still cost time;
 - `x-transformers` gets linear layers with biases.
 
-All four are told to use `scaled_dot_product_attention`, by an option that has another
-name in each.
+All four use `scaled_dot_product_attention`, which is chosen by an option with another
+name in each. Both packages are imported only where they are used.
 
 Source: the systems on the pages of `implementations/`; of PyTorch
 [`nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html),
@@ -94,9 +94,6 @@ class Implementation:
         if setting.dropout and not self.supports_dropout:
             return False
         return setting.mask in self.mask_spelling
-
-
-# **Headnotes.** The core and the fast module, and three of `implementations/`.
 
 
 def build_core(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
@@ -178,9 +175,6 @@ def build_batch_first(core: mha.MultiHeadAttention, setting: Setting) -> Adapter
         lambda x: module(x, x, x, mask),
         get_weights=lambda result: result[1].mean(dim=1).permute(1, 2, 0),
     )
-
-
-# **PyTorch.** Its module in three ways, and its kernels between two projections.
 
 
 def build_nn(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
@@ -287,9 +281,6 @@ def build_flex(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
         core, lambda q, k, v, dropout: attention(q, k, v, block_mask=block_mask)
     )
     return Adapter(module, module)
-
-
-# **Other packages.** They are imported only where they are used.
 
 
 def linear(projection: convert.Projection) -> nn.Linear:
@@ -436,6 +427,7 @@ def compiled(build: Builder) -> Builder:
     return build_compiled
 
 
+# How each implementation gets a mask, in words for the page of benchmarks.
 NO_MASK = {"none": ""}
 BOOL_MASK = NO_MASK | {"causal": "a bool mask", "padding": "a bool mask"}
 IS_CAUSAL = NO_MASK | {"causal": "`is_causal=True`", "padding": "a bool mask"}

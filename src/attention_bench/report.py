@@ -53,7 +53,7 @@ import torch
 
 from attention_bench.timing import classify_speedup, timer_for
 
-# Changes with the keys: a reader of old files then says so, and does not guess.
+# Increased whenever the keys change, so that old files are refused, not misread.
 FORMAT = 2
 
 LIBRARIES = ("transformers", "x-transformers")
