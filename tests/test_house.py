@@ -31,7 +31,7 @@ PACKAGES = {
 LIBRARIES = {
     "headnotes/plots": {"matplotlib"},
     "attention_laws/pytest_plugin": {"pytest"},
-    "attention_bench/peers": {"transformers", "x_transformers"},
+    "attention_bench/implementations": {"transformers", "x_transformers"},
     "attention_bench/decoding": {"transformers", "x_transformers"},
 }
 # The command line starts the checker and the benchmark, which know nothing of it.

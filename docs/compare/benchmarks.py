@@ -1,35 +1,36 @@
 # %% [markdown]
 # # Benchmarks
 #
-# How fast is it, and compared with what? All that is timed here computes the same
-# function: the same weights, the same tokens, and answers that were compared before the
-# clock started. Whoever answers otherwise, or not at all, is [left out](#left-out), with
-# the reason. Nothing on this page was measured when it was built. It is drawn from
-# records, and each figure says whose.
+# This page compares the speed and the memory of implementations of multi-head
+# attention. All of them compute the same function: they have the same weights and the
+# same input, and their outputs were [compared before the clock
+# started](../source/attention_bench/equal.md). An implementation that computes something
+# else, or fails, is [skipped](#skipped), with the reason. Nothing is measured when this
+# page is built: it is made from records, and each figure names the machine.
 #
 # ## How to read it
 #
-# A number such as **1.25** says how many times as fast as `nn.MultiheadAttention` with
-# `need_weights=False` somebody was, in the same rounds of [a fair
-# contest](../source/attention_bench/timing.md): more is better, and differences of 2 % or less
-# are ties. A size such as `4 × 512` is a batch of 4 sentences of 512 tokens. All are 512
-# wide, with 8 heads, unless it is said otherwise. Where much is to be computed, what is
-# reached is given as a share of what [the machine](../source/attention_bench/machine.md) can do at
-# best, measured in the same minutes: the rate at which it multiplies large matrices, or
-# copies memory, whichever is the limit. With a causal mask only the needed half counts.
+# A *speedup* such as **1.25** says how many times as fast as `nn.MultiheadAttention` with
+# `need_weights=False` an implementation is, measured [side by
+# side](../source/attention_bench/timing.md): larger is better, and speedups within 2 % of
+# 1 are ties. A size such as `4 × 512` is a batch of 4 sequences of 512 tokens. `d_model`
+# is 512, with 8 heads, unless stated otherwise. *Utilization* is the share of the
+# [machine's measured peak rate](../source/attention_bench/report.md): FLOP/s of large
+# matrix products, or bytes per second of a copy, whichever the implementation is closer
+# to. With a causal mask, only the FLOPs of the unmasked half count.
 
-# %% fold="How it is drawn"
+# %% fold="The code of the tables and figures"
 import math
 from collections import Counter
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from textwrap import indent
 
 import matplotlib.pyplot as plt
 from IPython.display import Markdown, display
 
-from attention_bench.record import duration, from_json
-from attention_bench.timing import verdict
+from attention_bench.report import duration, from_json
+from attention_bench.timing import classify_speedup
 
 INK = "#123456"
 STYLE = {
@@ -41,83 +42,83 @@ STYLE = {
 }
 MASKS = {"none": "no mask", "causal": "causal", "padding": "padding"}
 
-# The columns of the tables: those of the figures, then all others.
-FIRST = ("nn", "fast", "sdpa", "core", "fast-weights", "nn-weights")
+# The columns of the tables: first the main implementations, then all others.
+MAIN = ("nn", "fast", "sdpa", "core", "fast-weights", "nn-weights")
 OTHERS = ("nn-fastpath", "causal", "valid_lens", "batch_first")
 OTHERS += ("gpt2", "bert", "llama", "x-transformers", "flex")
 
-files = sorted(Path("../../benchmarks/results").glob("*.json"))
-runs = [
+records = [
     from_json(file.read_text(encoding="utf-8"))
-    for file in files
+    for file in sorted(Path("../../benchmarks/results").glob("*.json"))
     if not file.stem.startswith("equivalence")
 ]
-runs.sort(key=lambda run: run.dtype != "float32")
+records.sort(key=lambda record: record.dtype != "float32")
 
 
-def recorded(question):
-    """The runs of a question, one a machine and dtype."""
-    found = [run for run in runs if run.question == question]
+def records_of(suite):
+    """The records of a suite: one for each machine and dtype."""
+    found = [record for record in records if record.suite == suite]
     if not found:
-        how = f"python benchmarks/{question}.py"
-        display(Markdown(f"*Not recorded yet; `{how}` does it.*"))
+        command = f"headnotes bench {suite} --results benchmarks/results"
+        display(Markdown(f"*Not recorded yet; `{command}` measures it.*"))
     return found
 
 
-def drawn(run):
-    """Whether a machine is drawn: once a question, its other dtypes are in numbers."""
-    same = (run.question, run.machine["device"])
-    known = next(r for r in runs if (r.question, r.machine["device"]) == same)
-    return run.dtype == known.dtype
+def is_drawn(record):
+    """Whether a record has figures: only the first dtype of each machine has."""
+    same = (record.suite, record.machine["device"])
+    first = next(r for r in records if (r.suite, r.machine["device"]) == same)
+    return record.dtype == first.dtype
 
 
-def machine(run):
-    """Machine, dtype, versions and date in a line."""
-    about = run.machine
-    threads = f"{about['threads']} thread{'s' * (about['threads'] > 1)}, "
-    where = about["device"] + f", {threads}" * (about["kind"] == "cpu")
-    return f"{where.strip(', ')}, {run.dtype}, torch {about['torch']}, {about['date']}"
+def machine(record):
+    """Device, dtype, version and date in one line."""
+    about = record.machine
+    parts = [about["device"]]
+    if about["device_type"] == "cpu":
+        parts.append(f"{about['threads']} thread{'s' * (about['threads'] > 1)}")
+    parts += [record.dtype, f"torch {about['torch']}", about["date"]]
+    return ", ".join(parts)
 
 
 def size(cell):
     return f"{cell.setting['batch_size']} × {cell.setting['seq_len']:,}"
 
 
-def lines(ax, cells, value):
-    """A line through the sizes for each contestant of the figures."""
+def plot_lines(ax, cells, value):
+    """Plot a line over the sizes for each main implementation."""
     sizes = [size(cell) for cell in cells]
-    for name, (colour, marker) in STYLE.items():
-        found = [cell.results.get(name) for cell in cells]
-        values = [value(one) if one else math.nan for one in found]
-        ax.plot(sizes, values, color=colour, marker=marker, ms=4, label=name)
+    for name, (color, marker) in STYLE.items():
+        results = [cell.results.get(name) for cell in cells]
+        values = [value(result) if result else math.nan for result in results]
+        ax.plot(sizes, values, color=color, marker=marker, ms=4, label=name)
     ax.tick_params(axis="x", rotation=90)
     ax.set_xlabel("batch size × length")
 
 
-def draw(run, value, title, label):
-    """A panel a mask and chance of dropout, a line a contestant."""
-    if not drawn(run):
+def draw(record, value, title, label):
+    """Draw one panel for each mask and dropout probability."""
+    if not is_drawn(record):
         return
 
     def panel(cell):
-        chance = cell.setting["dropout"]
-        return chance, MASKS[cell.setting["mask"]] + f", dropout {chance:g}" * bool(
-            chance
-        )
+        dropout = cell.setting["dropout"]
+        name = MASKS[cell.setting["mask"]]
+        return dropout, f"{name}, dropout {dropout:g}" if dropout else name
 
-    panels = sorted(dict.fromkeys(map(panel, run.cells)), key=lambda one: one[0])
+    panels = sorted(dict.fromkeys(map(panel, record.cells)), key=lambda one: one[0])
     rows = -(-len(panels) // 3)
     figure, axes = plt.subplots(
         rows, 3, figsize=(7, 0.9 + 2.5 * rows), sharey=True, squeeze=False
     )
-    figure.suptitle(f"{title}\n{machine(run)}", size="medium")
+    figure.suptitle(f"{title}\n{machine(record)}", size="medium")
     for ax in axes.flat[len(panels) :]:
         ax.remove()
     for ax, one in zip(axes.flat, panels, strict=False):
-        lines(ax, [cell for cell in run.cells if panel(cell) == one], value)
+        plot_lines(ax, [cell for cell in record.cells if panel(cell) == one], value)
         ax.set_title(one[1])
     first = axes[0][0]
-    if value is ratio:
+    if value is speedup:
         first.set_yscale("log", base=2)
         first.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     else:
@@ -130,90 +131,117 @@ def draw(run, value, title, label):
     plt.show()
 
 
-def ratio(found):
-    return found["ratio"]
+def speedup(result):
+    return result["speedup"]
 
 
-def reached(found):
-    """The share of the nearer ceiling."""
-    return max(found["of_matmul"], found["of_copy"])
+def utilization(result):
+    """The share of the closer one of the two peak rates."""
+    return max(result["flops_utilization"], result["bandwidth_utilization"])
 
 
-# What stands in a table: a dash for who is not there, a tie in italics.
-def number(found):
-    if not found:
+# Entries of tables: a dash for an implementation without a result, a tie in italics.
+def speedup_entry(result):
+    if not result:
         return "–"
-    text = f"{found['ratio']:.2f}"
-    return f"*{text}*" if verdict(found["ratio"]) == "tie" else text
+    text = f"{speedup(result):.2f}"
+    return f"*{text}*" if classify_speedup(speedup(result)) == "tie" else text
 
 
-def time_of(found):
-    return duration(found["seconds"]) if found else "–"
+def time_entry(result):
+    return duration(result["seconds"]) if result else "–"
 
 
-def share(found):
-    return f"{reached(found):.0%}" if found else "–"
+def utilization_entry(result):
+    return f"{utilization(result):.0%}" if result else "–"
 
 
-def row_of(cell):
-    """A cell in few words, for the first column of a table."""
-    said = cell.setting
-    mask = f", {MASKS[said['mask']]}" * (said["mask"] != "none")
-    dropout = f", dropout {said['dropout']:g}" * bool(said["dropout"])
-    return f"{size(cell)}{mask}{dropout}"
+def row_title(cell):
+    """The first column of a table: size, mask and dropout."""
+    parts = [size(cell)]
+    if cell.setting["mask"] != "none":
+        parts.append(MASKS[cell.setting["mask"]])
+    if cell.setting["dropout"]:
+        parts.append(f"dropout {cell.setting['dropout']:g}")
+    return ", ".join(parts)
 
 
-def table(run, entry, names, head="batch size × length"):
-    """A row a cell, a column a contestant, where there is anything to be shown."""
-    known = {name for cell in run.cells for name in cell.results}
+def table(record, entry, names, head="batch size × length"):
+    """Show a table: a row for each setting, a column for each implementation."""
+    known = {name for cell in record.cells for name in cell.results}
     names = [name for name in names if name in known]
-    # Of the baseline, whose ratio is 1, the time is shown.
     entries = dict.fromkeys(names, entry)
     titles = {name: f"`{name}`" for name in names}
-    if entry is number and run.baseline in names:
-        entries[run.baseline] = time_of
-        titles[run.baseline] += ", time"
+    # The speedup of the baseline is always 1, so its time is shown instead.
+    if entry is speedup_entry and record.baseline in names:
+        entries[record.baseline] = time_entry
+        titles[record.baseline] += ", time"
     rows = [f"|{head}|" + "|".join(titles.values()) + "|"]
     rows.append("|---" + "|--:" * len(names) + "|")
-    for cell in run.cells:
+    for cell in record.cells:
         shown = [entries[name](cell.results.get(name)) for name in names]
-        rows.append(f"|{row_of(cell)}|" + "|".join(shown) + "|")
+        rows.append(f"|{row_title(cell)}|" + "|".join(shown) + "|")
     text = "\n".join(rows)
-    if not drawn(run):
-        head = f'??? info "In {run.dtype}: {", ".join(names)}"\n\n'
-        text = head + indent(text, "    ")
+    if not is_drawn(record):
+        title = f'??? info "In {record.dtype}: {", ".join(names)}"\n\n'
+        text = title + indent(text, "    ")
     if names:
         display(Markdown(text))
 
 
-def again(run):
-    """The command that measures it once more."""
-    commit = run.machine["commit"] or "unknown"
-    line = f"`{run.command}`, {run.seconds:.0f} seconds: {machine(run)}"
+def show_command(record):
+    """Show the command that measures the record again."""
+    commit = record.machine["commit"] or "unknown"
+    line = f"`{record.command}`, {record.seconds:.0f} seconds: {machine(record)}"
     display(Markdown(f"{line}, commit {commit}"))
 
 
-def losses(question, name="fast"):
-    """Where somebody else is faster by more than a tie."""
-    for run in recorded(question):
+def summarize(suite, name="fast"):
+    """Show in how many settings an implementation is as fast as the baseline."""
+    rows = []
+    for record in records_of(suite):
+        by_dropout = {"all settings": []}
+        for cell in record.cells:
+            if "speedup" in cell.results.get(name, {}):
+                dropout = f"dropout {cell.setting['dropout']:g}"
+                for group in ("all settings", dropout):
+                    by_dropout.setdefault(group, []).append(cell.results[name])
+        if len(by_dropout) == 2:  # one dropout only: it is the same as all settings
+            by_dropout.popitem()
+        for group, results in by_dropout.items():
+            speedups = [speedup(result) for result in results]
+            if speedups:
+                as_fast = sum(classify_speedup(one) != "slower" for one in speedups)
+                rows.append(
+                    f"|{machine(record)}|{group}|{as_fast} of {len(speedups)}"
+                    f"|{geometric_mean(speedups):.2f}|{min(speedups):.2f}|"
+                )
+    head = f"|machine|settings|`{name}` faster or tied|geometric mean|lowest|"
+    if rows:
+        display(Markdown("\n".join([head, "|---|---|--:|--:|--:|", *rows])))
+
+
+def show_losses(suite, name="fast"):
+    """Show where another implementation is faster by more than a tie."""
+    for record in records_of(suite):
         rows = []
-        for cell in run.cells:
-            ours = cell.results.get(name)
-            times = {
-                other: found["ratio"] / ours["ratio"]
-                for other, found in cell.results.items()
-                if ours
+        for cell in record.cells:
+            if name not in cell.results:
+                continue
+            ratios = {
+                other: speedup(result) / speedup(cell.results[name])
+                for other, result in cell.results.items()
             }
-            who = ", ".join(
-                f"`{other}` {times[other]:.2f}"
-                for other in sorted(times, key=times.get, reverse=True)
-                if verdict(times[other]) == "faster"
-            )
-            if who:
-                rows.append(f"|{row_of(cell)}|{who}|")
-        head = f"|where|who, and how many times as fast as `{name}`|"
+            faster = [
+                f"`{other}` {ratios[other]:.2f}"
+                for other in sorted(ratios, key=ratios.get, reverse=True)
+                if classify_speedup(ratios[other]) == "faster"
+            ]
+            if faster:
+                rows.append(f"|{row_title(cell)}|{', '.join(faster)}|")
+        head = f"|setting|implementations, and how many times as fast as `{name}`|"
         shown = "\n".join(["", head, "|---|---|", *rows]) if rows else "Nowhere."
-        display(Markdown(f"{machine(run)}:\n{shown}"))
+        display(Markdown(f"{machine(record)}:\n{shown}"))
 
 
 # %% [markdown]
@@ -221,23 +249,19 @@ def losses(question, name="fast"):
 
 # %% hide="true"
 rows = {}
-for run in runs:
-    about = run.machine
-    ceilings = ("", "")
+for record in records:
+    about = record.machine
     if "flops_per_second" in about:
-        ceilings = (
-            f"{about['flops_per_second'] / 1e9:,.0f}",
-            f"{about['bytes_per_second'] / 1e9:,.0f}",
-        )
-        key = (about["device"], about["threads"], run.dtype)
+        key = (about["device"], about["threads"], record.dtype)
         libraries = ", ".join(f"{k} {v}" for k, v in about["libraries"].items())
         rows[key] = "|".join(
             [
                 about["device"],
                 str(about["threads"]),
                 f"{about['memory_gib']:.0f}",
-                run.dtype,
-                *ceilings,
+                record.dtype,
+                f"{about['flops_per_second'] / 1e9:,.0f}",
+                f"{about['bytes_per_second'] / 1e9:,.0f}",
                 f"torch {about['torch']}, Python {about['python']}, {libraries}",
                 about["system"],
             ]
@@ -247,255 +271,271 @@ rule = "|---|--:|--:|---|--:|--:|---|---|"
 display(Markdown("\n".join([head, rule, *(f"|{row}|" for row in rows.values())])))
 
 # %% [markdown]
-# GFLOP/s is the measured rate of products of large matrices, GB/s that of a copy, each
-# byte counted when it is read and when it is written.
+# GFLOP/s is the measured rate of a product of large matrices, GB/s that of a copy, in
+# which each byte is read and written.
 #
-# ## A forward pass
+# ## Inference: a forward pass
 #
-# In inference mode. [`fast`](../source/fast/module.md) has the weights, the masks and the
-# answers of the [readable core](../source/mha.md), and `fast-weights` returns their mean
-# over the heads; `nn` and `nn-weights` are PyTorch's module without the weights and with
-# them; `sdpa` is one projection, PyTorch's kernel, and another projection, with nothing
-# around it.
+# In inference mode. [`fast`](../source/fast/module.md) has the weights, masks and outputs
+# of the [core module](../source/mha.md), and `fast-weights` also returns the attention
+# weights averaged over the heads. `nn` is PyTorch's module without weights, `nn-weights`
+# with them. `sdpa` is `scaled_dot_product_attention` between two projections, with
+# nothing around it.
 
-# %% hide="true" alt="Lines over the sizes, a panel a mask: how many times as fast as nn.MultiheadAttention each contestant is in a forward pass. The tables beneath have the numbers."
-for run in recorded("inference"):
-    draw(run, ratio, "A forward pass", "times as fast as nn")
-    table(run, number, FIRST)
-    if drawn(run):
-        table(run, number, OTHERS)
-    again(run)
+# %% hide="true" alt="Lines over the sizes, a panel for each mask: the speedup of each implementation over nn.MultiheadAttention in a forward pass. The tables below have the numbers."
+for record in records_of("inference"):
+    draw(record, speedup, "A forward pass", "speedup over nn")
+    table(record, speedup_entry, MAIN)
+    if is_drawn(record):
+        table(record, speedup_entry, OTHERS)
+    show_command(record)
 
 # %% [markdown]
-# How much of the machine that is:
-
-# %% hide="true" alt="Lines over the sizes, a panel a mask: the share of the measured ceiling that each contestant reaches in a forward pass. The table beneath has the numbers."
-for run in filter(drawn, recorded("inference")):
-    draw(run, reached, "A forward pass", "of the ceiling")
-    table(run, share, STYLE)
-    again(run)
-
-# %% [markdown]
-# Nobody reaches the ceiling. A head is narrow, and its products are too thin for the
-# units that multiply; and a softmax has an exponential for each score, which is no
-# product at all. How near to the bare kernel `fast` comes:
+# **The speedup of `fast` over `nn`**, summarized. Ties are speedups within 2 % of 1:
 
 # %% hide="true"
-for run in recorded("inference"):
-    beside = [
-        cell.results["fast"]["ratio"] / cell.results["sdpa"]["ratio"]
-        for cell in run.cells
+summarize("inference")
+
+# %% [markdown]
+# Utilization of the machine:
+
+# %% hide="true" alt="Lines over the sizes, a panel for each mask: the utilization that each implementation reaches in a forward pass. The table below has the numbers."
+for record in filter(is_drawn, records_of("inference")):
+    draw(record, utilization, "A forward pass", "utilization")
+    table(record, utilization_entry, STYLE)
+    show_command(record)
+
+# %% [markdown]
+# No implementation reaches the peak rate. The matrices of one head are narrow, which
+# matrix units multiply slowly, and the softmax computes an exponential for each score,
+# which is not counted in the FLOPs. The overhead of `fast` over the bare kernel:
+
+# %% hide="true"
+for record in records_of("inference"):
+    ratios = [
+        speedup(cell.results["fast"]) / speedup(cell.results["sdpa"])
+        for cell in record.cells
         if {"fast", "sdpa"} <= set(cell.results)
     ]
-    if beside:
-        reach = f"{min(beside):.2f} to {max(beside):.2f} times as fast as `sdpa`"
-        middle = f"{median(beside):.2f} in the middle"
-        display(Markdown(f"`fast` is {reach}, {middle}: {machine(run)}"))
+    if ratios:
+        extent = f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as `sdpa`"
+        middle = f"median {median(ratios):.2f}"
+        display(Markdown(f"`fast` is {extent}, {middle}: {machine(record)}"))
 
 # %% [markdown]
-# **Where `fast` loses** to anybody, by more than 2 %:
+# **Settings in which another implementation is faster than `fast`**, by more than 2 %:
 
 # %% hide="true"
-losses("inference")
+show_losses("inference")
 
 # %% [markdown]
-# ## A training step
+# ## Training: a forward and a backward pass
 #
-# A forward and a backward pass, with gradients for the input and all weights, and no
-# optimizer, which would cost everybody the same. Dropout is what differs most: with it,
-# `scaled_dot_product_attention` leaves its fast path on a CPU.
+# With gradients for the input and all weights, and without an optimizer step. The largest
+# differences are with dropout: on a CPU, `scaled_dot_product_attention` then has no fused
+# kernel.
 
-# %% hide="true" alt="Lines over the sizes, a panel a mask and chance of dropout: how many times as fast as nn.MultiheadAttention each contestant is in a training step. The table beneath has the numbers."
-for run in recorded("training"):
-    draw(run, ratio, "A training step", "times as fast as nn")
-    table(run, number, FIRST + OTHERS * drawn(run))
-    again(run)
-
-# %% hide="true" alt="Lines over the sizes, a panel a mask and chance of dropout: the share of the measured ceiling that each contestant reaches in a training step. The table beneath has the numbers."
-for run in filter(drawn, recorded("training")):
-    draw(run, reached, "A training step", "of the ceiling")
-    table(run, share, STYLE)
-    again(run)
+# %% hide="true" alt="Lines over the sizes, a panel for each mask and dropout probability: the speedup of each implementation over nn.MultiheadAttention in a training step. The table below has the numbers."
+for record in records_of("training"):
+    draw(record, speedup, "A training step", "speedup over nn")
+    table(record, speedup_entry, MAIN + OTHERS * is_drawn(record))
+    show_command(record)
 
 # %% [markdown]
-# **Where `fast` loses** to anybody, by more than 2 %:
+# **The speedup of `fast` over `nn`**, summarized. Ties are speedups within 2 % of 1:
 
 # %% hide="true"
-losses("training")
+summarize("training")
+
+# %% hide="true" alt="Lines over the sizes, a panel for each mask and dropout probability: the utilization that each implementation reaches in a training step. The table below has the numbers."
+for record in filter(is_drawn, records_of("training")):
+    draw(record, utilization, "A training step", "utilization")
+    table(record, utilization_entry, STYLE)
+    show_command(record)
 
 # %% [markdown]
-# ## One more token
-#
-# Each step projects a token, reads the cache, and projects again. `sdpa` and `bmm` are
-# bare kernels, on a cache that has room and lies head by head; `nn` keeps no cache, and
-# projects the whole text again. [Decoders](../source/attention_bench/decoding.md) tells what the
-# others do. The figure says how many times as long a step takes as that of `sdpa`, the
-# table how many times as fast it is.
+# **Settings in which another implementation is faster than `fast`**, by more than 2 %:
 
-# %% hide="true" alt="Points, a row a decoder and a colour a size of the cache: how many times as long as the bare kernel one more token takes, on a logarithmic axis. The table beneath has the numbers."
+# %% hide="true"
+show_losses("training")
+
+# %% [markdown]
+# ## Decoding: one more token with a KV cache
+#
+# Each step projects a token, reads the KV cache, and projects again. `sdpa` and `bmm` are
+# bare kernels on a preallocated cache with contiguous heads; `nn` has no cache, and
+# projects the whole text again. [Decoding with a KV
+# cache](../source/attention_bench/decoding.md) describes the others. The figure shows the
+# time of a step relative to `sdpa`, the table the speedup over it.
+
+# %% hide="true" alt="Points, a row for each decoder and a color for each size of the cache: the time of one more token relative to the bare kernel, on a logarithmic axis. The table below has the numbers."
 DECODERS = ("sdpa", "fast", "bmm", "cat", "gpt2", "x-transformers", "nn")
 
 
-def points(run):
-    """A row a decoder, a colour a size of the cache."""
-    if not drawn(run):
+def plot_points(record):
+    """Plot a row for each decoder, a color for each size of the cache."""
+    if not is_drawn(record):
         return
     ax = plt.subplots(figsize=(7, 2.8))[1]
-    names = [n for n in DECODERS if any(n in cell.results for cell in run.cells)]
-    for cell, (colour, marker) in zip(run.cells, STYLE.values(), strict=False):
-        there = [name for name in names if name in cell.results]
-        times = [1 / ratio(cell.results[name]) for name in there]
+    names = [n for n in DECODERS if any(n in cell.results for cell in record.cells)]
+    for cell, (color, marker) in zip(record.cells, STYLE.values(), strict=False):
+        present = [name for name in names if name in cell.results]
+        times = [1 / speedup(cell.results[name]) for name in present]
+        rows = [names.index(name) for name in present]
         label = f"batch {cell.setting['batch_size']}, {cell.setting['seq_len']:,} keys"
-        ax.plot(times, [names.index(name) for name in there], marker, color=colour)
-        ax.lines[-1].set(markersize=5, label=label)
+        ax.plot(times, rows, marker, color=color, ms=5, label=label)
     ax.set_yticks(range(len(names)), names)
     ax.invert_yaxis()
     ax.axvline(1, color=INK, lw=0.5)
     ax.set_xscale("log")
     ax.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
     ax.minorticks_off()
-    ax.set_xlabel("times as long as sdpa")
-    ax.set_title(f"One more token\n{machine(run)}")
+    ax.set_xlabel("time relative to sdpa")
+    ax.set_title(f"One more token\n{machine(record)}")
     ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     plt.show()
 
 
-for run in recorded("decode"):
-    points(run)
-    table(run, number, DECODERS, head="batch size × keys")
-    again(run)
+for record in records_of("decode"):
+    plot_points(record)
+    table(record, speedup_entry, DECODERS, head="batch size × keys")
+    show_command(record)
 
 # %% [markdown]
-# **Where `fast` loses** to anybody, by more than 2 %:
+# **Settings in which another decoder is faster than `fast`**, by more than 2 %:
 
 # %% hide="true"
-losses("decode")
+show_losses("decode")
 
 # %% [markdown]
 # ## Memory
 #
-# What a call needs at most above what was in use before it, in a process of its own: of
-# a GPU the allocator tells it, on a CPU the operating system. *Kept* is what is still in
-# use when the result has been dropped: the core keeps its weights to be looked at. The
-# power is the $p$ of the $n^p$ that fits best over all lengths shown.
+# The *peak* is the most memory that a call has in use, above what was in use before it;
+# each implementation is measured [in a process of its
+# own](../source/attention_bench/memory.md). *Retained* is what is still in use when the
+# result has been freed: the core module stores its attention weights for plots. The
+# exponent is the $p$ of the $n^p$ that fits best over the lengths.
 
 
-# %% hide="true" alt="Lines over the length, both axes logarithmic, a panel for forward passes and one for training steps: the peak memory of a call for each contestant, with the fitted power. The table beneath has the numbers."
+# %% hide="true" alt="Lines over the length, both axes logarithmic, a panel for forward passes and one for training steps: the peak memory of a call for each implementation, with the fitted exponent. The table below has the numbers."
 def mode_of(cell):
     return "training" if cell.setting["training"] else "inference"
 
 
-def growth(run, what, key, unit, label):
-    """Amounts over lengths, both logarithmic, a panel a mode."""
-    if not drawn(run):
+def draw_growth(record, metric, key, unit, label):
+    """Draw amounts over lengths, both logarithmic, a panel for each mode."""
+    if not is_drawn(record):
         return
-    modes = list(dict.fromkeys(mode_of(cell) for cell in run.cells))
+    modes = list(dict.fromkeys(mode_of(cell) for cell in record.cells))
     width = 7 if len(modes) > 1 else 6
     figure, axes = plt.subplots(
         1, len(modes), figsize=(width, 3.2), sharey=True, squeeze=False
     )
-    figure.suptitle(machine(run), size="medium")
+    figure.suptitle(machine(record), size="medium")
     for ax, mode in zip(axes[0], modes, strict=True):
-        cells = [cell for cell in run.cells if mode_of(cell) == mode]
-        powers = run.exponents.get(f"{what} of {mode}", {})
-        for name, (colour, marker) in STYLE.items():
+        cells = [cell for cell in record.cells if mode_of(cell) == mode]
+        exponents = record.exponents.get(f"{mode} {metric}", {})
+        for name, (color, marker) in STYLE.items():
             xs = [c.setting["seq_len"] for c in cells if name in c.results]
             ys = [c.results[name][key] / unit for c in cells if name in c.results]
+            text = f", exponent {exponents[name]:.2f}" if name in exponents else ""
             if xs:
-                power = f", power {powers[name]:.2f}" if name in powers else ""
-                ax.loglog(xs, ys, color=colour, marker=marker, ms=4)
-                ax.lines[-1].set_label(name + power)
+                ax.loglog(xs, ys, color=color, marker=marker, ms=4, label=name + text)
         ticks = [c.setting["seq_len"] for c in cells]
         ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
         ax.yaxis.set_major_formatter(lambda y, _: f"{y:,g}")
         ax.minorticks_off()
-        ax.set_title(f"{what}, {mode}")
+        ax.set_title(f"{mode} {metric}")
         ax.set_xlabel("length")
         ax.legend(frameon=False)
     axes[0][0].set_ylabel(label)
     plt.show()
 
 
-def mebibytes(found):
-    """The peak, and what is kept of it."""
-    if not found:
+def memory_entry(result):
+    """The peak in MiB, and what is retained of it from 4 MiB up."""
+    if not result:
         return "–"
-    kept = f", {found['kept'] / 2**20:,.0f} kept" * (found["kept"] >= 4 * 2**20)
-    return f"{found['peak'] / 2**20:,.0f}{kept}"
+    text = f"{result['peak'] / 2**20:,.0f}"
+    if result["retained"] >= 4 * 2**20:
+        text += f", {result['retained'] / 2**20:,.0f} retained"
+    return text
 
 
-for run in recorded("memory"):
-    growth(run, "memory", "peak", 2**20, "MiB at most")
-    for mode in dict.fromkeys(mode_of(cell) for cell in run.cells):
-        display(Markdown(f"MiB at most, {mode}:"))
-        part = [cell for cell in run.cells if mode_of(cell) == mode]
-        table(type(run)(**vars(run) | {"cells": part}), mebibytes, STYLE)
-    again(run)
+for record in records_of("memory"):
+    draw_growth(record, "memory", "peak", 2**20, "peak in MiB")
+    for mode in dict.fromkeys(mode_of(cell) for cell in record.cells):
+        display(Markdown(f"Peak in MiB, {mode}:"))
+        part = [cell for cell in record.cells if mode_of(cell) == mode]
+        table(type(record)(**vars(record) | {"cells": part}), memory_entry, STYLE)
+    show_command(record)
 
 # %% [markdown]
 # ## Growth with the length
 #
-# Projections grow with the length, scores with its square: what is measured lies in
-# between, and nearer to 2 the more of the time the scores take.
+# The time of the projections grows linearly with the length, that of the scores
+# quadratically. The measured exponent lies between 1 and 2, and closer to 2 the larger
+# the share of the scores.
 
-# %% hide="true" alt="Lines over the length, both axes logarithmic: the time of a forward pass for each contestant, with the fitted power. The table beneath has the numbers."
-for run in recorded("growth"):
-    growth(run, "time", "seconds", 1e-3, "milliseconds")
-    table(run, time_of, STYLE)
-    again(run)
+# %% hide="true" alt="Lines over the length, both axes logarithmic: the time of a forward pass for each implementation, with the fitted exponent. The table below has the numbers."
+for record in records_of("growth"):
+    draw_growth(record, "time", "seconds", 1e-3, "milliseconds")
+    table(record, time_entry, STYLE)
+    show_command(record)
 
 # %% [markdown]
-# ## Tiny tensors
+# ## Overhead on tiny tensors
 #
-# A width of 64, at most 12 tokens, one thread: nothing to compute. What is left is the
-# cost of each operator that Python dispatches, so these are counted too, with all views.
-# In each cell: the time of a call, how many times as fast as `nn` that is, and the
+# With `d_model` 64, at most 12 tokens and one thread, almost nothing is computed. The
+# time is the overhead of each operator that Python dispatches, so operators are counted,
+# too, including views. Each entry has the time of a call, the speedup over `nn`, and the
 # number of operators.
 
 # %% hide="true"
-for run in recorded("tiny"):
-    rows = ["|who|" + "|".join(row_of(cell) for cell in run.cells) + "|"]
-    rows.append("|---" + "|--:" * len(run.cells) + "|")
-    for name in (*FIRST, *OTHERS):
-        found = [cell.results.get(name) for cell in run.cells]
+for record in records_of("tiny"):
+    titles = "|".join(row_title(cell) for cell in record.cells)
+    rows = [f"|implementation|{titles}|", "|---" + "|--:" * len(record.cells) + "|"]
+    for name in (*MAIN, *OTHERS):
+        results = [cell.results.get(name) for cell in record.cells]
         entries = [
-            f"{time_of(one)}, {number(one)}, {one['operators']:.0f}" if one else "–"
-            for one in found
+            f"{time_entry(one)}, {speedup_entry(one)}, {one['operators']:.0f}"
+            if one
+            else "–"
+            for one in results
         ]
-        if any(found):
+        if any(results):
             rows.append(f"|`{name}`|" + "|".join(entries) + "|")
     display(Markdown("\n".join(rows)))
-    again(run)
+    show_command(record)
 
 # %% [markdown]
-# **Where `fast` loses** to anybody, by more than 2 %:
+# **Settings in which another implementation is faster than `fast`**, by more than 2 %:
 
 # %% hide="true"
-losses("tiny")
+show_losses("tiny")
 
 # %% [markdown]
-# ## Who takes part
+# ## The implementations
 #
-# Each is told of the mask in the best way that it offers. `valid_lens`, `causal` and
-# `batch_first` are [as others write it](../source/implementations/batch_first.md), with
-# the weights of the core; how those of other packages are made comparable is said
-# [on their page](../source/attention_bench/peers.md).
+# Each gets the mask in the form that it is fastest with. `causal`, `valid_lens` and
+# `batch_first` are written [as in books and
+# tutorials](../source/implementations/batch_first.md), with the weights of the core
+# module. [Their page](../source/attention_bench/implementations.md) says what was changed
+# in those of other packages to make them comparable.
 
 # %% hide="true"
-from attention_bench.contestants import CONTESTANTS
-from attention_bench.peers import PEERS
+from attention_bench.implementations import IMPLEMENTATIONS
 
-rows = ["|name|what it is|told of a causal mask|of padding|", "|---|---|---|---|"]
 summaries = {
-    "core": "the readable page",
-    "fast": "the same at full speed",
-    "fast-weights": "and its weights, averaged over heads",
+    "core": "the core module",
+    "fast": "the fast module",
+    "fast-weights": "the fast module, with weights averaged over heads",
     "causal": "batch first, always causal",
-    "valid_lens": "heads folded into the batch",
+    "valid_lens": "batch first, masks are lengths",
     "batch_first": "batch first, with the weights of each head",
     "nn": "`nn.MultiheadAttention`, `need_weights=False`",
-    "nn-weights": "`nn.MultiheadAttention` as it comes",
-    "nn-fastpath": "the same, batch first: its path for inference",
+    "nn-weights": "`nn.MultiheadAttention` by default, with averaged weights",
+    "nn-fastpath": "`nn.MultiheadAttention`, batch first: its fast path",
     "sdpa": "`scaled_dot_product_attention` between two projections",
     "flex": "FlexAttention between two projections, compiled",
     "gpt2": "`GPT2Attention` of `transformers`",
@@ -503,32 +543,32 @@ summaries = {
     "llama": "`LlamaAttention` of `transformers`",
     "x-transformers": "`Attention` of `x-transformers`",
 }
-for name, one in (CONTESTANTS | PEERS).items():
-    told = [one.told.get(mask, "–") for mask in ("causal", "padding")]
-    rows.append(f"|`{name}`|{summaries[name]}|{told[0]}|{told[1]}|")
+rows = ["|name|implementation|causal mask|padding mask|", "|---|---|---|---|"]
+for name, one in IMPLEMENTATIONS.items():
+    spelling = [one.mask_spelling.get(mask, "–") for mask in ("causal", "padding")]
+    rows.append(f"|`{name}`|{summaries[name]}|{spelling[0]}|{spelling[1]}|")
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
-# ## Left out
+# ## Skipped
 
 # %% hide="true"
-why = Counter(
-    (run.question, name, reason)
-    for run in runs
-    for cell in run.cells
-    for name, reason in cell.left_out.items()
+reasons = Counter(
+    (record.suite, name, reason)
+    for record in records
+    for cell in record.cells
+    for name, reason in cell.skipped.items()
 )
-rows = [f"|{q}|`{n}`|{r}|{count}|" for (q, n, r), count in why.items()]
-head = "|question|who|why|cells|\n|---|---|---|--:|\n"
-display(Markdown(head + "\n".join(rows) if rows else "Nobody was left out."))
+rows = [f"|{s}|`{n}`|{why}|{count}|" for (s, n, why), count in reasons.items()]
+head = "|suite|implementation|reason|settings|\n|---|---|---|--:|\n"
+display(Markdown(head + "\n".join(rows) if rows else "No implementation was skipped."))
 
 # %% [markdown]
-# Not asked at all, because one would wait for minutes to see the slowest once more: of
-# those that hold all scores at once, training steps beyond 2,048 tokens and forward
-# passes beyond 4,096; of the implementations *as others write it*, anything beyond
-# 1,024.
+# Implementations that hold all scores at once are not measured at great lengths, where
+# they would take minutes: training beyond 2,048 tokens, inference beyond 4,096, and the
+# implementations from books and tutorials beyond 1,024.
 #
-# ## On your machine
+# ## Measure on your machine
 #
 # ```console
 # $ pip install headnotes[bench]
@@ -536,8 +576,8 @@ display(Markdown(head + "\n".join(rows) if rows else "Nobody was left out."))
 # $ headnotes bench inference --device cuda --dtype bfloat16
 # ```
 #
-# The first command is for `transformers` and `x-transformers`, which take part where
-# they are installed. In a clone, `python benchmarks/run.py` asks all questions, which
-# takes some ten minutes on two cores, and writes the records that this page is drawn
-# from; `python benchmarks/inference.py` asks one. What can be said is told
-# [here](../source/attention_bench/cli.md).
+# The first command installs `transformers` and `x-transformers`, which are skipped where
+# they are missing. In a clone, `headnotes bench --results benchmarks/results` runs all
+# suites in about ten minutes on two cores, and writes the records that this page is made
+# from. `headnotes bench inference --results benchmarks/results` runs one suite. [The
+# command's page](../source/attention_bench/cli.md) describes all options.

@@ -1,1 +1,1 @@
-"""Side by side, at full speed: what computes the same function, and how fast."""
+"""Time implementations of multi-head attention that compute the same function."""

@@ -1,19 +1,21 @@
-r"""# Decoders
+r"""# Decoding with a KV cache
 
-A language model writes one token at a time. The token's query reads all keys before it,
-and these do not change: so they are kept. Here a *decoder* has such a cache, filled
-with the keys and values of a long text, and is handed one token of each sentence at a
-time. What is timed is a whole step: projections, the cache, attention, and the output
-projection.
+A language model generates one token at a time. The keys and values of all earlier
+tokens do not change, so they are stored in a KV cache. A *decoder* of this benchmark
+starts from a cache filled with the keys and values of a long prefix, and takes one
+token of each batch item at a time. The whole step is timed: projections, writing to the
+cache, attention, and the output projection.
 
-What can be kept, and how, is where decoders differ. `nn` keeps nothing but the text,
-and projects all of it again. `cat`, `gpt2` and `x-transformers` grow their cache by
-copying it into a larger one. The others have room in advance, and write in place: `bmm`
-and `sdpa` are the bare kernels on a cache that lies head by head, the two fastest ways
-that are known here, for the rest to be measured against.
+Decoders differ in what they store, and how it grows:
 
-Before each turn the cache is as long as before the last. All are judged by the readable
-page, asked for the same tokens at once.
+- `nn` has no cache: it projects the whole text again for each token;
+- `cat`, `gpt2` and `x-transformers` copy their cache to a larger one for each token;
+- `fast`, `bmm` and `sdpa` write in place, to a cache with spare capacity. `bmm` and
+  `sdpa` are bare kernels on a cache with contiguous heads: no decoder here does less
+  work, so the others are compared with them.
+
+Before each measurement the cache is reset to the prefix. The reference for all decoders
+is the core module, which computes the same tokens in one causal pass.
 
 Source: [Efficiently Scaling Transformer
 Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022, section 3.3, on why the
@@ -28,38 +30,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from attention_bench.peers import build_gpt2, build_x_transformers
+from attention_bench.implementations import gpt2_module, x_transformers_module
 from attention_bench.setting import Setting
-from headnotes import convert, masks, mha
+from headnotes import convert, fast, masks, mha
 
-# How many tokens are decoded in a turn.
+# The number of tokens that are decoded in one measurement.
 TOKENS = 8
 
 
 @dataclass
 class Prefix:
-    """The text so far, and its keys and values, of the same weights for all.
+    """The embedded text so far, with the keys and values that `core` projects it to.
 
     `x` is `[k_len, batch_size, d_model]`, the others `[k_len, batch_size, heads, d_k]`.
     """
 
-    ours: mha.MultiHeadAttention
+    core: mha.MultiHeadAttention
     x: Tensor
     key: Tensor
     value: Tensor
 
-    @property
-    def head_major(self) -> tuple[Tensor, Tensor]:
-        """Keys and values head by head: `[batch_size, heads, k_len, d_k]`."""
-        key, value = (part.permute(1, 2, 0, 3) for part in (self.key, self.value))
-        return key.contiguous(), value.contiguous()
+    def with_contiguous_heads(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as `[batch_size, heads, k_len, d_k]`, contiguous."""
+        key = self.key.permute(1, 2, 0, 3).contiguous()
+        value = self.value.permute(1, 2, 0, 3).contiguous()
+        return key, value
 
 
 @dataclass
 class Decoder:
-    """A cache set back by `reset`, and a `step` for one token of each sentence.
+    """`step` decodes one token of each batch item; `reset` returns to the prefix.
 
-    A step takes and returns `[1, batch_size, d_model]`, or batch first.
+    A step takes and returns `[1, batch_size, d_model]`, or `[batch_size, 1, d_model]`
+    if `batch_first`.
     """
 
     reset: Callable[[], object]
@@ -67,15 +70,13 @@ class Decoder:
     batch_first: bool = False
 
 
-def fast(prefix: Prefix) -> Decoder:
-    """The fast module of this house, and its preallocated cache."""
-    from headnotes import fast
-
+def start_fast(prefix: Prefix) -> Decoder:
+    """The fast module, and its preallocated KV cache."""
     k_len, batch_size, d_model = prefix.x.shape
-    module = fast.MultiHeadAttention(prefix.ours.heads, d_model, 0.0)
-    module.to(prefix.x).load_state_dict(prefix.ours.state_dict())
+    module = fast.MultiHeadAttention(prefix.core.heads, d_model, 0.0)
+    module.to(prefix.x).load_state_dict(prefix.core.state_dict())
     module.eval()
-    cache: Any = module.cache(batch_size, k_len + TOKENS)
+    cache = module.cache(batch_size, k_len + TOKENS)
     cache.append(prefix.key, prefix.value)
 
     def reset() -> None:
@@ -84,15 +85,16 @@ def fast(prefix: Prefix) -> Decoder:
     return Decoder(reset, lambda x: module.decode(x, cache)[0])
 
 
-class HeadMajor(nn.Module):
-    """Bare kernels: a cache head by head, with room for what is to come."""
+class BareKernel(nn.Module):
+    """A kernel between two projections, on a cache with contiguous heads."""
 
     def __init__(self, prefix: Prefix, kernel: Callable[..., Tensor]) -> None:
         super().__init__()
-        fused: Any = convert.to(prefix.ours, "fused", order="3 heads d_k")
+        fused: Any = convert.to(prefix.core, "fused", order="3 heads d_k")
         self.qkv, self.output, self.kernel = fused.qkv, fused.output, kernel
-        self.heads, self.k_len = prefix.ours.heads, len(prefix.x)
-        key, value = prefix.head_major
+        self.heads, self.k_len = prefix.core.heads, len(prefix.x)
+        key, value = prefix.with_contiguous_heads()
+        # Spare capacity for the tokens to come.
         self.keys = F.pad(key, (0, 0, 0, TOKENS))
         self.values = F.pad(value, (0, 0, 0, TOKENS))
         self.length = self.k_len
@@ -111,61 +113,63 @@ class HeadMajor(nn.Module):
         new = slice(self.length, self.length + 1)
         self.keys[:, :, new], self.values[:, :, new] = key, value
         self.length += 1
-        keys, values = (t[:, :, : self.length] for t in (self.keys, self.values))
+        keys = self.keys[:, :, : self.length]  # [batch_size, heads, ..., d_k]
+        values = self.values[:, :, : self.length]  # [batch_size, heads, ..., d_k]
         context = self.kernel(query, keys, values)  # [batch_size, heads, 1, d_k]
         output: Tensor = self.output(context.flatten(1))  # [batch_size, d_model]
         return output.unsqueeze(0)  # [1, batch_size, d_model]
 
 
-def products(
+def plain_attention(
     query: Tensor,  # [batch_size, heads, 1, d_k]
     keys: Tensor,  # [batch_size, heads, k_len, d_k]
     values: Tensor,  # [batch_size, heads, k_len, d_k]
 ) -> Tensor:
-    """Attention in three calls, as one writes it first."""
+    """Attention in three plain operations."""
     query = query * query.shape[-1] ** -0.5  # [batch_size, heads, 1, d_k]
     weights = (query @ keys.mT).softmax(dim=-1)  # [batch_size, heads, 1, k_len]
     context: Tensor = weights @ values  # [batch_size, heads, 1, d_k]
     return context
 
 
-def bmm(prefix: Prefix) -> Decoder:
-    """Plain batched products on a cache that lies head by head."""
-    module = HeadMajor(prefix, products)
+def start_bmm(prefix: Prefix) -> Decoder:
+    """Plain batched matrix products on a cache with contiguous heads."""
+    module = BareKernel(prefix, plain_attention)
     return Decoder(module.reset, module)
 
 
-def sdpa(prefix: Prefix) -> Decoder:
+def start_sdpa(prefix: Prefix) -> Decoder:
     """The fused kernel on the same cache."""
-    module = HeadMajor(prefix, F.scaled_dot_product_attention)
+    module = BareKernel(prefix, F.scaled_dot_product_attention)
     return Decoder(module.reset, module)
 
 
-def cat(prefix: Prefix) -> Decoder:
-    """The readable page with a cache that is copied to grow, sequence first."""
-    ours, kept = prefix.ours, {"key": prefix.key, "value": prefix.value}
+def start_cat(prefix: Prefix) -> Decoder:
+    """The core module with a cache that `torch.cat` copies to grow, sequence first."""
+    core = prefix.core
+    cache = {"key": prefix.key, "value": prefix.value}
 
     def reset() -> None:
-        kept.update(key=prefix.key, value=prefix.value)
+        cache.update(key=prefix.key, value=prefix.value)
 
     def step(
         x: Tensor,  # [1, batch_size, d_model]
     ) -> Tensor:
-        query = ours.query(x) * ours.scale  # [1, batch_size, heads, d_k]
-        key = torch.cat([kept["key"], ours.key(x)])  # [k_len, ..., heads, d_k]
-        value = torch.cat([kept["value"], ours.value(x)])  # [k_len, ..., heads, d_k]
-        kept.update(key=key, value=value)
-        attn = ours.get_scores(query, key).softmax(dim=1)  # [1, k_len, ..., heads]
-        context = ours.apply_weights(attn, value)  # [1, batch_size, heads, d_k]
-        output: Tensor = ours.output(context.flatten(-2))  # [1, batch_size, d_model]
+        query = core.query(x) * core.scale  # [1, batch_size, heads, d_k]
+        key = torch.cat([cache["key"], core.key(x)])  # [k_len, ..., heads, d_k]
+        value = torch.cat([cache["value"], core.value(x)])  # [k_len, ..., heads, d_k]
+        cache.update(key=key, value=value)
+        attn = core.get_scores(query, key).softmax(dim=1)  # [1, k_len, ..., heads]
+        context = core.apply_weights(attn, value)  # [1, batch_size, heads, d_k]
+        output: Tensor = core.output(context.flatten(-2))  # [1, batch_size, d_model]
         return output
 
     return Decoder(reset, step)
 
 
-def nn_again(prefix: Prefix) -> Decoder:
-    """PyTorch's module, which has no cache: it projects the whole text each time."""
-    module: Any = convert.to(prefix.ours, "torch")
+def start_nn(prefix: Prefix) -> Decoder:
+    """`nn.MultiheadAttention` without a cache: it projects the whole text each time."""
+    module: Any = convert.to(prefix.core, "torch")
     k_len = len(prefix.x)
     text = F.pad(prefix.x, (0, 0, 0, 0, 0, TOKENS))
     state = {"length": k_len}
@@ -185,17 +189,17 @@ def nn_again(prefix: Prefix) -> Decoder:
     return Decoder(reset, step)
 
 
-def gpt2(prefix: Prefix) -> Decoder:
+def start_gpt2(prefix: Prefix) -> Decoder:
     """The attention of GPT-2, and the cache that `generate` uses by default."""
     from transformers.cache_utils import DynamicCache
 
-    module: Any = build_gpt2(prefix.ours, layer_idx=0)
-    key, value = prefix.head_major
+    module: Any = gpt2_module(prefix.core, layer_idx=0)
+    key, value = prefix.with_contiguous_heads()
     state: dict[str, Any] = {}
 
     def reset() -> None:
         state["cache"] = DynamicCache()
-        # Concatenated to nothing, which copies: what follows cannot change the prefix.
+        # `update` concatenates, which copies: the prefix stays as it is.
         state["cache"].update(key, value, 0)
 
     def step(x: Tensor) -> Tensor:
@@ -205,17 +209,16 @@ def gpt2(prefix: Prefix) -> Decoder:
     return Decoder(reset, step, batch_first=True)
 
 
-def x_transformers(prefix: Prefix) -> Decoder:
+def start_x_transformers(prefix: Prefix) -> Decoder:
     """The attention of x-transformers, and the cache that it returns."""
     from x_transformers.attend import Intermediates
 
-    module: Any = build_x_transformers(prefix.ours, causal=True)
+    module: Any = x_transformers_module(prefix.core, causal=True)
+    prefix_kv = prefix.with_contiguous_heads()
     state: dict[str, Any] = {}
 
     def reset() -> None:
         state["cache"] = Intermediates(cached_kv=prefix_kv)
-
-    prefix_kv = prefix.head_major
 
     def step(x: Tensor) -> Tensor:
         output: Tensor
@@ -228,51 +231,77 @@ def x_transformers(prefix: Prefix) -> Decoder:
 
 
 DECODERS: dict[str, Callable[[Prefix], Decoder]] = {
-    "fast": fast,
-    "bmm": bmm,
-    "sdpa": sdpa,
-    "cat": cat,
-    "gpt2": gpt2,
-    "x-transformers": x_transformers,
-    "nn": nn_again,
+    "fast": start_fast,
+    "bmm": start_bmm,
+    "sdpa": start_sdpa,
+    "cat": start_cat,
+    "gpt2": start_gpt2,
+    "x-transformers": start_x_transformers,
+    "nn": start_nn,
 }
 
 
 @torch.inference_mode()
-def prefix_of(setting: Setting) -> tuple[Prefix, Tensor, Tensor]:
-    r"""The text so far, the tokens to come, and what the judge says to these.
+def make_prefix(setting: Setting) -> tuple[Prefix, Tensor, Tensor]:
+    r"""The prefix, the tokens to decode, and the reference output for these.
 
     >>> setting = Setting(2, 5, decoding=True, d_model=77, heads=7)
-    >>> prefix, tokens, right = prefix_of(setting)
-    >>> list(prefix.key.shape), list(right.shape)
+    >>> prefix, tokens, expected = make_prefix(setting)
+    >>> list(prefix.key.shape), list(expected.shape)
     ([5, 2, 7, 11], [8, 2, 77])
 
-    All that have a cache of their own, and `nn`, which has none, say the same:
+    Decoders with a cache of any kind, and `nn` without one, agree:
 
-    >>> for start in (bmm, sdpa, cat, nn_again):
+    >>> for start in (start_bmm, start_sdpa, start_cat, start_nn):
     ...     with torch.inference_mode():
     ...         decoder = start(prefix)
     ...         decoder.reset()
-    ...         said = decoder.step(tokens[:1])
-    ...     print(said.shape, torch.allclose(said, right[:1], atol=1e-6))
+    ...         output = decoder.step(tokens[:1])
+    ...     print(output.shape, torch.allclose(output, expected[:1], atol=1e-6))
     torch.Size([1, 2, 77]) True
     torch.Size([1, 2, 77]) True
     torch.Size([1, 2, 77]) True
     torch.Size([1, 2, 77]) True
     """
-    ours = setting.core().eval()
+    core = setting.core().eval()
     k_len = setting.seq_len
-    draw = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7)
     sizes = (k_len + TOKENS, setting.batch_size, setting.d_model)
-    text = torch.randn(sizes, generator=draw)  # [..., batch_size, d_model]
-    text = text.to(**setting.like)  # [..., batch_size, d_model]
+    text = torch.randn(sizes, generator=generator)  # [..., batch_size, d_model]
+    text = text.to(**setting.factory_kwargs)  # [..., batch_size, d_model]
     x, tokens = text[:k_len], text[k_len:]  # [..., batch_size, d_model]
-    prefix = Prefix(ours, x, ours.key(x), ours.value(x))
+    prefix = Prefix(core, x, core.key(x), core.value(x))
 
-    better: Any = convert.to(ours, "core")
-    better.to(torch.promote_types(setting.dtype, torch.float32))
-    text = text.to(better.output.weight)  # [..., batch_size, d_model]
-    # The last rows of a causal mask: a new token reads the text, and new ones up to it.
-    keep = masks.causal(TOKENS, len(text), device=text.device)  # [8, k_len + 8, 1]
-    right = better(query=text[k_len:], key=text, value=text, mask=keep)
-    return prefix, tokens, right  # [8, batch_size, d_model]
+    # The reference has the rounded weights and tokens, but computes in float32.
+    precise: Any = convert.to(core, "core")
+    precise.to(torch.promote_types(setting.dtype, torch.float32))
+    text = text.to(precise.output.weight)  # [..., batch_size, d_model]
+    # The last rows of a causal mask: a new token may attend to the prefix, and to the
+    # new tokens up to itself.
+    mask = masks.causal(TOKENS, len(text), device=text.device)  # [8, k_len + 8, 1]
+    expected = precise(query=text[k_len:], key=text, value=text, mask=mask)
+    return prefix, tokens, expected  # [8, batch_size, d_model]
+
+
+def decode_tokens(
+    decoder: Decoder,
+    tokens: Tensor,  # [new, batch_size, d_model]
+) -> Tensor:
+    r"""Decode all tokens, one after the other, in the layout of the decoder.
+
+    >>> tokens = torch.randn(3, 2, 10)
+    >>> for batch_first in (False, True):
+    ...     echo = Decoder(lambda: None, lambda x: x, batch_first)
+    ...     decode_tokens(echo, tokens).equal(tokens)
+    True
+    True
+    """
+    outputs = []
+    for n in range(len(tokens)):
+        token = tokens[n : n + 1]  # [1, batch_size, d_model]
+        if decoder.batch_first:
+            token = token.transpose(0, 1)  # [batch_size, 1, d_model]
+        outputs.append(decoder.step(token))
+    if decoder.batch_first:
+        return torch.cat(outputs, dim=1).transpose(0, 1)  # [new, batch_size, d_model]
+    return torch.cat(outputs)  # [new, batch_size, d_model]

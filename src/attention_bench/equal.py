@@ -1,107 +1,95 @@
-r"""# Equal before fast
+r"""# Checking equality before timing
 
-Contestants are built, put the same question, and sent home if they answer another one.
-The judge is the formula, head by head, in float32, with the weights and tokens that all
-are given, rounded as theirs are. Compared is the output; where a training step is
-timed, the gradient of the input too; and where weights are shown, their mean over the
-heads.
+Only implementations that compute the same function are timed. Each gets the same
+weights and the same input, and its result is compared with a reference: the formula,
+head by head, in float32, on the weights and tokens rounded to the setting's dtype. The
+output is compared; in a training setting the gradient of the input, too; and if the
+implementation returns attention weights, their average over heads. An implementation
+that differs is excluded from the setting, and listed there with the reason.
 
-Dropout is off for that, or no two would agree. Where it will be on, it is turned on
-once to see that it acts: who forgets it is fast for no good reason. How far it moves
-the output must be about as far as it moves the judge's.
+Dropout is off for this comparison. Where a setting has dropout, the output is computed
+once more with it: dropout must change the output about as much as it changes the
+reference. Otherwise an implementation that ignores dropout would look fast.
 
-What is timed afterwards is `step`: a forward pass in inference mode, or a forward and a
-backward pass, with gradients for the input and for all weights. There is no optimizer,
-which would cost all of them the same.
+The timed *step* is a forward pass in inference mode, or a forward and a backward pass
+with gradients for the input and all weights. There is no optimizer step, which would
+take the same time for each implementation.
 
-Source: the rule that only equal things are compared is that of the
-[equivalence matrix](../../compare/equivalence.md).
+Source: that only equal functions are compared is the rule of the [equivalence
+matrix](../../compare/equivalence.md).
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from attention_bench.contestants import CONTESTANTS, Contestant, Entry, compiled
-from attention_bench.peers import PEERS
+from attention_bench.implementations import Adapter, Implementation, Outputs
 from attention_bench.setting import Setting
-from attention_bench.timing import TOLERANCES, Answer, gate, reason
+from attention_bench.timing import error_summary
+from headnotes.compare.equivalence import difference
 
-COMPILED = "+compile"
+# The largest difference that rounding explains, relative to the largest entry: the
+# roundings of a dtype, summed over a few thousand terms.
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 6e-2,
+}
 
-# What takes so many seconds needs no second call to be warm.
-WARM = 0.1
-
-# Dropout moves everybody's output by about as much; how much exactly is chance.
-SIMILAR = 2.0
-
-
-def everyone() -> dict[str, Contestant]:
-    r"""All contestants by name, those included that are compiled first.
-
-    >>> everyone()["nn-fastpath+compile"].training
-    False
-    """
-    plain = CONTESTANTS | PEERS
-    others = {
-        f"{name}{COMPILED}": Contestant(
-            compiled(one.build),
-            one.told,
-            training=one.training,
-            dropout=one.dropout,
-        )
-        for name, one in plain.items()
-        if name != "flex"  # which is compiled as it is
-    }
-    return plain | others
+# Dropout is random: its effect on an output may be half or twice the reference's.
+DROPOUT_FACTOR = 2.0
 
 
-def answer(entry: Entry, setting: Setting) -> Answer:
-    r"""What an entry says, dropout off: its output, and what else can be compared.
+def deterministic_outputs(adapter: Adapter, setting: Setting) -> Outputs:
+    r"""Everything of an implementation that can be compared, without dropout.
 
+    >>> from attention_bench.implementations import build_nn_weights
     >>> setting = Setting(2, 3, d_model=10, heads=5, training=True)
-    >>> entry = CONTESTANTS["nn-weights"].build(setting.core(), setting)
-    >>> list(answer(entry, setting))
+    >>> adapter = build_nn_weights(setting.core(), setting)
+    >>> list(deterministic_outputs(adapter, setting))
     ['output', 'weights', 'input gradient']
     """
-    entry.module.eval()
-    x = entry.turned(setting.x())
+    adapter.module.eval()
+    x = adapter.switch_layout(setting.x())
     if not setting.training:
         with torch.inference_mode():
-            return entry.read(entry.call(x))
+            return adapter.outputs(adapter.call(x))
     x.requires_grad_()
-    result = entry.call(x)
-    found = entry.read(result)
+    result = adapter.call(x)
+    outputs = adapter.outputs(result)
     output = result[0] if isinstance(result, tuple) else result
-    (gradient,) = torch.autograd.grad(output, x, entry.turned(setting.above()))
-    return found | {"input gradient": entry.turned(gradient)}
+    grad_output = adapter.switch_layout(setting.grad_output())
+    (grad_input,) = torch.autograd.grad(output, x, grad_output)
+    return outputs | {"input gradient": adapter.switch_layout(grad_input)}
 
 
-def judge(setting: Setting, dropout: float = 0.0) -> Answer:
-    r"""What all must say: the formula, head by head, in float32 or better.
+def reference(setting: Setting, dropout: float = 0.0) -> Outputs:
+    r"""What every implementation must compute: the formula, in float32 or better.
 
-    It is nobody's code that is timed here, and needs memory for one head at a time
-    where no gradient is wanted.
+    It is written head by head, so that without a gradient it needs the memory of one
+    head's scores only; and it is none of the implementations that are timed.
 
     >>> setting = Setting(2, 3, "causal", d_model=10, heads=5)
     >>> core = setting.core()
     >>> x = setting.x()
-    >>> output = core(query=x, key=x, value=x, mask=setting.keep())
-    >>> torch.allclose(judge(setting)["output"], output, atol=1e-6)
+    >>> output = core(query=x, key=x, value=x, mask=setting.attention_mask())
+    >>> torch.allclose(reference(setting)["output"], output, atol=1e-6)
     True
     """
-    better = torch.promote_types(setting.dtype, torch.float32)
-    core = setting.core().to(better)
-    x = setting.x().to(better)  # [seq_len, batch_size, d_model]
+    dtype = torch.promote_types(setting.dtype, torch.float32)
+    core = setting.core().to(dtype)
+    x = setting.x().to(dtype)  # [seq_len, batch_size, d_model]
     x.requires_grad_(setting.training)
-    keep = setting.keep()
-    hidden = None if keep is None else ~keep.permute(2, 0, 1)  # [..., seq_len]
-    contexts, weights = [], torch.zeros((), device=setting.device)
+    mask = setting.attention_mask()
+    hidden = None if mask is None else ~mask.permute(2, 0, 1)  # [..., seq_len]
+    contexts = []
+    weights = torch.zeros((), device=setting.device)
     with torch.set_grad_enabled(setting.training and not dropout):
         projected = [core.query(x) * core.scale, core.key(x), core.value(x)]
         for query, key, value in zip(*(p.unbind(2) for p in projected), strict=True):
@@ -114,121 +102,167 @@ def judge(setting: Setting, dropout: float = 0.0) -> Answer:
             attn = F.dropout(attn, dropout)  # [batch_size, seq_len, seq_len]
             contexts.append((attn @ value).transpose(0, 1))
         output = core.output(torch.cat(contexts, dim=-1))  # [seq_len, ..., d_model]
-    found = {"output": output.detach(), "weights": weights.permute(1, 2, 0)}
+    outputs = {"output": output.detach(), "weights": weights.permute(1, 2, 0)}
     if output.requires_grad:
-        above = setting.above().to(better)
-        (found["input gradient"],) = torch.autograd.grad(output, x, above)
-    return found
+        grad_output = setting.grad_output().to(dtype)
+        (outputs["input gradient"],) = torch.autograd.grad(output, x, grad_output)
+    return outputs
 
 
-def moved(
+def check_equal(
+    outputs: Outputs, expected: Outputs, tolerance: float
+) -> tuple[float, str]:
+    r"""The largest relative error, and how to describe it; "" within the tolerance.
+
+    Parts that only one of both has are not compared; each has an output.
+
+    >>> one, other = torch.ones(2), torch.tensor([1.0, 2.0])
+    >>> check_equal({"output": one}, {"output": one}, tolerance=1e-6)
+    (0.0, '')
+    >>> check_equal({"output": other}, {"output": one}, tolerance=1e-6)
+    (0.5, 'not equal: output off by 0.5 of the largest entry')
+    """
+    errors = {
+        part: difference({part: expected[part]}, {part: outputs[part]})
+        for part in outputs
+        if part in expected
+    }
+    part = max(errors, key=errors.__getitem__)
+    problem = f"not equal: {part} off by {errors[part]:.2g} of the largest entry"
+    return errors[part], problem if errors[part] > tolerance else ""
+
+
+def relative_change(
     before: Tensor,  # [seq_len, batch_size, d_model]
     after: Tensor,  # [seq_len, batch_size, d_model]
 ) -> float:
-    r"""How far dropout has moved an output, relative to its size.
+    r"""The norm of a change, relative to the norm before it.
 
     >>> before = torch.full((2, 1, 3), 4.0)
-    >>> moved(before, before + 1)
+    >>> relative_change(before, before + 1)
     0.25
     """
     share: Tensor = (after - before).norm() / before.norm()
     return share.item()
 
 
-def dropped(entry: Entry, setting: Setting) -> Tensor:
-    r"""The output of an entry while it is training: `[seq_len, batch_size, d_model]`.
+def output_with_dropout(adapter: Adapter, setting: Setting) -> Tensor:
+    r"""The output of an implementation in training mode, sequence first.
 
+    >>> from attention_bench.implementations import build_nn
     >>> setting = Setting(2, 3, d_model=10, heads=5)
-    >>> entry = CONTESTANTS["nn"].build(setting.core(), setting)
-    >>> dropped(entry, setting).shape
+    >>> adapter = build_nn(setting.core(), setting)
+    >>> output_with_dropout(adapter, setting).shape
     torch.Size([3, 2, 10])
     """
-    entry.module.train()
+    adapter.module.train()
     with torch.no_grad():
-        said = entry.read(entry.call(entry.turned(setting.x())))
-    entry.module.eval()
-    return said["output"].float()
+        result = adapter.call(adapter.switch_layout(setting.x()))
+    adapter.module.eval()
+    return adapter.outputs(result)["output"].float()
 
 
-def admit(
-    names: Iterable[str], setting: Setting, known: dict[str, Contestant]
-) -> tuple[dict[str, Entry], dict[str, float], dict[str, str]]:
-    r"""Build all that take part; return those equal, how far apart, and who is not.
+def build_and_check(
+    implementations: Mapping[str, Implementation], setting: Setting
+) -> tuple[dict[str, Adapter], dict[str, float], dict[str, str]]:
+    r"""Build implementations, and compare each with the reference.
 
+    Returns the adapters of those that are equal, the relative errors of all, and the
+    reasons why the others are skipped. Unsupported settings are no reason to be listed.
+
+    >>> from attention_bench.implementations import IMPLEMENTATIONS
     >>> setting = Setting(2, 3, d_model=10, heads=5)
-    >>> entries, apart, left_out = admit(
-    ...     ["core", "nn"], setting, CONTESTANTS)
-    >>> list(entries), apart["nn"] < 1e-6, left_out
+    >>> two = {name: IMPLEMENTATIONS[name] for name in ("core", "nn")}
+    >>> adapters, max_errors, skipped = build_and_check(two, setting)
+    >>> list(adapters), max_errors["nn"] < 1e-6, skipped
     (['core', 'nn'], True, {})
     """
-    entries: dict[str, Entry] = {}
-    apart: dict[str, float] = {}
-    left_out: dict[str, str] = {}
-    right, ours = judge(setting), setting.core()
-    expected = 0.0
+    adapters: dict[str, Adapter] = {}
+    max_errors: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    core = setting.core()
+    expected = reference(setting)
+    expected_change = 0.0
     if setting.dropout:
-        noisy = judge(setting, setting.dropout)["output"]
-        expected = moved(right["output"], noisy)
-    for name in (n for n in names if known[n].takes_part(setting)):
+        dropped = reference(setting, setting.dropout)["output"]
+        expected_change = relative_change(expected["output"], dropped)
+    tolerance = TOLERANCES[setting.dtype]
+    for name, implementation in implementations.items():
+        if not implementation.supports(setting):
+            continue
         try:
-            entry = known[name].build(ours, setting)
-            # One by one: all answers at once would fill the memory of a small machine.
+            adapter = implementation.build(core, setting)
+            # One at a time: all outputs together would fill a small machine's memory.
             start = time.perf_counter()
-            said = {name: as_float(answer(entry, setting))}
-            entry.seconds = time.perf_counter() - start
-            distance, unequal = gate(said, right, TOLERANCES[setting.dtype])
-            apart |= distance
-            left_out |= unequal
-            if setting.dropout and name not in unequal:
-                share = moved(said[name]["output"], dropped(entry, setting)) / expected
-                if not 1 / SIMILAR < share < SIMILAR:
-                    left_out[name] = (
-                        f"another function: output moved by dropout {share:.2g} times "
-                        f"as far as it should be"
-                    )
+            outputs = upcast(deterministic_outputs(adapter, setting))
+            adapter.first_call_seconds = time.perf_counter() - start
+            max_errors[name], problem = check_equal(outputs, expected, tolerance)
+            if setting.dropout and not problem:
+                dropped = output_with_dropout(adapter, setting)
+                change = relative_change(outputs["output"], dropped)
+                problem = check_dropout(change / expected_change)
         except Exception as error:
-            left_out[name] = reason(error)
-        if name not in left_out:
-            entries[name] = entry
-    return entries, apart, left_out
+            problem = error_summary(error)
+        if problem:
+            skipped[name] = problem
+        else:
+            adapters[name] = adapter
+    return adapters, max_errors, skipped
 
 
-def as_float(said: Answer) -> Answer:
-    """The answer in float32 or better, to be compared."""
+def check_dropout(change: float) -> str:
+    r"""How to describe a wrong effect of dropout, as a multiple of the reference's.
+
+    >>> check_dropout(1.1)
+    ''
+    >>> check_dropout(0.0)
+    'not equal: dropout changes the output 0 times as much as the reference'
+    """
+    if 1 / DROPOUT_FACTOR < change < DROPOUT_FACTOR:
+        return ""
+    return (
+        f"not equal: dropout changes the output {change:.2g} times as much as the "
+        f"reference"
+    )
+
+
+def upcast(outputs: Outputs) -> Outputs:
+    """All tensors in float32 or better, to be compared."""
     return {
         part: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-        for part, tensor in said.items()
+        for part, tensor in outputs.items()
     }
 
 
-def step(entry: Entry, setting: Setting) -> Callable[[], None]:
-    r"""What is timed: a forward pass, or a forward and a backward pass.
+def make_step(adapter: Adapter, setting: Setting) -> Callable[[], None]:
+    r"""The step that is timed: a forward pass, or a forward and a backward pass.
 
+    >>> from attention_bench.implementations import build_sdpa
     >>> setting = Setting(2, 3, d_model=10, heads=5, training=True)
-    >>> entry = CONTESTANTS["sdpa"].build(setting.core(), setting)
-    >>> step(entry, setting)()
-    >>> {p.grad for p in entry.module.parameters()}
+    >>> adapter = build_sdpa(setting.core(), setting)
+    >>> make_step(adapter, setting)()
+    >>> {p.grad for p in adapter.module.parameters()}
     {None}
     """
-    entry.module.train(setting.training)
-    x = entry.turned(setting.x())
+    adapter.module.train(setting.training)
+    x = adapter.switch_layout(setting.x())
     if not setting.training:
 
         def forward() -> None:
             with torch.inference_mode():
-                entry.call(x)
+                adapter.call(x)
 
         return forward
 
     x.requires_grad_()
-    above = entry.turned(setting.above())
-    parameters = list(entry.module.parameters())
+    grad_output = adapter.switch_layout(setting.grad_output())
+    parameters = list(adapter.module.parameters())
 
     def forward_and_backward() -> None:
-        result = entry.call(x)
+        result = adapter.call(x)
         output: Any = result[0] if isinstance(result, tuple) else result
-        output.backward(above)
-        # Dropped, as an optimizer would after its step: the next ones are new.
+        output.backward(grad_output)
+        # As `optimizer.zero_grad()` does: the next step allocates new gradients.
         x.grad = None
         for parameter in parameters:
             parameter.grad = None

@@ -1,19 +1,20 @@
-r"""# How much memory
+r"""# Measuring peak memory
 
-The peak of one call, above what was in use when it began, and what is still kept when
-its result has been dropped. On a GPU the allocator counts both exactly. On a CPU there
-is only the process, and what the operating system says of it: its *resident set*. So
-each contestant has a process of its own, whose allocator is told to give back at once
-whatever is freed, and whose high-water mark is set back before each call.
+For one call, this module measures the *peak*, which is the most memory in use above
+what was in use before the call, and the *retained* memory, which is still in use when
+the result has been freed. On a GPU, PyTorch's allocator counts both exactly. On a CPU
+there is only the *resident set size* that the operating system reports for the process.
+So each implementation runs in a process of its own, whose allocator returns freed
+memory at once, and whose high-water mark is reset before each call.
 
 $$\texttt{peak} = \texttt{VmHWM}_\text{after} - \texttt{VmRSS}_\text{before}$$
 
-That is what a machine must have free, buffers of libraries included; a count of tensors
-would not see those.
+This is the memory that a machine must have free, with the buffers of libraries
+included; a sum over tensors would miss those.
 
 Source: [proc(5)](https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html) for
 `clear_refs`, [mallopt(3)](https://man7.org/linux/man-pages/man3/mallopt.3.html) for
-what the allocator gives back.
+the thresholds of the allocator.
 """
 
 import json
@@ -27,89 +28,91 @@ from typing import Any
 
 import torch
 
-from attention_bench.equal import everyone, step
-from attention_bench.setting import DTYPES, Setting
-from attention_bench.timing import reason
+from attention_bench.equal import make_step
+from attention_bench.implementations import ALL_IMPLEMENTATIONS
+from attention_bench.setting import Setting
+from attention_bench.timing import error_summary
 
-# Blocks from 64 KiB up are mapped one by one, and unmapped when they are freed.
+# Bytes under "peak" and "retained", or the reason why there are none.
+Measurement = dict[str, int] | str
+
+# glibc maps blocks from 64 KiB up one by one, and unmaps them when they are freed.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+# Linux only: the memory of this process, and the file that resets its high-water mark.
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def resident() -> tuple[int, int]:
-    r"""The resident set of this process in bytes: now, and at most since `start`.
+def resident_bytes() -> tuple[int, int]:
+    r"""The resident set size of this process: now, and its peak since `reset_peak`.
 
-    >>> now, most = resident()
-    >>> 0 < now <= most
+    >>> current, peak = resident_bytes()
+    >>> 0 < current <= peak
     True
     """
     if STATUS.exists():
-        found = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", STATUS.read_text()))
-        now, most = (1024 * int(found.get(key, 0)) for key in ("VmRSS", "VmHWM"))
-        return now, max(now, most)
-    # Elsewhere only the mark of a whole life is known: a later call shows only if it
-    # needs more than all before it, which is why lengths grow.
+        text = STATUS.read_text(encoding="utf-8")
+        kilobytes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", text))
+        current = 1024 * int(kilobytes.get("VmRSS", 0))
+        peak = 1024 * int(kilobytes.get("VmHWM", 0))
+        return current, max(current, peak)
+    # Other systems know only the peak of the whole process, so a call shows only if it
+    # needs more than all calls before it. This is why lengths are measured in ascending
+    # order.
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
-    most = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most, most
+    peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak, peak
 
 
-def start(device: torch.device) -> int:
-    """Set the high-water mark back; return the bytes in use now."""
+def reset_peak(device: torch.device) -> int:
+    """Reset the high-water mark; return the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
-    if CLEAR.exists():
-        CLEAR.write_text("5")
-    return resident()[0]
+    if CLEAR_REFS.exists():
+        # 5 resets the peak resident set size: proc_pid_clear_refs(5).
+        CLEAR_REFS.write_text("5", encoding="utf-8")
+    return resident_bytes()[0]
 
 
-def now_and_most(device: torch.device) -> tuple[int, int]:
-    """The bytes in use now, and at most since `start`."""
+def current_and_peak(device: torch.device) -> tuple[int, int]:
+    """The bytes in use now, and their peak since `reset_peak`."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(
-            device
-        )
-    return resident()
+        current = torch.cuda.memory_allocated(device)
+        return current, torch.cuda.max_memory_allocated(device)
+    return resident_bytes()
 
 
 def measure(name: str, setting: Setting) -> dict[str, int]:
-    r"""What one call of a contestant needs, in this process, and what it keeps.
-
-    Raises whatever the contestant raises.
+    r"""The peak and retained memory of one step of an implementation, in this process.
 
     >>> found = measure("nn", Setting(1, 7))
     >>> sorted(found), found["peak"] >= 0
-    (['kept', 'peak'], True)
+    (['peak', 'retained'], True)
     """
-    entry = everyone()[name].build(setting.core(), setting)
-    entry.module.train(setting.training)
-    call = step(entry, setting)
-    before = start(setting.device)
-    call()
-    now, most = now_and_most(setting.device)
-    return {"peak": max(0, most - before), "kept": max(0, now - before)}
+    adapter = ALL_IMPLEMENTATIONS[name].build(setting.core(), setting)
+    step = make_step(adapter, setting)
+    before = reset_peak(setting.device)
+    step()
+    current, peak = current_and_peak(setting.device)
+    return {"peak": max(0, peak - before), "retained": max(0, current - before)}
 
 
-def in_a_process(
+def measure_in_subprocess(
     name: str, settings: Sequence[Setting], threads: int, timeout: float = 600
-) -> Iterator[dict[str, int] | str]:
-    r"""Measure these settings in a fresh process; a string is the reason why not.
-
-    A process that is killed for its hunger takes nothing else with it.
-    """
+) -> Iterator[Measurement]:
+    r"""Measure settings in one new process, which may be killed for lack of memory."""
     spec = {
         "name": name,
         "threads": threads,
-        "settings": [s.as_json() for s in settings],
+        "settings": [setting.as_dict() for setting in settings],
     }
     command = [sys.executable, "-m", "attention_bench.memory", json.dumps(spec)]
-    done = 0
     try:
         process = subprocess.run(
             command,
@@ -119,42 +122,36 @@ def in_a_process(
             timeout=timeout,
             check=False,
         )
-        output, why = process.stdout, f"its process ended with {process.returncode}"
-        last = process.stderr.strip().splitlines()[-1:]
-        why = f"{why}: {last[0]}" if last else why
+        output = process.stdout
+        problem = f"its process ended with exit status {process.returncode}"
+        if process.stderr.strip():
+            problem += f": {process.stderr.strip().splitlines()[-1]}"
     except subprocess.TimeoutExpired as error:
-        output, why = str(error.stdout or ""), f"no answer in {timeout:g} seconds"
-    for line in output.splitlines():
-        answer: dict[str, int] | str = json.loads(line)
-        yield answer
-        done += 1
-    for _ in settings[done:]:
-        yield why
-
-
-def read_setting(plain: dict[str, Any]) -> Setting:
-    r"""A setting from its plain data.
-
-    >>> read_setting(Setting(2, 3).as_json()) == Setting(2, 3)
-    True
-    """
-    types = {"dtype": DTYPES[plain["dtype"]], "device": torch.device(plain["device"])}
-    return Setting(**plain | types)
+        # Bytes, even with `text=True`: https://github.com/python/cpython/issues/87597
+        output = (error.stdout or b"").decode()
+        problem = f"no result within {timeout:g} seconds"
+    # A process that was killed has printed the settings that it had finished.
+    lines = output.splitlines()
+    for line in lines:
+        measurement: Measurement = json.loads(line)
+        yield measurement
+    for _ in settings[len(lines) :]:
+        yield problem
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Measure, and print a line of JSON for each setting: two numbers, or a reason."""
+    """Measure, and print one line of JSON for each setting: the bytes, or an error."""
     torch.set_num_threads(spec["threads"])
-    settings = [read_setting(plain) for plain in spec["settings"]]
-    # The first call of all starts threads and loads kernels, and is not counted.
+    settings = [Setting.from_dict(fields) for fields in spec["settings"]]
+    # The first call starts threads and loads kernels: it runs twice, and counts once.
     for number, setting in enumerate([*settings[:1], *settings]):
-        answer: dict[str, int] | str
+        measurement: Measurement
         try:
-            answer = measure(spec["name"], setting)
+            measurement = measure(spec["name"], setting)
         except Exception as error:
-            answer = reason(error)
-        if number:
-            print(json.dumps(answer), flush=True)
+            measurement = error_summary(error)
+        if number > 0:
+            print(json.dumps(measurement), flush=True)
 
 
 if __name__ == "__main__":

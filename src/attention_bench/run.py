@@ -1,14 +1,15 @@
-r"""# Asking
+r"""# Running a suite
 
-A run is made cell by cell: build, compare, time. Nobody's failure ends it: whoever
-raises is left out of the cell, with the reason.
+A suite runs setting by setting: build the implementations, check that they are equal,
+time them. An implementation that raises does not end the run: it is skipped in this
+setting, and the record has the reason.
 
-Where there is nothing to compute, what a call costs is the number of operators that
-Python has to dispatch, so they are counted as well, on one thread.
+On tiny tensors, the time of a call depends on the number of operators that Python
+dispatches. So suites on one thread count these as well.
 
 Source: operators are counted by a
 [`TorchDispatchMode`](https://docs.pytorch.org/docs/stable/notes/extending.html), which
-sees each that arrives at a kernel, views included.
+receives every operator that reaches a kernel, including views.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,62 +18,67 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_bench import memory
-from attention_bench.contestants import Entry
-from attention_bench.decoding import DECODERS, TOKENS, Decoder, prefix_of
-from attention_bench.equal import WARM, admit, as_float, everyone, step
-from attention_bench.record import Cell
-from attention_bench.setting import Setting
-from attention_bench.suites import Question, may_be_asked
-from attention_bench.timing import (
+from attention_bench.decoding import DECODERS, TOKENS, decode_tokens, make_prefix
+from attention_bench.equal import (
     TOLERANCES,
+    build_and_check,
+    check_equal,
+    make_step,
+    upcast,
+)
+from attention_bench.implementations import ALL_IMPLEMENTATIONS, Adapter
+from attention_bench.report import Cell
+from attention_bench.setting import Setting
+from attention_bench.suites import Suite, is_within_max_seq_len
+from attention_bench.timing import (
+    TimedCall,
     Timing,
-    Turn,
-    contest,
-    exponent,
-    gate,
-    ratio,
-    reason,
-    stopwatch,
+    error_summary,
+    fit_exponent,
+    speedup,
+    time_side_by_side,
+    timer_for,
 )
 
-Progress = Callable[[int, str], None]
+# A first call that takes so many seconds needs no second one to be warm.
+WARM_SECONDS = 0.1
+
+# Called before each setting, with the number of finished ones and what comes next.
+ProgressCallback = Callable[[int, str], None]
 
 
-def ask(
-    question: Question,
+def run_suite(
+    suite: Suite,
     settings: Sequence[Setting],
-    progress: Progress = lambda done, what: None,
+    progress: ProgressCallback = lambda done, current: None,
 ) -> list[Cell]:
-    r"""Answer a question for these settings.
+    r"""Run a suite in these settings.
 
-    `progress` is told before each cell how many are done, and what comes now.
-
-    >>> from attention_bench.suites import QUESTIONS
     >>> setting = Setting(2, 3, "causal", d_model=10, heads=5)
-    >>> question = Question("?", ("core", "nn"), ((2, 3),), seconds=0)
-    >>> (cell,) = ask(question, [setting])
-    >>> list(cell.results), cell.results["nn"]["ratio"]
+    >>> suite = Suite(("core", "nn"), sizes=((2, 3),), seconds=0)
+    >>> (cell,) = run_suite(suite, [setting])
+    >>> list(cell.results), cell.results["nn"]["speedup"]
     (['core', 'nn'], 1.0)
     """
-    if question.amount == "memory":
-        return ask_memory(question, settings, progress)
+    if suite.metric == "memory":
+        return measure_memory(suite, settings, progress)
     cells = []
-    with threads(question.threads):
+    with torch_threads(suite.threads):
         for done, setting in enumerate(settings):
             progress(done, str(setting))
-            answered = ask_decoders if setting.decoding else ask_callers
-            cells.append(answered(question, setting))
-            cells[-1].setting |= {"flops": setting.flops(), "bytes": setting.bytes()}
+            time_setting = time_decoders if setting.decoding else time_modules
+            cell = time_setting(suite, setting)
+            cell.setting |= {"flops": setting.flops(), "bytes": setting.bytes()}
+            cells.append(cell)
     return cells
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Another number of threads for a while; 0 leaves it as it is."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of PyTorch's CPU threads for a while; 0 does not change it."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count or before)
@@ -81,189 +87,186 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def ask_callers(question: Question, setting: Setting) -> Cell:
-    """One cell of forward passes, or of training steps."""
-    names = [name for name in question.contestants if may_be_asked(name, setting)]
-    entries, apart, left_out = admit(names, setting, everyone())
-    cell = Cell(setting.as_json(), str(setting), left_out=left_out)
-    watch = stopwatch(setting.device)
-    steps = {name: step(entry, setting) for name, entry in entries.items()}
-    turns = {
-        name: Turn(call, watch, warm=entries[name].seconds > WARM)
-        for name, call in steps.items()
+def time_modules(suite: Suite, setting: Setting) -> Cell:
+    """Time forward passes, or training steps."""
+    implementations = {
+        name: ALL_IMPLEMENTATIONS[name]
+        for name in suite.implementations
+        if is_within_max_seq_len(name, setting)
     }
-    timings, failed = contest(turns, seconds=question.seconds)
-    cell.left_out |= failed
-    fill(cell, timings, apart, question.baseline)
-    if question.threads == 1:
+    adapters, max_errors, skipped = build_and_check(implementations, setting)
+    cell = Cell(setting.as_dict(), str(setting), skipped=skipped)
+    timer = timer_for(setting.device)
+    calls = {
+        name: TimedCall(
+            make_step(adapter, setting),
+            timer,
+            is_warm=adapter.first_call_seconds > WARM_SECONDS,
+        )
+        for name, adapter in adapters.items()
+    }
+    timings, failed = time_side_by_side(calls, seconds=suite.seconds)
+    cell.skipped |= failed
+    add_timings(cell, timings, max_errors, suite.baseline)
+    if suite.threads == 1:
         for name in cell.results:
-            cell.results[name]["operators"] = operators(entries[name], setting)
+            cell.results[name]["operators"] = count_operators(adapters[name], setting)
     return cell
 
 
-def ask_decoders(question: Question, setting: Setting) -> Cell:
-    """One cell of decoders: tokens one by one, from a cache of the same length."""
-    cell = Cell(setting.as_json(), str(setting))
-    prefix, tokens, right = prefix_of(setting)
-    apart: dict[str, float] = {}
-    turns = {}
+def time_decoders(suite: Suite, setting: Setting) -> Cell:
+    """Time the decoding of tokens, one by one, from a KV cache of one length."""
+    cell = Cell(setting.as_dict(), str(setting))
+    prefix, tokens, expected = make_prefix(setting)
+    timer = timer_for(setting.device)
+    max_errors: dict[str, float] = {}
+    calls = {}
     with torch.no_grad():
-        for name in question.contestants:
+        for name in suite.implementations:
             try:
                 decoder = DECODERS[name](prefix)
-                call = partial(decode, decoder, tokens)
+                call = partial(decode_tokens, decoder, tokens)
                 decoder.reset()
-                said = {name: as_float({"output": call()})}
+                outputs = upcast({"output": call()})
             except Exception as error:
-                cell.left_out[name] = reason(error)
+                cell.skipped[name] = error_summary(error)
                 continue
-            judged = gate(said, {"output": right}, TOLERANCES[setting.dtype])
-            apart |= judged[0]
-            cell.left_out |= judged[1]
-            if name not in cell.left_out:
-                watch = stopwatch(setting.device)
-                turns[name] = Turn(call, watch, before=decoder.reset, per=TOKENS)
-        timings, failed = contest(turns, seconds=question.seconds)
-    cell.left_out |= failed
-    fill(cell, timings, apart, question.baseline)
+            max_errors[name], problem = check_equal(
+                outputs, {"output": expected}, TOLERANCES[setting.dtype]
+            )
+            if problem:
+                cell.skipped[name] = problem
+                continue
+            calls[name] = TimedCall(
+                call, timer, setup=decoder.reset, items_per_call=TOKENS
+            )
+        timings, failed = time_side_by_side(calls, seconds=suite.seconds)
+    cell.skipped |= failed
+    add_timings(cell, timings, max_errors, suite.baseline)
     return cell
 
 
-def decode(
-    decoder: Decoder,
-    tokens: Tensor,  # [new, batch_size, d_model]
-) -> Tensor:
-    r"""All tokens one after the other, in the layout of the decoder.
-
-    >>> tokens = torch.randn(3, 2, 10)
-    >>> for batch_first in (False, True):
-    ...     echo = Decoder(lambda: None, lambda x: x, batch_first)
-    ...     decode(echo, tokens).equal(tokens)
-    True
-    True
-    """
-    said = []
-    for n in range(len(tokens)):
-        token = tokens[n : n + 1]  # [1, batch_size, d_model]
-        if decoder.batch_first:
-            token = token.transpose(0, 1)  # [batch_size, 1, d_model]
-        said.append(decoder.step(token))
-    if decoder.batch_first:
-        return torch.cat(said, dim=1).transpose(0, 1)  # [new, batch_size, d_model]
-    return torch.cat(said)  # [new, batch_size, d_model]
-
-
-def fill(
+def add_timings(
     cell: Cell,
     timings: Mapping[str, Timing],
-    apart: Mapping[str, float],
+    max_errors: Mapping[str, float],
     baseline: str,
 ) -> None:
-    """Write the timings of a contest into its cell."""
+    """Add a result for each timing to a cell."""
     for name, timing in timings.items():
-        found = {
+        result = {
             "seconds": timing.median,
-            "low": timing.low,
-            "high": timing.high,
-            "turns": timing.count,
-            "apart": apart[name],
+            "p25": timing.p25,
+            "p75": timing.p75,
+            "samples": timing.count,
+            "max_error": max_errors[name],
         }
         if baseline in timings:
-            found["ratio"] = ratio(timings[baseline], timing)
-        cell.results[name] = found
+            result["speedup"] = speedup(timings[baseline], timing)
+        cell.results[name] = result
 
 
-def rate(cell: Cell, ceilings: Mapping[str, float]) -> None:
-    """Say how much of what the machine can do at best each result has reached."""
-    for found in cell.results.values():
-        flops = cell.setting["flops"] / found["seconds"]
-        moved = cell.setting["bytes"] / found["seconds"]
-        found["of_matmul"] = flops / ceilings["flops_per_second"]
-        found["of_copy"] = moved / ceilings["bytes_per_second"]
+def add_roofline(cell: Cell, peak_rates: Mapping[str, float]) -> None:
+    """Add to each result which share of the machine's peak rates it reaches."""
+    for result in cell.results.values():
+        flops_per_second = cell.setting["flops"] / result["seconds"]
+        bytes_per_second = cell.setting["bytes"] / result["seconds"]
+        result["flops_utilization"] = flops_per_second / peak_rates["flops_per_second"]
+        result["bandwidth_utilization"] = (
+            bytes_per_second / peak_rates["bytes_per_second"]
+        )
 
 
-def operators(entry: Entry, setting: Setting) -> int:
-    r"""How many operators a forward pass dispatches, views included.
+def count_operators(adapter: Adapter, setting: Setting) -> int:
+    r"""The number of operators that a forward pass dispatches, including views.
 
     >>> from torch import nn
     >>> layer = nn.Linear(10, 10)
     >>> setting = Setting(2, 3, d_model=10, heads=5)
-    >>> operators(Entry(layer, lambda x: layer(x).relu()), setting)
+    >>> count_operators(Adapter(layer, lambda x: layer(x).relu()), setting)
     5
     """
-    number = 0
+    count = 0
 
-    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            nonlocal number
-            number += 1
+            nonlocal count
+            count += 1
             result: Any = func(*args, **kwargs or {})
             return result
 
-    x = entry.turned(setting.x())
-    # Not in inference mode, which hides what a composite operator is made of.
-    with torch.no_grad(), Count():  # type: ignore[no-untyped-call]
-        entry.call(x)
-    return number
+    x = adapter.switch_layout(setting.x())
+    # Inference mode would hide the parts of composite operators.
+    with torch.no_grad(), Counter():  # type: ignore[no-untyped-call]
+        adapter.call(x)
+    return count
 
 
-def ask_memory(
-    question: Question, settings: Sequence[Setting], progress: Progress
+def measure_memory(
+    suite: Suite, settings: Sequence[Setting], progress: ProgressCallback
 ) -> list[Cell]:
-    """All settings for one contestant after the other, each in a process of its own."""
-    cells = [Cell(setting.as_json(), title(setting)) for setting in settings]
-    training = [setting.training for setting in settings]
-    parts = [(name, mode) for name in question.contestants for mode in (False, True)]
-    parts = [part for part in parts if part[1] in training]
-    for done, (name, mode) in enumerate(parts):
-        progress(done * len(settings) // len(parts), name)
-        known = everyone()[name]
-        asked = {
+    """Measure memory in a process for each implementation and mode."""
+    cells = [
+        Cell(setting.as_dict(), f"{mode_of(setting.training)}, {setting}")
+        for setting in settings
+    ]
+    modes = dict.fromkeys(setting.training for setting in settings)
+    jobs = [(name, mode) for name in suite.implementations for mode in modes]
+    for done, (name, training) in enumerate(jobs):
+        progress(done * len(settings) // len(jobs), name)
+        # The measured settings, by their number in `cells`.
+        measured = {
             number: setting
             for number, setting in enumerate(settings)
-            if setting.training == mode and known.takes_part(setting)
-            if may_be_asked(name, setting)
+            if setting.training == training
+            and ALL_IMPLEMENTATIONS[name].supports(setting)
+            and is_within_max_seq_len(name, setting)
         }
-        count = torch.get_num_threads()
-        found = memory.in_a_process(name, list(asked.values()), count)
-        for number, answer in zip(asked, found, strict=True):
-            if isinstance(answer, str):
-                cells[number].left_out[name] = answer
+        measurements = memory.measure_in_subprocess(
+            name, list(measured.values()), torch.get_num_threads()
+        )
+        for number, measurement in zip(measured, measurements, strict=True):
+            if isinstance(measurement, str):
+                cells[number].skipped[name] = measurement
             else:
-                cells[number].results[name] = {**answer}
+                cells[number].results[name] = {**measurement}
     return cells
 
 
-def title(setting: Setting) -> str:
-    """A cell of the question for memory."""
-    return f"{'training' if setting.training else 'inference'}, {setting}"
+def mode_of(training: bool) -> str:
+    """The name of a mode."""
+    return "training" if training else "inference"
 
 
-def exponents(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
-    r"""How times, or peaks, grow with the length: the exponent of each contestant.
+def growth_exponents(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
+    r"""How time or peak memory grows with the length: a fitted exponent each.
 
     >>> cells = [
     ...     Cell({"seq_len": n, "training": False}, "",
     ...          {"fast": {"seconds": 3.0 * n**2}})
     ...     for n in (8, 16, 32)]
-    >>> exponents(cells)
-    {'time of inference': {'fast': 2.0}}
+    >>> growth_exponents(cells)
+    {'inference time': {'fast': 2.0}}
     """
     points: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for cell in cells:
-        mode = "training" if cell.setting["training"] else "inference"
-        for name, found in cell.results.items():
-            key = "peak" if "peak" in found else "seconds"
-            what = f"{'memory' if key == 'peak' else 'time'} of {mode}"
-            point = cell.setting["seq_len"], max(1e-9, found[key])
-            points.setdefault(what, {}).setdefault(name, []).append(point)
+        mode = mode_of(cell.setting["training"])
+        for name, result in cell.results.items():
+            if "peak" in result:
+                metric, amount = "memory", result["peak"]
+            else:
+                metric, amount = "time", result["seconds"]
+            # A logarithm needs more than zero bytes.
+            point = (cell.setting["seq_len"], max(1e-9, amount))
+            by_name = points.setdefault(f"{mode} {metric}", {})
+            by_name.setdefault(name, []).append(point)
     return {
-        what: {
-            name: exponent(*zip(*pairs, strict=True))
+        metric: {
+            name: fit_exponent(*zip(*pairs, strict=True))
             for name, pairs in by_name.items()
             if len(pairs) > 1
         }
-        for what, by_name in points.items()
+        for metric, by_name in points.items()
     }

@@ -1,20 +1,22 @@
-r"""# What is asked of all
+r"""# Benchmark settings
 
-One cell of a table of timings is one *setting*: so many sentences of such a length, a
-mask, and a chance of dropout. Here it is put into tensors, the same for all, and its
-work is counted. While `decoding`, one token of each sentence asks, and `seq_len` is how
-many keys it may read.
+A *setting* is one row of a benchmark table: batch size, length, mask, dropout
+probability, dtype and device. This module makes the tensors of a setting, the same for
+every implementation, and counts the arithmetic and the memory traffic that the setting
+needs. In a *decoding* setting the query is one token of each batch item, and `seq_len`
+is the number of keys in the cache.
 
-Counted is what the function *needs*, whoever computes it: multiplications and additions
-of the four projections, and of the two products of each query with each key that it may
-read. With a causal mask that is half of the square. Who computes the other half as
-well, and throws it away, gets no credit for it.
+FLOPs are counted for the function, not for an implementation of it: multiplications and
+additions of the four projections, and of the two matrix products for each pair of a
+query and a key that it may attend to. A causal mask leaves about half of these pairs.
+An implementation that also computes the masked half, and discards it, gets no credit
+for it.
 
 $$8\,n\,d^2 + 4\,p\,d \qquad \text{for } n \text{ tokens of width } d
   \text{ and } p \text{ pairs}$$
 
-A backward pass takes twice as many again, and what is computed anew in it counts for
-nothing either.
+A backward pass counts twice as much as the forward pass. Recomputation in the backward
+pass, as in FlashAttention, is not counted either.
 
 Source: the sizes are those of the base model of [Attention Is All You
 Need](https://arxiv.org/abs/1706.03762), Vaswani et al. 2017, table 3; counting forward
@@ -32,22 +34,32 @@ from headnotes import masks, mha
 
 MASKS = ("none", "causal", "padding")
 DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
 }
-
 
 CPU = torch.device("cpu")
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    r"""The name of a dtype without the module.
+
+    >>> dtype_name(torch.bfloat16)
+    'bfloat16'
+    """
+    return str(dtype).removeprefix("torch.")
+
+
 @dataclass(frozen=True)
 class Setting:
-    r"""One cell: its sizes, its mask, its dropout; where and in which dtype.
+    r"""One row of a benchmark table: sizes, mask, dropout, dtype and device.
 
-    Raises `ValueError` for a mask that is none of `MASKS`.
+    Raises `ValueError` for a mask that is not one of `MASKS`.
 
     >>> setting = Setting(2, 3, "causal", d_model=10, heads=5)
-    >>> setting.keep().int()[..., 0]
+    >>> setting.attention_mask().int()[..., 0]
     tensor([[1, 0, 0],
             [1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
@@ -66,37 +78,39 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
-            raise ValueError(f"`mask` (={self.mask!r}) is none of {', '.join(MASKS)}")
+            raise ValueError(
+                f"`mask` (={self.mask!r}) must be one of {', '.join(MASKS)}"
+            )
 
     @property
-    def like(self) -> dict[str, Any]:
-        """The dtype and device of all its tensors."""
+    def factory_kwargs(self) -> dict[str, Any]:
+        """The dtype and device of all tensors, as arguments of their constructors."""
         return {"dtype": self.dtype, "device": self.device}
 
     @property
-    def tokens(self) -> int:
-        """How many tokens ask; while decoding, one of each batch item."""
+    def query_tokens(self) -> int:
+        """The number of queries: while decoding, one for each batch item."""
         return self.batch_size * (1 if self.decoding else self.seq_len)
 
     def lengths(self) -> Tensor:
-        r"""How long each sentence is, where they are padded: from half of all to all.
+        r"""The lengths of the sequences in a padded batch: from half of all to all.
 
-        A sentence alone in its batch has three quarters of the length, so that there is
-        something to be masked.
+        A batch of one has three quarters of the length, so that it is padded, too.
 
         >>> Setting(3, 8).lengths()
         tensor([4, 6, 8])
         """
-        half, full = -(-self.seq_len // 2), self.seq_len
+        half = -(-self.seq_len // 2)
+        full = self.seq_len
         if self.batch_size == 1:
             return torch.tensor([(half + full) // 2], device=self.device)
         lengths = torch.linspace(half, full, self.batch_size)  # [batch_size]
         return lengths.round().long().to(self.device)
 
-    def keep(self) -> Tensor | None:
-        r"""The mask as this house writes it, or none.
+    def attention_mask(self) -> Tensor | None:
+        r"""The mask in the convention of Headnotes (True: may attend), or None.
 
-        >>> Setting(2, 3, "padding").keep().int()[..., 0]
+        >>> Setting(2, 3, "padding").attention_mask().int()[..., 0]
         tensor([[1, 1, 0]], dtype=torch.int32)
         """
         if self.mask == "none":
@@ -107,7 +121,7 @@ class Setting:
         return masks.padding(self.lengths(), self.seq_len)  # [1, seq_len, batch_size]
 
     def pairs(self) -> int:
-        r"""How often a query may read a key, all batch items together.
+        r"""The number of pairs of a query and a key that it may attend to.
 
         >>> Setting(2, 3, "causal").pairs()
         12
@@ -122,49 +136,52 @@ class Setting:
         return self.seq_len * keys
 
     def flops(self) -> int:
-        """What the function needs, a multiplication and an addition counting as two."""
-        forward = 8 * self.tokens * self.d_model**2 + 4 * self.pairs() * self.d_model
+        """The FLOPs of the function: a multiplication and an addition are two."""
+        projections = 8 * self.query_tokens * self.d_model**2
+        forward = projections + 4 * self.pairs() * self.d_model
         return 3 * forward if self.training else forward
 
     def bytes(self) -> int:
-        r"""What has to be read and written at the least, if all else stays in caches.
+        r"""The least memory traffic, if all intermediate results stay in caches.
 
-        Going forward: the input, the weights, the output; while decoding, the cache. A
-        training step reads these again, with the gradient that arrives, and writes the
-        gradients of input and weights.
+        A forward pass reads the input and the weights, and writes the output; while
+        decoding it reads the KV cache, too. A training step reads these again together
+        with the gradient of the output, and writes the gradients of input and weights.
         """
-        entries = 2 * self.tokens * self.d_model + 4 * self.d_model * (self.d_model + 1)
-        if self.decoding:
-            entries += 2 * self.pairs() * self.d_model
-        forward = entries * self.dtype.itemsize
+        activations = 2 * self.query_tokens * self.d_model
+        parameters = 4 * self.d_model * (self.d_model + 1)
+        kv_cache = 2 * self.pairs() * self.d_model if self.decoding else 0
+        forward = (activations + parameters + kv_cache) * self.dtype.itemsize
         return 3 * forward if self.training else forward
 
     def x(self) -> Tensor:
-        """Random tokens: `[seq_len, batch_size, d_model]`."""
-        return self.draw(seed=7)
+        """The input, random: `[seq_len, batch_size, d_model]`."""
+        return self.random_tensor(seed=7)
 
-    def above(self) -> Tensor:
-        """The gradient that arrives from above, as random as they are."""
-        return self.draw(seed=13)
+    def grad_output(self) -> Tensor:
+        """The gradient of the output, random, too: `[seq_len, batch_size, d_model]`."""
+        return self.random_tensor(seed=13)
 
-    def draw(self, seed: int) -> Tensor:
+    def random_tensor(self, seed: int) -> Tensor:
         r"""Random numbers, the same on every device.
 
-        >>> Setting(2, 3, d_model=10, heads=5).draw(seed=7).shape
+        >>> Setting(2, 3, d_model=10, heads=5).random_tensor(seed=7).shape
         torch.Size([3, 2, 10])
         """
         seq_len, batch_size, d_model = self.seq_len, self.batch_size, self.d_model
-        seeded = torch.Generator().manual_seed(seed)
+        # A generator of the CPU: one of the GPU would give other numbers.
+        generator = torch.Generator().manual_seed(seed)
         x = torch.randn(
-            seq_len, batch_size, d_model, generator=seeded
+            seq_len, batch_size, d_model, generator=generator
         )  # [seq_len, batch_size, d_model]
-        return x.to(**self.like)  # [seq_len, batch_size, d_model]
+        return x.to(**self.factory_kwargs)  # [seq_len, batch_size, d_model]
 
     def core(self) -> mha.MultiHeadAttention:
-        r"""The readable core, with the weights that all are given.
+        r"""The core module, with the weights that every implementation gets.
 
-        They are larger than those that modules are born with: with the usual ones
-        attention is nearly uniform, and a wrong mask or scale changes little.
+        The weights are larger than those of the default initialization, with which
+        attention is nearly uniform: a wrong mask or scale would change the output
+        little, and the check for equality could miss it.
 
         >>> core = Setting(2, 3, d_model=10, heads=5).core()
         >>> core.output.weight.shape
@@ -176,18 +193,26 @@ class Setting:
             with torch.no_grad():
                 for parameter in core.parameters():
                     parameter.normal_(std=self.d_model**-0.5)
-        return core.to(**self.like)
+        return core.to(**self.factory_kwargs)
 
-    def as_json(self) -> dict[str, Any]:
-        r"""The setting as plain data.
+    def as_dict(self) -> dict[str, Any]:
+        r"""The setting as numbers, strings and booleans, for a JSON file.
 
-        >>> Setting(4, 512, "causal").as_json()["mask"]
+        >>> Setting(4, 512, "causal").as_dict()["mask"]
         'causal'
         """
-        plain: dict[str, Any] = {**vars(self)}
-        plain["dtype"] = str(self.dtype).removeprefix("torch.")
-        plain["device"] = self.device.type
-        return plain
+        fields = {"dtype": dtype_name(self.dtype), "device": self.device.type}
+        return vars(self) | fields
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> "Setting":
+        r"""The setting that `as_dict` described.
+
+        >>> Setting.from_dict(Setting(2, 3).as_dict()) == Setting(2, 3)
+        True
+        """
+        dtype, device = DTYPES[fields["dtype"]], torch.device(fields["device"])
+        return cls(**fields | {"dtype": dtype, "device": device})
 
     def __str__(self) -> str:
         if self.decoding:

@@ -1,16 +1,15 @@
-r"""# A fair contest
+r"""# Timing implementations side by side
 
-Two programs are timed side by side, one call of each in turn, so that a machine which
-slows down slows both. Whoever always follows the heaviest finds the caches cold, so the
-order changes from round to round until each has followed each. What counts is the
-*median* of a contestant's turns, with the quartiles as its spread, and the median of
-the ratios *within* rounds: both calls of such a ratio saw the same machine.
+Implementations are timed in *rounds*: each round measures one sample of every
+implementation, one after the other, so a machine that slows down slows all of them. The
+order changes from round to round until each implementation has followed each other one
+equally often, because the predecessor decides what lies in the CPU's caches.
 
-Before anything is timed there is a gate. All contestants are given the same weights and
-the same question; whoever answers differently is computing something else, and how fast
-it does that is of no interest here.
+The reported time is the *median* of the samples, with the quartiles as its spread. A
+*speedup* is the median of the ratios *within* rounds: both samples of such a ratio were
+measured under the same conditions.
 
-Source: pairing within rounds is the randomised block of Fisher's *The Design of
+Source: pairing within rounds is the randomized block of Fisher's *The Design of
 Experiments*, 1935; the order is Williams' square, *Experimental designs balanced for
 the estimation of residual effects of treatments*, 1949.
 """
@@ -25,227 +24,223 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from headnotes.compare.equivalence import difference
-
-# Differences below this share of a time are no differences: they do not repeat.
+# Speedups within 2 % of 1 are ties: such differences do not repeat.
 TIE = 0.02
 
-# A turn lasts at least so many seconds: a clock cannot see a single short call.
-TURN = 0.002
+# A sample lasts at least so many seconds: shorter calls are repeated within it, because
+# a clock cannot measure a single one.
+MIN_SECONDS = 0.002
 
-# How far two ways of computing one function may be apart, relative to its largest
-# entry: the roundings of the dtype, summed over a few thousand terms.
-TOLERANCES = {
-    torch.float64: 1e-10,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 6e-2,
-}
-
-Stopwatch = Callable[[Callable[[], object], int], float]
+# Runs a call so many times, and returns the mean seconds of one.
+Timer = Callable[[Callable[[], object], int], float]
 
 
-def order(count: int, round_number: int) -> list[int]:
-    r"""Who comes when: in `count` rounds, or twice as many if it is odd, all is even.
+def round_order(count: int, round_number: int) -> list[int]:
+    r"""The order of `count` implementations in a round.
 
-    Each has then been in each place as often as any other, and has followed each of
-    the others equally often.
+    Over `count` rounds (twice as many if `count` is odd) each implementation is in each
+    place equally often, and follows each other one equally often.
 
-    >>> [order(4, n) for n in range(4)]
+    >>> [round_order(4, n) for n in range(4)]
     [[0, 3, 1, 2], [1, 0, 2, 3], [2, 1, 3, 0], [3, 2, 0, 1]]
     """
-    # From the two ends to the middle; each next round is the same, one further.
-    zigzag = [n // 2 if n % 2 == 0 else -(n // 2) - 1 for n in range(count)]
-    places = [(place + round_number) % count for place in zigzag]
-    # An odd number of contestants needs the mirror images as well.
-    mirrored = count % 2 == 1 and round_number // count % 2 == 1
-    return places[::-1] if mirrored else places
+    # The first row of Williams' square alternates between both ends; each further row
+    # adds 1 to the one before.
+    first = [n // 2 if n % 2 == 0 else -(n // 2) - 1 for n in range(count)]
+    row = [(place + round_number) % count for place in first]
+    # An odd number of implementations needs the reversed rows as well.
+    is_reversed = count % 2 == 1 and round_number // count % 2 == 1
+    return row[::-1] if is_reversed else row
 
 
-class Turn:
-    """One contestant's call, and how often it is repeated in a turn of its own."""
+class TimedCall:
+    """A call that measures itself: each invocation returns one sample in seconds."""
 
     def __init__(
         self,
         call: Callable[[], object],
-        stopwatch: Stopwatch,
+        timer: Timer,
         *,
-        before: Callable[[], object] = lambda: None,
-        per: int = 0,
-        warm: bool = False,
+        setup: Callable[[], object] = lambda: None,
+        items_per_call: int = 0,
+        is_warm: bool = False,
     ) -> None:
-        r"""`before` is run ahead of each turn, and not timed.
+        r"""`setup` runs before each sample, and is not timed.
 
-        A call that does `per` things is not repeated within its turn; what is returned
-        is the time of one of them. What is `warm` has run already, and takes long.
+        A call that processes several items (`items_per_call`) is not repeated within a
+        sample, and the sample is the time of one item. `is_warm` says that the call has
+        run before, and takes so long that it need not be repeated either.
         """
         self.call = call
-        self.stopwatch = stopwatch
-        self.before = before
-        self.per = per
-        self.warm = warm
-        self.number = 1
+        self.timer = timer
+        self.setup = setup
+        self.items_per_call = items_per_call
+        self.is_warm = is_warm
+        self.repeats = 1
 
     def warm_up(self) -> None:
-        """Let it allocate and compile, and find out how many calls fill a turn."""
-        if self.warm:
+        """Run the call until it has allocated and compiled; choose `repeats`."""
+        if self.is_warm:
             return
-        self.before()
-        seconds = self.stopwatch(self.call, 1)
-        if not self.per and seconds < TURN:
-            # The first call is never the fastest.
-            seconds = max(self.stopwatch(self.call, 3), 1e-9)
-            self.number = max(1, math.ceil(TURN / seconds))
+        self.setup()
+        seconds = self.timer(self.call, 1)
+        if not self.items_per_call and seconds < MIN_SECONDS:
+            # The first call is slower than those that follow.
+            seconds = max(self.timer(self.call, 3), 1e-9)
+            self.repeats = max(1, math.ceil(MIN_SECONDS / seconds))
 
     def __call__(self) -> float:
-        """Take a turn; return the seconds of one call."""
-        self.before()
-        return self.stopwatch(self.call, self.number) / (self.per or 1)
+        """Measure one sample: the seconds of one call, or of one of its items."""
+        self.setup()
+        return self.timer(self.call, self.repeats) / (self.items_per_call or 1)
 
 
-def stopwatch(device: torch.device) -> Stopwatch:
-    r"""What measures calls on this device: seconds of one call, in the mean of many.
+def timer_for(device: torch.device) -> Timer:
+    r"""The timer for calls on a device.
 
-    >>> stopwatch(torch.device("cpu"))(lambda: None, 3) < 1
+    >>> timer_for(torch.device("cpu"))(lambda: None, 3) < 1
     True
     """
-    return cuda_seconds if device.type == "cuda" else cpu_seconds
+    return cuda_timer if device.type == "cuda" else cpu_timer
 
 
-def cpu_seconds(call: Callable[[], object], number: int) -> float:
-    """The wall clock: on a CPU a call ends when its work does."""
+def cpu_timer(call: Callable[[], object], repeats: int) -> float:
+    """Measure wall time: on a CPU a call returns when its work is done."""
     start = time.perf_counter()
-    for _ in range(number):
+    for _ in range(repeats):
         call()
-    return (time.perf_counter() - start) / number
+    return (time.perf_counter() - start) / repeats
 
 
-def cuda_seconds(call: Callable[[], object], number: int) -> float:
-    """The clock of the GPU: a call returns when its work has been queued."""
+def cuda_timer(call: Callable[[], object], repeats: int) -> float:
+    """Measure with CUDA events: a call returns when its work is queued."""
     event: Any = torch.cuda.Event
     start, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
-    for _ in range(number):
+    for _ in range(repeats):
         call()
     end.record()
     torch.cuda.synchronize()
     milliseconds: float = start.elapsed_time(end)
-    return milliseconds / 1000 / number
+    return milliseconds / 1000 / repeats
 
 
 @dataclass(frozen=True)
 class Timing:
-    r"""The turns of a contestant, in seconds a call; None for a round that it sat out.
+    r"""The samples of an implementation in seconds, None for a round without one.
 
     >>> timing = Timing((3.0, 1.0, None, 2.0, 9.0, 2.0))
-    >>> timing.median, timing.low, timing.high, timing.count
+    >>> timing.median, timing.p25, timing.p75, timing.count
     (2.0, 2.0, 3.0, 5)
     """
 
-    turns: tuple[float | None, ...]
+    samples: tuple[float | None, ...]
 
     @property
-    def taken(self) -> list[float]:
-        """Its turns, shortest first."""
-        return sorted(turn for turn in self.turns if turn is not None)
+    def measured(self) -> list[float]:
+        """The samples without the gaps, shortest first."""
+        return sorted(sample for sample in self.samples if sample is not None)
 
     @property
     def count(self) -> int:
-        """How many turns it took."""
-        return len(self.taken)
+        """The number of samples."""
+        return len(self.measured)
 
     @property
     def median(self) -> float:
-        """Half of its turns took longer."""
-        return statistics.median(self.taken)
+        """The median sample."""
+        return statistics.median(self.measured)
 
     @property
-    def low(self) -> float:
-        """A quarter of its turns were at least as short."""
-        return self.taken[(self.count - 1) // 4]
+    def p25(self) -> float:
+        """The lower quartile, rounded to a sample."""
+        return self.measured[(self.count - 1) // 4]
 
     @property
-    def high(self) -> float:
-        """A quarter of its turns took at least as long."""
-        return self.taken[-1 - (self.count - 1) // 4]
+    def p75(self) -> float:
+        """The upper quartile, rounded to a sample."""
+        return self.measured[-1 - (self.count - 1) // 4]
 
 
-def contest(
-    turns: Mapping[str, Any],
+def time_side_by_side(
+    calls: Mapping[str, Callable[[], float]],
     *,
     seconds: float,
-    least: int = 3,
-    most: int = 40,
+    min_rounds: int = 3,
+    max_rounds: int = 40,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[dict[str, Timing], dict[str, str]]:
-    r"""Let all take turns; return their timings, and who failed with its reason.
+    r"""Time implementations in rounds; return timings, and the errors of the others.
 
-    A turn is a `Turn`, or whatever is called and returns seconds. Each contestant has
-    an equal share of the `seconds`: whoever has used it up sits out, but not before
-    `least` turns, unless a few have taken all of the seconds. So the slow ones cannot
-    eat the time of the fast, which need more turns to be told apart.
+    A call is a `TimedCall`, or any function that returns seconds. All have an equal
+    share of the `seconds`; one that has used its share is left out of further rounds,
+    but not before `min_rounds`, unless it has used all of the `seconds` alone. So the
+    slow ones cannot use up the time of the fast ones, which need more samples to be
+    told apart.
 
-    >>> timings, failed = contest(
+    >>> timings, errors = time_side_by_side(
     ...     {"tortoise": lambda: 9.0, "hare": lambda: 1.0},
-    ...     seconds=1, most=2)
-    >>> timings["tortoise"].turns, failed
+    ...     seconds=1, max_rounds=2)
+    >>> timings["tortoise"].samples, errors
     ((9.0, 9.0), {})
     """
-    taken: dict[str, list[float | None]] = {name: [] for name in turns}
-    used = dict.fromkeys(turns, 0.0)
-    failed: dict[str, str] = {}
-    share = seconds / max(1, len(turns))
+    samples: dict[str, list[float | None]] = {name: [] for name in calls}
+    used = dict.fromkeys(calls, 0.0)
+    errors: dict[str, str] = {}
+    share = seconds / max(1, len(calls))
 
     def attempt(name: str, action: Callable[[], float | None]) -> float | None:
         start = clock()
         try:
             return action()
         except Exception as error:
-            failed[name] = reason(error)
+            errors[name] = error_summary(error)
             return None
         finally:
             used[name] += clock() - start
 
-    with no_collections():
-        for name, turn in turns.items():
-            if isinstance(turn, Turn):
-                attempt(name, turn.warm_up)
-        used = dict.fromkeys(turns, 0.0)
-        for round_number in range(most):
-            patience = seconds if round_number < least else share
-            present = [n for n in turns if n not in failed]
-            present = [n for n in present if not round_number or used[n] < patience]
-            if not present:
+    with gc_paused():
+        for name, call in calls.items():
+            if isinstance(call, TimedCall):
+                attempt(name, call.warm_up)
+        used = dict.fromkeys(calls, 0.0)
+        for round_number in range(max_rounds):
+            budget = seconds if round_number < min_rounds else share
+            active = [
+                name
+                for name in calls
+                if name not in errors and (round_number == 0 or used[name] < budget)
+            ]
+            if not active:
                 break
-            for name in turns:
-                taken[name].append(None)
-            for place in order(len(present), round_number):
-                name = present[place]
-                taken[name][-1] = attempt(name, turns[name])
-    timings = {n: Timing(tuple(t)) for n, t in taken.items() if n not in failed}
-    return timings, failed
+            for name in calls:
+                samples[name].append(None)
+            for place in round_order(len(active), round_number):
+                name = active[place]
+                samples[name][-1] = attempt(name, calls[name])
+    timings = {n: Timing(tuple(s)) for n, s in samples.items() if n not in errors}
+    return timings, errors
 
 
 @contextmanager
-def no_collections() -> Iterator[None]:
-    """A collection of garbage would be somebody's bad luck: it is done before."""
+def gc_paused() -> Iterator[None]:
+    """Collect garbage now, and not while a sample is measured."""
     gc.collect()
-    collecting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 
-def reason(error: Exception) -> str:
-    r"""Why somebody is left out, in one line.
+def error_summary(error: Exception) -> str:
+    r"""The type of an error, and the first line of its message.
 
-    >>> reason(ValueError("no such mask\nat all"))
+    >>> error_summary(ValueError("no such mask\nat all"))
     'ValueError: no such mask'
     """
     first = (str(error).strip().splitlines() or [""])[0]
@@ -253,66 +248,36 @@ def reason(error: Exception) -> str:
     return f"{kind}: {first}" if first else kind
 
 
-def ratio(baseline: Timing, timing: Timing) -> float:
-    r"""How many times as fast as the baseline: the median over rounds that both took.
+def speedup(baseline: Timing, timing: Timing) -> float:
+    r"""How many times as fast as the baseline: the median ratio within rounds.
 
-    The machine became three times as slow; the ratio does not notice.
+    A machine that becomes three times as slow does not change it:
 
-    >>> ratio(Timing((2.0, 6.0, 6.0)), Timing((1.0, 3.0, None)))
+    >>> speedup(Timing((2.0, 6.0, 6.0)), Timing((1.0, 3.0, None)))
     2.0
     """
-    pairs = zip(baseline.turns, timing.turns, strict=False)
+    pairs = zip(baseline.samples, timing.samples, strict=False)
     return statistics.median(a / b for a, b in pairs if a is not None and b is not None)
 
 
-def verdict(times_as_fast: float) -> str:
-    r"""A ratio in words; what lies within 2 % is a tie.
+def classify_speedup(speedup: float) -> str:
+    r"""Whether a speedup is a difference; within 2 % it is a tie.
 
-    >>> verdict(1.5), verdict(0.98), verdict(0.5)
+    >>> classify_speedup(1.5), classify_speedup(0.98), classify_speedup(0.5)
     ('faster', 'tie', 'slower')
     """
-    if abs(times_as_fast - 1) <= TIE + 1e-9:
+    # 1.02 - 1 is slightly more than 0.02 in float64.
+    if abs(speedup - 1) <= TIE + 1e-9:
         return "tie"
-    return "faster" if times_as_fast > 1 else "slower"
+    return "faster" if speedup > 1 else "slower"
 
 
-def exponent(sizes: Sequence[float], amounts: Sequence[float]) -> float:
-    r"""The $p$ of the $c\,n^p$ that fits best: a line through the logarithms.
+def fit_exponent(sizes: Sequence[float], amounts: Sequence[float]) -> float:
+    r"""The $p$ of the best-fitting $c\,n^p$: the slope of a line through logarithms.
 
-    >>> exponent([10, 20, 40], [7, 28, 112])
+    >>> fit_exponent([10, 20, 40], [7, 28, 112])
     2.0
     """
-    x, y = [math.log(n) for n in sizes], [math.log(n) for n in amounts]
+    x = [math.log(n) for n in sizes]
+    y = [math.log(n) for n in amounts]
     return round(statistics.linear_regression(x, y).slope, 12)
-
-
-Answer = dict[str, Tensor]
-
-
-def gate(
-    answers: Mapping[str, Answer], judge: Answer, tolerance: float
-) -> tuple[dict[str, float], dict[str, str]]:
-    r"""How far each is from the judge, and who is too far, with the reason.
-
-    An answer has parts, its output and perhaps a gradient or weights. Only what both
-    have is compared, and everyone has an output.
-
-    >>> one, other = torch.ones(2), torch.tensor([1.0, 2.0])
-    >>> apart, unequal = gate(
-    ...     {"a": {"output": one}, "b": {"output": other}},
-    ...     {"output": one}, tolerance=1e-6)
-    >>> apart
-    {'a': 0.0, 'b': 0.5}
-    >>> unequal["b"]
-    'another function: output off by 0.5 of the largest entry'
-    """
-    apart: dict[str, float] = {}
-    unequal: dict[str, str] = {}
-    for name, answer in answers.items():
-        for part in (part for part in answer if part in judge):
-            distance = difference({part: judge[part]}, {part: answer[part]})
-            apart[name] = max(apart.get(name, 0.0), distance)
-            if distance > tolerance:
-                off = f"{part} off by {distance:.2g} of the largest entry"
-                unequal[name] = f"another function: {off}"
-    return apart, unequal

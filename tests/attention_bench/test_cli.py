@@ -1,17 +1,31 @@
-"""`headnotes bench`: what it prints, what it writes, and how it exits."""
+"""`headnotes bench`: its options, what it prints and writes, and how it exits."""
 
+import argparse
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from attention_bench import cli as command
-from attention_bench.cli import file_name
-from attention_bench.record import Cell, Run, as_json, from_json
+from attention_bench import cli
+from attention_bench.cli import (
+    SELECTABLE,
+    OptionError,
+    ProgressBar,
+    add_arguments,
+    file_name,
+    parse_options,
+    time_left,
+)
+from attention_bench.decoding import DECODERS
+from attention_bench.report import Cell, Record, as_json, from_json
+from attention_bench.setting import Setting
+from attention_bench.suites import QUICK_SUITES, SUITES, Suite
 from headnotes.cli import main
 
 COMMAND = [sys.executable, "-m", "headnotes.cli", "bench"]
@@ -31,102 +45,101 @@ def test_a_process_prints_a_table_and_writes_records(tmp_path: Path) -> None:
     assert ", 1 thread, torch " in result.stdout
     assert "\n\nbatch 2, length 3, causal\n  " in result.stdout
     assert result.stdout.count(" operators\n") == 3
-    (run,) = json.loads(file.read_text(encoding="utf-8"))
+    (fields,) = json.loads(file.read_text(encoding="utf-8"))
     (written,) = results.iterdir()
     assert written.name.startswith("tiny-")
-    read = from_json(written.read_text(encoding="utf-8"))
-    assert json.loads(as_json(read)) == run
-    assert set(read.cells[0].results) == {"core", "nn", "sdpa"}
-    assert read.command == (
+    record = from_json(written.read_text(encoding="utf-8"))
+    assert json.loads(as_json(record)) == fields
+    assert set(record.cells[0].results) == {"core", "nn", "sdpa"}
+    assert record.command == (
         "headnotes bench tiny --only core,nn,sdpa --sizes 2x3 --masks causal "
         "--seconds 0.01"
     )
 
 
-def test_ceilings_are_measured_where_they_can_be_reached(
+def test_peak_rates_are_measured_for_times_on_all_threads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Busy with something else at first, it copies faster at the end.
-    found = {"flops_per_second": 1e12, "bytes_per_second": 1e9}
-    other = {"flops_per_second": 1e11, "bytes_per_second": 1e10}
-    measured = itertools.cycle([found, other])
-    monkeypatch.setattr(command, "ceilings", lambda *_: next(measured))
-    seen = []
-    monkeypatch.setattr(command, "write", lambda path, text: seen.append(text))
+    # Each of both measurements has the better one of the two rates.
+    before = {"flops_per_second": 1e12, "bytes_per_second": 1e9}
+    after = {"flops_per_second": 1e11, "bytes_per_second": 1e10}
+    measured = itertools.cycle([before, after])
+    monkeypatch.setattr(cli, "peak_rates", lambda *_: next(measured))
+    written = []
+    monkeypatch.setattr(cli, "write", lambda path, text: written.append(text))
     words = ["bench", "inference", "growth", "tiny", "--only", "nn", *TINY]
     assert main([*words, "--json", "here.json"]) == 0
-    inference, growth, tiny = json.loads(seen[0])
+    inference, growth, tiny = json.loads(written[0])
     assert inference["machine"]["flops_per_second"] == 1e12
     assert inference["machine"]["bytes_per_second"] == 1e10
     (cell,) = inference["cells"]
     nn, work = cell["results"]["nn"], cell["setting"]
-    reached = work["flops"] / nn["seconds"] / 1e12
-    assert nn["of_matmul"] == pytest.approx(reached, rel=0.01)
-    assert nn["of_copy"] == pytest.approx(
+    assert nn["flops_utilization"] == pytest.approx(
+        work["flops"] / nn["seconds"] / 1e12, rel=0.01
+    )
+    assert nn["bandwidth_utilization"] == pytest.approx(
         work["bytes"] / nn["seconds"] / 1e10, rel=0.01
     )
     assert "flops_per_second" not in tiny["machine"]
-    assert "of_matmul" not in tiny["cells"][0]["results"]["nn"]
-    assert list(growth["exponents"]) == ["time of inference"]
+    assert "flops_utilization" not in tiny["cells"][0]["results"]["nn"]
+    assert list(growth["exponents"]) == ["inference time"]
     assert inference["exponents"] == {}
     assert inference["seconds"] > 0
     capsys.readouterr()
 
 
-def answered(*arguments: object) -> Run:
-    """Instead of minutes of timing."""
-    name, question = arguments[:2]
-    setting = question.settings()[0].as_json()  # type: ignore[attr-defined]
-    found = {"seconds": 1.0, "low": 1.0, "high": 1.0, "ratio": 1.0}
-    cells = [Cell(setting, "a cell", {"nn": found})]
+def fake_measure(name: str, *_: object) -> Record:
+    """A record without the minutes of timing."""
+    result = {"seconds": 1.0, "p25": 1.0, "p75": 1.0, "speedup": 1.0}
+    cells = [Cell(Setting(2, 3).as_dict(), "a cell", {"nn": result})]
     machine = {"device": "A CPU", "threads": torch.get_num_threads()}
-    return Run(str(name), "", "nn", "float32", machine, cells)
+    return Record(name, "", "nn", "float32", machine, cells)
 
 
-def test_threads_are_given_back(
+def test_threads_are_restored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "answer", answered)
+    monkeypatch.setattr(cli, "measure", fake_measure)
     before = torch.get_num_threads()
     assert main(["bench", "growth", "--threads", "2"]) == 0
     assert "2 threads" in capsys.readouterr().out
     assert torch.get_num_threads() == before
 
 
-def test_what_was_finished_is_there_when_interrupted(
+def test_finished_suites_are_written_when_interrupted(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def impatient(*arguments: object) -> Run:
-        if arguments[0] == "training":
+    def interrupted(name: str, *_: object) -> Record:
+        if name == "training":
             raise KeyboardInterrupt
-        return answered(*arguments)
+        return fake_measure(name)
 
-    monkeypatch.setattr(command, "answer", impatient)
+    monkeypatch.setattr(cli, "measure", interrupted)
     words = ["bench", "inference", "training", "--results", str(tmp_path)]
     assert main([*words, "--json", str(tmp_path / "all.json")]) == 130
     assert [path.name for path in tmp_path.iterdir()] == ["inference-a-cpu.json"]
     assert capsys.readouterr().err == "headnotes bench: interrupted\n"
 
 
-def test_what_cannot_be_asked_is_said_and_nothing_is_timed(
+def test_an_invalid_option_is_explained_and_nothing_is_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "answer", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(cli, "measure", lambda *_: pytest.fail("it was timed"))
     assert main(["bench", "--dtype", "int8"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("headnotes bench: `--dtype int8` is no dtype; ")
+    assert captured.err.startswith("headnotes bench: `--dtype int8`: unknown dtype; ")
 
 
-def test_the_bar_is_told_of_each_question(
+def test_the_progress_bar_begins_with_each_suite(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = []
-    monkeypatch.setattr(command, "answer", answered)
+    monkeypatch.setattr(cli, "measure", fake_measure)
     monkeypatch.setattr(
-        command.Progress,
+        ProgressBar,
         "begin",
         lambda self, name, settings, seconds: begun.append((name, len(settings))),
     )
@@ -135,10 +148,187 @@ def test_the_bar_is_told_of_each_question(
     capsys.readouterr()
 
 
-def test_unusual_runs_have_names_of_their_own() -> None:
+def test_dtype_and_compilation_are_part_of_the_file_name() -> None:
     machine = {"device": "NVIDIA H200"}
-    usual = Run("decode", "headnotes bench decode", "nn", "float32", machine)
-    assert file_name(usual) == "decode-nvidia-h200.json"
-    usual.command += " --compile"
-    usual.dtype = "bfloat16"
-    assert file_name(usual) == "decode-nvidia-h200-bfloat16-compiled.json"
+    record = Record("decode", "headnotes bench decode", "nn", "float32", machine)
+    assert file_name(record) == "decode-nvidia-h200.json"
+    record.command += " --compile"
+    record.dtype = "bfloat16"
+    assert file_name(record) == "decode-nvidia-h200-bfloat16-compiled.json"
+
+
+# Options
+
+
+def parse(*words: str) -> tuple[dict[str, Suite], torch.device, torch.dtype]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parse_options(parser.parse_args(words))
+
+
+def test_without_options_all_suites_run() -> None:
+    suites, device, dtype = parse()
+    assert suites == SUITES
+    assert (device, dtype) == (torch.device("cpu"), torch.float32)
+    assert parse("--quick")[0] == QUICK_SUITES
+
+
+def test_options_change_the_suites_that_they_apply_to() -> None:
+    suites, _, dtype = parse(
+        *("training", "inference", "--sizes", "2x64", "--masks", "causal"),
+        *("--dropout", "0.3", "--only", "nn,core", "--seconds", "0.5"),
+        *("--dtype", "bfloat16"),
+    )
+    assert list(suites) == ["training", "inference"]
+    for suite in suites.values():
+        assert suite.sizes == ((2, 64),)
+        assert suite.masks == ("causal",)
+        assert suite.implementations == ("nn", "core")
+        assert suite.seconds == 0.5
+    assert suites["training"].dropouts == (0.3,)
+    assert suites["inference"].dropouts == (0.0,)
+    assert dtype == torch.bfloat16
+
+
+def test_decode_and_memory_have_no_masks() -> None:
+    suites, _, _ = parse("decode", "memory", "--masks", "causal", "--only", "bmm,nn")
+    assert suites["decode"].masks == suites["memory"].masks == ("none",)
+    assert suites["decode"].implementations == ("bmm", "nn")
+    assert suites["memory"].implementations == ("nn",)
+
+
+def test_compile_adds_a_compiled_form_of_each() -> None:
+    suites, _, _ = parse("inference", "decode", "--compile", "--only", "nn,sdpa")
+    names = ("nn", "sdpa", "nn+compile", "sdpa+compile", "flex")
+    assert suites["inference"].implementations == names
+    assert suites["decode"].implementations == ("nn", "sdpa")
+    assert "flex" not in parse("inference")[0]["inference"].implementations
+    only_flex, _, _ = parse("inference", "--compile", "--only", "flex")
+    assert only_flex["inference"].implementations == ("flex",)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["speed"], f"`speed`: unknown suite; there are {', '.join(SUITES)}"),
+        (
+            ["--dtype", "float"],
+            "`--dtype float`: unknown dtype; there are float32, float64, bfloat16, "
+            "float16",
+        ),
+        (["--threads", "-1"], "`--threads -1` must be at least 1"),
+        (["--device", "gpu"], "`--device gpu` is not a device of PyTorch"),
+        (["--device", "meta"], "`--device meta` must be a CPU or a CUDA device"),
+        (
+            ["--device", "cuda:99"],
+            "`--device cuda:99` does not exist; PyTorch sees "
+            f"{torch.cuda.device_count()} CUDA devices",
+        ),
+        (
+            ["--only", "core,mine"],
+            "`--only mine`: unknown implementation; there are " + ", ".join(SELECTABLE),
+        ),
+        (
+            ["--masks", "window"],
+            "`--masks window`: unknown mask; there are none, causal, padding",
+        ),
+        (
+            ["--sizes", "4x512,8"],
+            "`--sizes 4x512,8` must be batch sizes and lengths, as in 4x512,2x1024",
+        ),
+        (
+            ["--sizes", "0x512"],
+            "`--sizes 0x512` must be batch sizes and lengths, as in 4x512,2x1024",
+        ),
+        (
+            ["--dropout", "0,1"],
+            "`--dropout 0,1` must be probabilities from 0 to below 1, as in 0,0.1",
+        ),
+        (
+            ["--dropout", "some"],
+            "`--dropout some` must be probabilities from 0 to below 1, as in 0,0.1",
+        ),
+        (["--seconds", "-2"], "`--seconds -2.0` must be at least 0"),
+        (["--seconds", "nan"], "`--seconds nan` must be at least 0"),
+        (
+            ["--json", "no/such/file.json"],
+            "`--json no/such/file.json`: there is no folder `no/such`",
+        ),
+        (
+            ["decode", "--only", "core"],
+            "`--only core` leaves no implementation for `decode`; there are "
+            + ", ".join(DECODERS),
+        ),
+        (
+            ["training", "--masks", "padding", "--dropout", "0.1"],
+            "`training` has no such setting: with dropout, it has neither padding "
+            "masks nor lengths above 2,048",
+        ),
+    ],
+)
+def test_an_invalid_option_is_explained(words: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        parse(*words)
+
+
+def test_results_must_not_be_a_file(tmp_path: Any) -> None:
+    path = tmp_path / "results"
+    path.touch()
+    message = f"`--results {path}` is a file, not a folder"
+    with pytest.raises(OptionError, match=f"^{re.escape(message)}$"):
+        parse("--results", str(path))
+
+
+# The progress bar
+
+SETTINGS = [Setting(1, 64), Setting(1, 4096)]
+
+
+def test_nothing_is_shown_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bar = ProgressBar()
+    bar.begin("inference", SETTINGS, 1.0)
+    bar(1, "length 4,096")
+    bar.clear()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_weighted_by_flops(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    now = iter([0.0, 100.0, 101.0])
+    monkeypatch.setattr(cli.time, "perf_counter", lambda: next(now))
+    bar = ProgressBar()
+    bar.begin("inference", SETTINGS, 1.0)
+    bar(0, "length 64")
+    shown = capsys.readouterr().err
+    assert shown == f"\rinference {'·' * 20} 0/2 length 64"
+    assert "left" not in shown
+    bar(1, "length 4,096")
+    shown = capsys.readouterr().err
+    # One of two settings is done, in a second, but not half of the work.
+    small, large = bar.weights
+    assert large > 10 * small
+    assert shown.endswith(f"1/2 length 4,096, {large / small:.0f} s left")
+    bar.clear()
+    assert re.fullmatch(r"\r +\r", capsys.readouterr().err)
+    bar.clear()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_line_never_wraps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    bar = ProgressBar()
+    bar.begin("inference", SETTINGS, 1.0)
+    bar(0, "x" * 200)
+    assert len(capsys.readouterr().err.lstrip("\r")) <= 79
+
+
+def test_the_time_left_is_in_seconds_or_minutes() -> None:
+    assert time_left(0.2) == "0 s left"
+    assert time_left(89) == "89 s left"
+    assert time_left(100) == "2 min left"

@@ -1,103 +1,123 @@
-"""Memory: the peak of a call, and what it keeps."""
+"""Memory: the peak of a call, and what it retains."""
 
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from attention_bench import memory
-from attention_bench.memory import in_a_process, measure, read_setting, resident, start
+from attention_bench.memory import (
+    measure,
+    measure_in_subprocess,
+    reset_peak,
+    resident_bytes,
+)
 from attention_bench.setting import Setting
 
 MIB = 2**20
-LINUX = memory.CLEAR.exists()
+LINUX = memory.CLEAR_REFS.exists()
 
 
-@pytest.mark.skipif(not LINUX, reason="the high-water mark cannot be set back here")
-def test_the_peak_of_a_call_is_seen_and_forgotten() -> None:
+@pytest.mark.skipif(not LINUX, reason="the high-water mark cannot be reset here")
+def test_the_peak_of_a_call_is_seen_and_reset() -> None:
     cpu = torch.device("cpu")
-    before = start(cpu)
-    held = torch.ones(16 * MIB)  # 64 MiB
-    del held
-    assert resident()[1] - before > 60 * MIB
-    before = start(cpu)
-    assert resident()[1] - before < 30 * MIB
+    before = reset_peak(cpu)
+    x = torch.ones(16 * MIB)  # 64 MiB
+    del x
+    assert resident_bytes()[1] - before > 60 * MIB
+    before = reset_peak(cpu)
+    assert resident_bytes()[1] - before < 30 * MIB
 
 
-@pytest.mark.skipif(not LINUX, reason="the high-water mark cannot be set back here")
-def test_a_process_of_its_own_sees_what_is_kept() -> None:
+@pytest.mark.skipif(not LINUX, reason="the high-water mark cannot be reset here")
+def test_a_process_of_its_own_sees_what_is_retained() -> None:
     settings = [Setting(1, n, d_model=32, heads=8) for n in (64, 512)]
     settings.append(Setting(1, 512, "causal", training=True, d_model=32, heads=8))
-    core = list(in_a_process("core", settings, threads=1))
+    core = list(measure_in_subprocess("core", settings, threads=1))
     small, large, trained = (found for found in core if isinstance(found, dict))
-    # 512 by 512 scores of 8 heads in float32 are 8 MiB; they stay on the module.
-    assert 7 * MIB < large["kept"] < 12 * MIB
-    assert small["kept"] < 2 * MIB
+    # 512 by 512 scores of 8 heads in float32 are 8 MiB; the core stores its weights.
+    assert 7 * MIB < large["retained"] < 12 * MIB
+    assert small["retained"] < 2 * MIB
     assert small["peak"] < 15 * MIB < large["peak"] < 60 * MIB
     assert trained["peak"] > large["peak"]
 
 
-def test_who_raises_is_heard_and_who_dies_is_noticed(
+def test_errors_and_a_killed_process_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         spec = json.loads(command[-1])
         assert spec["name"] == "core"
         assert [s["seq_len"] for s in spec["settings"]] == [3, 5, 7]
-        lines = '{"peak": 5, "kept": 0}\n"RuntimeError: no"\n'
+        lines = '{"peak": 5, "retained": 0}\n"RuntimeError: no"\n'
         return subprocess.CompletedProcess(command, -9, lines, "")
 
     monkeypatch.setattr(subprocess, "run", run)
     settings = [Setting(2, n) for n in (3, 5, 7)]
-    assert list(in_a_process("core", settings, threads=1)) == [
-        {"peak": 5, "kept": 0},
+    assert list(measure_in_subprocess("core", settings, threads=1)) == [
+        {"peak": 5, "retained": 0},
         "RuntimeError: no",
-        "its process ended with -9",
+        "its process ended with exit status -9",
     ]
 
 
-def test_an_endless_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(command: list[str], timeout: float, **_: Any) -> None:
-        raise subprocess.TimeoutExpired(command, timeout)
+def test_the_last_line_of_a_crash_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", "Traceback\nKeyError: 'x'\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = list(in_a_process("core", [Setting(2, 3)], threads=1, timeout=7))
-    assert found == ["no answer in 7 seconds"]
+    found = list(measure_in_subprocess("core", [Setting(2, 3)], threads=1))
+    assert found == ["its process ended with exit status 1: KeyError: 'x'"]
 
 
-def test_the_process_prints_an_answer_for_each_setting(
+def test_a_timeout_keeps_what_was_measured_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A real process, because `subprocess` does not decode the output of a timeout.
+    program = """if True:
+        import time
+        print('{"peak": 5, "retained": 0}', flush=True)
+        time.sleep(60)
+    """
+    real_run = subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        return real_run([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    settings = [Setting(2, 3), Setting(2, 5)]
+    found = list(measure_in_subprocess("core", settings, threads=1, timeout=1))
+    assert found == [{"peak": 5, "retained": 0}, "no result within 1 seconds"]
+
+
+def test_the_process_prints_a_line_for_each_setting(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    measured = []
 
     def fake(name: str, setting: Setting) -> dict[str, int]:
-        asked.append(setting.seq_len)
+        measured.append(setting.seq_len)
         if setting.seq_len == 5:
             raise ValueError("no\nroom")
-        return {"peak": 1, "kept": 0}
+        return {"peak": 1, "retained": 0}
 
     monkeypatch.setattr(memory, "measure", fake)
     threads = torch.get_num_threads()
-    plain = [Setting(2, n).as_json() for n in (3, 5)]
-    memory.main({"name": "core", "threads": threads, "settings": plain})
+    settings = [Setting(2, n).as_dict() for n in (3, 5)]
+    memory.main({"name": "core", "threads": threads, "settings": settings})
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"peak": 1, "kept": 0},
+        {"peak": 1, "retained": 0},
         "ValueError: no",
     ]
-    assert asked == [3, 3, 5]  # the first call of all is not counted
+    assert measured == [3, 3, 5]  # the first call warms up
 
 
 def test_a_gpu_counts_exactly(device: torch.device) -> None:
     if device.type == "cpu":
-        pytest.skip("only its allocator counts")
+        pytest.skip("only PyTorch's CUDA allocator counts exactly")
     setting = Setting(1, 512, d_model=32, heads=8, device=device)
-    assert measure("core", setting)["kept"] >= 8 * MIB
-
-
-def test_settings_travel_as_json() -> None:
-    setting = Setting(2, 3, "padding", 0.1, True, dtype=torch.bfloat16)
-    plain = json.loads(json.dumps(setting.as_json()))
-    assert read_setting(plain) == setting
+    assert measure("core", setting)["retained"] >= 8 * MIB

@@ -1,4 +1,4 @@
-"""Asking: a cell from its contestants to its numbers."""
+"""Running a suite: a cell, from its implementations to its numbers."""
 
 from typing import Any
 
@@ -6,143 +6,160 @@ import pytest
 import torch
 
 from attention_bench import memory
-from attention_bench import run as asking
-from attention_bench.contestants import CONTESTANTS, Contestant, Entry
-from attention_bench.equal import everyone
-from attention_bench.record import Cell
-from attention_bench.run import ask, exponents, operators, rate, threads
+from attention_bench import run as run_module
+from attention_bench.implementations import (
+    ALL_IMPLEMENTATIONS,
+    IMPLEMENTATIONS,
+    Adapter,
+    Implementation,
+)
+from attention_bench.report import Cell
+from attention_bench.run import (
+    add_roofline,
+    count_operators,
+    growth_exponents,
+    run_suite,
+    torch_threads,
+)
 from attention_bench.setting import Setting
-from attention_bench.suites import Question
+from attention_bench.suites import Suite
 
 SMALL: dict[str, Any] = {"d_model": 28, "heads": 7}
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Add one who computes something else, very fast, and one who breaks in time."""
+    """Add a fast one that computes something else, and one that fails while timed."""
 
-    def cheat(ours: Any, setting: Setting) -> Entry:
-        return Entry(torch.nn.Identity(), lambda x: x, batch_first=False)
+    def build_wrong(core: Any, setting: Setting) -> Adapter:
+        return Adapter(torch.nn.Identity(), lambda x: x, batch_first=False)
 
-    def tire(ours: Any, setting: Setting) -> Entry:
-        entry = CONTESTANTS["nn"].build(ours, setting)
-        call, calls = entry.call, iter(range(2))
+    def build_failing(core: Any, setting: Setting) -> Adapter:
+        adapter = IMPLEMENTATIONS["nn"].build(core, setting)
+        call, calls = adapter.call, iter(range(2))
 
-        def tired(x: Any) -> Any:
+        def fail_at_the_third_call(x: Any) -> Any:
             if next(calls, None) is None:
-                raise RuntimeError("tired")
+                raise RuntimeError("third call")
             return call(x)
 
-        entry.call = tired
-        return entry
+        adapter.call = fail_at_the_third_call
+        return adapter
 
-    told = {"none": "", "causal": "", "padding": ""}
-    planted = {"cheat": Contestant(cheat, told), "tired": Contestant(tire, told)}
-    known = everyone() | planted
-    monkeypatch.setattr(asking, "everyone", lambda: known)
+    masks = {"none": "", "causal": "", "padding": ""}
+    planted = {
+        "wrong": Implementation(build_wrong, masks),
+        "failing": Implementation(build_failing, masks),
+    }
+    known = ALL_IMPLEMENTATIONS | planted
+    monkeypatch.setattr(run_module, "ALL_IMPLEMENTATIONS", known)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_a_cell_holds_who_is_equal_and_why_others_are_not(
+def test_a_cell_has_a_result_or_a_reason_for_each_implementation(
     training: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     plant(monkeypatch)
-    question = Question("?", ("core", "cheat", "nn", "tired"), (), seconds=0.01)
+    suite = Suite(("core", "wrong", "nn", "failing"), (), seconds=0.01)
     setting = Setting(3, 5, "causal", training=training, device=device, **SMALL)
-    told: list[tuple[int, str]] = []
-    (cell,) = ask(question, [setting], lambda *s: told.append(s))
-    assert told == [(0, str(setting))]
+    progress: list[tuple[int, str]] = []
+    (cell,) = run_suite(suite, [setting], lambda *step: progress.append(step))
+    assert progress == [(0, str(setting))]
     assert list(cell.results) == ["core", "nn"]
-    off = "input gradient off by 1." if training else "output off by 1"
-    assert cell.left_out["cheat"].startswith(f"another function: {off}")
-    assert cell.left_out["tired"] == "RuntimeError: tired"
-    assert cell.results["nn"]["ratio"] == 1
+    assert cell.skipped["wrong"].startswith("not equal: ")
+    assert cell.skipped["failing"] == "RuntimeError: third call"
+    assert cell.results["nn"]["speedup"] == 1
     core = cell.results["core"]
-    assert 0 < core["low"] <= core["seconds"] <= core["high"]
-    assert core["turns"] >= 1
-    assert core["apart"] < 1e-5
+    assert 0 < core["p25"] <= core["seconds"] <= core["p75"]
+    assert core["samples"] >= 1
+    assert core["max_error"] < 1e-5
     assert cell.setting["flops"] == setting.flops()
     assert cell.setting["bytes"] == setting.bytes()
 
 
-def test_decoders_are_judged_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from attention_bench.decoding import DECODERS, Decoder
 
-    def forgetful(prefix: Any) -> Decoder:
+    def start_wrong(prefix: Any) -> Decoder:
         return Decoder(lambda: None, lambda x: x)
 
-    def broken(prefix: Any) -> Decoder:
+    def start_missing(prefix: Any) -> Decoder:
         raise ImportError("not installed")
 
-    planted = {**DECODERS, "forgetful": forgetful, "broken": broken}
-    monkeypatch.setattr(asking, "DECODERS", planted)
-    names = ("bmm", "sdpa", "cat", "nn", "forgetful", "broken")
-    question = Question("?", names, (), seconds=0.02, baseline="sdpa")
+    planted = {**DECODERS, "wrong": start_wrong, "missing": start_missing}
+    monkeypatch.setattr(run_module, "DECODERS", planted)
+    names = ("bmm", "sdpa", "cat", "nn", "wrong", "missing")
+    suite = Suite(names, (), seconds=0.02, baseline="sdpa")
     setting = Setting(3, 11, decoding=True, **SMALL)
-    (cell,) = ask(question, [setting])
+    (cell,) = run_suite(suite, [setting])
     assert list(cell.results) == ["bmm", "sdpa", "cat", "nn"]
-    assert cell.results["sdpa"]["ratio"] == 1
-    assert set(cell.left_out) == {"forgetful", "broken"}
-    assert cell.left_out["broken"] == "ImportError: not installed"
+    assert cell.results["sdpa"]["speedup"] == 1
+    assert set(cell.skipped) == {"wrong", "missing"}
+    assert cell.skipped["wrong"].startswith("not equal: output off by ")
+    assert cell.skipped["missing"] == "ImportError: not installed"
 
 
-def test_without_its_baseline_a_cell_has_no_ratios() -> None:
-    question = Question("?", ("core",), (), seconds=0)
-    (cell,) = ask(question, [Setting(2, 3, **SMALL)])
-    assert "ratio" not in cell.results["core"]
+def test_without_its_baseline_a_cell_has_no_speedups() -> None:
+    suite = Suite(("core",), (), seconds=0)
+    (cell,) = run_suite(suite, [Setting(2, 3, **SMALL)])
+    assert "speedup" not in cell.results["core"]
 
 
-def test_one_thread_counts_operators_and_is_given_back() -> None:
+def test_one_thread_counts_operators_and_threads_are_restored() -> None:
     before = torch.get_num_threads()
-    seen = []
-    with threads(3):
-        seen.append(torch.get_num_threads())
-    assert (seen, torch.get_num_threads()) == ([3], before)
-    question = Question("?", ("core", "nn"), (), seconds=0, threads=1)
-    (cell,) = ask(question, [Setting(2, 3, **SMALL)])
-    # Each of the four linear maps alone is four operators: two views and two more.
+    with torch_threads(3):
+        assert torch.get_num_threads() == 3
+    assert torch.get_num_threads() == before
+    suite = Suite(("core", "nn"), (), seconds=0, threads=1)
+    (cell,) = run_suite(suite, [Setting(2, 3, **SMALL)])
+    # Each of the four projections alone is four operators: two views and two more.
     assert cell.results["core"]["operators"] > cell.results["nn"]["operators"] > 16
+    assert torch.get_num_threads() == before
 
 
-def test_operators_are_counted_beneath_those_that_are_composed() -> None:
+def test_composite_operators_count_as_their_parts() -> None:
     layer = torch.nn.Linear(28, 28)
     setting = Setting(3, 5, **SMALL)
-    bare = Entry(layer, lambda x: torch.addmm(x[0], x[0], layer.weight.detach()))
-    assert operators(bare, setting) == 4  # two selects, a detach, and the product
-    assert operators(Entry(layer, layer), setting) == 4  # it is composed of them
+    parts = Adapter(layer, lambda x: torch.addmm(x[0], x[0], layer.weight.detach()))
+    assert count_operators(parts, setting) == 4  # two selects, a detach, the product
+    assert count_operators(Adapter(layer, layer), setting) == 4
 
 
-def test_memory_is_asked_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_memory_is_measured_in_a_process_for_each_implementation_and_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = []
 
     def fake(name: str, settings: list[Setting], threads: int) -> Any:
-        asked.append((name, [(s.seq_len, s.training) for s in settings]))
+        measured.append((name, [(s.seq_len, s.training) for s in settings]))
         return [
-            "killed" if name == "nn" and s.seq_len == 8192 else {"peak": 7, "kept": 1}
+            "killed"
+            if name == "nn" and s.seq_len == 8192
+            else {"peak": 7, "retained": 1}
             for s in settings
         ]
 
-    monkeypatch.setattr(memory, "in_a_process", fake)
-    question = Question(
-        "?",
+    monkeypatch.setattr(memory, "measure_in_subprocess", fake)
+    suite = Suite(
         ("core", "nn"),
         ((1, 2048), (1, 8192)),
         masks=("none",),
         modes=("inference", "training"),
-        amount="memory",
+        metric="memory",
     )
-    cells = ask(question, question.settings())
-    assert asked == [
+    cells = run_suite(suite, suite.settings())
+    assert measured == [
         ("core", [(2048, False)]),
         ("core", [(2048, True)]),
         ("nn", [(2048, False), (8192, False)]),
         ("nn", [(2048, True), (8192, True)]),
     ]
     assert [list(cell.results) for cell in cells] == [["core", "nn"], []] * 2
-    assert cells[1].left_out == {"nn": "killed"}
-    assert cells[2].results["nn"] == {"peak": 7, "kept": 1}
+    assert cells[1].skipped == {"nn": "killed"}
+    assert cells[2].results["nn"] == {"peak": 7, "retained": 1}
+    assert cells[2].title == "training, batch 1, length 2,048, no mask, dropout 0"
 
 
-def test_exponents_are_fitted_for_each_who_has_two_points() -> None:
+def test_exponents_are_fitted_from_two_lengths_up() -> None:
     cells = [
         Cell(
             {"seq_len": n, "training": training},
@@ -152,14 +169,14 @@ def test_exponents_are_fitted_for_each_who_has_two_points() -> None:
         for training in (False, True)
         for n, only in ((64, {"c": {"peak": 1}}), (128, {}), (256, {}))
     ]
-    found = exponents(cells)
-    assert set(found) == {"memory of inference", "memory of training"}
+    found = growth_exponents(cells)
+    assert set(found) == {"inference memory", "training memory"}
     for fits in found.values():
         assert fits == {"a": pytest.approx(1), "b": pytest.approx(2)}
 
 
-def test_a_share_of_a_ceiling_is_a_share() -> None:
+def test_the_roofline_is_a_share_of_each_peak_rate() -> None:
     cell = Cell({"flops": 600, "bytes": 30}, "", {"a": {"seconds": 2.0}})
-    rate(cell, {"flops_per_second": 400.0, "bytes_per_second": 150.0})
-    assert cell.results["a"]["of_matmul"] == 0.75
-    assert cell.results["a"]["of_copy"] == 0.1
+    add_roofline(cell, {"flops_per_second": 400.0, "bytes_per_second": 150.0})
+    assert cell.results["a"]["flops_utilization"] == 0.75
+    assert cell.results["a"]["bandwidth_utilization"] == 0.1

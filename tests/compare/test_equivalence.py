@@ -17,7 +17,7 @@ from headnotes import convert
 from headnotes.compare import equivalence as compare
 from headnotes.compare.calling import ask
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 HEADS, D_MODEL = 4, 24
 SETTINGS = ["no mask", "causal", "padding", "causal + padding", "cross"]
 BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-13}
