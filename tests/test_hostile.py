@@ -47,12 +47,10 @@ SPARED = {
     "implementations.stages.drop_stored_mask": "called by torch, on loading",
     "implementations.stages.redraw_mask": "called by torch, on loading or moving",
     "positions.leave_meta": "called by torch, on loading",
-    "fast.blocks.Block": "a record: it holds what it is given",
-    "fast.blocks.Rule": "a record: it holds what it is given",
-    "fast.blocks.Workspace": "it is given what has been checked",
-    "fast.blockwise.Attend": "it is given what has been checked",
-    "fast.module.MultiHeadAttention.train": "called by torch",
-    "fast.module.Packed": "a record: it holds what it is given",
+    "fast.attention.Blockwise": "it is given what has been checked",
+    "fast.attention.Call": "a record: it holds what it is given",
+    "fast.attention.FusedOnCPU": "it is given what has been checked",
+    "fast.attention.Tile": "made for a call, from what has been checked",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
 }
 # Steps of a forward, which are handed what that has checked.

@@ -1,17 +1,17 @@
-"""Attacks on attention at full speed: by blocks, with a cache, and as a module."""
+"""Attacks on attention at full speed: its module, its KV cache, and its ways."""
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from headnotes import fast
-from headnotes.fast import blocks, blockwise
-from headnotes.fast import dispatch as kernels
-from headnotes.fast.kv_cache import KeyValueCache
+from headnotes.fast import KeyValueCache
+from headnotes.fast import attention as ways
 from hostile.attention import (
     Weights,
     allowed,
@@ -19,7 +19,6 @@ from hostile.attention import (
     call,
     compare,
     dense,
-    eye,
     inputs,
     linear,
     need,
@@ -29,42 +28,83 @@ from hostile.attention import (
     sizes,
     whole,
 )
-from hostile.dice import FLOATS, Dice
+from hostile.dice import FLOATS, Dice, Marked
 from hostile.outcome import Call
 from hostile.registry import attack
 
+LONG = 300  # tiles have 128 rows, and up to 128 keys are few
+
 
 @contextmanager
-def small() -> Iterator[None]:
-    """Every path is walked at small sizes."""
-    changes = [(blocks, "ROWS", 2), (blocks, "SCORES", 1)]
-    changes += [(kernels, "FEW", 1), (fast, "FEW", 2), (kernels, "LONG", 3)]
-    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
-    for module, name, value in changes:
-        setattr(module, name, value)
-    try:
+def surroundings(tiny: bool, nan_memory: bool = False) -> Iterator[None]:
+    """Tiles of two rows, for every path at tiny sizes; NaN in uninitialized memory."""
+    changes = {"TILE_ROWS": 2, "TILE_SCORES": 1, "SHORT_KEYS": 1} if tiny else {}
+    with ExitStack() as stack:
+        for name, value in changes.items():
+            stack.enter_context(mock.patch.object(ways, name, value))
+        if nan_memory:
+            torch.use_deterministic_algorithms(True)
+            stack.callback(torch.use_deterministic_algorithms, False)
         yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
-def may_read(mask: Any, is_causal: bool, full: tuple[int, ...]) -> Tensor:
+def may_attend(mask: Any, is_causal: bool, full: tuple[int, ...]) -> Tensor:
     """A mask and causality, in full and on the CPU."""
     may = allowed(mask, full)
     past = torch.ones(full[:2]).bool().tril(full[1] - full[0])
     return may & past.unsqueeze(-1) if is_causal else may
 
 
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, may: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Context, and weights `[q_len, k_len, batch_size, heads]`, by plain operators."""
+    scores = torch.einsum("ibhd,jbhd->ijbh", query, key) / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(~may.unsqueeze(-1), -math.inf)
+    # There may be no key at all.
+    largest = scores.detach().sum(1, keepdim=True).fill_(-math.inf)
+    largest = torch.cat([scores.detach(), largest], 1).amax(1, keepdim=True)
+    exponentials = (scores - largest.nan_to_num(0, 0, 0)).exp()
+    total = exponentials.sum(1, keepdim=True)
+    weights = exponentials / torch.where(total > 0, total, 1)
+    return torch.einsum("ijbh,jbhd->ibhd", weights, value), weights
+
+
+def right_or_long(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    may: Tensor,
+    weights: Weights,
+    heads: int,
+) -> tuple[Tensor, Tensor]:
+    """As `right`; of long sequences by operators, as loops would take minutes."""
+    if query.is_meta or max(len(query), len(key)) < 9:
+        return right(query, key, value, may, weights, heads)
+    need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
+    need(len(key) == len(value), "keys and values differ in length")
+    xs = []
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        weight, bias = (None if w is None else wide(w) for w in weights[name])
+        need(x.shape[-1] == weight.shape[1], "a width differs")
+        xs.append(
+            nn.functional.linear(wide(x), weight, bias).unflatten(-1, (heads, -1))
+        )
+    context, attn = formula(*xs, may.cpu())
+    weight, bias = (None if w is None else wide(w) for w in weights["output"])
+    return nn.functional.linear(context.flatten(-2), weight, bias), attn
+
+
 # The module -----------------------------------------------------------------------
 
 
-class Quietly(nn.Module):
-    """As it is called where nothing is to be learnt, or where something is."""
+class Surrounded(nn.Module):
+    """A module, called with gradients or without, at tiny sizes or real ones."""
 
-    def __init__(self, module: fast.MultiHeadAttention, learns: bool) -> None:
+    def __init__(self, module: fast.MultiHeadAttention, dice: Dice, tiny: bool) -> None:
         super().__init__()
-        self.module, self.learns = module, learns
+        self.module, self.tiny = module, tiny
+        self.needs_grad, self.nan_memory = dice.chance(2), dice.chance(3)
 
     def forward(
         self,
@@ -79,21 +119,9 @@ class Quietly(nn.Module):
     ) -> Any:
         call: dict[str, Any] = {"query": query, "key": key, "value": value}
         call |= {"mask": mask, "is_causal": is_causal, "need_weights": need_weights}
-        with small(), torch.set_grad_enabled(self.learns):
+        grad = torch.set_grad_enabled(self.needs_grad)
+        with surroundings(self.tiny, self.nan_memory), grad:
             return self.module(**call, average_weights=average_weights)
-
-
-class Alone(nn.Module):
-    """A sequence that reads itself, with nothing to learn: the packed projections."""
-
-    def __init__(self, module: fast.MultiHeadAttention) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *, query: Any, mask: Any, is_causal: bool) -> Any:
-        x = {"query": query, "key": query, "value": query}
-        with small(), torch.no_grad():
-            return self.module(**x, mask=mask, is_causal=is_causal)
 
 
 def new_module(dice: Dice) -> tuple[Any, Weights]:
@@ -111,13 +139,27 @@ def forward(dice: Dice) -> Call:
     module, weights = new_module(dice)
     weight, heads = module.output.weight, module.heads
     q_len, k_len, batch_size = sizes(dice)
+    tiny = not dice.chance(5)
+    if not tiny:
+        q_len, k_len = dice.roll(1, LONG), dice.roll(1, LONG)
     k_len = q_len if dice.chance(2) else k_len
     shapes = [(n, batch_size, weight.shape[0]) for n in (q_len, k_len, k_len)]
     xs = inputs(dice, *shapes, like=weight)
     given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
     given |= {"mask": new_mask(dice, q_len, k_len, batch_size)}
-    flags = ("is_causal", "need_weights", "average_weights")
-    flagged = {name: dice.chance(2) for name in flags}
+    flags = {name: dice.chance(2) for name in ("is_causal", "need_weights")}
+    flags["average_weights"] = flags["need_weights"] and dice.chance(2)
+    drops_all = dice.chance(8)
+    if drops_all:
+        module.dropout = nn.Dropout(1.0)
+    # Padding may hold anything.
+    if given["mask"] is not None and not weight.is_meta and dice.chance(3):
+        bad = dice.pick((math.nan, math.inf, -math.inf, torch.finfo(weight.dtype).max))
+        mask = given["mask"].bool().any(0).cpu()  # [k_len, batch_size or 1]
+        padding = ~mask.expand(k_len, batch_size).to(weight.device)
+        for name in ("key", "value"):
+            given[name] = given[name].masked_fill(padding.unsqueeze(-1), bad)
+        dice.notes.append(f"padding is {bad}")
 
     def judge(result: Any) -> None:
         *xs, mask = list(given.values())[:4]
@@ -126,42 +168,23 @@ def forward(dice: Dice) -> Call:
         full = (len(xs[0]), len(xs[1]), xs[0].shape[1])
         if mask is not None:
             whole(mask, weight)
-        may = may_read(mask, flagged["is_causal"], full).to(weight.device)
-        output, attn = right(*xs, may, weights, heads)
-        if flagged["need_weights"]:
-            attn = attn.mean(-1) if flagged["average_weights"] else attn
+        may = may_attend(mask, flags["is_causal"], full).to(weight.device)
+        unseen = ~may.any(0).unsqueeze(-1)  # [k_len, batch_size, 1]
+        if mask is not None and all(x.shape[:2] == unseen.shape[:2] for x in xs[1:]):
+            xs[1:] = (x.masked_fill(unseen.to(x.device), 0) for x in xs[1:])
+        output, attn = right_or_long(*xs, may, weights, heads)
+        if drops_all and module.dropout.training:
+            # What is left is the bias of the last layer.
+            bias = weights["output"][1]
+            output = output * 0 if bias is None else wide(bias).expand(output.shape)
+        if flags["need_weights"]:
+            attn = attn.mean(-1) if flags["average_weights"] else attn
             compare(result[1], attn, weight)
             result = result[0]
         compare(result, output, weight)
 
-    function = Quietly(module, learns=dice.chance(2))
-    made = call(dice, function, given, judge, mask=odd_mask(dice))
-    given |= flagged  # read by their truth, so none of them is wrong
-    return made
-
-
-@attack("fast.module.MultiHeadAttention.read_itself")
-def alone(dice: Dice) -> Call:
-    module, weights = new_module(dice)
-    weight, heads = module.output.weight, module.heads
-    seq_len, _, batch_size = sizes(dice)
-    (x,) = inputs(dice, (seq_len, batch_size, weight.shape[0]), like=weight)
-    given: dict[str, Any] = {"query": x}
-    given |= {"mask": new_mask(dice, seq_len, seq_len, batch_size)}
-    is_causal = dice.chance(2)
-
-    def judge(result: Any) -> None:
-        x, mask = given["query"], given["mask"]
-        dense(x, weight, 3)
-        full = (len(x), len(x), x.shape[1])
-        if mask is not None:
-            whole(mask, weight)
-        may = may_read(mask, is_causal, full).to(weight.device)
-        output, _ = right(x, x, x, may, weights, heads)
-        compare(result, output, weight)
-
-    made = call(dice, Alone(module.eval()), given, judge, mask=odd_mask(dice))
-    given["is_causal"] = is_causal
+    made = call(dice, Surrounded(module, dice, tiny), given, judge, mask=odd_mask(dice))
+    given |= flags  # used by their truth, so none of them is wrong
     return made
 
 
@@ -173,12 +196,12 @@ def decode(dice: Dice) -> Call:
     capacity = past + seq_len + dice.roll(0, 2) or 1
     cache = module.cache(batch_size, capacity)
     before = dice.floats(past, batch_size, weight.shape[0]).to(weight)
-    with small():
+    with surroundings(True):
         module.decode(before, cache)
     given: dict[str, Any] = {"x": dice.floats(seq_len, *before.shape[1:]).to(weight)}
 
     def function(x: Any) -> Any:
-        with small():
+        with surroundings(True):
             return module.decode(x, cache)
 
     def judge(result: Any) -> None:
@@ -188,7 +211,7 @@ def decode(dice: Dice) -> Call:
         whole_x = torch.cat([before, x.detach()])
         need(len(whole_x) <= capacity, "the cache is full")
         full = (len(whole_x), len(whole_x), batch_size)
-        may = may_read(None, True, full).to(weight.device)
+        may = may_attend(None, True, full).to(weight.device)
         output, _ = right(whole_x, whole_x, whole_x, may, weights, module.heads)
         assert len(cache) == len(whole_x)
         compare(result[0], output[past:], weight)
@@ -203,9 +226,9 @@ def of_module(dice: Dice) -> Call:
 
     def judge(cache: Any) -> None:
         need(all(type(n) is int and n > 0 for n in given.values()), "a size is none")
-        assert (cache.kept.shape[1], cache.capacity) == tuple(given.values())
-        assert cache.kept.dtype == module.output.weight.dtype
-        assert cache.kept.device == module.output.weight.device
+        assert (cache.buffer.shape[1], cache.capacity) == tuple(given.values())
+        assert cache.buffer.dtype == module.output.weight.dtype
+        assert cache.buffer.device == module.output.weight.device
 
     return call(dice, module.cache, given, judge)
 
@@ -228,7 +251,7 @@ def new_cache(dice: Dice) -> tuple[KeyValueCache, Tensor]:
     return cache, held
 
 
-@attack("fast.kv_cache.KeyValueCache")
+@attack("fast.module.KeyValueCache")
 def construct(dice: Dice) -> Call:
     names = ("batch_size", "heads", "d_k", "capacity")
     given: dict[str, Any] = {name: dice.roll(1, 3) for name in names}
@@ -242,7 +265,7 @@ def construct(dice: Dice) -> Call:
     return call(dice, KeyValueCache, given, judge)
 
 
-@attack("fast.kv_cache.KeyValueCache.append")
+@attack("fast.module.KeyValueCache.append")
 def append(dice: Dice) -> Call:
     cache, held = new_cache(dice)
     room = 5 if cache.grow else cache.capacity - len(cache)
@@ -270,7 +293,7 @@ def wide(x: Tensor) -> Tensor:
     return x if x.is_meta else x.cpu()
 
 
-@attack("fast.kv_cache.KeyValueCache.reorder")
+@attack("fast.module.KeyValueCache.reorder")
 def reorder(dice: Dice) -> Call:
     cache, held = new_cache(dice)
     batch_size = held.shape[2]
@@ -292,132 +315,106 @@ def reorder(dice: Dice) -> Call:
     return call(dice, cache.reorder, given, judge)
 
 
-# By blocks ------------------------------------------------------------------------
+# The ways -------------------------------------------------------------------------
 
 
-def new_call(dice: Dice) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
-    """Queries, keys, values, a mask, and what chance and causality say."""
+def disguised(dice: Dice, given: dict[str, Any]) -> None:
+    """Tensors that lie otherwise in memory, or are of another kind."""
+    for name, x in given.items():
+        if isinstance(x, Tensor) and dice.chance(3):
+            given[name] = dice.disguise(name, x)
+
+
+@attack("fast.attention.attention")
+def attend(dice: Dice) -> Call:
+    """Valid inputs only, since it is the module that checks them."""
     if dice.chance(8):
         dice.device = torch.device("meta")
-    heads, d_k = dice.roll(1, 9), dice.roll(1, 3)
+    tiny = not dice.chance(3)
     q_len, k_len, batch_size = sizes(dice)
-    like = dice.floats(1, dtype=dice.pick(FLOATS))
+    heads, d_k = dice.roll(1, 9), dice.roll(1, 3)
+    if not tiny:
+        q_len, k_len = dice.roll(1, LONG), dice.roll(1, LONG)
+        heads, batch_size = dice.roll(1, 3), dice.roll(1, 2)
+    k_len = q_len if dice.chance(3) else k_len
+    dtype = dice.pick(FLOATS)
     shapes = [(n, batch_size, heads, d_k) for n in (q_len, k_len, k_len)]
-    xs = inputs(dice, *shapes, like=like)
+    xs = inputs(dice, *shapes, like=dice.floats(1, dtype=dtype))
     given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
     mask = new_mask(dice, q_len, k_len, batch_size)
     given |= {"mask": mask if mask is None else mask.bool()}
-    given |= {"dropout_prob": dice.pick((0.0, 0.0, 0.5, 1.0))}
-    return given, like, {"is_causal": dice.chance(2), "seed": dice.roll(0, 9)}
-
-
-def by_oracle(
-    given: dict[str, Any], is_causal: bool, like: Tensor
-) -> tuple[Tensor, Tensor, float]:
-    """The context and the weights `[q_len, k_len, batch_size, heads]`, and how many
-    of these are to be dropped."""
-    query, key, value, mask, p = list(given.values())[:5]
-    need(isinstance(query, Tensor) and query.dtype in FLOATS, "no floats")
-    for x in (query, key, value):
-        dense(x, query, 4)
-        need(x.shape[1:] == query.shape[1:], "sizes differ")
-    need(0 not in query.shape[2:], "there is no head, or no width")
-    need(type(p) in (int, float) and 0 <= p <= 1, "no probability")
-    if mask is not None:
-        whole(mask, query)
-        need(mask.dtype == torch.bool, "the mask is not bool")
-    full = (len(query), len(key), query.shape[1])
-    may = may_read(mask, is_causal, full).to(query.device)
-    heads, d_k = query.shape[2:]
-    weights: Weights = dict.fromkeys(
-        ("query", "key", "value", "output"), eye(heads * d_k)
-    )
-    flat = (x.flatten(-2) for x in (query, key, value))
-    context, attn = right(*flat, may, weights, heads)
-    return context.unflatten(-1, (heads, d_k)), attn, p
-
-
-def judge_context(context: Tensor, given: dict[str, Any], causal: bool) -> Tensor:
-    expected, attn, p = by_oracle(given, causal, given["query"])
-    if p in (0, 1):
-        compare(context, expected if p == 0 else expected * 0, given["query"])
-    assert context.shape == expected.shape
-    return attn
-
-
-@attack("fast.blockwise.attend")
-def attend(dice: Dice) -> Call:
-    given, _, rest = new_call(dice)
-
-    def function(query: Any, key: Any, value: Any, mask: Any, dropout_prob: Any) -> Any:
-        rule = blocks.Rule(mask, rest["is_causal"], dropout_prob, rest["seed"])
-        with small():
-            return blockwise.attend(query, key, value, rule)
-
-    def judge(result: Any) -> None:
-        judge_context(result, given, rest["is_causal"])
-
-    return call(dice, function, given, judge, mask=odd_mask(dice))
-
-
-@attack("fast.blockwise.attend_and_show")
-def attend_and_show(dice: Dice) -> Call:
-    given, _, rest = new_call(dice)
-    average = dice.chance(2)
-
-    def function(query: Any, key: Any, value: Any, mask: Any, dropout_prob: Any) -> Any:
-        rule = blocks.Rule(mask, rest["is_causal"], dropout_prob, rest["seed"])
-        with small():
-            return blockwise.attend_and_show(query, key, value, rule, average=average)
-
-    def judge(result: Any) -> None:
-        attn = judge_context(result[0], given, rest["is_causal"]).permute(2, 3, 0, 1)
-        compare(result[1], attn.mean(1) if average else attn, given["query"])
-
-    return call(dice, function, given, judge, mask=odd_mask(dice))
-
-
-@attack("fast.blockwise.widen")
-def mapped(dice: Dice) -> Call:
-    """Under `vmap`, with gradients."""
-    heads, d_k, n = dice.roll(1, 9), dice.roll(1, 3), dice.roll(1, 3)
-    q_len, k_len, batch_size = dice.roll(1, 4), dice.roll(1, 4), dice.roll(1, 3)
-    dtype = dice.pick((torch.float32, torch.float64))
-    given: dict[str, Any] = {
-        name: dice.floats(n, length, batch_size, heads, d_k, dtype=dtype)
-        for name, length in (("query", q_len), ("key", k_len), ("value", k_len))
-    }
-    given |= {"mask": dice.bools(n, q_len, k_len, batch_size)}
-    is_causal = dice.chance(2)
-
-    def loss(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Any:
-        rule = blocks.Rule(mask, is_causal)
-        context = blockwise.attend(query, key, value, rule)
-        return context.square().sum(), context
-
-    slope = torch.func.grad(loss, argnums=(0, 1, 2), has_aux=True)
+    disguised(dice, given)
+    mask, is_causal, p = given["mask"], dice.chance(2), dice.pick((0.0, 0.0, 0.5, 1.0))
+    shown, mean = dice.chance(2), dice.chance(2)
+    derivatives, nan_memory = dice.pick((0, 1, 2)), dice.chance(3)
+    full = q_len, k_len, batch_size
+    may = may_attend(mask, is_causal, full)
+    # Rows that may attend to a key that is not finite, or overflows, are not compared.
+    sound = torch.ones(q_len, batch_size).bool()
+    clean = dict(given)
+    subclass = any(type(x) is Marked for x in given.values())
+    if k_len and batch_size and dice.device.type != "meta" and dice.chance(3):
+        derivatives = 0
+        largest = torch.finfo(dtype).max
+        bad = dice.pick((math.nan, math.inf, -math.inf, largest, -largest / 2))
+        j = dice.roll(0, k_len - 1)
+        given["key"] = given["key"].detach().clone()
+        given["key"][j] = bad
+        sound = ~may[:, j]
+        if mask is not None and not subclass:
+            padding = ~mask.any(0).expand(k_len, batch_size)
+            hidden = padding.to(given["value"].device)[..., None, None]
+            given["value"] = given["value"].detach().masked_fill(hidden, bad)
+        dice.notes.append(f"key {j}, and padding, is {bad}")
 
     def function(query: Any, key: Any, value: Any, mask: Any) -> Any:
-        with small():
-            return torch.func.vmap(slope)(query, key, value, mask)
+        options: dict[str, Any] = {"mask": mask, "is_causal": is_causal}
+        options |= {"need_weights": shown, "average_weights": shown and mean}
+        x = query, key, value
+        if derivatives:
+            x = tuple(t.detach().requires_grad_() for t in x)
+        with surroundings(tiny, nan_memory):
+            context, weights = ways.attention(*x, dropout=nn.Dropout(p), **options)
+            if not derivatives:
+                return context, weights, ()
+            loss = context.square().sum() / 2
+            if weights is not None:
+                loss = loss + weights.square().sum()
+            gradients = torch.autograd.grad(loss, x, create_graph=derivatives == 2)
+            if derivatives == 2 and not context.is_meta:
+                total = sum(g.square().sum() for g in gradients)
+                second = torch.autograd.grad(total, x, allow_unused=True)
+                half = dtype in (torch.float16, torch.bfloat16)
+                for g in second:
+                    assert half or g is None or g.isfinite().all()
+        return context, weights, gradients
 
     def judge(result: Any) -> None:
-        gradients, contexts = result
-        for i in range(n):
-            one = {name: x[i] for name, x in given.items()} | {"dropout_prob": 0.0}
-            judge_context(contexts[i], one, is_causal)
-            # The slope in a random direction is that of two steps.
-            xs = [one[name].detach().double() for name in ("query", "key", "value")]
-            ways = [torch.randn_like(x) for x in xs]
-            ends = []
-            for sign in (-1, 1):
-                moved = [x + sign * 1e-5 * d for x, d in zip(xs, ways, strict=True)]
-                ends.append(loss(*moved, one["mask"])[0])
-            right = (ends[1] - ends[0]) / 2e-5
-            ours = sum(
-                (g[i].double() * d).sum() for g, d in zip(gradients, ways, strict=True)
-            )
-            assert math.isclose(ours, right, rel_tol=1e-3, abs_tol=1e-3)
+        context, weights, gradients = result
+        like = dice.floats(1, dtype=dtype)
+        assert context.shape == (q_len, batch_size, heads, d_k)
+        if context.is_meta:
+            return
+        for name in ("key", "value"):
+            clean[name] = clean[name].detach()
+        xs = [wide(clean[name]).requires_grad_() for name in ("query", "key", "value")]
+        expected, attn = formula(*xs, may)
+        kept = 0.0 if p == 1 else 1.0
+        if p in (0, 1):
+            rows = sound.to(context.device)
+            compare(context[rows], (expected * kept)[sound].detach(), like)
+        if weights is not None:
+            right = attn.mean(-1) if mean else attn
+            rows = sound.to(context.device)
+            right = right.transpose(1, 2)[sound].detach()
+            compare(weights.transpose(1, 2)[rows], right, like)
+        if gradients and p in (0, 1) and dtype in (torch.float32, torch.float64):
+            loss = (expected * kept).square().sum() / 2
+            if weights is not None:
+                loss = loss + (attn.mean(-1) if mean else attn).square().sum()
+            for ours, theirs in zip(
+                gradients, torch.autograd.grad(loss, xs), strict=True
+            ):
+                compare(ours, theirs, like)
 
-    # Nothing is spoilt: `vmap` has its own words for what it cannot map.
     return Call(function, given, judge, dice.tame, dice.notes)

@@ -101,7 +101,7 @@ ATTACKS |= {
     "mha.MultiHeadAttention": constructor(
         mha.MultiHeadAttention, heads=1, d_model=2, dropout_prob=0.1, bias=True
     ),
-    "fast.MultiHeadAttention": constructor(
+    "fast.module.MultiHeadAttention": constructor(
         fast.MultiHeadAttention, heads=1, d_model=2, dropout_prob=0.1, bias=True
     ),
     f"{OWN}.batch_first.MultiHeadAttention": constructor(
