@@ -103,7 +103,9 @@ class Dice:
 
     def spoil(self, value: Any) -> Any:
         """Something else than `value`, of the same kind or not."""
-        if isinstance(value, Tensor) and not self.chance(4):
+        # No operator touches a tensor in the layout of mkldnn a second time.
+        usable = isinstance(value, Tensor) and not value.is_mkldnn
+        if usable and not self.chance(4):
             spoilers = (self.rank, self.size, self.dtype, self.values, self.layout)
             with warnings.catch_warnings(action="ignore"):
                 return self.pick(spoilers)(value)
@@ -142,12 +144,14 @@ class Dice:
 
     def layout(self, x: Tensor) -> Tensor:
         x = x.detach()
+        # In half precision, operators on a tensor of mkldnn write past its memory.
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         layouts: list[Callable[[], Tensor]] = [
             lambda: x.to("meta"),
             lambda: x.to("cpu"),
             lambda: x.to_sparse(),
             lambda: x.to_sparse_csr(),
-            lambda: x.to_mkldnn(),
+            lambda: wide.to_mkldnn(),
             lambda: torch.nested.nested_tensor(list(x)),
             lambda: torch.nested.nested_tensor(list(x), layout=torch.jagged),
             lambda: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
