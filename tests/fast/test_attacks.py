@@ -392,6 +392,27 @@ def test_a_replaced_part_is_used(replace: Callable[[Any], None], seq_len: int) -
     assert_same(core, module, x)
 
 
+class Identity(nn.Module):
+    """A projection that only splits into heads, in float32 even under autocast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float().unflatten(-1, (HEADS, D_K))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_under_autocast_projections_may_differ_in_dtype(seq_len: int) -> None:
+    core, module = pair(torch.float32)
+    core.key = module.key = Identity()
+    x = sequence(seq_len, torch.float32)
+    for options, mask in masks_of(seq_len):
+        for mode in (torch.no_grad, torch.enable_grad):
+            with mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+                output = self_attention(module, x, **options)
+                expected = self_attention(core, x, mask=mask)
+            assert output.dtype == expected.dtype
+            torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
+
+
 class Drop(nn.Module):
     """Another module in dropout's place: it forgets what every query saw of key 2."""
 

@@ -91,6 +91,11 @@ class Call:
         return module.p if type(module) is nn.Dropout and module.training else 0.0
 
     @property
+    def mixed(self) -> bool:
+        """Whether dtypes differ, as projections of several kinds do under autocast."""
+        return not self.query.dtype == self.key.dtype == self.value.dtype
+
+    @property
     def short(self) -> bool:
         """Whether there are so few keys that all weights fit into the cache."""
         return self.key.shape[0] <= SHORT_KEYS
@@ -295,7 +300,7 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
 #
 # | way | for | because |
 # |---|---|---|
-# | `in_full` | transforms, another module in dropout's place | all know its operators |
+# | `in_full` | transforms, mixed dtypes, custom dropout | all know its operators |
 # | `in_full` | empty sequences and batches | the fused kernel divides by their size |
 # | `in_full` | weights, compiled or on another device | the others return none there |
 # | `fused` | all else that is compiled or on another device | PyTorch picks a kernel |
@@ -306,7 +311,7 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
 # | `blockwise` | a mask, where scores may overflow | NaN plus minus infinity is NaN |
 # | `fused` | all else | it is the fastest |
 DISPATCH: list[tuple[Way, Callable[[Call], bool]]] = [
-    (in_full, lambda call: call.transformed or call.custom_dropout),
+    (in_full, lambda call: call.transformed or call.custom_dropout or call.mixed),
     (in_full, lambda call: call.query.numel() == 0 or call.key.numel() == 0),
     (in_full, lambda call: not call.eager and call.need_weights),
     (fused, lambda call: not call.eager),
@@ -437,6 +442,7 @@ def is_jit_tracing() -> bool:
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether operators do more here than compute: derivatives, batching, recording."""
     for x in tensors:
+        # A subclass of Tensor may do anything.
         if type(x) not in (Tensor, nn.Parameter) or torch.func.debug_unwrap(x) is not x:
             return True
         dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
