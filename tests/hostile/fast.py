@@ -153,12 +153,14 @@ def forward(dice: Dice) -> Call:
     if drops_all:
         module.dropout = nn.Dropout(1.0)
     # Padding may hold anything.
+    padding_overflows = False
     if given["mask"] is not None and not weight.is_meta and dice.chance(3):
         bad = dice.pick((math.nan, math.inf, -math.inf, torch.finfo(weight.dtype).max))
         mask = given["mask"].bool().any(0).cpu()  # [k_len, batch_size or 1]
         padding = ~mask.expand(k_len, batch_size).to(weight.device)
         for name in ("key", "value"):
             given[name] = given[name].masked_fill(padding.unsqueeze(-1), bad)
+        padding_overflows = math.isfinite(bad)
         dice.notes.append(f"padding is {bad}")
 
     def judge(result: Any) -> None:
@@ -172,6 +174,8 @@ def forward(dice: Dice) -> Call:
         unseen = ~may.any(0).unsqueeze(-1)  # [k_len, batch_size, 1]
         if mask is not None and all(x.shape[:2] == unseen.shape[:2] for x in xs[1:]):
             xs[1:] = (x.masked_fill(unseen.to(x.device), 0) for x in xs[1:])
+        if padding_overflows and any(type(x) is Marked for x in given.values()):
+            return  # a subclass hides its values, so its projections are not cleared
         output, attn = right_or_long(*xs, may, weights, heads)
         if drops_all and module.dropout.training:
             # What is left is the bias of the last layer.
