@@ -410,7 +410,7 @@ def test_under_autocast_projections_may_differ_in_dtype(seq_len: int) -> None:
                 output = self_attention(module, x, **options)
                 expected = self_attention(core, x, mask=mask)
             assert output.dtype == expected.dtype
-            torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(output, expected, rtol=0.2, atol=0.2)
 
 
 class Drop(nn.Module):
