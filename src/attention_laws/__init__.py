@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attention_laws.adapter import Adapter, Mask, Sizes
+    from attention_laws.adapter import Adapter, CannotBeCalled, Mask, Options, Sizes
     from attention_laws.checker import (
         LAWS,
         Counterexample,
@@ -13,19 +13,18 @@ if TYPE_CHECKING:
         check,
     )
     from attention_laws.law import Law
-    from attention_laws.options import CannotBeCalled, Options
 
 # Where each name lives. It is imported when it is first asked for, so that pytest can
 # know of the fixture without importing torch.
 HOMES = {
     "LAWS": "checker",
     "Adapter": "adapter",
-    "CannotBeCalled": "options",
+    "CannotBeCalled": "adapter",
     "Counterexample": "checker",
     "Finding": "checker",
     "Law": "law",
     "Mask": "adapter",
-    "Options": "options",
+    "Options": "adapter",
     "Report": "checker",
     "Sizes": "adapter",
     "check": "checker",

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from attention_laws import algebra, masking, modes, order
-from attention_laws.adapter import Adapter, Fact, Sizes
+from attention_laws.adapter import Adapter, CannotBeCalled, Fact, Options, Sizes
 from attention_laws.infer import adapter
 from attention_laws.law import (
     Broken,
@@ -31,7 +31,6 @@ from attention_laws.law import (
     NotApplicable,
     first_line,
 )
-from attention_laws.options import CannotBeCalled, Options
 from attention_laws.trial import Trial
 
 # All laws, in the order in which they are checked and shown.

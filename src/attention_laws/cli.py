@@ -28,9 +28,8 @@ from typing import Any
 
 import torch
 
-from attention_laws.adapter import LAYOUTS, POSITIONS
+from attention_laws.adapter import LAYOUTS, POSITIONS, CannotBeCalled
 from attention_laws.checker import LAWS, Finding, Report, check
-from attention_laws.options import CannotBeCalled
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from attention_laws import LAWS, CannotBeCalled
+from attention_laws.adapter import Options
 from attention_laws.checker import check
 from attention_laws.cli import Progress, load, module_of, read_call, read_pair
-from attention_laws.options import Options
 from headnotes.cli import main
 from sidenotes.examples import name_of
 
