@@ -311,6 +311,20 @@ def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
     return names
 
 
+def validate_attention(attention: Any) -> None:
+    """Raise `CallError` unless it is a module class, a module, or a function."""
+    if not callable(attention):
+        raise CallError(
+            f"`attention` (={attention!r}) cannot be called; give a module class, a "
+            f"module, or a function"
+        )
+    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
+        raise CallError(
+            f"`{attention.__name__}` is a class, but not of modules; give an instance "
+            f"that can be called, or a function"
+        )
+
+
 def check(
     attention: Any,
     *,
@@ -341,16 +355,7 @@ def check(
     the output of a fully masked row is NaN or infinite
     at batch_size=1, q_len=1, k_len=1, heads=1, d_k=1
     """
-    if not callable(attention):
-        raise CallError(
-            f"`attention` (={attention!r}) cannot be called; give a module class, a "
-            f"module, or a function"
-        )
-    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
-        raise CallError(
-            f"`{attention.__name__}` is a class, but not of modules; give an instance "
-            f"that can be called, or a function"
-        )
+    validate_attention(attention)
     stated = Options(**options)
     only = validate_law_names("only", only)
     skip = validate_law_names("skip", skip)
