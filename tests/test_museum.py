@@ -18,7 +18,7 @@ THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\s\(2
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """A Python file as a module, wherever it lies."""
+    """Import a Python file from any folder as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -137,7 +137,7 @@ def incremental_decoding(script: Script) -> None:
             encoded = script.encode_mask(allowed[first:], mask)
             piece = script.call(CallArguments(inputs, encoded, allowed))
             whole = script.assign("y", f"{whole}{rest}")
-            message = f"{{place}} differs if the first {first} are computed before"
+            message = f"{{place}} differs after a call with the first {first} tokens"
             script.assert_close(whole, piece, message)
 
 
@@ -159,7 +159,7 @@ def decode_with_cache(script: Script, first: int) -> None:
         result = script.assign("result", f"attention({source})")
         pieces.append(script.assign("y", f"{result}{adapter.output_index}"))
         cache = script.assign("cache", f"{result}{cache_index}")
-    message = f"{{place}} differs if the first {first} are computed before"
+    message = f"{{place}} differs after a call with the first {first} tokens"
     script.assert_close(whole, script.concatenate(*pieces), message)
 
 

@@ -1,4 +1,4 @@
-"""What may be said about an attention, and what an option cannot mean."""
+"""Options are validated, and masks, calls and indices written as source text."""
 
 import re
 from typing import Any

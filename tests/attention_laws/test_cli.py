@@ -155,8 +155,8 @@ def test_the_exit_status_is_0_1_or_2(
             f"{', '.join(LAWS)}",
         ),
         (
-            ["MODEL:Good", "--mask", "m=kept:bk"],
-            "`mask` (={'m': 'kept:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
+            ["MODEL:Good", "--mask", "m=keep:bk"],
+            "`mask` (={'m': 'keep:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
             "kind is one of attend, ignore, additive, additive_min, lengths, causal, "
             "and axes are among b, h, q, k, n, 1",
         ),

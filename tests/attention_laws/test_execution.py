@@ -50,14 +50,14 @@ def test_a_missing_compiler_makes_the_law_not_applicable(
 ) -> None:
     def missing(module: nn.Module, backend: str) -> Callable[..., Tensor]:
         def call(*inputs: Tensor) -> Tensor:
-            raise RuntimeError(f"InvalidCxxCompiler: {said} found in torch.{backend}")
+            raise RuntimeError(f"InvalidCxxCompiler: {problem} found ({backend})")
 
         return call
 
     monkeypatch.setattr(torch, "compile", missing)
-    said = "No working C++ compiler"
+    problem = "No working C++ compiler"
     with pytest.raises(NotApplicable, match=r"^there is no C\+\+ compiler here$"):
         compiled(Honest, heads=3, thorough=True)
-    said = "Something else was"
+    problem = "Something else was"
     with pytest.raises(ScriptError):
         compiled(Honest, heads=3, thorough=True)

@@ -15,8 +15,8 @@ from attention_laws.law import (
 def test_a_law_takes_its_texts_from_the_docstring() -> None:
     @law(slow=True)
     def twice(script: object) -> None:
-        r"""Said twice,
-        it is as said once.
+        r"""Applied twice,
+        it is as applied once.
 
         $$f(f(x))
         = f(x)$$
@@ -27,7 +27,7 @@ def test_a_law_takes_its_texts_from_the_docstring() -> None:
 
     assert isinstance(twice, Law)
     assert twice.name == "twice"
-    assert twice.statement == "Said twice, it is as said once."
+    assert twice.statement == "Applied twice, it is as applied once."
     assert twice.formula == "f(f(x)) = f(x)"
     assert twice.reason == "A reason that runs over two lines."
     assert (twice.slow, twice.strict) == (True, False)
