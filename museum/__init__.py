@@ -1,18 +1,18 @@
-"""The bug museum: real bugs of attention code, one file each, and how they are read.
+"""The bug museum: real bugs of attention code, one file each, and their reader.
 
-An exhibit runs on torch alone. Its docstring tells the story in five paragraphs: the
-title, `Symptom`, `Bug`, `Unseen` (why neither the loss nor the shapes showed it) and
-`Thread` (where it really happened). Then come `LAW`, the law of `attention_laws` that
-it breaks, `OPTIONS`, what `headnotes check` has to be told of it, `FIX`, the pieces of
-text that mend it with what replaces them, and the code, as its author might have
-written it. Words and code are ours.
+An exhibit needs torch only. Its docstring has five paragraphs: the title, `Symptom`,
+`Bug`, `Unseen` (why neither the loss nor the shapes showed it) and `Thread` (where it
+really happened). Then follow `LAW`, the law of `attention_laws` that it violates,
+`OPTIONS`, the options with which `headnotes check` finds it, `FIX`, pairs of a piece of
+the code and its replacement, and the code, as its author might have written it. Words
+and code are ours.
 """
 
 import ast
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Which exhibits there are, in the order in which a visitor meets them.
+# The exhibits by room, in the order of the page.
 ROOMS = {
     "What is hidden": [
         "inverted_mask",
@@ -54,24 +54,24 @@ ROOMS = {
 
 
 class Exhibit(NamedTuple):
-    """All that is known of one bug."""
+    """One bug: its story, its code, and the law that finds it."""
 
     name: str
     title: str
     symptom: str
     bug: str
-    unseen: str
+    why_unseen: str
     thread: str
     law: str
     options: dict[str, Any]
     target: str  # the class or function that is under test
-    head: str  # the file up to the code
+    header: str  # the file up to the code
     code: str
-    mended: str  # the code with its fix
+    fixed_code: str
 
 
-def read(name: str) -> Exhibit:
-    """The exhibit of this name; raises `ValueError` where a part of it is missing."""
+def read_exhibit(name: str) -> Exhibit:
+    """Read one exhibit; raises `ValueError` if a part of it is missing."""
     path = Path(__file__).parent / f"{name}.py"
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
@@ -79,7 +79,10 @@ def read(name: str) -> Exhibit:
     title, *paragraphs = (ast.get_docstring(tree) or "").split("\n\n")
     story = dict(paragraph.split(": ", 1) for paragraph in paragraphs)
     if [*story] != ["Symptom", "Bug", "Unseen", "Thread"]:
-        raise ValueError(f"{path}: the docstring tells {[*story]}")
+        raise ValueError(
+            f"{path}: the docstring must have the paragraphs Symptom, Bug, Unseen and "
+            f"Thread, and has {[*story]}"
+        )
 
     values, definitions = {}, []
     for node in tree.body:
@@ -88,15 +91,20 @@ def read(name: str) -> Exhibit:
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             definitions.append(node)
     if [*values] != ["LAW", "OPTIONS", "FIX"] or not definitions:
-        raise ValueError(f"{path}: LAW, OPTIONS, FIX and code, not {[*values]}")
+        raise ValueError(
+            f"{path}: LAW, OPTIONS, FIX and code are needed; there are {[*values]}"
+        )
 
     lines = text.splitlines(keepends=True)
     start = definitions[0].lineno - 1
-    code = mended = "".join(lines[start:])
+    code = fixed_code = "".join(lines[start:])
     for old, new in values["FIX"]:
-        if mended.count(old) != 1:
-            raise ValueError(f"{path}: {mended.count(old)} times in the code: {old!r}")
-        mended = mended.replace(old, new)
+        count = fixed_code.count(old)
+        if count != 1:
+            raise ValueError(
+                f"{path}: {old!r} must be once in the code, not {count} times"
+            )
+        fixed_code = fixed_code.replace(old, new)
     return Exhibit(
         name,
         title,
@@ -109,18 +117,18 @@ def read(name: str) -> Exhibit:
         definitions[-1].name,
         "".join(lines[:start]),
         code,
-        mended,
+        fixed_code,
     )
 
 
-def flags(exhibit: Exhibit) -> list[str]:
-    """The options of an exhibit, as `headnotes check` takes them."""
-    said = []
+def command_line_flags(exhibit: Exhibit) -> list[str]:
+    """The options of an exhibit, as flags of `headnotes check`."""
+    flags = []
     for name, value in exhibit.options.items():
-        flag = "--" + {"settings": "with"}.get(name, name).replace("_", "-")
+        flag = "--" + name.replace("_", "-")
         if isinstance(value, dict):
             value = ",".join(f"{key}={each}" for key, each in value.items())
         elif isinstance(value, tuple):
             value = "=".join(value)
-        said += [flag] if value is True else [flag, str(value)]
-    return said
+        flags += [flag] if value is True else [flag, str(value)]
+    return flags

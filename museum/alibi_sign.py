@@ -18,7 +18,7 @@ import math
 import torch
 from torch import nn
 
-LAW = "distance"
+LAW = "linear_bias"
 OPTIONS = {"causal": True, "positions": "alibi"}
 FIX = [("position[:, None] - position", "position - position[:, None]")]
 

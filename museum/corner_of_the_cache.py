@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-LAW = "prefill"
+LAW = "incremental_decoding"
 OPTIONS = {"causal": True, "cache": ("cache", "[1]")}
 FIX = [
     ("is_causal=True", "attn_mask=mask"),

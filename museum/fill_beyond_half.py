@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 LAW = "large_scores"
-OPTIONS = {"mask": {"mask": "keep:bqk"}}
+OPTIONS = {"mask": {"mask": "attend:bqk"}}
 FIX = [("-1e10", "torch.finfo(scores.dtype).min")]
 
 

@@ -18,7 +18,7 @@ import math
 
 from torch import nn
 
-LAW = "every_parameter_learns"
+LAW = "parameter_gradients"
 OPTIONS = {}
 FIX = [("softmax(dim=-1) @ heads[1]", "softmax(dim=-1) @ heads[2]")]
 

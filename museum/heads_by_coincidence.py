@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 LAW = "padding"
-OPTIONS = {"heads": 2, "mask": {"mask": "keep:bqk"}}
+OPTIONS = {"heads": 2, "mask": {"mask": "attend:bqk"}}
 FIX = [("masked_fill(~mask,", "masked_fill(~mask.unsqueeze(1),")]
 
 

@@ -19,7 +19,7 @@ import math
 
 from torch import nn
 
-LAW = "query_order"
+LAW = "query_permutation"
 OPTIONS = {}
 FIX = [
     ("x.view(batch, self.heads, length, -1)", "x.view(batch, length, self.heads, -1)"),

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-LAW = "nothing_modified"
-OPTIONS = {"causal": True, "mask": {"mask": "keep:bqk"}}
+LAW = "no_side_effects"
+OPTIONS = {"causal": True, "mask": {"mask": "attend:bqk"}}
 FIX = [("mask &= causal", "mask = mask & causal")]
 
 

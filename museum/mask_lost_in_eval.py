@@ -21,8 +21,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-LAW = "eval_without_dropout"
-OPTIONS = {"mask": {"mask": "keep:bqk"}}
+LAW = "eval_matches_train"
+OPTIONS = {"mask": {"mask": "attend:bqk"}}
 FIX = [("(q, k, v)\n", "(q, k, v, attn_mask=mask)\n")]
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 LAW = "padding"
-OPTIONS = {"mask": {"mask": "keep:bqk"}}
+OPTIONS = {"mask": {"mask": "attend:bqk"}}
 FIX = [("mask.repeat(self.heads, 1, 1)", "mask.repeat_interleave(self.heads, dim=0)")]
 
 

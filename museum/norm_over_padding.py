@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 LAW = "padding"
-OPTIONS = {"mask": {"mask": "keep:bk"}}
+OPTIONS = {"mask": {"mask": "attend:bk"}}
 FIX = [
     ("nn.InstanceNorm1d(d_model)", "nn.LayerNorm(d_model)"),
     ("self.norm(y.transpose(1, 2)).transpose(1, 2)", "self.norm(y)"),

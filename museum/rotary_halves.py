@@ -20,7 +20,7 @@ import math
 import torch
 from torch import nn
 
-LAW = "relative"
+LAW = "relative_positions"
 OPTIONS = {"positions": "rotary"}
 FIX = [("torch.cat([angle, angle], dim=-1)", "angle.repeat_interleave(2, dim=-1)")]
 

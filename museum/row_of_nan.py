@@ -19,8 +19,8 @@ import math
 import torch
 from torch import nn
 
-LAW = "empty_rows"
-OPTIONS = {"mask": {"mask": "keep:bqk"}}
+LAW = "fully_masked_rows"
+OPTIONS = {"mask": {"mask": "attend:bqk"}}
 FIX = [
     (
         "scores = scores.masked_fill(~mask, -torch.inf)",

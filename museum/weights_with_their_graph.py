@@ -18,7 +18,7 @@ import math
 
 from torch import nn
 
-LAW = "state"
+LAW = "state_dict"
 OPTIONS = {}
 FIX = [("self.weights = weights", "self.weights = weights.detach()")]
 

@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-LAW = "window"
-OPTIONS = {"causal": True, "settings": {"window": 3}, "window": 3}
+LAW = "sliding_window"
+OPTIONS = {"causal": True, "init_args": {"window": 3}, "window": 3}
 FIX = [("distance <= self.window", "distance < self.window")]
 
 

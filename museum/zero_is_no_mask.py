@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 LAW = "padding"
-OPTIONS = {"mask": {"mask": "keep:bk"}}
+OPTIONS = {"mask": {"mask": "attend:bk"}}
 FIX = [
     (
         "scores = scores * mask[:, None, None]",

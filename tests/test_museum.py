@@ -1,4 +1,4 @@
-"""The bug museum: each bug is caught by the law that is named, and its fix mends it."""
+"""The bug museum: the named law finds each bug, and passes once it is fixed."""
 
 import importlib.util
 import re
@@ -18,7 +18,7 @@ THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\s\(2
 
 
 def load(path: Path, name: str) -> ModuleType:
-    """A Python file as a module, wherever it lies."""
+    """Import a Python file from any folder as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -32,14 +32,14 @@ museum = load(MUSEUM / "__init__.py", "museum")
 NAMES = [name for names in museum.ROOMS.values() for name in names]
 
 
-def test_every_file_is_on_show_once() -> None:
+def test_every_exhibit_is_in_one_room() -> None:
     assert len(NAMES) >= 16
     assert sorted(NAMES) == sorted(path.stem for path in MUSEUM.glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exhibit_tells_all_of_its_story_and_gives_nothing_away(name: str) -> None:
-    exhibit = museum.read(name)
+def test_an_exhibit_has_all_its_parts_and_no_comments(name: str) -> None:
+    exhibit = museum.read_exhibit(name)
     assert all(exhibit[:7])
     assert THREAD.match(exhibit.thread)
     assert exhibit.law in LAWS
@@ -49,42 +49,44 @@ def test_an_exhibit_tells_all_of_its_story_and_gives_nothing_away(name: str) -> 
     assert '"""' not in exhibit.code
 
 
-def made(exhibit: Any, code: str) -> Any:
-    """The attention of an exhibit, from its code or from its mended code."""
+def attention_of(exhibit: Any, code: str) -> Any:
+    """The attention of an exhibit, from its code or from its fixed code."""
     module = ModuleType(exhibit.name)
-    exec(compile(exhibit.head + code, exhibit.name, "exec"), module.__dict__)
+    exec(compile(exhibit.header + code, exhibit.name, "exec"), module.__dict__)
     return getattr(module, exhibit.target)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_named_law_catches_it_with_an_example_that_the_fix_mends(name: str) -> None:
-    exhibit = museum.read(name)
-    attention = made(exhibit, exhibit.code)
+def test_the_named_law_fails_and_its_example_passes_once_fixed(
+    name: str,
+) -> None:
+    exhibit = museum.read_exhibit(name)
+    attention = attention_of(exhibit, exhibit.code)
     report = check(attention, **exhibit.options, only=exhibit.law, imports="# here\n")
-    (finding,) = report.broken
-    assert finding.law.name == exhibit.law
-    # The example that is shown fails with the bug, and without it does not.
+    (result,) = report.failed
+    assert result.law.name == exhibit.law
+    # The counterexample fails with the bug, and passes without it.
     with pytest.raises((AssertionError, RuntimeError)):
-        exec(finding.counterexample.code, {exhibit.target: attention})
-    mended = made(exhibit, exhibit.mended)
-    exec(finding.counterexample.code, {exhibit.target: mended})
+        exec(result.counterexample.code, {exhibit.target: attention})
+    fixed = attention_of(exhibit, exhibit.fixed_code)
+    exec(result.counterexample.code, {exhibit.target: fixed})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_mended_it_keeps_every_law(name: str) -> None:
-    exhibit = museum.read(name)
-    report = check(made(exhibit, exhibit.mended), **exhibit.options)
+def test_the_fixed_code_passes_all_laws(name: str) -> None:
+    exhibit = museum.read_exhibit(name)
+    report = check(attention_of(exhibit, exhibit.fixed_code), **exhibit.options)
     assert report.ok, report
-    assert exhibit.law in {finding.law.name for finding in report.kept}
+    assert exhibit.law in {result.law.name for result in report.passed}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_line_catches_it_and_names_the_law(
+def test_the_command_line_finds_it_and_names_the_law(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exhibit = museum.read(name)
+    exhibit = museum.read_exhibit(name)
     target = f"{MUSEUM / name}.py:{exhibit.target}"
-    flags = [*museum.flags(exhibit), "--only", exhibit.law]
+    flags = [*museum.command_line_flags(exhibit), "--only", exhibit.law]
     assert cli.main(["check", target, *flags]) == 1
     printed = capsys.readouterr().out
-    assert re.search(rf"^{exhibit.law} +broken", printed, re.MULTILINE), printed
+    assert re.search(rf"^{exhibit.law} +FAIL", printed, re.MULTILINE), printed

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Laws that every attention must obey
 #
-# Whoever writes an attention module has to answer the same question: is it right? An
-# output of the right shape and a loss that falls prove little; each bug of the
-# [museum](museum.md) has both. But there are sentences that hold for *every* attention,
-# however it is written: what is hidden has no influence, batch items do not talk to each
-# other, evaluation is training without dropout. Each of them can be tested, on ours and
-# on yours.
+# These laws test any implementation of attention. An output of the right shape and a
+# loss that falls prove little: each bug of the [museum](museum.md) has both. But some
+# properties hold for *every* correct attention, however it is written: hidden keys have
+# no influence, batch items do not influence each other, evaluation computes the same as
+# training without dropout. Each of them can be tested, on our implementations and on
+# yours.
 #
 # ```sh
 # pip install headnotes
@@ -21,12 +21,13 @@
 # assert report.ok
 # ```
 #
-# How the module wants to be called, batch first or not, with which mask, is found out
-# by trying and printed above the table; what cannot be found out can be
-# [said](../source/attention_laws/checker.md). In a test suite, the fixture `attention_laws` fails
-# with the table: `def test_mine(attention_laws): attention_laws(MyAttention(512, 8))`.
+# How the module is called, batch first or not, with which mask, is inferred from its
+# names and from small calls, and printed above the results; what cannot be inferred is
+# stated by an [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
+# `attention_laws` fails with the table of results: `def test_mine(attention_laws):
+# attention_laws(MyAttention(512, 8))`.
 #
-# ## What must hold
+# ## The laws
 
 # %% hide="true"
 from IPython.display import Markdown, display
@@ -38,36 +39,36 @@ from headnotes import mha
 from headnotes.implementations import batch_first, causal, valid_lens
 
 FAMILIES = {
-    "masking": "What may be read",
+    "masking": "Masking",
     "algebra": "The formula",
-    "order": "Order and distance",
-    "modes": "How it is run",
+    "positions": "Order and positions",
+    "execution": "Execution",
 }
 
 
-def page_of(law):
+def module_of(law):
     return law.test.__module__.rpartition(".")[2]
 
 
-def told(law):
-    """A law: its name, as a link to its source, its sentence, formula and reason."""
+def describe(law):
+    """A law: its name, as a link to its source, its statement, formula and reason."""
     name = law.name.replace("_", " ")
-    link = f"**[{name}](../source/laws/{page_of(law)}.md#{law.name})**"
+    page = f"../source/attention_laws/{module_of(law)}.md"
     formula = f"$${law.formula}$$\n\n" if law.formula else ""
-    return f"{link}: {law.statement}\n\n{formula}{law.reason}"
+    return f"**[{name}]({page}#{law.name})**: {law.statement}\n\n{formula}{law.reason}"
 
 
 for family, title in FAMILIES.items():
-    laws = [told(law) for law in LAWS.values() if page_of(law) == family]
+    laws = [describe(law) for law in LAWS.values() if module_of(law) == family]
     display(Markdown("\n\n".join([f"### {title}", *laws])))
-assert {page_of(law) for law in LAWS.values()} == FAMILIES.keys()
+assert {module_of(law) for law in LAWS.values()} == FAMILIES.keys()
 
 # %% [markdown]
-# ## Who keeps them
+# ## Results
 #
-# Measured when this page was built: ✓ is kept, ✗ is broken, and a dash means that the
-# law asks for something which this one does not have. `causal` takes no mask, so
-# nobody can hide a key from it; a function has no state to be saved.
+# Measured when this page was built: ✓ passes, ✗ fails, and a dash means that the law
+# does not apply. `causal` has no mask argument, so no key can be hidden from it; a
+# function has no state to be saved.
 
 # %% hide="true"
 FROM_TORCH = "from torch.nn import MultiheadAttention\n"
@@ -79,7 +80,7 @@ SYSTEMS = {
     "causal": (causal.MultiHeadAttention, {}),
     "torch": (
         nn.MultiheadAttention,
-        {"call": {"need_weights": False}, "imports": FROM_TORCH},
+        {"call_args": {"need_weights": False}, "imports": FROM_TORCH},
     ),
     "torch, weights": (nn.MultiheadAttention, {"imports": FROM_TORCH}),
     "SDPA": (scaled_dot_product_attention, {"imports": FROM_F}),
@@ -88,18 +89,18 @@ reports = {
     name: check(attention, only=LAWS, **options)
     for name, (attention, options) in SYSTEMS.items()
 }
-MARKS = {"kept": "✓", "broken": "✗", "not applicable": "–"}
+MARKS = {"pass": "✓", "fail": "✗", "not applicable": "–"}
 lines = [f"| law | {' | '.join(SYSTEMS)} |", "|---" + "|:-:" * len(SYSTEMS) + "|"]
-verdicts = {
-    name: {finding.law.name: finding.verdict for finding in report.findings}
+statuses = {
+    name: {result.law.name: result.status for result in report.results}
     for name, report in reports.items()
 }
 for law in LAWS:
-    of_all = [verdicts[name][law] for name in SYSTEMS]
-    if set(of_all) != {"not applicable"}:
-        # Words do not break inside: the names stay on one line.
+    row = [statuses[name][law] for name in SYSTEMS]
+    if set(row) != {"not applicable"}:
+        # A no-break space keeps the name of a law on one line.
         name = law.replace("_", "\u00a0")
-        lines.append(f"| {name} | {' | '.join(MARKS[v] for v in of_all)} |")
+        lines.append(f"| {name} | {' | '.join(MARKS[status] for status in row)} |")
 display(Markdown("\n".join(lines)))
 
 for ours in ("core", "batch_first", "valid_lens", "causal"):
@@ -107,22 +108,23 @@ for ours in ("core", "batch_first", "valid_lens", "causal"):
 
 # %% [markdown]
 # `torch` is `nn.MultiheadAttention` with `need_weights=False`, `SDPA` is
-# `F.scaled_dot_product_attention`. Laws that speak of what none of them has, such as a
-# window or a linear bias, are left out.
+# `F.scaled_dot_product_attention`. Laws that apply to none of them, such as those of a
+# sliding window or of ALiBi, are left out.
 #
-# ## Where PyTorch breaks one
+# ## Where PyTorch fails
 #
-# Each of these programs was found and made small by the check. They stand here as it
-# prints them, and fail as they stand.
+# The check found each of these programs and shrank it. They are shown as it prints
+# them, and raise an `AssertionError` when run.
 
 # %% hide="true"
 for name in ("torch, weights", "torch", "SDPA"):
-    for finding in reports[name].broken:
-        example = finding.counterexample
+    for result in reports[name].failed:
+        example = result.counterexample
         display(
             Markdown(
-                f"**{name}: {finding.law.name.replace('_', ' ')}.** {example.said}.\n\n"
-                f"```python\n{example.code.strip()}\n```"
+                f"**{name}: {result.law.name.replace('_', ' ')}.** {example.message}."
+                f"\n\n```python\n{example.code.strip()}\n```"
             )
         )
-assert {f.law.name for f in reports["torch, weights"].broken} >= {"empty_rows"}
+failed = {result.law.name for result in reports["torch, weights"].failed}
+assert failed >= {"fully_masked_rows"}

@@ -1,31 +1,36 @@
-"""What every attention must obey: `check` asks yours."""
+"""Laws that every attention must obey; `check` tests them on any implementation."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attention_laws.adapter import Adapter, Mask, Sizes
+    from attention_laws.adapter import (
+        Adapter,
+        CallError,
+        MaskArgument,
+        Options,
+        Sizes,
+    )
     from attention_laws.checker import (
         LAWS,
         Counterexample,
-        Finding,
+        LawResult,
         Report,
         check,
     )
     from attention_laws.law import Law
-    from attention_laws.options import CannotBeCalled, Options
 
-# Where each name lives. It is imported when it is first asked for, so that pytest can
-# know of the fixture without importing torch.
-HOMES = {
+# The module that defines each name. It is imported on first access: pytest imports this
+# package for its plugin in every project of the environment, and torch takes seconds.
+DEFINED_IN = {
     "LAWS": "checker",
     "Adapter": "adapter",
-    "CannotBeCalled": "options",
+    "CallError": "adapter",
     "Counterexample": "checker",
-    "Finding": "checker",
     "Law": "law",
-    "Mask": "adapter",
-    "Options": "options",
+    "LawResult": "checker",
+    "MaskArgument": "adapter",
+    "Options": "adapter",
     "Report": "checker",
     "Sizes": "adapter",
     "check": "checker",
@@ -34,11 +39,11 @@ HOMES = {
 __all__ = [
     "LAWS",
     "Adapter",
-    "CannotBeCalled",
+    "CallError",
     "Counterexample",
-    "Finding",
     "Law",
-    "Mask",
+    "LawResult",
+    "MaskArgument",
     "Options",
     "Report",
     "Sizes",
@@ -47,6 +52,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in HOMES:
+    if name not in DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{DEFINED_IN[name]}"), name)

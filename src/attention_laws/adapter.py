@@ -1,52 +1,81 @@
-r"""# How an attention is called
+r"""# Options and call adapter
 
-Every attention computes the same thing, and hardly two are called alike: batch first or
-sequence first, one input or three, a mask in which True means *may* or *must not*, an
-additive one, lengths instead, or none. An `Adapter` holds these facts about one
-attention, so that the laws can be written once.
+Every attention computes the same thing, and hardly two have the same signature: batch
+first or sequence first, one input or three, a bool mask in which True means *may
+attend* or *is ignored*, an additive mask, lengths instead, or no mask. An `Adapter`
+holds these facts about one attention, so that each law is written once. `Options` are
+those of the facts that you state yourself; [the others are inferred](infer.md).
 
-It holds them as *text* where a call is made of them. The laws run the very lines that
-they print when something is wrong, so a counterexample cannot differ from what was
-seen.
+The adapter writes each call as *source text*. A law runs the very lines that it prints
+when it fails, so a counterexample cannot differ from what was measured.
 
-A shape is written with a letter for each axis: `b` batch item, `l` position, `h` head,
-`d` component, `q` and `k` position of the query and of the key, `n` batch items times
-heads folded into one, `1` an axis of size 1. So `bld` is batch first, and a mask `b1qk`
-has its axis for heads left to broadcasting.
+A shape is written with one letter for each axis: `b` batch item, `l` position, `h`
+head, `d` feature, `q` and `k` position of the query and of the key, `n` batch items
+times heads flattened into one axis, `1` an axis of size 1. So `bld` is batch first, and
+a mask `b1qk` broadcasts over its axis for heads.
 
-Source: the conventions are those told apart in [who differs
+Source: the conventions are those compared in [who differs
 how](../../compare/differences.md).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import ast
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# The names that people use for what the letters say.
+from attention_laws.law import first_line
+
+# Layouts of the inputs that have a name. Any other order of the letters can be given,
+# too.
 LAYOUTS = {
     "batch_first": "bld",
     "sequence_first": "lbd",
-    "heads": "bhld",
+    "heads_first": "bhld",
     "heads_last": "blhd",
     "unbatched": "ld",
 }
 
-# How a mask may say it. A flag only ever says "causal".
-KINDS = ("keep", "hide", "additive", "minimum", "lengths", "flag")
+AXES = {
+    "b": "batch items",
+    "n": "batch items and heads",
+    "l": "positions",
+    "q": "queries",
+    "k": "keys",
+    "h": "heads",
+    "d": "features",
+}
+
+# How the value of a mask argument encodes which keys a query may attend to.
+MASK_KINDS = {
+    "attend": "bool, True = may attend",
+    "ignore": "bool, True = is ignored",
+    "additive": "added to the scores, 0 or minus infinity",
+    "additive_min": "added to the scores, 0 or the least finite number",
+    "lengths": "number of leading keys that may be attended to",
+    "causal": "bool flag, True = causal",
+}
 
 POSITIONS = ("none", "alibi", "rotary", "learned")
 
+# The projections that the option `projections` can name.
+PROJECTIONS = ("query", "key", "value", "out", "fused")
 
-class Inexpressible(ValueError):  # noqa: N818
-    """A mask that this argument has no words for."""
+
+class CallError(ValueError):
+    """The attention could not be called; the message names the option that helps."""
+
+
+class UnsupportedMaskError(ValueError):
+    """A mask that this mask argument cannot express."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    r"""The sizes of one question.
+    r"""The sizes of one call.
 
     >>> print(Sizes(2, 3, 5, heads=3, d_k=4))
     batch_size=2, q_len=3, k_len=5, heads=3, d_k=4
@@ -63,22 +92,23 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Mask:
-    r"""One argument that says which keys may be read.
+class MaskArgument:
+    r"""One argument of the attention that hides keys, and how it encodes a mask.
 
-    `kind` is one of `KINDS`: in a bool mask True means "may" (`keep`) or "must not"
-    (`hide`); an `additive` one holds 0 and minus infinity, a `minimum` one 0 and the
-    least finite number; `lengths` count the leading keys that may be read; a `flag`
-    asks for a causal mask.
+    `kind` is one of `MASK_KINDS`, `axes` the letters of the mask's axes. The laws use
+    one bool mask, `[q_len, k_len, batch_size]`, True = may attend; a mask argument
+    writes it in its own encoding.
 
-    >>> keep = torch.tensor([[1, 0], [1, 1]]).bool()[..., None]
-    >>> Mask("mask", "keep", "qk").spell(keep)
+    >>> allowed = torch.tensor([[1, 0], [1, 1]]).bool()[..., None]
+    >>> MaskArgument("mask", "attend", "qk").to_source(allowed)
     'torch.tensor([[True, False], [True, True]])'
-    >>> Mask("attn_mask", "additive", "b1qk").spell(keep)
+    >>> MaskArgument("key_padding_mask", "ignore", "bk").to_source(allowed[1:])
+    'torch.tensor([[False, False]])'
+    >>> MaskArgument("attn_mask", "additive", "b1qk").to_source(allowed)
     'torch.tensor([[[[0.0, -torch.inf], [0.0, 0.0]]]])'
-    >>> Mask("valid_lens", "lengths", "bq").spell(keep)
+    >>> MaskArgument("valid_lens", "lengths", "bq").to_source(allowed)
     'torch.tensor([[1, 2]])'
-    >>> Mask("is_causal", "flag", "").spell(keep)
+    >>> MaskArgument("is_causal", "causal", "").to_source(allowed)
     'True'
     """
 
@@ -86,31 +116,36 @@ class Mask:
     kind: str
     axes: str
 
-    def spell(self, keep: Tensor, heads: int = 1) -> str:
-        """`keep`, `[q_len, k_len, batch_size]`, as an expression for this argument.
+    def to_source(self, allowed: Tensor, heads: int = 1) -> str:
+        """The value of this argument for a mask, as source text.
 
-        Raises `Inexpressible` where the argument cannot say it.
+        Raises `UnsupportedMaskError` where this argument cannot express the mask.
         """
-        if self.kind == "flag":
-            causal = torch.ones(keep.shape[:2], dtype=torch.bool).tril()
-            if keep.shape[0] == keep.shape[1] and keep.equal(
-                causal[..., None].expand_as(keep)
-            ):
+        if self.kind == "causal":
+            q_len, k_len, _ = allowed.shape
+            causal = torch.ones(q_len, k_len, dtype=torch.bool).tril()
+            if q_len == k_len and allowed.equal(causal[..., None].expand_as(allowed)):
                 return "True"
-            raise Inexpressible(f"`{self.name}` only says 'causal'")
+            raise UnsupportedMaskError(f"`{self.name}` can only express a causal mask")
+
         if self.kind == "lengths":
-            lengths = keep.sum(dim=1, keepdim=True)
-            order = torch.arange(keep.shape[1])[:, None]
-            if not keep.equal(order < lengths):
-                raise Inexpressible(f"`{self.name}` only allows the first few keys")
-            return f"torch.tensor({self.arrange(lengths, heads).tolist()})"
-        values = self.arrange(keep, heads)
-        if self.kind == "hide":
+            lengths = allowed.sum(dim=1, keepdim=True)
+            order = torch.arange(allowed.shape[1])[:, None]
+            if not allowed.equal(order < lengths):
+                raise UnsupportedMaskError(
+                    f"`{self.name}` can only hide the last keys of a sequence"
+                )
+            return f"torch.tensor({self.to_axes(lengths).tolist()})"
+
+        values = self.to_axes(allowed)
+        if self.kind == "ignore":
             values = ~values
-        elif self.kind in ("additive", "minimum"):
+        elif self.kind in ("additive", "additive_min"):
+            # For "additive_min" the script clamps to the least number of its dtype.
             values = torch.zeros(values.shape).masked_fill(~values, -torch.inf)
         text = f"torch.tensor({values.tolist()})".replace("-inf", "-torch.inf")
-        # One copy is enough to read; the others are said.
+
+        # All heads have the same mask. Writing it once keeps the text short.
         if "h" in self.axes:
             sizes = [heads if axis == "h" else -1 for axis in self.axes]
             text += f".expand({', '.join(map(str, sizes))})"
@@ -118,158 +153,362 @@ class Mask:
             text += f".repeat_interleave({heads}, dim={self.axes.index('n')})"
         return text
 
-    def can_say(self, keep: Tensor) -> bool:
-        """Has this argument words for `keep`?"""
+    def can_express(self, allowed: Tensor) -> bool:
+        """Whether this argument can express a mask."""
         try:
-            self.spell(keep)
-        except Inexpressible:
+            self.to_source(allowed)
+        except UnsupportedMaskError:
             return False
         return True
 
-    def arrange(self, values: Tensor, heads: int) -> Tensor:
-        """`[q_len, k_len, batch_size]` in the order of `axes`; heads have size 1."""
+    def to_axes(self, values: Tensor) -> Tensor:
+        """Permute `[q_len, k_len, batch_size]` to `axes`; axes of heads have size 1.
+
+        Raises `UnsupportedMaskError` where the values differ along an axis that is not
+        among `axes`.
+        """
         axes = self.axes.replace("n", "b")
-        for n, axis in enumerate("qkb"):
+        for dim, axis in enumerate("qkb"):
             if axis not in axes:
-                first = values.narrow(n, 0, 1)
+                first = values.narrow(dim, 0, 1)
                 if not values.equal(first.expand_as(values)):
-                    raise Inexpressible(f"`{self.name}` has no axis for {AXES[axis]}")
+                    raise UnsupportedMaskError(
+                        f"`{self.name}` has no axis for {AXES[axis]}"
+                    )
                 values = first
         present = ["qkb".index(axis) for axis in axes if axis in "qkb"]
-        rest = [n for n in range(3) if n not in present]
-        values = values.permute(*present, *rest).flatten(len(present) - 1)
-        for n, axis in enumerate(axes):
+        absent = [dim for dim in range(3) if dim not in present]
+        values = values.permute(*present, *absent).flatten(len(present) - 1)
+        for dim, axis in enumerate(axes):
             if axis in "1h":
-                values = values.unsqueeze(n)
+                values = values.unsqueeze(dim)
         return values
-
-
-AXES = {
-    "b": "batch items",
-    "n": "batch items and heads",
-    "l": "positions",
-    "q": "queries",
-    "k": "keys",
-    "h": "heads",
-    "d": "components",
-}
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing known about an attention, and how: given, inferred, or assumed."""
+    """One fact about an attention; `source` is "given", "inferred" or "assumed"."""
 
     name: str
     value: str
-    how: str
+    source: str
 
 
 @dataclass(frozen=True)
 class Adapter:
     r"""All that the laws need to know about one attention.
 
-    `target` is a function, a module, or a class of modules; a class is built anew for
-    each question, so that its sizes can shrink. `heads` and `d_k` are the sizes to
-    begin with. Made by `attention_laws.infer.adapter`.
+    `target` is a function, a module, or a module class. A class is built anew at each
+    size, so that a counterexample can shrink. `attention_laws.infer.infer_adapter`
+    makes adapters.
     """
 
     target: Any
-    name: str  # what the target is called in a counterexample
-    imports: str  # the lines that bring it there
-    settings: Mapping[str, str]  # arguments of the constructor, as they are written
+    name: str  # the name of the target in a counterexample
+    imports: str  # the lines that import it there
+    init_args: Mapping[str, str]  # arguments of the constructor, as source text
     layout: str = "bld"
     inputs: tuple[str, ...] = ("x",)
-    keyword: bool = False  # are inputs passed by name?
-    masks: tuple[Mask, ...] = ()
-    always: Mask | None = None  # the one that may not be left out
-    call: Mapping[str, Any] = field(default_factory=dict)  # passed with every call
-    output: str = ""  # what follows the call: "" or "[0]"
-    weights: str = ""  # where they lie: "", "[1]" of the result, or ".attn"
+    by_keyword: bool = False  # whether inputs are passed by keyword
+    masks: tuple[MaskArgument, ...] = ()
+    required_mask: MaskArgument | None = None  # the mask that has no default
+    call_args: Mapping[str, Any] = field(default_factory=dict)  # passed with each call
+    output_index: str = ""  # where the output is in the result: "", or such as "[0]"
+    # Where the attention weights are: "[1]" of the result, or an attribute ".attn".
+    weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
     heads: int = 3
     d_k: int = 4
-    width: int | None = None  # of the input, where it is not heads * d_k
-    groups: int = 1  # heads that share one head of keys and values
-    fixed: bool = False  # may heads and d_k not shrink?
-    cross: bool = False  # may there be more keys than queries?
+    d_model: int | None = None  # the width of the input, where it is not heads * d_k
+    group_size: int = 1  # query heads that share one head of keys and values
+    fixed_size: bool = False  # whether heads and d_k cannot shrink
+    cross_attention: bool = False  # whether q_len and k_len may differ
     causal: bool = False
     window: int | None = None
     positions: str = "none"
     projections: Mapping[str, str] = field(default_factory=dict)
     cache: tuple[str, str] | None = None  # argument, and index in the result
-    trains: bool = True  # is training reproducible once dropout is 0?
-    unused: tuple[str, ...] = ()  # parameters declared to receive no gradient
+    reproducible_training: bool = True  # whether dropout is all that is random
+    unused_parameters: tuple[str, ...] = ()  # declared to receive no gradient
     facts: tuple[Fact, ...] = ()
 
     @property
-    def alone(self) -> bool:
-        """Does it read itself: one input instead of three?"""
+    def single_input(self) -> bool:
+        """Whether it is self-attention with one input, not query, key and value."""
         return len(self.inputs) == 1
 
     @property
     def is_module(self) -> bool:
-        """Has it parameters and modes, or is it a function?"""
+        """Whether it has parameters and modes; otherwise it is a function."""
         return isinstance(self.target, nn.Module | type)
 
-    def build(self, sizes: Sizes) -> str:
+    def build_expression(self, sizes: Sizes) -> str:
         """The expression that makes the attention for these sizes."""
         if isinstance(self.target, type):
-            given = {k: v.format(**self.names(sizes)) for k, v in self.settings.items()}
-            return f"{self.name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+            named = self.named_sizes(sizes)
+            args = [f"{k}={v.format(**named)}" for k, v in self.init_args.items()]
+            return f"{self.name}({', '.join(args)})"
         if isinstance(self.target, nn.Module):
             return f"copy.deepcopy({self.name})"
         return self.name
 
-    def names(self, sizes: Sizes) -> dict[str, int]:
-        """The sizes that a setting may speak of, by name."""
-        kv_heads = max(1, sizes.heads // self.groups)
-        d_model = self.width or sizes.heads * sizes.d_k
-        return {**vars(sizes), "kv_heads": kv_heads, "d_model": d_model}
+    def named_sizes(self, sizes: Sizes) -> dict[str, int]:
+        """The sizes that a constructor argument may refer to, by name."""
+        return {
+            **vars(sizes),
+            "kv_heads": max(1, sizes.heads // self.group_size),
+            "d_model": self.d_model or sizes.heads * sizes.d_k,
+        }
 
-    def shape(self, sizes: Sizes, role: int) -> list[int]:
-        """The shape of an input: role 0 is the query, 1 the key, 2 the value."""
-        named = self.names(sizes)
-        split = "h" in self.layout
+    def input_shape(self, sizes: Sizes, role: int) -> list[int]:
+        """The shape of an input; role 0 is the query, 1 the key, 2 the value."""
+        named = self.named_sizes(sizes)
         size = {
             "b": sizes.batch_size,
             "l": sizes.k_len if role else sizes.q_len,
             "h": named["kv_heads"] if role else sizes.heads,
-            "d": sizes.d_k if split else named["d_model"],
+            "d": sizes.d_k if "h" in self.layout else named["d_model"],
         }
         return [size[axis] for axis in self.layout]
 
-    def effective(self, keep: Tensor) -> Tensor:
-        """What may be read once the attention's own causality and window have acted."""
-        q_len, k_len = keep.shape[:2]
+    def effective_mask(self, allowed: Tensor) -> Tensor:
+        """A mask combined with the attention's built-in causality and window."""
+        q_len, k_len = allowed.shape[:2]
         ones = torch.ones(q_len, k_len, dtype=torch.bool)
         if self.causal:
-            keep = keep & ones.tril(k_len - q_len)[..., None]
+            allowed = allowed & ones.tril(k_len - q_len)[..., None]
         if self.window is not None:
-            n = self.window - 1
-            keep = keep & ones.triu(k_len - q_len - n)[..., None]
-            keep = keep & ones.tril(k_len - q_len + n)[..., None]
-        return keep
+            farthest = self.window - 1
+            allowed = allowed & ones.triu(k_len - q_len - farthest)[..., None]
+            allowed = allowed & ones.tril(k_len - q_len + farthest)[..., None]
+        return allowed
 
-    def at(self, **where: int | slice | list[int]) -> str:
-        r"""The index that picks positions (`l`) and batch items (`b`), as text.
+    def index(self, **picked: int | slice | list[int]) -> str:
+        r"""The index of positions (`l`) and batch items (`b`), as source text.
 
         >>> adapter = Adapter(print, "print", "", {}, layout="bhld")
-        >>> adapter.at(l=slice(3, None), b=1)
+        >>> adapter.index(l=slice(3, None), b=1)
         '[1, :, 3:]'
         """
-        parts = [spell_index(where.get(axis, slice(None))) for axis in self.layout]
+        parts = [index_source(picked.get(axis, slice(None))) for axis in self.layout]
         while parts and parts[-1] == ":":
             parts.pop()
         return f"[{', '.join(parts)}]" if parts else ""
 
 
-def spell_index(index: int | slice | list[int]) -> str:
-    r"""A number, a slice or a list of numbers, as one writes it between brackets.
+def index_source(index: int | slice | list[int]) -> str:
+    r"""A number, a slice or a list of numbers, as written between brackets.
 
-    >>> spell_index(slice(2, None)), spell_index([0, 2])
+    >>> index_source(slice(2, None)), index_source([0, 2])
     ('2:', '[0, 2]')
     """
     if isinstance(index, slice):
         ends = ("" if end is None else str(end) for end in (index.start, index.stop))
         return ":".join(ends)
     return str(index)
+
+
+@dataclass(frozen=True)
+class Options:
+    r"""What you state about an attention, instead of letting it be inferred.
+
+    `headnotes check` has a flag for each option, `check` and the pytest fixture take
+    them as keyword arguments.
+
+    - `layout`: one of `LAYOUTS`, or its letters;
+    - `inputs`: the name of the one input, or the names of query, key and value;
+    - `mask`: kind and axes of each mask argument, such as `{"attn_mask": "ignore:qk"}`;
+      either part may be left out; `{"none": ""}` means that there is no mask;
+    - `init_args`: arguments of the constructor;
+    - `call_args`: arguments that are passed with each call;
+    - `heads`, `kv_heads`, `d_model`: sizes, where the attention does not show them;
+    - `causal`: whether it is causal without a mask;
+    - `window`: the number of keys a query attends to in a sliding window, itself
+      included;
+    - `positions`: its position encoding, one of `POSITIONS`;
+    - `weights`: where the attention weights are, such as `"[1]"` of the result or
+      `".attn"`, with their axes after a colon; `"none"` to leave them unchecked;
+    - `projections`: names of the submodules for "query", "key", "value" and "out", or
+      "fused"; with `:h3d` appended if each head has its three parts side by side;
+    - `cache`: the argument that takes the KV cache, and the index of the new cache in
+      the result;
+    - `unused_parameters`: parameters that are meant to receive no gradient;
+    - `dtype`, `device`, `seed`: of inputs and parameters.
+
+    Raises `CallError`, a `ValueError`, for an invalid value.
+
+    >>> try:
+    ...     Options(layout="lbd", d_model=14, heads=4)
+    ... except CallError as error:
+    ...     print(error)
+    `d_model` (=14) must be divisible by `heads` (=4)
+    """
+
+    layout: str = ""
+    inputs: tuple[str, ...] = ()
+    mask: Mapping[str, str] = field(default_factory=dict)
+    init_args: Mapping[str, Any] = field(default_factory=dict)
+    call_args: Mapping[str, Any] = field(default_factory=dict)
+    heads: int | None = None
+    kv_heads: int | None = None
+    d_model: int | None = None
+    causal: bool | None = None
+    window: int | None = None
+    positions: str = ""
+    weights: str = ""
+    projections: Mapping[str, str] = field(default_factory=dict)
+    cache: tuple[str, str] | None = None
+    unused_parameters: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            # True == 1 and 1.0 == 1: the type counts, too.
+            given = type(value) is not type(option.default) or value != option.default
+            is_valid, expected = VALIDATORS[option.name]
+            if given and not is_valid(value):
+                raise CallError(f"`{option.name}` (={value!r}) must be {expected}")
+
+        for larger, smaller in (("d_model", "heads"), ("heads", "kv_heads")):
+            whole, part = getattr(self, larger), getattr(self, smaller)
+            if whole and part and whole % part:
+                raise CallError(
+                    f"`{larger}` (={whole}) must be divisible by `{smaller}` (={part})"
+                )
+
+        try:
+            torch.empty(1, device=self.device).item()
+        except (AssertionError, RuntimeError) as error:
+            raise CallError(
+                f"`device` (={self.device!r}) cannot compute here: {first_line(error)}"
+            ) from error
+
+    def script_options(self) -> dict[str, Any]:
+        """The options that every script takes."""
+        return {"seed": self.seed, "dtype": self.dtype, "device": self.device}
+
+
+def is_size(value: Any) -> bool:
+    r"""Whether it is a positive int. A bool is none, though Python makes it a subclass.
+
+    >>> is_size(3), is_size(0), is_size(True)
+    (True, False, False)
+    """
+    return type(value) is int and value > 0
+
+
+def are_strings(value: Any) -> bool:
+    r"""Whether it is a list or tuple of strings.
+
+    >>> are_strings(("query", "key")), are_strings("query")
+    (True, False)
+    """
+    return isinstance(value, tuple | list) and all(isinstance(v, str) for v in value)
+
+
+def is_layout(value: Any) -> bool:
+    r"""Whether it is the name of a layout, or letters for the axes of an input.
+
+    >>> is_layout("sequence_first"), is_layout("lbd"), is_layout("bqk")
+    (True, True, False)
+    """
+    return isinstance(value, str) and (
+        value in LAYOUTS
+        or (len({*value}) == len(value) and {*"ld"} <= {*value} <= {*"blhd"})
+    )
+
+
+def are_mask_encodings(value: Any) -> bool:
+    r"""Whether it maps names to `KIND:AXES`; either part may be missing.
+
+    >>> are_mask_encodings({"mask": "ignore:bk"}), are_mask_encodings({"mask": "seek"})
+    (True, False)
+    """
+    if not (isinstance(value, Mapping) and are_strings([*value, *value.values()])):
+        return False
+    parts = [encoding.partition(":") for encoding in value.values()]
+    return all(
+        kind in ("", *MASK_KINDS) and {*axes} <= {*"bhqkn1"} for kind, _, axes in parts
+    )
+
+
+def are_literals(value: Any) -> bool:
+    r"""Whether it maps names to values that a counterexample can write as literals.
+
+    >>> are_literals({"bias": False}), are_literals({"act": print})
+    (True, False)
+    """
+    if not (isinstance(value, Mapping) and are_strings([*value])):
+        return False
+    # The repr of a torch.dtype, such as torch.float64, is valid source, too.
+    literals = [v for v in value.values() if not isinstance(v, torch.dtype)]
+    try:
+        for literal in literals:
+            ast.literal_eval(repr(literal))
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+# For each option, a test of its value and the end of the error message. Defaults are
+# not tested.
+VALIDATORS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "layout": (
+        is_layout,
+        f"one of {', '.join(LAYOUTS)}, or made of the letters b, l, h, d",
+    ),
+    "inputs": (
+        lambda x: are_strings(x) and len(x) in (0, 1, 3),
+        "the name of one input, or those of query, key and value",
+    ),
+    "mask": (
+        are_mask_encodings,
+        f"such as {{'attn_mask': 'ignore:qk'}}; a kind is one of "
+        f"{', '.join(MASK_KINDS)}, and axes are among b, h, q, k, n, 1",
+    ),
+    "init_args": (
+        are_literals,
+        "names with numbers, strings, lists, True, False or None; for any other "
+        "argument, build the module yourself and check the instance",
+    ),
+    "call_args": (
+        are_literals,
+        "names with numbers, strings, lists, True, False or None",
+    ),
+    "heads": (is_size, "a positive int"),
+    "kv_heads": (is_size, "a positive int"),
+    "d_model": (is_size, "a positive int"),
+    "causal": (lambda x: type(x) is bool, "True or False"),
+    "window": (is_size, "a positive int"),
+    "positions": (lambda x: x in POSITIONS, f"one of {', '.join(POSITIONS)}"),
+    "weights": (
+        lambda x: (
+            isinstance(x, str)
+            and re.fullmatch(r"none|(\[.+\]|\.[\w.]+)(:[bhqkn]+)?", x) is not None
+        ),
+        "an index or attribute such as '[1]' or '.attn', with axes as in '[1]:bhqk', "
+        "or 'none'",
+    ),
+    "projections": (
+        lambda x: (
+            isinstance(x, Mapping)
+            and are_strings([*x.values()])
+            and {*x} <= {*PROJECTIONS}
+        ),
+        f"names of submodules, for some of {', '.join(PROJECTIONS)}",
+    ),
+    "cache": (
+        lambda x: are_strings(x) and len(x) == 2,
+        "an argument and an index of the result, such as ('past', '[1]')",
+    ),
+    "unused_parameters": (are_strings, "names of parameters"),
+    "dtype": (
+        lambda x: isinstance(x, torch.dtype) and x.is_floating_point,
+        "a floating-point dtype of torch",
+    ),
+    "device": (lambda x: isinstance(x, str), "the name of a device, such as 'cuda'"),
+    "seed": (lambda x: type(x) is int and 0 <= x < 2**32, "an int from 0 to 2**32 - 1"),
+}

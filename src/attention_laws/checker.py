@@ -1,12 +1,14 @@
-r"""# Checking an attention
+r"""# Running the laws
 
-`check` asks an attention all laws, and answers with a `Report`: which are kept, which
-are broken and by what, which do not apply and why. Sizes are tried from small to large,
-some of them with coincidences in them (as many batch items as tokens, or as heads), in
-which masks of the wrong shape fit. What breaks a law is then made smaller as long as it
-still does.
+`check` runs all laws on an attention, and returns a `Report`: which laws pass, which
+fail and by which counterexample, which do not apply and why.
 
-Source: [what a law is](law.md); the command line is [`headnotes check`](../cli.md).
+Each law runs at several sizes, from small to large. Some have coincidences in them (as
+many batch items as tokens, or as heads), where masks of the wrong shape broadcast
+without an error. A counterexample is then shrunk: its sizes are reduced as long as the
+law still fails.
+
+Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md).
 """
 
 import math
@@ -21,58 +23,63 @@ from typing import Any
 
 import torch
 
-from attention_laws import algebra, masking, modes, order
-from attention_laws.adapter import Adapter, Fact, Sizes
-from attention_laws.infer import adapter
+from attention_laws import algebra, execution, masking, positions
+from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
+from attention_laws.infer import infer_adapter
 from attention_laws.law import (
-    Broken,
-    Failed,
     Law,
+    LawViolation,
     NotApplicable,
+    ScriptError,
     first_line,
 )
-from attention_laws.options import CannotBeCalled, Options
-from attention_laws.trial import Trial
+from attention_laws.script import Script
 
-# All laws, in the order in which they are checked and shown.
+# All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
     each.name: each
-    for family in (masking, algebra, order, modes)
+    for family in (masking, algebra, positions, execution)
     for each in vars(family).values()
     if isinstance(each, Law)
 }
 
-VERDICTS = ("kept", "broken", "not applicable")
-
-# What an author raises who has thought of the case.
+# Exceptions that an author raises on purpose. Any other comes from inside, and is a
+# failure.
 REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+
+# Time in which a counterexample may be shrunk. Most need a few milliseconds.
+SHRINKING_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """The smallest example found that breaks a law."""
+    """The smallest example found that violates a law, and the program that shows it.
+
+    `difference` is the largest absolute difference, or NaN where the law is not about
+    one; `tolerance` is what rounding may cause.
+    """
 
     sizes: Sizes
-    said: str
-    amount: float
+    message: str
+    difference: float
     tolerance: float
     code: str
 
     def __str__(self) -> str:
-        lines = [self.said, f"at {self.sizes}"]
+        lines = [self.message, f"at {self.sizes}"]
         if self.tolerance:
             lines.append(
-                f"by {self.amount:.2g}, where {self.tolerance:.0e} is rounding"
+                f"difference {self.difference:.2g}, tolerance {self.tolerance:.0e}"
             )
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One law, and how an attention stands to it."""
+class LawResult:
+    """The result of one law; `status` is "pass", "fail" or "not applicable"."""
 
     law: Law
-    verdict: str  # "kept", "broken" or "not applicable"
+    status: str
     detail: str = ""
     counterexample: Counterexample | None = None
     seconds: float = 0.0
@@ -80,167 +87,207 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings about one attention; prints as a table."""
+    """The results of all laws on one attention; prints as a table."""
 
     name: str
     facts: tuple[Fact, ...]
-    findings: tuple[Finding, ...]
+    results: tuple[LawResult, ...]
 
-    def of(self, verdict: str) -> list[Finding]:
-        """The findings with this verdict."""
-        return [f for f in self.findings if f.verdict == verdict]
-
-    @property
-    def kept(self) -> list[Finding]:
-        """Laws that held for all that was tried."""
-        return self.of("kept")
+    def with_status(self, status: str) -> list[LawResult]:
+        """The results with this status."""
+        return [result for result in self.results if result.status == status]
 
     @property
-    def broken(self) -> list[Finding]:
-        """Laws that did not, each with a counterexample."""
-        return self.of("broken")
+    def passed(self) -> list[LawResult]:
+        """Laws that held in all calls."""
+        return self.with_status("pass")
 
     @property
-    def not_applicable(self) -> list[Finding]:
-        """Laws that could not be asked, each with the reason."""
-        return self.of("not applicable")
+    def failed(self) -> list[LawResult]:
+        """Laws that were violated, each with a counterexample."""
+        return self.with_status("fail")
+
+    @property
+    def not_applicable(self) -> list[LawResult]:
+        """Laws that could not run, each with the reason."""
+        return self.with_status("not applicable")
 
     @property
     def ok(self) -> bool:
-        """Is no law broken?"""
-        return not self.broken
+        """Whether no law fails."""
+        return not self.failed
 
     def __str__(self) -> str:
         lines = [
             self.name,
-            *(f"  {f.name}: {f.value} ({f.how})" for f in self.facts),
+            *(f"  {f.name}: {f.value} ({f.source})" for f in self.facts),
             "",
         ]
-        for finding in self.findings:
-            row = f"{finding.law.name:24}{finding.verdict:16}{finding.detail}"
+        for result in self.results:
+            status = "FAIL" if result.status == "fail" else result.status
+            row = f"{result.law.name:24}{status:16}{result.detail}"
             lines.append(row.rstrip())
-        for finding in self.broken:
-            lines += ["", f"{finding.law.name}: {finding.law.statement}"]
-            lines += textwrap.wrap(
-                finding.law.reason, 78, initial_indent="  ", subsequent_indent="  "
-            )
-            example = finding.counterexample
-            assert example is not None
-            lines += ["", textwrap.indent(str(example), "  ")]
-            lines += ["", textwrap.indent(example.code.rstrip(), "    ")]
-        count = {verdict: len(self.of(verdict)) for verdict in VERDICTS}
-        summary = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+        for result in self.failed:
+            lines += ["", *explain(result)]
+        summary = (
+            f"{len(self.passed)} passed, {len(self.failed)} failed, "
+            f"{len(self.not_applicable)} not applicable"
+        )
         return "\n".join([*lines, "", summary])
 
 
-def grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
-    """The sizes to try: each pair of axes differs somewhere and coincides somewhere."""
-    # As many batch items as tokens, or as heads: there a mask fits that should not.
+def explain(result: LawResult) -> list[str]:
+    """The lines of a report about a law that fails: what it says, and the program."""
+    example = result.counterexample
+    assert example is not None
+    reason = textwrap.wrap(
+        result.law.reason, 78, initial_indent="  ", subsequent_indent="  "
+    )
+    return [
+        f"{result.law.name}: {result.law.statement}",
+        *reason,
+        "",
+        textwrap.indent(str(example), "  "),
+        "",
+        textwrap.indent(example.code.rstrip(), "    "),
+    ]
+
+
+def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
+    """The sizes to run at: each pair of axes differs in one, and coincides in one."""
+    # As many batch items as tokens, or as heads: there a mask broadcasts that should
+    # not.
     as_heads = max(2, min(adapter.heads, 8))
     lengths = [(2, 4, 5), (3, 3, 3), (as_heads, 4, 7)]
     if thorough:
         lengths += [(1, 1, 1), (1, 2, 2), (4, 7, 19), (5, 5, 5)]
     for batch_size, q_len, k_len in lengths:
-        if not adapter.cross:
+        if not adapter.cross_attention:
             q_len = k_len
         if "b" not in adapter.layout:
             batch_size = 1
         yield Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
 
 
-def smaller(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
-    """Sizes with one of them reduced, or two that coincide, the boldest steps first."""
+def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
+    """Sizes with one of them reduced, or two equal ones; the largest steps first.
+
+    Two equal sizes are reduced together, because the failure may need them equal.
+    """
     names = ["batch_size", "k_len", "q_len"]
-    names = names if adapter.fixed else ["heads", "d_k", *names]
+    names = names if adapter.fixed_size else ["heads", "d_k", *names]
     pairs = [
         (a, b) for a in names for b in names if getattr(sizes, a) == getattr(sizes, b)
     ]
     for one, other in pairs:
-        now = getattr(sizes, one)
-        step = adapter.groups if "heads" in (one, other) else 1
-        for n in dict.fromkeys((step, 2 * step, now - step)):
-            if step <= n < now:
-                less = replace(sizes, **{one: n, other: n})
-                if not adapter.cross:
-                    less = replace(less, q_len=less.k_len)
-                if less != sizes and less.q_len <= less.k_len:
-                    yield less
+        current = getattr(sizes, one)
+        # Query heads come in groups that share keys and values.
+        step = adapter.group_size if "heads" in (one, other) else 1
+        for n in dict.fromkeys((step, 2 * step, current - step)):
+            if step <= n < current:
+                smaller = replace(sizes, **{one: n, other: n})
+                if not adapter.cross_attention:
+                    smaller = replace(smaller, q_len=smaller.k_len)
+                if smaller != sizes and smaller.q_len <= smaller.k_len:
+                    yield smaller
 
 
-def judge(law: Law, adapter: Adapter, options: Options, thorough: bool) -> Finding:
-    """Test one law, at all sizes; shrink what breaks it."""
-    start = time.perf_counter()
+def run_once(
+    law: Law, adapter: Adapter, sizes: Sizes, options: Options, thorough: bool
+) -> None:
+    """Run one law at one size; raises `LawViolation` or `NotApplicable`."""
+    script = Script(adapter, sizes, thorough=thorough, **options.script_options())
+    try:
+        law.test(script)
+    except LawViolation as violation:
+        violation.sizes = script.sizes
+        raise
+    except ScriptError as failure:
+        # An attention that refuses an input in clear words gives no wrong answer.
+        if isinstance(failure.error, REFUSALS):
+            raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
+        code = script.program()
+        raise LawViolation(f"raises {failure}", math.nan, 0.0, code) from failure
+
+
+def check_law(
+    law: Law, adapter: Adapter, options: Options, thorough: bool
+) -> LawResult:
+    """Run one law at all sizes, and shrink the first counterexample."""
 
     def attempt(sizes: Sizes) -> None:
-        trial = Trial(adapter, sizes, thorough=thorough, **options.of_trials())
-        try:
-            law.test(trial)
-        except Broken as broken:
-            broken.sizes = trial.sizes
-            raise
-        except Failed as failure:
-            # A clear refusal is no wrong answer. Anything else comes from inside.
-            if isinstance(failure.error, REFUSALS):
-                raise NotApplicable(
-                    f"refused: {first_line(failure.error)}"
-                ) from failure
-            code = trial.code()
-            raise Broken(f"raises {failure}", math.nan, 0.0, code) from failure
+        run_once(law, adapter, sizes, options, thorough)
 
-    reason, kept = "", False
-    first: tuple[Sizes, Broken] | None = None
-    for sizes in grid(adapter, thorough):
+    start = time.perf_counter()
+    reason, passed = "", False
+    found: tuple[Sizes, LawViolation] | None = None
+    for sizes in size_grid(adapter, thorough):
         try:
             attempt(sizes)
-            kept = True
+            passed = True
         except NotApplicable as refusal:
             reason = reason or str(refusal)
             continue
-        except Broken as seen:
-            # A wrong answer is worse than an error, and more is to be learned from it.
-            if first is None or not kind(seen):
-                first = sizes, seen
-            if not kind(seen):
+        except LawViolation as violation:
+            # A wrong output says more than an exception: look for one at other sizes.
+            is_wrong_output = not exception_text(violation)
+            if found is None or is_wrong_output:
+                found = sizes, violation
+            if is_wrong_output:
                 break
-        if law.once:
+        if law.slow:
             break
     seconds = time.perf_counter() - start
-    if first is not None:
-        sizes, least = shrink(attempt, *first, adapter)
-        sizes = least.sizes or sizes
+
+    if found is not None:
+        sizes, smallest = shrink(attempt, *found, adapter)
         example = Counterexample(
-            sizes, least.said, least.amount, least.tolerance, least.code
+            smallest.sizes or sizes,
+            smallest.message,
+            smallest.difference,
+            smallest.tolerance,
+            smallest.code,
         )
-        return Finding(law, "broken", least.said, example, seconds)
-    if kept:
-        return Finding(law, "kept", seconds=seconds)
-    return Finding(law, "not applicable", reason, seconds=seconds)
+        return LawResult(law, "fail", smallest.message, example, seconds)
+    if passed:
+        return LawResult(law, "pass", seconds=seconds)
+    return LawResult(law, "not applicable", reason, seconds=seconds)
 
 
 def shrink(
-    attempt: Callable[[Sizes], None], sizes: Sizes, broken: Broken, adapter: Adapter
-) -> tuple[Sizes, Broken]:
-    """Reduce one size after the other, as long as the law stays broken."""
-    end = time.perf_counter() + 2
+    attempt: Callable[[Sizes], None],
+    sizes: Sizes,
+    violation: LawViolation,
+    adapter: Adapter,
+) -> tuple[Sizes, LawViolation]:
+    """Reduce one size after the other, as long as the law fails in the same way."""
+    end = time.perf_counter() + SHRINKING_SECONDS
     progress = True
     while progress:
         progress = False
-        for less in smaller(sizes, adapter):
+        for smaller in smaller_sizes(sizes, adapter):
             if time.perf_counter() > end:
                 break
             try:
-                attempt(less)
-            except Broken as still:
-                if kind(still) == kind(broken):
-                    sizes, broken, progress = less, still, True
+                attempt(smaller)
+            except LawViolation as still:
+                if exception_text(still) == exception_text(violation):
+                    sizes, violation, progress = smaller, still, True
                     break
             except Exception:
+                # The attention, or the test, cannot run at this size.
                 continue
-    return sizes, broken
+    return sizes, violation
 
 
-def importable(attention: Any, name: str) -> str:
-    """The line that imports what has a name of its own in a module."""
+def exception_text(violation: LawViolation) -> str:
+    """The exception that was raised, without sizes; empty for a wrong output."""
+    message = violation.message if violation.message.startswith("raises ") else ""
+    return re.sub(r"\d+", "", message)
+
+
+def import_line(attention: Any, name: str) -> str:
+    """The line that imports an attention, if it is an attribute of a module."""
     module = getattr(attention, "__module__", None)
     if (
         getattr(sys.modules.get(module or ""), name, None) is attention
@@ -250,24 +297,32 @@ def importable(attention: Any, name: str) -> str:
     return f"# `{name}` is the attention that was checked.\n"
 
 
-def read_laws(option: str, names: str | Iterable[str]) -> list[str]:
-    """Names of laws, one or several; raises `ValueError` for what is none."""
+def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
+    """Names of laws, one or several; raises `ValueError` for an unknown one."""
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, Iterable):
         raise ValueError(f"`{option}` (={names!r}) must be names of laws")
     names = list(names)
     for unknown in set(names) - set(LAWS):
         raise ValueError(
-            f"`{option}` names {unknown!r}, which is no law; there are "
+            f"`{option}` names {unknown!r}, which is not a law; the laws are "
             f"{', '.join(LAWS)}"
         )
     return names
 
 
-def kind(broken: Broken) -> str:
-    """The error that was raised, whatever the sizes in it; empty for a wrong answer."""
-    said = broken.said if broken.said.startswith("raises ") else ""
-    return re.sub(r"\d+", "", said)
+def validate_attention(attention: Any) -> None:
+    """Raise `CallError` unless it is a module class, a module, or a function."""
+    if not callable(attention):
+        raise CallError(
+            f"`attention` (={attention!r}) cannot be called; give a module class, a "
+            f"module, or a function"
+        )
+    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
+        raise CallError(
+            f"`{attention.__name__}` is a class, but not of modules; give an instance "
+            f"that can be called, or a function"
+        )
 
 
 def check(
@@ -281,49 +336,45 @@ def check(
     progress: Callable[[int, int, str], None] | None = None,
     **options: Any,
 ) -> Report:
-    r"""Ask `attention` all laws, or `only` some, but those to `skip`, and report.
+    r"""Run all laws on `attention`, or `only` some, without those to `skip`.
 
-    `attention` is a class of modules, a module, or a function; it is not changed.
-    `thorough` tries more sizes, compiles in earnest and asks the strict laws, too. What
-    else may be said about it, instead of being found out, is listed in `Options`.
-    `progress` is called before each law with how many are done, how many there are, and
-    its name.
+    `attention` is a module class, a module, or a function; it is not changed.
+    `thorough` runs at more sizes, compiles with the default backend, and runs the
+    strict laws, too. `name` and `imports` are what counterexamples call the attention,
+    and the lines by which they import it. `progress` is called before each law with the
+    number of laws done, the number of all, and the name of the law. All other keyword
+    arguments are `Options`, which state what is otherwise inferred.
 
-    Raises `CannotBeCalled`, a `ValueError`, where no way to call it was found.
+    Raises `CallError`, a `ValueError`, where no way to call the attention was found.
 
-    >>> laws = ["causality", "empty_rows"]
+    >>> laws = ["causality", "fully_masked_rows"]
     >>> report = check(torch.nn.MultiheadAttention, only=laws)
-    >>> [finding.law.name for finding in report.broken]
-    ['empty_rows']
-    >>> print(report.broken[0].counterexample)
-    the output of a query that may read nothing is not finite
+    >>> [result.law.name for result in report.failed]
+    ['fully_masked_rows']
+    >>> print(report.failed[0].counterexample)
+    the output of a fully masked row is NaN or infinite
     at batch_size=1, q_len=1, k_len=1, heads=1, d_k=1
     """
-    if not callable(attention):
-        raise CannotBeCalled(f"`attention` (={attention!r}) cannot be called")
-    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
-        raise CannotBeCalled(
-            f"`{attention.__name__}` is a class, but none of modules; check what it "
-            f"makes"
-        )
-    known = Options(**options)
-    only, skip = read_laws("only", only), read_laws("skip", skip)
+    validate_attention(attention)
+    stated = Options(**options)
+    only = validate_law_names("only", only)
+    skip = validate_law_names("skip", skip)
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
-    findings = []
+    results = []
     with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
-        torch.manual_seed(known.seed)
+        torch.manual_seed(stated.seed)
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
-        imports = imports or importable(attention, name)
-        called = adapter(attention, name, imports, known)
-        for n, each in enumerate(chosen):
+        imports = imports or import_line(attention, name)
+        adapter = infer_adapter(attention, name, imports, stated)
+        for n, law in enumerate(chosen):
             if progress is not None:
-                progress(n, len(chosen), each.name)
-            if each.name in skip:
-                findings.append(Finding(each, "not applicable", "skipped, as asked"))
-            elif each.strict and not (thorough or only):
-                why = "asked if named, or with `thorough`: most attention breaks it"
-                findings.append(Finding(each, "not applicable", why))
+                progress(n, len(chosen), law.name)
+            if law.name in skip:
+                results.append(LawResult(law, "not applicable", "skipped on request"))
+            elif law.strict and not (thorough or only):
+                detail = "strict: runs with `only` or `thorough`"
+                results.append(LawResult(law, "not applicable", detail))
             else:
-                findings.append(judge(each, called, known, thorough))
-    return Report(name, called.facts, tuple(findings))
+                results.append(check_law(law, adapter, stated, thorough))
+    return Report(name, adapter.facts, tuple(results))

@@ -2,16 +2,17 @@ r"""# headnotes check
 
 ```console
 $ headnotes check my_model.py:MyAttention
-$ headnotes check my_model.py:MyAttention --with "d_model=64, heads=4" --causal
+$ headnotes check my_model.py:MyAttention --init-args "d_model=64, heads=4" --causal
 ```
 
-A class is built, a module or a function is taken as it is. What is not said is
-inferred, and printed above the table. The exit status is 0 where all laws are kept, 1
-where one is broken, and 2 where the attention could not be called at all, so that the
-command can stand in a CI job as it is; a law that is broken on purpose is left out by
-`--skip`, and the table says so.
+A module class is built, a module or a function is checked as it is. What no option
+states is inferred, and printed above the table of results.
 
-Source: [checking an attention](checker.md), from the command line.
+The exit status is 0 if no law fails, 1 if one does, and 2 if the attention could not be
+called at all, so that the command can run in CI as it is. `--skip` leaves out a law
+that is violated on purpose; the table shows that it was skipped.
+
+Source: [running the laws](checker.md), from the command line.
 """
 
 import argparse
@@ -28,9 +29,8 @@ from typing import Any
 
 import torch
 
-from attention_laws.adapter import LAYOUTS, POSITIONS
-from attention_laws.checker import LAWS, Finding, Report, check
-from attention_laws.options import CannotBeCalled
+from attention_laws.adapter import LAYOUTS, MASK_KINDS, POSITIONS, CallError
+from attention_laws.checker import LAWS, LawResult, Report, check
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -39,98 +39,153 @@ DTYPES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag for each option of `check`, under the same name."""
+    """Add one flag for each option of `check`, under the same name."""
     add = parser.add_argument
     add("target", metavar="FILE.py:NAME", help="or package.module:NAME")
-    add("--with", dest="settings", default="", metavar="A=1,B=2", help="build it so")
-    add("--layout", default="", help=f"{', '.join(LAYOUTS)}, or letters such as bld")
-    add("--inputs", default="", metavar="A,B,C", help="its inputs: one, or three")
+    add_call_arguments(parser)
+    add("--heads", type=int, metavar="N", help="number of query heads")
+    add("--kv-heads", type=int, metavar="N", help="number of key and value heads")
+    add("--d-model", type=int, metavar="N", help="width of the input")
+    add(
+        "--causal",
+        action=argparse.BooleanOptionalAction,
+        help="whether it is causal without a mask",
+    )
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="keys that a query attends to in a sliding window, itself included",
+    )
+    add("--positions", default="", choices=POSITIONS, help="its position encoding")
+    add(
+        "--unused-parameters",
+        default="",
+        metavar="A,B",
+        help="parameters that are meant to receive no gradient",
+    )
+    add("--only", default="", metavar="LAW,LAW", help=f"laws: {', '.join(LAWS)}")
+    add("--skip", default="", metavar="LAW,LAW", help="laws to leave out")
+    add(
+        "--thorough",
+        action="store_true",
+        help="more sizes, torch.compile with its default backend, and strict laws",
+    )
+    add("--device", default="cpu", help="device to run on, such as cuda")
+    add("--dtype", default="float32", help=", ".join(DTYPES))
+    add("--seed", type=int, default=0, help="seed of inputs and parameters")
+    add("--json", action="store_true", help="print the report as JSON")
+
+
+def add_call_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that state how the attention is built and called."""
+    add = parser.add_argument
+    add(
+        "--init-args",
+        default="",
+        metavar="A=1,B=2",
+        help="arguments of the constructor",
+    )
+    add("--call-args", default="", metavar="A=1,B=2", help="arguments of each call")
+    add(
+        "--layout",
+        default="",
+        help=f"axes of the inputs: {', '.join(LAYOUTS)}, or letters such as bld",
+    )
+    add(
+        "--inputs",
+        default="",
+        metavar="A,B,C",
+        help="name of the one input, or of query, key and value",
+    )
     add(
         "--mask",
         action="append",
         default=[],
         metavar="NAME=KIND:AXES",
-        help="keep (True = may be read), hide, additive, minimum, lengths or flag, and "
-        "letters for its axes, such as bqk; `none` for no mask at all",
+        help="a mask argument: its kind ("
+        + "; ".join(f"{kind}: {meaning}" for kind, meaning in MASK_KINDS.items())
+        + "), and letters for its axes, such as bqk; `none` for no mask at all",
     )
-    add("--call", default="", metavar="A=1,B=2", help="passed with each call")
-    sizes = {"heads": "its heads", "kv-heads": "those of keys and values"}
-    sizes |= {"d-model": "its width", "window": "keys that a query reads, with itself"}
-    for name, meaning in sizes.items():
-        add(f"--{name}", type=int, metavar="N", help=meaning)
-    add("--causal", action=argparse.BooleanOptionalAction, help="by itself?")
-    add("--positions", default="", choices=POSITIONS, help="what it knows of places")
-    add("--weights", default="", metavar="[1]:bhqk", help="where they are shown")
-    add("--projections", default="", metavar="query=q,…,out=o", help="its linear maps")
-    add("--cache", default="", metavar="NAME=[1]", help="argument, place in the result")
-    add("--unused", default="", metavar="A,B", help="parameters without a gradient")
-    add("--only", default="", metavar="LAW,LAW", help=", ".join(LAWS))
-    add("--skip", default="", metavar="LAW,LAW", help="laws that it need not keep")
-    add("--thorough", action="store_true", help="more sizes, a compiler, strict laws")
-    add("--device", default="cpu", help="where, such as cuda")
-    add("--dtype", default="float32", help=", ".join(DTYPES))
-    add("--seed", type=int, default=0, help="of all that is drawn")
-    add("--json", action="store_true", help="print the report as JSON")
+    add(
+        "--weights",
+        default="",
+        metavar="[1]:bhqk",
+        help="index or attribute of the attention weights, and their axes",
+    )
+    add(
+        "--projections",
+        default="",
+        metavar="query=q,…,out=o",
+        help="names of the projection layers",
+    )
+    add(
+        "--cache",
+        default="",
+        metavar="NAME=[1]",
+        help="argument of the KV cache, and index of the new cache in the result",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check what the arguments name, print the report, and return the exit status."""
-    progress = Progress()
+    """Check the attention that is named, print the report, return the exit status."""
+    progress = ProgressBar()
     try:
-        options = read_options(arguments)
-        # Standard output is for the report.
+        options = parse_options(arguments)
+        # What the imported file prints must not end up in the report, or in the JSON.
         with redirect_stdout(sys.stderr):
-            name, imports, attention = load(arguments.target)
+            name, imports, attention = load_attention(arguments.target)
         report = check(
             attention, name=name, imports=imports, progress=progress, **options
         )
-    except ValueError as error:  # and with it `CannotBeCalled`
+    except ValueError as error:  # of which `CallError` is a subclass
         progress.clear()
         print(f"headnotes check: {error}", file=sys.stderr)
         return 2
     progress.clear()
-    print(json.dumps(as_json(report), indent=2) if arguments.json else report)
+    print(json.dumps(report_to_json(report), indent=2) if arguments.json else report)
     return 0 if report.ok else 1
 
 
-def read_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The options of `check`; raises `CannotBeCalled` for what cannot be read."""
+def parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `check`; raises `CallError` for malformed text."""
     options = {**vars(arguments)}
     for name in ("target", "json", "command"):
         options.pop(name, None)
-    for name in ("settings", "call"):
-        options[name] = read_call(name, options[name])
-    for name in ("inputs", "unused", "only", "skip"):
+    for name in ("init_args", "call_args"):
+        options[name] = parse_keywords(name, options[name])
+    for name in ("inputs", "unused_parameters", "only", "skip"):
         options[name] = tuple(filter(None, options[name].replace(" ", "").split(",")))
     pairs = [part for part in options["projections"].split(",") if part]
-    options["projections"] = dict(read_pair("projections", pair) for pair in pairs)
-    masks = [(m, "") if m == "none" else read_pair("mask", m) for m in options["mask"]]
+    options["projections"] = dict(parse_pair("projections", pair) for pair in pairs)
+    masks = [(m, "") if m == "none" else parse_pair("mask", m) for m in options["mask"]]
     options["mask"] = dict(masks)
     cache = options["cache"]
-    options["cache"] = read_pair("cache", cache) if cache else None
+    options["cache"] = parse_pair("cache", cache) if cache else None
     options["dtype"] = DTYPES.get(arguments.dtype)
     if options["dtype"] is None:
-        known = ", ".join(DTYPES)
-        raise CannotBeCalled(f"`--dtype {arguments.dtype}` is none of {known}")
+        raise CallError(
+            f"`--dtype {arguments.dtype}` must be one of {', '.join(DTYPES)}"
+        )
     return options
 
 
-def read_pair(option: str, text: str) -> tuple[str, str]:
-    r"""A name and what it is given.
+def parse_pair(option: str, text: str) -> tuple[str, str]:
+    r"""A name and its value.
 
-    >>> read_pair("mask", "attn_mask=hide:qk")
-    ('attn_mask', 'hide:qk')
+    >>> parse_pair("mask", "attn_mask=ignore:qk")
+    ('attn_mask', 'ignore:qk')
     """
     name, equals, value = text.strip().partition("=")
     if not equals:
-        raise CannotBeCalled(f"`--{option} {text}` names nothing; write NAME={text}")
+        raise CallError(f"`--{option} {text}` has no name; write NAME={text}")
     return name, value
 
 
-def read_call(option: str, text: str) -> dict[str, Any]:
-    r"""Arguments as they stand in a call; only literals can be given.
+def parse_keywords(option: str, text: str) -> dict[str, Any]:
+    r"""Keyword arguments, as written in a call; values must be literals.
 
-    >>> read_call("with", "d_model=12, bias=False")
+    >>> parse_keywords("init_args", "d_model=12, bias=False")
     {'d_model': 12, 'bias': False}
     """
     try:
@@ -139,62 +194,66 @@ def read_call(option: str, text: str) -> dict[str, Any]:
             raise ValueError
         return {k.arg or "**": ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError):
-        option = {"settings": "with"}.get(option, option)
-        raise CannotBeCalled(
-            f'`--{option} "{text}"` cannot be read; write "name=value, name=value", '
-            f"where values are numbers, strings, lists, True, False or None"
+        raise CallError(
+            f'`--{option.replace("_", "-")} "{text}"` is malformed; write '
+            f'"name=value, name=value", where values are numbers, strings, lists, '
+            f"True, False or None"
         ) from None
 
 
-def load(target: str) -> tuple[str, str, Any]:
-    """The name of an attention, the lines that import it, and the attention itself."""
+def load_attention(target: str) -> tuple[str, str, Any]:
+    """Import an attention; its name, the lines that import it, and the attention."""
     where, _, name = target.rpartition(":")
     is_file = where.endswith(".py")
     path = Path(where).resolve()
     if is_file and not path.is_file():
-        raise CannotBeCalled(f"`{where}` is no file")
-    module, folder = module_of(path) if is_file else (where, None)
-    plain = all(part.isidentifier() for part in module.split("."))
-    if not name.isidentifier() or not (plain or is_file):
-        raise CannotBeCalled(
-            f"`{target}` names no attention; write FILE.py:NAME or package.module:NAME"
+        raise CallError(f"there is no file `{where}`; give a path from {Path.cwd()}")
+    module, folder = module_name(path) if is_file else (where, None)
+    importable = all(part.isidentifier() for part in module.split("."))
+    if not name.isidentifier() or not (importable or is_file):
+        raise CallError(
+            f"`{target}` must be FILE.py:NAME or package.module:NAME, where NAME is a "
+            f"module class, a module, or a function"
         )
     if not is_file and find_spec(module.partition(".")[0]) is None:
-        folder = Path.cwd()  # what is not installed may lie here
+        folder = Path.cwd()  # a module that is not installed may be here
     imports = f"from {module} import {name}\n"
-    if not plain:
-        found = f"importlib.import_module({module!r})"
-        imports = f"import importlib\n\n{name} = {found}.{name}\n"
+    if not importable:
+        imported = f"importlib.import_module({module!r})"
+        imports = f"import importlib\n\n{name} = {imported}.{name}\n"
     if folder is not None:
         imports = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n{imports}"
-    names: dict[str, Any] = {}
+
+    namespace: dict[str, Any] = {}
     try:
-        exec(imports, names)
+        exec(imports, namespace)
     except (Exception, SystemExit) as error:
-        raise CannotBeCalled(
+        raise CallError(
             f"`{target}` cannot be imported ({type(error).__name__}: {error})"
         ) from error
-    seen = sys.modules[module].__file__
-    if is_file and not (seen and path.samefile(seen)):
-        raise CannotBeCalled(
-            f"`{target}` cannot be imported: `import {module}` finds {seen} instead; "
-            f"give the file, or its folder, another name"
+    # A file named like an installed or built-in module loses against it.
+    imported_file = sys.modules[module].__file__
+    if is_file and not (imported_file and path.samefile(imported_file)):
+        raise CallError(
+            f"`{target}` cannot be imported: `import {module}` finds {imported_file} "
+            f"instead; rename the file, or its folder"
         )
-    if not callable(names[name]):
-        raise CannotBeCalled(
-            f"`{target}` is of type {type(names[name]).__name__}, and cannot be called"
+    if not callable(namespace[name]):
+        raise CallError(
+            f"`{target}` is of type {type(namespace[name]).__name__}, and cannot be "
+            f"called; name a module class, a module, or a function"
         )
-    return name, imports, names[name]
+    return name, imports, namespace[name]
 
 
-def module_of(path: Path) -> tuple[str, Path]:
-    """The dotted name of a file in its package, and the folder that holds that.
+def module_name(path: Path) -> tuple[str, Path]:
+    """The dotted name of a file in its package, and the folder to import it from.
 
-    A folder without `__init__.py` is a package, too, if imports such as `from .x` say
-    so: each dot names one folder more.
+    A folder without `__init__.py` is a package, too, if the file has relative imports:
+    `from .x` needs one folder, and each further dot one more.
     """
     nodes: Iterable[ast.AST] = ()
-    with suppress(SyntaxError, ValueError):  # importing it will say why
+    with suppress(SyntaxError, ValueError):  # the import will raise it again
         nodes = ast.walk(ast.parse(path.read_bytes()))
     dots = max((n.level for n in nodes if isinstance(n, ast.ImportFrom)), default=0)
     parts = [] if path.stem == "__init__" else [path.stem]
@@ -204,49 +263,50 @@ def module_of(path: Path) -> tuple[str, Path]:
         folder, dots = folder.parent, dots - 1
     for part in parts:
         if "." in part:
-            raise CannotBeCalled(
-                f"`{path.name}` cannot be imported: `{part}` has a dot in its name"
+            raise CallError(
+                f"`{path.name}` cannot be imported: `{part}` has a dot in its name; "
+                f"rename it"
             )
     return ".".join(parts), folder
 
 
-def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data."""
+def report_to_json(report: Report) -> dict[str, Any]:
+    """The report as dicts and lists."""
     return {
         "name": report.name,
         "ok": report.ok,
         "facts": [vars(fact) for fact in report.facts],
-        "laws": [finding_as_json(finding) for finding in report.findings],
+        "laws": [result_to_json(result) for result in report.results],
     }
 
 
-def finding_as_json(finding: Finding) -> dict[str, Any]:
-    """One law and its verdict; an amount that is no number is null."""
+def result_to_json(result: LawResult) -> dict[str, Any]:
+    """The result of one law. JSON has no NaN and no infinity: they become null."""
     example = None
-    if finding.counterexample is not None:
-        example = {**vars(finding.counterexample)}
+    if result.counterexample is not None:
+        example = {**vars(result.counterexample)}
         example["sizes"] = vars(example["sizes"])
-        if not math.isfinite(example["amount"]):
-            example["amount"] = None
+        if not math.isfinite(example["difference"]):
+            example["difference"] = None
     return {
-        "law": finding.law.name,
-        "statement": finding.law.statement,
-        "verdict": finding.verdict,
-        "detail": finding.detail,
-        "seconds": round(finding.seconds, 3),
+        "law": result.law.name,
+        "statement": result.law.statement,
+        "status": result.status,
+        "detail": result.detail,
+        "seconds": round(result.seconds, 3),
         "counterexample": example,
     }
 
 
-class Progress:
-    """A bar on the terminal, for who has waited a second."""
+class ProgressBar:
+    """A progress bar on the terminal, shown after one second."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
         self.shown = False
 
     def __call__(self, done: int, total: int, name: str) -> None:
-        """Show how many laws are done, and which comes now."""
+        """Show how many laws are done, and which one runs."""
         if sys.stderr.isatty() and time.perf_counter() - self.start > 1:
             bar = "█" * (20 * done // total)
             print(f"\r{bar:·<20} {done}/{total} {name:24}", end="", file=sys.stderr)
@@ -254,6 +314,6 @@ class Progress:
             self.shown = True
 
     def clear(self) -> None:
-        """Leave the terminal as it was."""
+        """Erase the bar."""
         if self.shown:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr)

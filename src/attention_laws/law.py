@@ -1,17 +1,20 @@
-r"""# What a law is
+r"""# Defining a law
 
-A law is one sentence about every attention, with a formula, a reason and a test that
-can fail. It is written as a function whose docstring holds the first three, in this
-order: what stands beside the code, what `headnotes check` prints and what the pages
-show is the same text.
+A law is a property that every correct attention has: one sentence, a formula, a reason,
+and a test that can fail. It is written as a function whose docstring holds the first
+three, so that this page, the output of `headnotes check` and the [list of all
+laws](../../compare/laws.md) show the same text.
 
-A test ends in one of three ways. It returns, and the law is kept. It raises `Broken`,
-with the smallest example that was found. Or it raises `NotApplicable`, with the reason:
-who takes no mask cannot be asked what a mask does.
+A test ends in one of three ways:
+
+- it returns: the attention passes;
+- it raises `LawViolation`, with the failing example: the attention fails;
+- it raises `NotApplicable`, with the reason. An attention without a mask argument, for
+  example, cannot be tested on its masks.
 
 Source: property-based testing, [QuickCheck](https://doi.org/10.1145/351240.351266),
-Claessen and Hughes 2000: state what must hold for all inputs, search for one that
-breaks it, and make it small before it is shown.
+Claessen and Hughes 2000: state what must hold for all inputs, search for a
+counterexample, and shrink it before it is shown.
 """
 
 import inspect
@@ -22,40 +25,40 @@ from typing import TYPE_CHECKING, Any, overload
 
 if TYPE_CHECKING:
     from attention_laws.adapter import Sizes
-    from attention_laws.trial import Trial
+    from attention_laws.script import Script
 
-Test = Callable[["Trial"], None]
+LawTest = Callable[["Script"], None]
 
 
 @dataclass(frozen=True)
 class Law:
-    r"""A law: its name, what it says, why, and the test of it.
+    r"""A law: its name, statement, formula and reason, and the function that tests it.
 
-    `once` marks a test that costs seconds, and is made at one size only; `strict` one
-    that correct attention may fail, and that is only made where it is asked for.
+    `slow` marks a test that takes seconds, and runs at one size only. `strict` marks a
+    law that most correct attention fails; it runs only on request.
     """
 
     name: str
     statement: str
     formula: str  # LaTeX, without the dollars
     reason: str
-    test: Test
-    once: bool = False
+    test: LawTest
+    slow: bool = False
     strict: bool = False
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """The law asks for something that this attention does not have; says what."""
+    """This attention lacks what the law is about; the message says what."""
 
 
-def need(condition: object, reason: str) -> None:
+def skip_unless(condition: object, reason: str) -> None:
     """Raise `NotApplicable` unless the condition holds."""
     if not condition:
         raise NotApplicable(reason)
 
 
-class Failed(Exception):  # noqa: N818
-    """A line of a trial raised; carries what it raised."""
+class ScriptError(Exception):
+    """A line of a script raised an exception, which is stored as `error`."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {first_line(error)}")
@@ -63,7 +66,9 @@ class Failed(Exception):  # noqa: N818
 
 
 def first_line(error: Exception) -> str:
-    r"""What an error says, without what it goes on to say.
+    r"""The first line of an error message, cut after 119 characters.
+
+    PyTorch appends hints and C++ stack traces, which would break the table of results.
 
     >>> first_line(ValueError("`heads` is 3;\nuse 2"))
     '`heads` is 3;'
@@ -72,46 +77,56 @@ def first_line(error: Exception) -> str:
     return line if len(line) < 120 else line[:119] + "…"
 
 
-class Broken(Exception):  # noqa: N818
-    """The law is broken; carries what was seen, and the lines that show it."""
+class LawViolation(Exception):  # noqa: N818
+    """The attention violates the law; carries the program that shows it.
 
-    def __init__(self, said: str, amount: float, tolerance: float, code: str) -> None:
-        super().__init__(said)
-        self.said = said
-        self.amount = amount
+    `difference` is the largest absolute difference found, and NaN where the law is not
+    about a difference.
+    """
+
+    def __init__(
+        self, message: str, difference: float, tolerance: float, code: str
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.difference = difference
         self.tolerance = tolerance
         self.code = code
-        self.sizes: Sizes | None = None  # those that the law chose itself
+        # Set by the checker: a law may have changed the sizes that it was given.
+        self.sizes: Sizes | None = None
 
 
 @overload
-def law(test: Test) -> Law: ...
+def law(test: LawTest) -> Law: ...
 @overload
-def law(*, once: bool = False, strict: bool = False) -> Callable[[Test], Law]: ...
-def law(test: Test | None = None, *, once: bool = False, strict: bool = False) -> Any:
-    r"""Make a law of its test, whose docstring says what it tests.
+def law(*, slow: bool = False, strict: bool = False) -> Callable[[LawTest], Law]: ...
+def law(
+    test: LawTest | None = None, *, slow: bool = False, strict: bool = False
+) -> Any:
+    r"""Decorator that makes a `Law` of its test, with or without arguments.
 
-    The first sentence is the statement, what stands between `$$` is the formula, and
-    the rest is the reason.
+    The docstring of the test gives the texts: its first paragraph is the statement, the
+    part between `$$` the formula, and the rest the reason.
 
-    >>> read('One is one.\n\n$$1 = 1$$\n\nOr nothing is.')
+    >>> parse_docstring('One is one.\n\n$$1 = 1$$\n\nOr nothing is.')
     ('One is one.', '1 = 1', 'Or nothing is.')
     """
 
-    def made(test: Test) -> Law:
-        return Law(test.__name__, *read(test.__doc__ or ""), test, once, strict)
+    def decorate(test: LawTest) -> Law:
+        texts = parse_docstring(test.__doc__ or "")
+        return Law(test.__name__, *texts, test, slow, strict)
 
-    return made if test is None else made(test)
+    return decorate if test is None else decorate(test)
 
 
-def read(docstring: str) -> tuple[str, str, str]:
+def parse_docstring(docstring: str) -> tuple[str, str, str]:
     """Statement, formula and reason of a law, each on one line."""
     parts = re.split(r"\$\$", inspect.cleandoc(docstring))
     before, formula, after = (*parts, "", "")[:3]
     statement, _, rest = before.partition("\n\n")
-    return one_line(statement), one_line(formula), one_line(f"{rest} {after}")
+    return unwrap(statement), unwrap(formula), unwrap(f"{rest} {after}")
 
 
-def one_line(text: str) -> str:
-    """Undo the breaking of lines."""
+def unwrap(text: str) -> str:
+    """Put wrapped text on one line."""
     return " ".join(text.split())

@@ -1,12 +1,12 @@
-r"""# Laws of what may be read
+r"""# Laws of masking
 
-Nothing goes wrong with attention as often as its mask. A mask that is inverted, dropped
+Masks are the most frequent source of attention bugs. A mask that is inverted, dropped
 in evaluation, or shifted by one still gives outputs of the right shape and a loss that
-falls; a model that can read the answer even learns faster. So each of these laws
-*changes* something that must not be seen, and looks whether anything moved.
+falls; a model that can see the next token even learns faster. So each of these laws
+*changes* tokens that must not be seen, and tests whether any output changes.
 
-Source: the cases are those of published bugs; [the museum](../../compare/museum.md)
-shows them.
+Source: the cases are those of published bugs; the [bug
+museum](../../compare/museum.md) shows them.
 """
 
 from collections.abc import Iterator
@@ -14,234 +14,251 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from attention_laws.law import law, need
-from attention_laws.trial import Question, Trial
+from attention_laws.law import law, skip_unless
+from attention_laws.script import CallArguments, Script
 
 
-def causal_questions(trial: Trial, modes: list[str]) -> Iterator[Question]:
-    """Begin anew, in each mode, for each way to ask for a causal mask."""
-    need(trial.sizes.k_len > 1, "needs two tokens")
-    length = trial.sizes.k_len
-    everything = trial.everything(length, length)
-    causal = everything.permute(2, 0, 1).tril().permute(1, 2, 0)
-    keep = everything if trial.adapter.causal else causal
-    ways = trial.ways(keep)
-    need(ways, "is not causal, and takes no mask that could make it so")
+def causal_calls(script: Script, modes: list[str]) -> Iterator[CallArguments]:
+    """Arguments of a causal call, in each mode, for each argument that makes it causal.
+
+    The script is restarted before each.
+    """
+    skip_unless(script.sizes.k_len > 1, "needs two tokens")
+    length = script.sizes.k_len
+    all_allowed = script.all_allowed(length, length)
+    causal = all_allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+    allowed = all_allowed if script.adapter.causal else causal
+    masks = script.masks_for(allowed)
+    skip_unless(masks, "is not causal, and has no mask that could make it causal")
     for mode in modes:
-        for way in ways:
-            trial.begin(mode)
-            yield trial.ask(keep, way)
+        for mask in masks:
+            script.restart(mode)
+            yield script.make_arguments(allowed, mask)
 
 
 @law
-def causality(trial: Trial) -> None:
+def causality(script: Script) -> None:
     r"""Future tokens cannot influence the past.
 
     $$y_i(x_1, \dots, x_n) = y_i(x_1, \dots, x_i)$$
 
-    A language model that sees the word it is asked for learns to copy it, with a
-    beautiful loss. Tokens are exchanged from some position on, in training (dropout set
-    to 0) and in evaluation; what was read before that position must not move.
+    A language model that sees the token it is to predict learns to copy it, and reports
+    an excellent loss. All tokens from some position on are replaced, in training (with
+    dropout set to 0) and in evaluation; the outputs before that position must not
+    change.
     """
-    for question in causal_questions(trial, trial.modes()):
-        before = trial.call(question)
-        for n in range(1, trial.sizes.k_len):
-            with trial.attempt():
-                after = trial.call(trial.change(question, l=slice(n, None)))
-                said = f"{{place}} reads from key {n} or later"
-                trial.same(before, after, said, l=slice(0, n))
+    for args in causal_calls(script, script.modes()):
+        before = script.call(args)
+        for n in range(1, script.sizes.k_len):
+            with script.rollback():
+                after = script.call(script.perturb(args, l=slice(n, None)))
+                message = f"{{place}} depends on key {n} or later"
+                script.assert_close(before, after, message, l=slice(0, n))
 
 
 @law
-def causal_gradient(trial: Trial) -> None:
-    r"""No gradient flows from the past into the future.
+def causal_gradient(script: Script) -> None:
+    r"""No gradient flows from past outputs to future tokens.
 
     $$\partial y_i / \partial x_j = 0 \quad \text{for } j \gt i$$
 
-    The same law, asked of the backward pass, which custom kernels write by hand: a
-    token must not be trained to be useful to tokens that cannot see it.
+    This is causality of the backward pass, which custom kernels implement separately: a
+    token must not be trained to help predict tokens before it.
     """
-    for question in causal_questions(trial, trial.gradient_modes()):
-        readable = question.inputs[:1] if trial.adapter.alone else question.inputs[1:]
-        for name in readable:
-            trial.do(f"{name}.requires_grad_()")
-        output = trial.call(question)
-        for n in range(1, trial.sizes.k_len):
-            past = trial.adapter.at(l=slice(0, n))
-            with trial.attempt():
-                for name in readable:
-                    grad = trial.gradient(f"{output}{past}", name)
-                    said = (
+    for args in causal_calls(script, script.gradient_modes()):
+        inputs = args.inputs[:1] if script.adapter.single_input else args.inputs[1:]
+        for name in inputs:
+            script.exec_line(f"{name}.requires_grad_()")
+        output = script.call(args)
+        for n in range(1, script.sizes.k_len):
+            past = script.adapter.index(l=slice(0, n))
+            with script.rollback():
+                for name in inputs:
+                    grad = script.gradient(f"{output}{past}", name)
+                    message = (
                         f"key {{l}} receives a gradient from query {n - 1} or earlier"
                     )
                     zero = f"torch.zeros_like({grad})"
-                    trial.same(zero, grad, said, l=slice(n, None))
+                    script.assert_close(zero, grad, message, l=slice(n, None))
 
 
-def padding_keeps(trial: Trial) -> Iterator[tuple[Tensor, list[int]]]:
-    """Masks that hide keys of the first batch item, and which keys they hide."""
-    k_len = trial.sizes.k_len
-    q_len = k_len if trial.adapter.alone else trial.sizes.q_len
-    for hidden in (range(k_len - 1, k_len), range(1, k_len), range(1)):
-        keep = trial.everything(q_len, k_len)
-        keep[:, list(hidden), 0] = False
-        yield keep, list(hidden)
+def padding_masks(script: Script) -> Iterator[tuple[Tensor, list[int]]]:
+    """Masks that hide keys of the first batch item, and which keys they hide.
 
-
-def padded_questions(trial: Trial) -> Iterator[tuple[Question, list[int], list[int]]]:
-    """Begin anew in each mode, for each way; the hidden keys, the queries that count.
-
-    Who reads only itself has filler among its queries, whose outputs nobody uses.
+    Hidden are the last key, all but the first, and the first alone. Lengths can express
+    only the first two, other masks all three.
     """
-    need(trial.sizes.k_len > 1, "needs two keys")
-    asked = False
-    # The end, all but the first, and the beginning; lengths can say the first two.
-    for keep, hidden in padding_keeps(trial):
-        for way in trial.ways(keep):
-            for mode in trial.modes():
-                asked = True
-                trial.begin(mode)
-                real = [n for n in range(len(keep)) if n not in hidden]
-                queries = real if trial.adapter.alone else list(range(len(keep)))
-                yield trial.ask(keep, way), hidden, queries
-    need(asked, "takes no mask that could hide keys of one batch item only")
+    k_len = script.sizes.k_len
+    q_len = k_len if script.adapter.single_input else script.sizes.q_len
+    for hidden in (range(k_len - 1, k_len), range(1, k_len), range(1)):
+        allowed = script.all_allowed(q_len, k_len)
+        allowed[:, list(hidden), 0] = False
+        yield allowed, list(hidden)
+
+
+def padded_calls(
+    script: Script,
+) -> Iterator[tuple[CallArguments, list[int], list[int]]]:
+    """Arguments of a call with padding, the padded keys, and the queries to compare.
+
+    The script is restarted before each. In self-attention with one input, the padded
+    tokens are queries, too; their outputs are discarded, and not compared.
+    """
+    skip_unless(script.sizes.k_len > 1, "needs two keys")
+    applicable = False
+    for allowed, hidden in padding_masks(script):
+        queries = list(range(len(allowed)))
+        if script.adapter.single_input:
+            queries = [query for query in queries if query not in hidden]
+        for mask in script.masks_for(allowed):
+            for mode in script.modes():
+                applicable = True
+                script.restart(mode)
+                yield script.make_arguments(allowed, mask), hidden, queries
+    skip_unless(applicable, "has no mask that could hide keys of one batch item only")
+
+
+def assert_padding_ignored(script: Script, values: tuple[str, ...]) -> None:
+    """Replace padded keys by each of the values; no real query may change."""
+    for args, hidden, queries in padded_calls(script):
+        before = script.call(args)
+        for value in values:
+            with script.rollback():
+                keys = slice(hidden[0], hidden[-1] + 1)
+                after = script.call(script.perturb(args, value, l=keys, b=slice(0, 1)))
+                content = value.removeprefix("torch.")
+                message = f"{{place}} depends on padded keys {hidden} of batch item 0"
+                if content in ("nan", "inf"):
+                    message += f", which hold {content}"
+                script.assert_close(before, after, message, l=queries)
 
 
 @law
-def padding(trial: Trial) -> None:
-    r"""Padded keys cannot influence anything.
+def padding(script: Script) -> None:
+    r"""Padded keys cannot influence any output.
 
     $$a_{ij} = 0 \;\Rightarrow\; \partial y_i / \partial k_j = \partial y_i / \partial
     v_j = 0$$
 
-    Sentences of one batch are filled up to one length. If the filler is read, a
-    sentence means something else beside a longer neighbour than alone. Hidden keys and
-    values of one batch item are exchanged, for others of the usual size and for much
-    larger ones, and nothing may move.
+    The sequences of a batch are padded to one length. If queries attend to padding, a
+    sequence has another representation beside a longer one than alone. The hidden keys
+    and values of one batch item are replaced, once by others of usual size and once by
+    much larger ones, and no output may change.
     """
-    for question, hidden, queries in padded_questions(trial):
-        before = trial.call(question)
-        for text in ("", "100.0"):
-            with trial.attempt():
-                where = slice(hidden[0], hidden[-1] + 1)
-                after = trial.call(trial.change(question, text, l=where, b=slice(0, 1)))
-                said = f"{{place}} reads from padded keys of batch item 0, {hidden}"
-                trial.same(before, after, said, l=queries)
+    assert_padding_ignored(script, ("", "100.0"))
 
 
 @law(strict=True)
-def padding_not_finite(trial: Trial) -> None:
-    r"""Padded keys cannot influence anything, even if they hold NaN or infinity.
+def nonfinite_padding(script: Script) -> None:
+    r"""Padded keys cannot influence any output, even if they hold NaN or infinity.
 
     $$0 \cdot \mathrm{NaN} = \mathrm{NaN}$$
 
-    Filler often comes out of memory that nobody wrote to, or of a layer that had
-    nothing to normalise. A weight of zero does not stop what is not finite: the product
-    with the values is NaN. Who means "not read" has to leave the value out.
+    Padding is often uninitialized memory, or the output of a layer that divided by
+    zero. A weight of zero does not remove NaN: its product with the value is NaN. An
+    attention that ignores padding entirely has to clear these values.
     """
-    for question, hidden, queries in padded_questions(trial):
-        before = trial.call(question)
-        for text in ("torch.nan", "torch.inf"):
-            with trial.attempt():
-                where = slice(hidden[0], hidden[-1] + 1)
-                after = trial.call(trial.change(question, text, l=where, b=slice(0, 1)))
-                junk = text.removeprefix("torch.")
-                said = (
-                    f"{junk} in padded keys {hidden} of batch item 0 reaches {{place}}"
-                )
-                trial.same(before, after, said, l=queries)
+    assert_padding_ignored(script, ("torch.nan", "torch.inf"))
 
 
 @law
-def batch_independence(trial: Trial) -> None:
-    r"""Batch items do not talk to each other.
+def batch_independence(script: Script) -> None:
+    r"""Batch items do not influence each other.
 
     $$\partial y_b / \partial x_{b'} = 0 \quad \text{for } b \neq b'$$
 
-    What stands beside a sentence is chance. Statistics over the batch, a `view` that
-    takes heads for batch items, and masks that fit only since two sizes are equal all
-    break this, and results then depend on the neighbours.
+    Which sequences share a batch is chance. Statistics over the batch, a `view` that
+    confuses heads with batch items, and masks that broadcast only because two sizes are
+    equal all break this, and the results of a sequence then depend on the others.
     """
-    need(trial.sizes.batch_size > 1, "needs two batch items")
-    need("b" in trial.adapter.layout, "takes one sequence at a time")
-    for mode in trial.modes():
-        trial.begin(mode)
-        question = trial.ask()
-        before = trial.call(question)
-        inputs = list(question.inputs)
+    skip_unless(script.sizes.batch_size > 1, "needs two batch items")
+    skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
+    for mode in script.modes():
+        script.restart(mode)
+        args = script.make_arguments()
+        before = script.call(args)
+        inputs = list(args.inputs)
+        first_item = script.adapter.index(b=slice(0, 1))
         for role, name in enumerate(inputs):
-            index = trial.adapter.at(b=slice(0, 1))
-            inputs[role] = trial.let(name, f"{name}.clone()")
-            trial.do(f"{inputs[role]}{index} *= -2")
-        after = trial.call(replace(question, inputs=tuple(inputs)))
-        said = "{place} reads from batch item 0"
-        trial.same(before, after, said, b=slice(1, None))
+            inputs[role] = script.assign(name, f"{name}.clone()")
+            script.exec_line(f"{inputs[role]}{first_item} *= -2")
+        after = script.call(replace(args, inputs=tuple(inputs)))
+        message = "{place} depends on batch item 0"
+        script.assert_close(before, after, message, b=slice(1, None))
 
 
 @law
-def empty_rows(trial: Trial) -> None:
-    r"""A query that may read nothing is finite, in value and in gradient.
+def fully_masked_rows(script: Script) -> None:
+    r"""A fully masked row has a finite output and finite gradients.
 
     $$\textstyle\sum_j m_{ij} = 0 \;\Rightarrow\; y_i,\ \partial L / \partial x \text{
     finite}$$
 
-    A softmax over nothing divides 0 by 0. The NaN spreads through the backward pass
-    into every weight of the model, even where the loss leaves the empty row out. The
-    first batch item here may read nothing, and only the others are learned from.
+    For a query that may attend to no key, the softmax divides 0 by 0. The NaN spreads
+    through the backward pass into every weight of the model, even if the loss excludes
+    that row. Here the first batch item is fully masked, and the loss excludes it.
     """
-    keep = trial.everything(trial.sizes.k_len if trial.adapter.alone else None)
-    keep[..., 0] = False
-    ways = trial.ways(keep)
-    need(ways, "takes no mask that could hide all keys of one batch item")
-    for mode in trial.gradient_modes():
-        for way in ways:
-            trial.begin(mode)
-            question = trial.ask(keep, way)
-            for name in question.inputs:
-                trial.do(f"{name}.requires_grad_()")
-            # The sum leaves the empty rows out, as a loss over real tokens does.
-            output = trial.call(question)
-            said = "the output of a query that may read nothing is not finite"
-            trial.finite(output, said)
-            rest = trial.adapter.at(b=slice(1, None))
-            if trial.sizes.batch_size == 1:
-                rest = ""
-            trial.do(f"{output}{rest}.sum().backward()")
-            for name in question.inputs:
-                trial.finite(f"{name}.grad", f"the gradient of `{name}` is not finite")
-            if trial.adapter.is_module:
-                trial.do("grads = [p.grad for p in attention.parameters()]")
-                said = "gradients of parameters are not finite"
-                trial.holds("all(g is None or g.isfinite().all() for g in grads)", said)
+    q_len = script.sizes.k_len if script.adapter.single_input else None
+    allowed = script.all_allowed(q_len)
+    allowed[..., 0] = False
+    masks = script.masks_for(allowed)
+    skip_unless(masks, "has no mask that could hide all keys of one batch item")
+    for mode in script.gradient_modes():
+        for mask in masks:
+            script.restart(mode)
+            args = script.make_arguments(allowed, mask)
+            for name in args.inputs:
+                script.exec_line(f"{name}.requires_grad_()")
+            output = script.call(args)
+            message = "the output of a fully masked row is NaN or infinite"
+            script.assert_finite(output, message)
+
+            # A loss excludes padding; with one item only, there is nothing else.
+            other_items = script.adapter.index(b=slice(1, None))
+            if script.sizes.batch_size == 1:
+                other_items = ""
+            script.exec_line(f"{output}{other_items}.sum().backward()")
+            for name in args.inputs:
+                message = f"the gradient of `{name}` is NaN or infinite"
+                script.assert_finite(f"{name}.grad", message)
+            if script.adapter.is_module:
+                script.exec_line("grads = [p.grad for p in attention.parameters()]")
+                message = "gradients of parameters are NaN or infinite"
+                script.assert_true(
+                    "all(g is None or g.isfinite().all() for g in grads)", message
+                )
 
 
 @law
-def longer_padding(trial: Trial) -> None:
-    r"""A longer padding changes nothing.
+def longer_padding(script: Script) -> None:
+    r"""More padding at the end changes no output.
 
-    $$y_i(x_1, \dots, x_n) = y_i(x_1, \dots, x_n, \text{filler}, \dots)$$
+    $$y_i(x_1, \dots, x_n) = y_i(x_1, \dots, x_n, \text{padding}, \dots)$$
 
-    The same sentence meets longer neighbours in one batch than in another. Two hidden
-    tokens are added at the end. Means over positions, normalisation over time and
-    counts of tokens notice them, though the mask is right.
+    The same sequence gets more or less padding from batch to batch. Two hidden tokens
+    are appended. Means over positions, normalization over positions and token counts
+    include them, even if the mask of the attention is right.
     """
-    adapter, k_len = trial.adapter, trial.sizes.k_len
-    q_len = k_len if adapter.alone else trial.sizes.q_len
-    longer = trial.everything(q_len + 2 * adapter.alone, k_len + 2)
-    longer[:, k_len:] &= adapter.causal and adapter.alone
-    ways = trial.ways(longer)
-    need(ways, "takes no mask that could hide the filler")
-    for mode in trial.modes():
-        for way in ways:
-            trial.begin(mode)
-            question = trial.ask(trial.everything(q_len, k_len), adapter.always)
-            before = trial.call(question)
-            inputs = list(question.inputs)
-            for role in [0] if adapter.alone else [1, 2]:
-                sizes = replace(trial.sizes, q_len=2, k_len=2)
-                filler = trial.draw("filler", *adapter.shape(sizes, role))
-                inputs[role] = trial.join(inputs[role], filler)
-            said = trial.spell(longer, way)
-            after = trial.call(Question(tuple(inputs), said, longer))
-            kept = trial.let("y", f"{after}{adapter.at(l=slice(0, q_len))}")
-            trial.same(before, kept, "{place} reads from the filler")
+    adapter, k_len = script.adapter, script.sizes.k_len
+    q_len = k_len if adapter.single_input else script.sizes.q_len
+    longer = script.all_allowed(q_len + 2 * adapter.single_input, k_len + 2)
+    # A causal self-attention hides the tokens at the end from the others by itself.
+    longer[:, k_len:] &= adapter.causal and adapter.single_input
+    masks = script.masks_for(longer)
+    skip_unless(masks, "has no mask that could hide the padding")
+    for mode in script.modes():
+        for mask in masks:
+            script.restart(mode)
+            allowed = script.all_allowed(q_len, k_len)
+            args = script.make_arguments(allowed)
+            before = script.call(args)
+            inputs = list(args.inputs)
+            for role in [0] if adapter.single_input else [1, 2]:
+                sizes = replace(script.sizes, q_len=2, k_len=2)
+                shape = adapter.input_shape(sizes, role)
+                padding = script.random_tensor("padding", *shape)
+                inputs[role] = script.concatenate(inputs[role], padding)
+            encoded = script.encode_mask(longer, mask)
+            after = script.call(CallArguments(tuple(inputs), encoded, longer))
+            real = script.assign("y", f"{after}{adapter.index(l=slice(0, q_len))}")
+            script.assert_close(before, real, "{place} depends on the padding")

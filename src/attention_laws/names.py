@@ -1,12 +1,12 @@
-r"""# What names mean
+r"""# Dictionary of names
 
-People write attention in their own words, but from a small vocabulary. This is the
-dictionary: which argument of a constructor is the number of heads, which submodule is
-the projection of the query, which argument of `forward` is a mask.
+Implementations of attention name their parts differently, but from a small vocabulary.
+This module is the dictionary: which argument of a constructor is the number of heads,
+which submodule is the projection of the query, which argument of `forward` is a mask.
 
-Source: the names in use on the pages under *As others write it*, in
+Source: the names used on the pages under *As others write it*, in
 [PyTorch](https://docs.pytorch.org/docs/stable/nn.html), in Hugging Face's transformers
-and in the usual walk-throughs.
+and in the usual tutorials.
 """
 
 import inspect
@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-# What the arguments of constructors mean. A number is taken as it is.
-SETTINGS = {
+# The value that a constructor argument gets, and the names of such arguments. A value
+# in braces is a size, filled in later; the others are literals.
+ARGUMENT_NAMES = {
     "{d_model}": "d_model d_in d_out embed_dim dim hidden_size num_hiddens n_embd "
     "embed_size emb_size emb_dim model_dim hidden_dim width",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h",
@@ -27,19 +28,21 @@ SETTINGS = {
     "n_positions max_position_embeddings",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout",
 }
-MEANING = {name: text for text, names in SETTINGS.items() for name in names.split()}
+ARGUMENT_VALUES = {
+    name: value for value, names in ARGUMENT_NAMES.items() for name in names.split()
+}
 
-INPUTS = (
+INPUT_NAMES = (
     ("query", "key", "value"),
     ("queries", "keys", "values"),
     ("q", "k", "v"),
     ("Q", "K", "V"),
 )
-LIKE_MASK = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
-FLAG = re.compile(r"^(is_)?causal$")
+MASK_PATTERN = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
+CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
-# Submodules and parameters, without underscores and in lower case.
-PROJECTIONS = {
+# Names of submodules and parameters, normalized: lower case, without underscores.
+PROJECTION_NAMES = {
     "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq",
     "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark",
     "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv",
@@ -47,15 +50,17 @@ PROJECTIONS = {
     "linearo proj cproj fcout dense projection",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
 }
-PART = {name: part for part, names in PROJECTIONS.items() for name in names.split()}
+PROJECTION_ROLES = {
+    name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
+}
 
 
-def arguments(function: Any) -> list[inspect.Parameter]:
-    r"""What a function takes, or the `forward` of a module or of a class of modules.
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    r"""Parameters of a function, or of the `forward` of a module or module class.
 
-    Empty for what is built in and has no signature.
+    Empty for a builtin, which has no signature.
 
-    >>> [argument.name for argument in arguments(nn.Linear)]
+    >>> [parameter.name for parameter in parameters_of(nn.Linear)]
     ['input']
     """
     called = function.forward if hasattr(function, "forward") else function
@@ -63,82 +68,93 @@ def arguments(function: Any) -> list[inspect.Parameter]:
         found = list(inspect.signature(called).parameters.values())
     except ValueError:
         return []
+    # Taken from the class, `forward` has `self` as its first parameter.
     return found[1:] if isinstance(function, type) else found
 
 
-def named(arguments: Iterable[inspect.Parameter]) -> dict[str, bool]:
-    r"""The names of arguments, and whether each must be given.
+def required_by_name(parameters: Iterable[inspect.Parameter]) -> dict[str, bool]:
+    r"""The name of each single parameter, and whether it is required.
 
-    >>> named(arguments(lambda query, mask=None, *more: None))
+    >>> required_by_name(parameters_of(lambda query, mask=None, *more: None))
     {'query': True, 'mask': False}
     """
-    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    single = (each for each in arguments if each.kind not in several)
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    single = (each for each in parameters if each.kind not in variadic)
     return {each.name: each.default is inspect.Parameter.empty for each in single}
 
 
-def attribute(target: Any, meaning: str) -> int | None:
-    """The size that a module keeps under one of the names for `meaning`."""
-    for name in SETTINGS[meaning].split():
+def size_attribute(target: Any, size: str) -> int | None:
+    """A size that a module stores under one of the names in `ARGUMENT_NAMES`."""
+    for name in ARGUMENT_NAMES[size].split():
         value = getattr(target, name, None)
         if type(value) is int:
             return value
     return None
 
 
-def widths(module: nn.Module) -> list[int]:
-    """Widths that the inputs of `module` may have, the likeliest first."""
-    found = [attribute(module, "{d_model}")]
+def candidate_widths(module: nn.Module) -> list[int]:
+    """Widths that the inputs of `module` may have, the most likely first."""
+    found = [size_attribute(module, "{d_model}")]
     for part in module.modules():
         found.append(getattr(part, "in_features", None))
     for parameter in module.parameters():
         found += [*parameter.shape] if not nn.parameter.is_lazy(parameter) else []
+    # A module with lazy weights takes any width.
     return [*dict.fromkeys(n for n in found if n), 12]
 
 
-def projections(
+def find_projections(
     module: nn.Module, given: Mapping[str, str], prefix: str = ""
 ) -> dict[str, str]:
-    r"""How each projection is computed, as text in which `{}` is its input.
+    r"""How each projection is computed, as source text with `{}` for its input.
 
     `given` names submodules or parameters for "query", "key", "value" and "out", or
-    "fused" for the first three in one, as "qkv" or, if each head has its three parts
-    side by side, "qkv:h3d". Empty where a part is missing, or one is not understood.
+    "fused" for the first three in one. A fused projection holds all queries, then all
+    keys, then all values, or with `:h3d` appended, as in "qkv:h3d", the three of the
+    first head, then the three of the second.
+
+    The text calls a copy of the module in float64, `attention64`. The result is empty
+    if a projection is missing, or if there is a submodule whose role is unknown: the
+    formula could not be compared with what it computes.
 
     >>> parts = {"q_proj": nn.Linear(4, 4), "kv": nn.Linear(4, 8)}
-    >>> projections(nn.ModuleDict(parts), {})
+    >>> find_projections(nn.ModuleDict(parts), {})
     {}
     >>> parts = {name: nn.Linear(4, 4) for name in "qkvo"}
-    >>> projections(nn.ModuleDict(parts), {})["query"]
-    'exact.q({})'
+    >>> find_projections(nn.ModuleDict(parts), {})["query"]
+    'attention64.q({})'
     """
     if not given:
-        while len(owned := learning(module)) == 1:
-            ((name, child),) = owned.items()
-            if isinstance(child, Tensor) or plain(name) in PART:
+        while len(parts := parts_with_parameters(module)) == 1:
+            ((name, part),) = parts.items()
+            if isinstance(part, Tensor) or normalize_name(name) in PROJECTION_ROLES:
                 break
-            # The attention itself is the only part of this module that learns.
-            module, prefix = child, f"{prefix}{name}."
+            # A wrapper: all parameters are those of one submodule, the attention.
+            module, prefix = part, f"{prefix}{name}."
         if isinstance(module, nn.MultiheadAttention):
-            return of_torch(module, prefix)
-        if not all(plain(name) in PART for name in owned):
+            return torch_projections(module, prefix)
+        if not all(normalize_name(name) in PROJECTION_ROLES for name in parts):
             return {}
-        given = {PART[plain(name)]: name for name in owned}
-    parts = dict(given)
+        given = {PROJECTION_ROLES[normalize_name(name)]: name for name in parts}
+
+    names = dict(given)
     found: dict[str, str] = {}
-    fused, _, order = parts.pop("fused", "").partition(":")
+    fused, _, order = names.pop("fused", "").partition(":")
     if fused:
-        for n, part in enumerate(("query", "key", "value")):
-            found[part] = f"{template(module, prefix, fused)}.chunk(3, -1)[{n}]"
+        source = projection_source(module, prefix, fused)
+        for n, role in enumerate(("query", "key", "value")):
             if order == "h3d":
-                cut = f".unflatten(-1, (heads, 3, -1)).select(-2, {n})"
-                found[part] = template(module, prefix, fused) + cut
-    found |= {part: template(module, prefix, name) for part, name in parts.items()}
+                part_of_head = f".unflatten(-1, (heads, 3, -1)).select(-2, {n})"
+                found[role] = source + part_of_head
+            else:
+                found[role] = f"{source}.chunk(3, -1)[{n}]"
+    for role, name in names.items():
+        found[role] = projection_source(module, prefix, name)
     return found if {"query", "key", "value"} <= set(found) else {}
 
 
-def learning(module: nn.Module) -> dict[str, Any]:
-    """The parts of a module, modules and parameters, in which something is learned."""
+def parts_with_parameters(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters, and its submodules that have any."""
     parts: list[tuple[str, Any]] = [*module.named_parameters(recurse=False)]
     parts += [
         (n, m) for n, m in module.named_children() if any(True for _ in m.parameters())
@@ -146,29 +162,34 @@ def learning(module: nn.Module) -> dict[str, Any]:
     return dict(parts)
 
 
-def plain(name: str) -> str:
-    r"""A name as it stands in the dictionary.
+def normalize_name(name: str) -> str:
+    r"""A name as `PROJECTION_NAMES` has it.
 
-    >>> plain("W_query")
+    >>> normalize_name("W_query")
     'wquery'
     """
     return name.replace("_", "").lower()
 
 
-def template(module: nn.Module, prefix: str, name: str) -> str:
-    """A submodule is called, a raw parameter stands on the right of a product."""
+def projection_source(module: nn.Module, prefix: str, name: str) -> str:
+    """A submodule is called; a raw parameter is the right factor of a product."""
     if name in dict(module.named_parameters()):
-        return f"({{}} @ exact.{prefix}{name})"
-    return f"exact.{prefix}{name}({{}})"
+        return f"({{}} @ attention64.{prefix}{name})"
+    return f"attention64.{prefix}{name}({{}})"
 
 
-def of_torch(module: nn.MultiheadAttention, prefix: str) -> dict[str, str]:
-    """torch keeps the weights of three projections in one, if their widths agree."""
+def torch_projections(module: nn.MultiheadAttention, prefix: str) -> dict[str, str]:
+    """`nn.MultiheadAttention` has one packed weight for query, key and value.
+
+    Empty where their widths differ, and the weights are separate, or where an extra key
+    (`bias_k`) is appended, which the formula does not have.
+    """
     if module.in_proj_weight is None or module.bias_k is not None:
         return {}
-    found = {"out": f"exact.{prefix}out_proj({{}})"}
-    for n, part in enumerate(("query", "key", "value")):
+    found = {"out": f"attention64.{prefix}out_proj({{}})"}
+    for n, role in enumerate(("query", "key", "value")):
         names = ["weight"] + ["bias"] * (module.in_proj_bias is not None)
-        pieces = ", ".join(f"exact.{prefix}in_proj_{x}.chunk(3)[{n}]" for x in names)
-        found[part] = f"torch.nn.functional.linear({{}}, {pieces})"
+        packed = [f"attention64.{prefix}in_proj_{name}" for name in names]
+        chunks = ", ".join(f"{each}.chunk(3)[{n}]" for each in packed)
+        found[role] = f"torch.nn.functional.linear({{}}, {chunks})"
     return found

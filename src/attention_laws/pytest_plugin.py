@@ -1,4 +1,4 @@
-r"""# The laws as a test of yours
+r"""# Running the laws in pytest
 
 Where headnotes is installed, pytest has a fixture `attention_laws`:
 
@@ -7,10 +7,11 @@ def test_my_attention_obeys_the_laws(attention_laws):
     attention_laws(MyAttention, causal=True)
 ```
 
-The test fails with the table of laws if one of them is broken. Until a test asks for
-it, nothing is imported, neither torch nor the laws.
+The test fails if a law does, and shows the table of results. The fixture imports torch
+and the laws at its first call only, so other tests of your project start as fast as
+before.
 
-Source: [checking an attention](checker.md), from a test.
+Source: [running the laws](checker.md), from a test.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AttentionLaws:
-    """Calls `attention_laws.check`, and fails the test where a law is broken."""
+    """Calls `attention_laws.check`, and fails the test if a law fails."""
 
     def __call__(self, attention: Any, **options: Any) -> "Report":
         """Check `attention`; takes the options of `check`, and returns its report."""
@@ -36,5 +37,5 @@ class AttentionLaws:
 
 @pytest.fixture
 def attention_laws() -> AttentionLaws:
-    """Ask an attention the laws: `attention_laws(MyAttention, causal=True)`."""
+    """Run the laws on an attention: `attention_laws(MyAttention, causal=True)`."""
     return AttentionLaws()

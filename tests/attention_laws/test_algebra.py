@@ -1,4 +1,4 @@
-"""Laws of the formula: each is broken by something, and by what it should be."""
+"""Laws of the formula: each fails on attention that violates it."""
 
 import pytest
 import torch
@@ -13,16 +13,18 @@ NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_law_is_broken_by_who_breaks_it(name: str, device: torch.device) -> None:
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
     assert_caught(name, device.type)
 
 
-def test_heads_that_share_values_are_held_to_the_sum_of_weights() -> None:
+def test_rows_sum_to_one_with_grouped_queries() -> None:
     def shared(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
 
     def more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return 1.01 * shared(query, key, value)
 
-    assert check(shared, kv_heads=2, only="rows_sum_to_one").kept
-    assert check(more, kv_heads=2, only="rows_sum_to_one").broken
+    assert check(shared, kv_heads=2, only="rows_sum_to_one").passed
+    assert check(more, kv_heads=2, only="rows_sum_to_one").failed

@@ -1,4 +1,4 @@
-"""No false alarms, and reports that say what was found."""
+"""Correct attention passes, and reports are complete."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
-from attention_laws.checker import grid, smaller
+from attention_laws.checker import size_grid, smaller_sizes
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from specimens import BROKEN, MASK, SOUND, Honest, MultipliesByTheMask, ScalesByTheWidth
@@ -35,30 +35,30 @@ TORCH = [
 ]
 
 
-def called(attention: Any) -> str:
+def name_of(attention: Any) -> str:
     kind = attention if isinstance(attention, type) else type(attention)
     return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
 
 
-@pytest.mark.parametrize("attention", OURS, ids=called)
-def test_no_false_alarm_on_ours(attention: Any, device: torch.device) -> None:
+@pytest.mark.parametrize("attention", OURS, ids=name_of)
+def test_ours_pass(attention: Any, device: torch.device) -> None:
     report = check(attention, device=device.type)
     assert report.ok, report
-    assert len(report.kept) >= 13
+    assert len(report.passed) >= 13
 
 
 @pytest.mark.parametrize(
     "attention",
     [OURS[0], OURS[2], batch_first.MultiHeadAttention, valid_lens.MultiHeadAttention],
-    ids=called,
+    ids=name_of,
 )
-def test_ours_keep_the_strict_law_too(attention: Any, device: torch.device) -> None:
-    report = check(attention, only="padding_not_finite", device=device.type)
-    assert len(report.kept) == 1, report
+def test_ours_pass_the_strict_law_too(attention: Any, device: torch.device) -> None:
+    report = check(attention, only="nonfinite_padding", device=device.type)
+    assert len(report.passed) == 1, report
 
 
 @pytest.mark.parametrize(("attention", "options"), SOUND)
-def test_no_false_alarm_on_who_is_sound(
+def test_correct_attention_passes(
     attention: Any, options: dict[str, Any], device: torch.device
 ) -> None:
     report = check(attention, device=device.type, **options)
@@ -66,30 +66,33 @@ def test_no_false_alarm_on_who_is_sound(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=called)
-def test_no_false_alarm_whatever_the_seed(attention: Any, seed: int) -> None:
-    quick = [name for name, law in LAWS.items() if not (law.once or law.strict)]
+@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=name_of)
+def test_correct_attention_passes_with_other_seeds(attention: Any, seed: int) -> None:
+    quick = [name for name, law in LAWS.items() if not (law.slow or law.strict)]
     report = check(attention, seed=seed, only=quick)
     assert report.ok, report
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_no_false_alarm_in_other_dtypes(
+def test_correct_attention_passes_in_other_dtypes(
     dtype: torch.dtype, device: torch.device
 ) -> None:
-    quick = [name for name, law in LAWS.items() if not (law.once or law.strict)]
+    quick = [name for name, law in LAWS.items() if not (law.slow or law.strict)]
     for attention in (OURS[0], OURS[2], causal.MultiHeadAttention):
         report = check(attention, dtype=dtype, device=device.type, only=quick)
         assert report.ok, report
 
 
 @pytest.mark.parametrize(("attention", "options"), TORCH)
-def test_torch_breaks_two_laws_and_no_others(
+def test_torch_fails_two_laws_and_no_others(
     attention: Any, options: dict[str, Any], device: torch.device
 ) -> None:
-    # It divides 0 by 0 for a row without keys, and shows its weights after dropout.
+    # It divides 0 by 0 in a fully masked row, and returns its weights after dropout.
     report = check(attention, device=device.type, **options)
-    assert {f.law.name for f in report.broken} == {"empty_rows", "rows_sum_to_one"}
+    assert {f.law.name for f in report.failed} == {
+        "fully_masked_rows",
+        "rows_sum_to_one",
+    }
 
 
 def shared(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -108,22 +111,22 @@ def heads_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("attention", "options", "seen"),
     [
-        (F.scaled_dot_product_attention, {}, "layout: heads (inferred)"),
+        (F.scaled_dot_product_attention, {}, "layout: heads first (inferred)"),
         (shared, {"kv_heads": 2}, "heads: 4, 2 of keys and values (given)"),
-        (backwards, {}, "causal by itself: yes (inferred)"),
+        (backwards, {}, "causal without a mask: yes (inferred)"),
         (heads_last, {}, "layout: heads last (inferred)"),
     ],
 )
-def test_no_false_alarm_on_functions(
+def test_correct_functions_pass(
     attention: Any, options: dict[str, Any], seen: str, device: torch.device
 ) -> None:
     report = check(attention, device=device.type, **options)
     assert report.ok, report
     assert seen in str(report)
-    assert "formula" in [f.law.name for f in report.kept]
+    assert "formula" in [f.law.name for f in report.passed]
 
 
-def test_every_law_is_known_to_be_breakable_and_says_why() -> None:
+def test_every_law_has_texts_and_an_attention_that_violates_it() -> None:
     assert set(BROKEN) == set(LAWS)
     for name, law in LAWS.items():
         assert name == law.name
@@ -133,7 +136,9 @@ def test_every_law_is_known_to_be_breakable_and_says_why() -> None:
 
 
 def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
-    report = check(ScalesByTheWidth, only=["formula", "padding_not_finite", "window"])
+    report = check(
+        ScalesByTheWidth, only=["formula", "nonfinite_padding", "sliding_window"]
+    )
     assert not report.ok
     text = str(report)
     assert text.startswith(
@@ -141,48 +146,48 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
         "  built as: ScalesByTheWidth(d_model=12, heads=3) (inferred)\n"
         "  inputs: query, key, value (inferred)\n"
         "  layout: batch first (inferred)\n"
-        "  `mask`: True = may be read [batch items, queries, keys] (inferred)\n"
+        "  `mask`: bool, True = may attend [batch items, queries, keys] (inferred)\n"
     )
     assert re.search(
-        r"^formula +broken +query \d of batch item \d is not what", text, re.M
+        r"^formula +FAIL +query \d of batch item \d differs from", text, re.M
     )
-    assert re.search(r"^window +not applicable +declares no window$", text, re.M)
+    assert re.search(
+        r"^sliding_window +not applicable +`window` is not stated$", text, re.M
+    )
     assert "    from specimens import ScalesByTheWidth\n" in text
-    assert text.endswith("0 kept, 2 broken, 1 not applicable")
+    assert text.endswith("0 passed, 2 failed, 1 not applicable")
 
 
-def test_a_strict_law_is_only_asked_if_named_or_thoroughly() -> None:
-    finding = check(MultipliesByTheMask, **MASK).findings[
-        list(LAWS).index("padding_not_finite")
+def test_a_strict_law_runs_only_on_request() -> None:
+    result = check(MultipliesByTheMask, **MASK).results[
+        list(LAWS).index("nonfinite_padding")
     ]
-    assert finding.verdict == "not applicable"
-    assert (
-        finding.detail == "asked if named, or with `thorough`: most attention breaks it"
-    )
+    assert result.status == "not applicable"
+    assert result.detail == "strict: runs with `only` or `thorough`"
 
 
-def test_a_law_that_is_skipped_is_shown_as_such_and_breaks_nothing() -> None:
+def test_a_skipped_law_is_shown_as_skipped_and_does_not_fail() -> None:
     laws = ["formula", "causality"]
     report = check(ScalesByTheWidth, only=laws, skip="formula", **MASK)
     assert report.ok
     (skipped,) = report.not_applicable
-    assert (skipped.law.name, skipped.detail) == ("formula", "skipped, as asked")
+    assert (skipped.law.name, skipped.detail) == ("formula", "skipped on request")
 
 
-def test_counterexamples_are_as_small_as_they_can_be() -> None:
+def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
     report = check(MultipliesByTheMask, only="padding", **MASK)
-    example = report.broken[0].counterexample
+    example = report.failed[0].counterexample
     assert example is not None
     assert example.sizes == Sizes(batch_size=1, q_len=1, k_len=2, heads=1, d_k=1)
-    assert example.amount > 100 * example.tolerance
+    assert example.difference > 100 * example.tolerance
     assert str(example).splitlines() == [
-        "query 0 of batch item 0 reads from padded keys of batch item 0, [1]",
+        "query 0 of batch item 0 depends on padded keys [1] of batch item 0",
         "at batch_size=1, q_len=1, k_len=2, heads=1, d_k=1",
-        f"by {example.amount:.2g}, where {example.tolerance:.0e} is rounding",
+        f"difference {example.difference:.2g}, tolerance {example.tolerance:.0e}",
     ]
 
 
-def test_a_wrong_answer_is_shown_rather_than_an_error() -> None:
+def test_a_wrong_output_is_shown_rather_than_an_exception() -> None:
 
     class Meets(Honest):
         def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -191,13 +196,13 @@ def test_a_wrong_answer_is_shown_rather_than_an_error() -> None:
             return scores.softmax(dim=-1)
 
     report = check(Meets, only="padding", **MASK)
-    example = report.broken[0].counterexample
+    example = report.failed[0].counterexample
     assert example is not None
-    assert "raises" not in example.said
+    assert "raises" not in example.message
     assert example.sizes.batch_size == example.sizes.heads
 
 
-def test_an_error_is_a_broken_law_and_a_refusal_is_not() -> None:
+def test_an_internal_error_fails_and_a_refusal_does_not() -> None:
     class Raises(Honest):
         error: type[Exception] = RuntimeError
 
@@ -209,21 +214,21 @@ def test_an_error_is_a_broken_law_and_a_refusal_is_not() -> None:
     class Refuses(Raises):
         error = ValueError
 
-    (finding,) = check(Raises, only="empty_rows", **MASK).findings
-    assert finding.verdict == "broken"
-    assert finding.detail == "raises RuntimeError: no row may be empty"
-    (finding,) = check(Refuses, only="empty_rows", **MASK).findings
-    assert finding.verdict == "not applicable"
-    assert finding.detail == "refused: no row may be empty"
+    (result,) = check(Raises, only="fully_masked_rows", **MASK).results
+    assert result.status == "fail"
+    assert result.detail == "raises RuntimeError: no row may be empty"
+    (result,) = check(Refuses, only="fully_masked_rows", **MASK).results
+    assert result.status == "not applicable"
+    assert result.detail == "refused: no row may be empty"
 
 
-def test_neither_the_attention_nor_the_seed_is_touched() -> None:
+def test_neither_the_attention_nor_the_random_state_changes() -> None:
     attention = mha.MultiHeadAttention(3, 12)
     before = {name: tensor.clone() for name, tensor in attention.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    check(attention, only=["causality", "state"])
+    check(attention, only=["causality", "state_dict"])
     assert torch.equal(torch.rand(3), expected)
     assert attention.training
     assert attention.attn is None
@@ -234,31 +239,31 @@ def test_neither_the_attention_nor_the_seed_is_touched() -> None:
 
 def test_an_unknown_law_or_option_is_refused() -> None:
     known = ", ".join(LAWS)
-    message = f"`only` names 'causalty', which is no law; there are {known}"
+    message = f"`only` names 'causalty', which is not a law; the laws are {known}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         check(Honest, only="causalty")
     with pytest.raises(TypeError, match="unexpected keyword argument 'masks'"):
         check(Honest, masks={})
 
 
-def test_sizes_coincide_somewhere_and_differ_somewhere() -> None:
-    adapter = Adapter(print, "print", "", {}, cross=True)
-    sizes = list(grid(adapter, thorough=False))
+def test_sizes_coincide_in_one_call_and_differ_in_another() -> None:
+    adapter = Adapter(print, "print", "", {}, cross_attention=True)
+    sizes = list(size_grid(adapter, thorough=False))
     assert any(s.batch_size == s.heads for s in sizes)
     assert any(s.batch_size == s.q_len for s in sizes)
     assert any(s.q_len == s.k_len for s in sizes)
     assert any(len({s.batch_size, s.q_len, s.k_len, s.heads}) == 4 for s in sizes)
-    assert len(list(grid(adapter, thorough=True))) > len(sizes)
+    assert len(list(size_grid(adapter, thorough=True))) > len(sizes)
 
 
 def test_smaller_sizes_are_smaller_and_fit() -> None:
     sizes = Sizes(3, 4, 7, heads=4, d_k=4)
-    free = Adapter(print, "print", "", {}, cross=True, groups=2)
-    for less in smaller(sizes, free):
-        assert less.heads % 2 == 0
-        assert less.q_len <= less.k_len
-        assert sum(vars(less).values()) < sum(vars(sizes).values())
-    fixed = Adapter(print, "print", "", {}, fixed=True)
-    for less in smaller(Sizes(3, 7, 7, heads=4, d_k=4), fixed):
-        assert (less.heads, less.d_k) == (4, 4)
-        assert less.q_len == less.k_len
+    free = Adapter(print, "print", "", {}, cross_attention=True, group_size=2)
+    for smaller in smaller_sizes(sizes, free):
+        assert smaller.heads % 2 == 0
+        assert smaller.q_len <= smaller.k_len
+        assert sum(vars(smaller).values()) < sum(vars(sizes).values())
+    fixed = Adapter(print, "print", "", {}, fixed_size=True)
+    for smaller in smaller_sizes(Sizes(3, 7, 7, heads=4, d_k=4), fixed):
+        assert (smaller.heads, smaller.d_k) == (4, 4)
+        assert smaller.q_len == smaller.k_len

@@ -1,4 +1,4 @@
-"""`headnotes check`: what it reads, what it prints, and how it exits."""
+"""`headnotes check`: its options, its output, and its exit status."""
 
 import json
 import re
@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from attention_laws import LAWS, CannotBeCalled
+from attention_laws import LAWS, CallError
+from attention_laws.adapter import Options
 from attention_laws.checker import check
-from attention_laws.cli import Progress, load, module_of, read_call, read_pair
-from attention_laws.options import Options
+from attention_laws.cli import (
+    ProgressBar,
+    load_attention,
+    module_name,
+    parse_keywords,
+    parse_pair,
+)
 from headnotes.cli import main
 from sidenotes.examples import name_of
 
@@ -56,15 +62,15 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_a_process_checks_a_file(model: str) -> None:
+def test_the_command_checks_a_file(model: str) -> None:
     command = [sys.executable, "-m", "headnotes.cli", "check", f"{model}:Bad"]
     command += ["--causal", "--only", "causality,formula"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1, result.stderr
     assert result.stderr == ""
     assert result.stdout.startswith("Bad\n  built as: Bad(d_model=12, heads=3) (inf")
-    assert "\ncausality               broken          query 0 of batch" in result.stdout
-    assert result.stdout.endswith("0 kept, 2 broken, 0 not applicable\n")
+    assert "\ncausality               FAIL            query 0 of batch" in result.stdout
+    assert result.stdout.endswith("0 passed, 2 failed, 0 not applicable\n")
 
 
 def test_the_counterexample_runs_on_its_own(
@@ -81,7 +87,9 @@ def test_the_counterexample_runs_on_its_own(
     assert result.stderr.splitlines()[-1].startswith("AssertionError")
 
 
-def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_is_0_1_or_2(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     only = ["--only", "causality"]
     assert main(["check", f"{model}:Good", *only]) == 0
     assert main(["check", f"{model}:good", *only]) == 0
@@ -96,32 +104,40 @@ def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -
     [
         (
             ["nowhere.py"],
-            "`nowhere.py` names no attention; write FILE.py:NAME or "
-            "package.module:NAME",
+            "`nowhere.py` must be FILE.py:NAME or package.module:NAME, where NAME is "
+            "a module class, a module, or a function",
         ),
-        (["nowhere.py:Bad"], "`nowhere.py` is no file"),
+        (
+            ["nowhere.py:Bad"],
+            f"there is no file `nowhere.py`; give a path from {Path.cwd()}",
+        ),
         (
             ["MODEL:Missing"],
             "`MODEL:Missing` cannot be imported (ImportError: cannot import name "
             "'Missing' from 'a_model_to_check' (MODEL))",
         ),
-        (["MODEL:number"], "`MODEL:number` is of type int, and cannot be called"),
         (
-            [":Bad"],
-            "`:Bad` names no attention; write FILE.py:NAME or package.module:NAME",
+            ["MODEL:number"],
+            "`MODEL:number` is of type int, and cannot be called; name a module class, "
+            "a module, or a function",
         ),
         (
-            ["MODEL:Good", "--with", "d_model=x"],
-            '`--with "d_model=x"` cannot be read; write "name=value, name=value", '
+            [":Bad"],
+            "`:Bad` must be FILE.py:NAME or package.module:NAME, where NAME is a "
+            "module class, a module, or a function",
+        ),
+        (
+            ["MODEL:Good", "--init-args", "d_model=x"],
+            '`--init-args "d_model=x"` is malformed; write "name=value, name=value", '
             "where values are numbers, strings, lists, True, False or None",
         ),
         (
-            ["MODEL:Good", "--mask", "keep"],
-            "`--mask keep` names nothing; write NAME=keep",
+            ["MODEL:Good", "--mask", "attend"],
+            "`--mask attend` has no name; write NAME=attend",
         ),
         (
             ["MODEL:Good", "--dtype", "float"],
-            "`--dtype float` is none of float32, float64, bfloat16, float16",
+            "`--dtype float` must be one of float32, float64, bfloat16, float16",
         ),
         (
             ["MODEL:Good", "--device", "meta"],
@@ -130,26 +146,28 @@ def test_the_exit_status_tells(model: str, capsys: pytest.CaptureFixture[str]) -
         ),
         (
             ["MODEL:Good", "--skip", "causalty"],
-            f"`skip` names 'causalty', which is no law; there are {', '.join(LAWS)}",
+            f"`skip` names 'causalty', which is not a law; the laws are "
+            f"{', '.join(LAWS)}",
         ),
         (
             ["MODEL:Good", "--only", "causalty"],
-            f"`only` names 'causalty', which is no law; there are {', '.join(LAWS)}",
+            f"`only` names 'causalty', which is not a law; the laws are "
+            f"{', '.join(LAWS)}",
         ),
         (
-            ["MODEL:Good", "--mask", "m=kept:bk"],
-            "`mask` (={'m': 'kept:bk'}) must be such as {'attn_mask': 'hide:qk'}; a "
-            "kind is one of keep, hide, additive, minimum, lengths, flag, and axes are "
-            "of b, h, q, k, n, 1",
+            ["MODEL:Good", "--mask", "m=keep:bk"],
+            "`mask` (={'m': 'keep:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
+            "kind is one of attend, ignore, additive, additive_min, lengths, causal, "
+            "and axes are among b, h, q, k, n, 1",
         ),
         (
             ["MODEL:Good", "--layout", "sideways"],
-            "`layout` (='sideways') must be one of batch_first, sequence_first, heads, "
-            "heads_last, unbatched, or made of the letters b, l, h, d",
+            "`layout` (='sideways') must be one of batch_first, sequence_first, "
+            "heads_first, heads_last, unbatched, or made of the letters b, l, h, d",
         ),
     ],
 )
-def test_what_cannot_be_called_is_said(
+def test_errors_name_the_option_and_the_way_out(
     model: str,
     arguments: list[str],
     message: str,
@@ -165,28 +183,30 @@ def test_what_cannot_be_called_is_said(
 def test_json_holds_the_whole_report(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = "causality,dtype_and_device,window"
+    only = "causality,dtype_and_device,sliding_window"
     asked = ["check", f"{model}:Bad", "--causal", "--only", only, "--json"]
     assert main(asked) == 1
     report = json.loads(capsys.readouterr().out)
     assert set(report) == {"name", "ok", "facts", "laws"}
     assert (report["name"], report["ok"]) == ("Bad", False)
-    assert {"name": "causal by itself", "value": "yes", "how": "given"} in report[
-        "facts"
-    ]
+    assert {
+        "name": "causal without a mask",
+        "value": "yes",
+        "source": "given",
+    } in report["facts"]
     by_name = {entry["law"]: entry for entry in report["laws"]}
     assert list(by_name) == only.split(",")
-    broken, kept, other = by_name.values()
-    keys = {"law", "statement", "verdict", "detail", "seconds", "counterexample"}
+    failed, passed, other = by_name.values()
+    keys = {"law", "statement", "status", "detail", "seconds", "counterexample"}
     for entry in report["laws"]:
         assert set(entry) == keys
-    assert [broken["verdict"], kept["verdict"], other["verdict"]] == [
-        "broken",
-        "kept",
+    assert [failed["status"], passed["status"], other["status"]] == [
+        "fail",
+        "pass",
         "not applicable",
     ]
-    example = broken["counterexample"]
-    assert set(example) == {"sizes", "said", "amount", "tolerance", "code"}
+    example = failed["counterexample"]
+    assert set(example) == {"sizes", "message", "difference", "tolerance", "code"}
     assert example["sizes"] == {
         "batch_size": 1,
         "q_len": 2,
@@ -194,27 +214,29 @@ def test_json_holds_the_whole_report(
         "heads": 1,
         "d_k": 1,
     }
-    assert example["amount"] > example["tolerance"] > 0
-    assert kept["counterexample"] is None
+    assert example["difference"] > example["tolerance"] > 0
+    assert passed["counterexample"] is None
 
 
-def test_every_option_can_be_said(model: str) -> None:
+def test_every_option_of_check_has_a_flag(model: str) -> None:
     seen: dict[str, Any] = {}
 
     def record(attention: Any, **options: Any) -> Any:
         seen.update(options)
-        raise CannotBeCalled("enough")
+        raise CallError("enough")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attention_laws.cli.check", record)
         arguments = [
-            *("--with", "heads=2, bias=False", "--layout", "bld", "--inputs", "q, k,v"),
-            *("--mask", "m=hide:bk", "--mask", "c=flag", "--call", "fast=None"),
+            *("--init-args", "heads=2, bias=False", "--call-args", "fast=None"),
+            *("--layout", "bld", "--inputs", "q, k,v"),
+            *("--mask", "m=ignore:bk", "--mask", "c=causal"),
             *("--heads", "2", "--kv-heads", "1", "--d-model", "8", "--window", "3"),
             *("--no-causal", "--positions", "alibi", "--weights", "[1]:bhqk"),
-            *("--projections", "query=q,out=o", "--cache", "past=[1]", "--unused", "w"),
+            *("--projections", "query=q,out=o", "--cache", "past=[1]"),
+            *("--unused-parameters", "w"),
             *("--device", "cpu", "--dtype", "float64", "--seed", "7", "--thorough"),
-            *("--skip", "state,window"),
+            *("--skip", "state_dict,sliding_window"),
         ]
         assert main(["check", f"{model}:Good", *arguments]) == 2
     known = set(vars(Options())) | {"only", "skip", "thorough"}
@@ -223,11 +245,11 @@ def test_every_option_can_be_said(model: str) -> None:
     for name in ("name", "imports", "progress", "only"):
         del seen[name]
     assert seen == {
-        "settings": {"heads": 2, "bias": False},
+        "init_args": {"heads": 2, "bias": False},
         "layout": "bld",
         "inputs": ("q", "k", "v"),
-        "mask": {"m": "hide:bk", "c": "flag"},
-        "call": {"fast": None},
+        "mask": {"m": "ignore:bk", "c": "causal"},
+        "call_args": {"fast": None},
         "heads": 2,
         "kv_heads": 1,
         "d_model": 8,
@@ -237,19 +259,19 @@ def test_every_option_can_be_said(model: str) -> None:
         "weights": "[1]:bhqk",
         "projections": {"query": "q", "out": "o"},
         "cache": ("past", "[1]"),
-        "unused": ("w",),
+        "unused_parameters": ("w",),
         "device": "cpu",
         "dtype": torch.float64,
         "seed": 7,
-        "skip": ("state", "window"),
+        "skip": ("state_dict", "sliding_window"),
         "thorough": True,
     }
 
 
-def test_a_bar_is_shown_to_who_waits(
+def test_a_progress_bar_is_shown_after_one_second(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = Progress()
+    progress = ProgressBar()
     progress(1, 4, "padding")
     progress.clear()
     assert capsys.readouterr().err == ""  # no terminal
@@ -292,7 +314,7 @@ DEEP = {
         ({"part/model.py": MODEL}, "model"),
     ],
 )
-def test_a_file_is_imported_as_its_package_does(
+def test_a_file_is_imported_as_a_module_of_its_package(
     tmp_path: Path,
     files: dict[str, str],
     module: str,
@@ -304,69 +326,69 @@ def test_a_file_is_imported_as_its_package_does(
         path.write_text(source, encoding="utf-8")
     (path,) = tmp_path.rglob("model.py")
     folder = path.parents[module.count(".")]
-    # Two tools that may not import each other have the same rule.
-    assert module_of(path) == name_of(path) == (module, folder)
+    # sidenotes has the same rule, and neither package may import the other.
+    assert module_name(path) == name_of(path) == (module, folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = set(sys.modules)
     try:
-        _, imports, attention = load(f"{path}:Bad")
+        _, imports, attention = load_attention(f"{path}:Bad")
         assert sys.modules[module].Bad is attention
     finally:
         for name in sys.modules.keys() - known:
             del sys.modules[name]
     found = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n"
     assert imports == f"{found}from {module} import Bad\n"
-    # What a report prints is run by a process that knows nothing.
+    # The import of a counterexample works in a new process.
     if files is DEEP:
         subprocess.run([sys.executable, "-c", imports], check=True)
 
 
-def test_a_name_that_is_no_identifier_is_imported_all_the_same(
+def test_a_file_whose_name_is_no_identifier_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / "03-multi-head.py"
     path.write_text(MODEL, encoding="utf-8")
-    _, imports, attention = load(f"{path}:Bad")
+    _, imports, attention = load_attention(f"{path}:Bad")
     assert imports.endswith("Bad = importlib.import_module('03-multi-head').Bad\n")
     names: dict[str, Any] = {}
     exec(imports, names)
     assert names["Bad"] is attention
 
 
-def test_what_lies_in_the_folder_is_found_by_its_name(
+def test_a_module_in_the_working_directory_is_found(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(model).parent)
-    name, imports, attention = load("a_model_to_check:Bad")
+    name, imports, attention = load_attention("a_model_to_check:Bad")
     assert (name, attention.__name__) == ("Bad", "Bad")
     assert f"sys.path.insert(0, {str(Path(model).parent)!r})\n" in imports
 
 
 @pytest.mark.parametrize(
-    ("file", "source", "said"),
+    ("file", "source", "message"),
     [
-        ("json.py", MODEL, "`import json` finds .* instead; give the file, or its "),
+        ("json.py", MODEL, "`import json` finds .* instead; rename the file, or its "),
         ("a.b.py", MODEL, "`a.b.py` cannot be imported: `a.b` has a dot in its name"),
         ("leaves.py", "exit(0)", r"cannot be imported \(SystemExit: 0\)"),
         ("broken.py", "def", r"cannot be imported \(SyntaxError: "),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_said(
+def test_a_file_that_cannot_be_imported_is_refused(
     tmp_path: Path,
     file: str,
     source: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / file).write_text(source + "\nJSONDecoder = 1\n", encoding="utf-8")
     assert main(["check", f"{tmp_path / file}:JSONDecoder"]) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
-def test_what_the_attention_prints_does_not_disturb_the_report(
+def test_prints_of_the_attention_stay_out_of_the_report(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     talking = MODEL.replace("        qkv =", "        print(x.shape)\n        qkv =")
@@ -377,11 +399,11 @@ def test_what_the_attention_prints_does_not_disturb_the_report(
     assert output.err == "imported\n"
 
 
-def test_small_things_are_read_as_written() -> None:
-    assert read_pair("mask", " m=a=b") == ("m", "a=b")
-    assert read_call("call", "a=[1, 2], b='x'") == {"a": [1, 2], "b": "x"}
-    assert read_call("call", "") == {}
-    name, imports, attention = load("torch.nn:MultiheadAttention")
+def test_pairs_keywords_and_targets_are_parsed() -> None:
+    assert parse_pair("mask", " m=a=b") == ("m", "a=b")
+    assert parse_keywords("call_args", "a=[1, 2], b='x'") == {"a": [1, 2], "b": "x"}
+    assert parse_keywords("call_args", "") == {}
+    name, imports, attention = load_attention("torch.nn:MultiheadAttention")
     assert name == "MultiheadAttention"
     assert imports == "from torch.nn import MultiheadAttention\n"
     assert attention is torch.nn.MultiheadAttention

@@ -1,4 +1,4 @@
-"""Each shape of call is found out, and what was found is reported."""
+"""The calling convention is inferred and reported."""
 
 import re
 from typing import Any
@@ -7,25 +7,187 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_laws.adapter import Adapter
-from attention_laws.infer import adapter
-from attention_laws.options import CannotBeCalled, Options
+from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
+from attention_laws.infer import (
+    CallProbe,
+    find_output,
+    infer_adapter,
+    infer_heads,
+    infer_init_args,
+    infer_inputs,
+    influence,
+)
 from specimens import Alone, Honest
+
+
+def call_probe(attention: Any, **options: Any) -> CallProbe:
+    name = getattr(attention, "__name__", "mine")
+    return CallProbe(Adapter(attention, name, "", {}), Options(**options))
+
+
+class Shaped(nn.Module):
+    def __init__(
+        self, embed_dim: int, num_heads: int, kv_heads: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("options", "built", "sizes"),
+    [
+        ({}, "Shaped(embed_dim=12, num_heads=3, kv_heads=3)", (3, 4, 1, False)),
+        (
+            {"init_args": {"embed_dim": 20, "num_heads": 5, "bias": False}},
+            "Shaped(embed_dim=20, num_heads=5, bias=False, kv_heads=5)",
+            (5, 4, 1, True),
+        ),
+        ({"heads": 2}, "Shaped(embed_dim=8, num_heads=2, kv_heads=2)", (2, 4, 1, True)),
+        (
+            {"kv_heads": 2},
+            "Shaped(embed_dim=16, num_heads=4, kv_heads=2)",
+            (4, 4, 2, False),
+        ),
+        (
+            {"d_model": 21},
+            "Shaped(embed_dim=21, num_heads=3, kv_heads=3)",
+            (3, 7, 1, True),
+        ),
+    ],
+)
+def test_constructor_arguments_are_inferred_from_their_names(
+    options: dict[str, Any], built: str, sizes: tuple[int, int, int, bool]
+) -> None:
+    probe = call_probe(Shaped, **options)
+    infer_init_args(probe)
+    adapter = probe.adapter
+    assert adapter.facts[0].name == "built as"
+    assert adapter.facts[0].value == built
+    assert (adapter.heads, adapter.d_k, adapter.group_size, adapter.fixed_size) == sizes
+
+
+def test_a_constructor_argument_of_unknown_meaning_is_refused() -> None:
+    class Odd(nn.Module):
+        def __init__(self, d_model: int, flavor: str) -> None:
+            super().__init__()
+
+    message = (
+        "`Odd` requires `flavor`, whose meaning is unknown; give it with "
+        "`--init-args flavor=...`, or check an instance"
+    )
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
+        infer_init_args(call_probe(Odd))
+    probe = call_probe(Odd, init_args={"flavor": "sour"})
+    infer_init_args(probe)
+    assert probe.adapter.facts[0].value == "Odd(flavor='sour', d_model=4)"
+    assert probe.adapter.heads == 1  # there is no argument for them
+
+
+def test_the_number_of_heads_is_an_attribute_of_the_module() -> None:
+    probe = call_probe(nn.MultiheadAttention(14, 7))
+    infer_heads(probe)
+    assert (probe.adapter.heads, probe.adapter.fixed_size) == (7, True)
+    probe = call_probe(torch.relu, kv_heads=2)
+    infer_heads(probe)
+    assert (probe.adapter.heads, probe.adapter.group_size) == (4, 2)
+    assert not probe.adapter.fixed_size
+
+
+def by_name(*, query: Tensor, key: Tensor, value: Tensor) -> None: ...
+def reordered(value: Tensor, key: Tensor, query: Tensor) -> None: ...
+def needs_a_mask(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> None: ...
+def takes_one(hidden: Tensor, mask: Any = None) -> None: ...
+def takes_any_keyword(**inputs: Tensor) -> None: ...
+def takes_none() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "by_keyword", "call_args"),
+    [
+        (by_name, ("query", "key", "value"), True, {}),
+        (reordered, ("query", "key", "value"), True, {}),
+        (needs_a_mask, ("q", "k", "v"), False, {"attn_mask": None}),
+        (takes_one, ("hidden",), False, {}),
+        (
+            nn.functional.scaled_dot_product_attention,
+            ("query", "key", "value"),
+            False,
+            {},
+        ),
+    ],
+)
+def test_inputs_are_inferred_from_their_names(
+    function: Any, inputs: tuple[str, ...], by_keyword: bool, call_args: dict[str, Any]
+) -> None:
+    probe = call_probe(function)
+    infer_inputs(probe)
+    assert probe.adapter.inputs == inputs
+    assert probe.adapter.by_keyword == by_keyword
+    assert probe.adapter.call_args == call_args
+
+
+def test_inputs_in_kwargs_are_passed_by_keyword() -> None:
+    probe = call_probe(takes_any_keyword, inputs=("query", "key", "value"))
+    infer_inputs(probe)
+    assert probe.adapter.by_keyword
+
+
+def test_a_function_without_named_arguments_is_refused() -> None:
+    message = (
+        "`takes_none` has no named arguments; name its inputs with `--inputs x` or "
+        "`--inputs query,key,value`"
+    )
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
+        infer_inputs(call_probe(takes_none))
+
+
+@pytest.mark.parametrize(
+    ("result", "index"),
+    [
+        (torch.zeros(2, 5, 7), ""),
+        ((torch.zeros(2, 3, 5, 5), torch.zeros(2, 5, 7)), "[1]"),
+        ({"weights": None, "output": torch.zeros(2, 5, 7)}, "['output']"),
+        (torch.zeros(2, 4, 7), None),
+        ("nothing", None),
+    ],
+)
+def test_the_output_has_the_shape_of_the_query(result: Any, index: str | None) -> None:
+    assert find_output(result, torch.zeros(2, 5, 12)) == index
+
+
+def test_influence_is_how_far_the_output_moves() -> None:
+    probe = call_probe(Alone)
+    infer_init_args(probe)
+    infer_inputs(probe)
+    call = probe.try_call()
+    assert call is not None
+    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    assert influence(*call, early, late) > 0.1
+    assert influence(*call, late, early) == 0
+
+
+def test_a_call_that_fails_is_none_and_its_error_is_stored() -> None:
+    probe = call_probe(Honest)
+    infer_init_args(probe)
+    infer_inputs(probe)
+    assert probe.try_call(mask=MaskArgument("mask", "attend", "bqk")) is not None
+    assert probe.try_call(mask=MaskArgument("musk", "attend", "bqk")) is None
+    assert probe.first_error.startswith("raises TypeError: ")
+    assert "musk" in probe.first_error
 
 
 def found(attention: Any, **options: Any) -> Adapter:
     name = getattr(attention, "__name__", "mine")
-    return adapter(attention, name, "", Options(**options))
+    return infer_adapter(attention, name, "", Options(**options))
 
 
 def facts(adapter: Adapter) -> dict[str, str]:
-    return {fact.name: f"{fact.value} ({fact.how})" for fact in adapter.facts}
+    return {fact.name: f"{fact.value} ({fact.source})" for fact in adapter.facts}
 
 
 class SequenceFirst(Honest):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
-        turned = (x.transpose(0, 1) for x in (query, key, value))
-        return super().forward(*turned).transpose(0, 1)
+        transposed = (x.transpose(0, 1) for x in (query, key, value))
+        return super().forward(*transposed).transpose(0, 1)
 
 
 class Unbatched(Honest):
@@ -61,20 +223,20 @@ def lengths_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (three_axes, "bld"),
     ],
 )
-def test_the_layout_is_where_tokens_mix(attention: Any, layout: str) -> None:
+def test_the_layout_is_inferred_from_token_mixing(attention: Any, layout: str) -> None:
     assert found(attention).layout == layout
 
 
-def taking(name: str, kind: str, axes: str) -> type[Honest]:
+def attention_with_mask(name: str, kind: str, axes: str) -> type[Honest]:
     """An honest attention whose mask is of this kind and shape."""
 
-    class Taking(Honest):
+    class TakesMask(Honest):
         def forward(self, x: Tensor, **masks: Tensor | None) -> Any:  # type: ignore[override]
             mask = masks.get(name)
-            keep = None
+            allowed = None
             if mask is not None:
-                keep = self.understand(mask, x)
-            return super().forward(x, x, x, keep)
+                allowed = self.understand(mask, x)
+            return super().forward(x, x, x, allowed)
 
         def understand(self, mask: Tensor, x: Tensor) -> Tensor:
             batch_size, length = x.shape[:2]
@@ -92,7 +254,7 @@ def taking(name: str, kind: str, axes: str) -> type[Honest]:
             size |= {"h": self.heads, "n": batch_size * self.heads}
             if list(mask.shape) != [size[axis] for axis in axes]:
                 raise ValueError("shape")
-            mask = ~mask if kind == "hide" else mask
+            mask = ~mask if kind == "ignore" else mask
             if axes == "nqk":
                 mask = mask.view(batch_size, self.heads, length, length)[:, 0]
             if axes == "bhqk":
@@ -109,69 +271,71 @@ def taking(name: str, kind: str, axes: str) -> type[Honest]:
 
     # A signature with the name in it.
     def forward(self: Any, x: Tensor, mask: Any = None) -> Any:
-        return Taking.forward(self, x, **{name: mask})
+        return TakesMask.forward(self, x, **{name: mask})
 
     text = f"lambda self, x, {name}=None: forward(self, x, {name})"
-    made = type("Made", (Taking,), {"forward": eval(text, {"forward": forward})})
+    made = type("Made", (TakesMask,), {"forward": eval(text, {"forward": forward})})
     return made
 
 
-@pytest.mark.parametrize("kind", ["keep", "hide", "additive"])
+@pytest.mark.parametrize("kind", ["attend", "ignore", "additive"])
 @pytest.mark.parametrize(
     "axes", ["b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk"]
 )
-def test_a_mask_is_known_by_what_it_does(kind: str, axes: str) -> None:
-    (mask,) = found(taking("attn_mask", kind, axes)).masks
+def test_the_kind_and_axes_of_a_mask_are_inferred_from_its_effect(
+    kind: str, axes: str
+) -> None:
+    (mask,) = found(attention_with_mask("attn_mask", kind, axes)).masks
     assert (mask.name, mask.kind, mask.axes) == ("attn_mask", kind, axes)
 
 
-def test_lengths_are_known_by_their_name() -> None:
-    masks = found(taking("valid_lens", "lengths", "")).masks
+def test_lengths_are_inferred_from_their_name() -> None:
+    masks = found(attention_with_mask("valid_lens", "lengths", "")).masks
     assert [(m.kind, m.axes) for m in masks] == [("lengths", "bq"), ("lengths", "b")]
 
 
-def test_a_flag_is_known_by_what_it_does() -> None:
+def test_a_causal_flag_is_inferred_from_its_effect() -> None:
     class Flagged(Honest):
         def forward(self, x: Tensor, is_causal: bool = False) -> Any:  # type: ignore[override]
             ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool)
             return super().forward(x, x, x, ones.tril() if is_causal else None)
 
     (mask,) = found(Flagged).masks
-    assert (mask.name, mask.kind) == ("is_causal", "flag")
-    # torch's asks for a mask beside it, so it is none.
+    assert (mask.name, mask.kind) == ("is_causal", "causal")
+    # The flag of torch requires a mask, too: alone it raises, and is not used.
     names = {mask.name for mask in found(nn.MultiheadAttention).masks}
     assert names == {"attn_mask", "key_padding_mask"}
 
 
-def test_a_mask_that_is_given_is_trusted() -> None:
-    (mask,) = found(Honest, mask={"mask": "hide:bqk"}).masks
-    assert (mask.kind, mask.axes) == ("hide", "bqk")
-    (mask,) = found(Honest, mask={"mask": "hide"}).masks
-    assert (mask.kind, mask.axes) == ("hide", "bqk")
+def test_a_stated_mask_encoding_is_used() -> None:
+    (mask,) = found(Honest, mask={"mask": "ignore:bqk"}).masks
+    assert (mask.kind, mask.axes) == ("ignore", "bqk")
+    (mask,) = found(Honest, mask={"mask": "ignore"}).masks
+    assert (mask.kind, mask.axes) == ("ignore", "bqk")
     assert found(Honest, mask={"none": ""}).masks == ()
 
 
-def test_a_mask_that_may_not_be_left_out_is_always_given() -> None:
+def test_a_required_mask_is_passed_in_every_call() -> None:
     class Strict(Honest):
         def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
             return super().forward(x, x, x, mask & True)
 
-    assert found(Strict).always is not None
+    assert found(Strict).required_mask is not None
 
 
-def test_causal_is_seen_or_said() -> None:
+def test_causality_is_inferred_or_stated() -> None:
     assert found(Alone).causal
-    assert facts(found(Alone))["causal by itself"] == "yes (inferred)"
+    assert facts(found(Alone))["causal without a mask"] == "yes (inferred)"
     assert not found(Honest).causal
     assert not found(Alone, causal=False).causal
 
     class CausalButNot(Honest):
         pass
 
-    assert found(CausalButNot).causal  # it says so, and the laws will see
+    assert found(CausalButNot).causal  # by its name; the laws will show the leak
 
 
-class Shows(Honest):
+class ReturnsWeights(Honest):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         self.attn = super().weigh(scores, mask)
         return self.attn
@@ -180,68 +344,68 @@ class Shows(Honest):
         return super().forward(query, key, value), self.attn.mean(dim=1)
 
 
-def test_weights_are_found_in_results_and_on_modules() -> None:
-    adapter = found(Shows)
-    assert (adapter.output, adapter.weights, adapter.weights_axes) == (
+def test_weights_are_found_in_results_and_in_attributes() -> None:
+    adapter = found(ReturnsWeights)
+    assert (adapter.output_index, adapter.weights_source, adapter.weights_axes) == (
         "[0]",
         "[1]",
         "bqk",
     )
-    adapter = found(Shows, weights=".attn")
-    assert (adapter.weights, adapter.weights_axes) == (".attn", "bhqk")
-    assert found(Shows, weights="none").weights == ""
-    assert found(Honest).weights == ""
+    adapter = found(ReturnsWeights, weights=".attn")
+    assert (adapter.weights_source, adapter.weights_axes) == (".attn", "bhqk")
+    assert found(ReturnsWeights, weights="none").weights_source == ""
+    assert found(Honest).weights_source == ""
 
 
-def test_training_that_stays_random_is_left_out() -> None:
+def test_random_training_is_not_checked() -> None:
     class Noisy(Honest):
         def join(self, context: Tensor) -> Tensor:
             noise = torch.rand_like(context) if self.training else 0
             return super().join(context + noise)
 
     adapter = found(Noisy)
-    assert not adapter.trains
+    assert not adapter.reproducible_training
     assert facts(adapter)["training"] == (
-        "still random with dropout 0; only evaluation is checked (inferred)"
+        "random even with dropout 0; only evaluation is checked (inferred)"
     )
 
 
-def test_what_was_found_and_what_was_given_is_told_apart() -> None:
-    told = facts(found(Honest, layout="batch_first", positions="learned", window=3))
-    assert told == {
+def test_facts_say_whether_they_are_given_inferred_or_assumed() -> None:
+    seen = facts(found(Honest, layout="batch_first", positions="learned", window=3))
+    assert seen == {
         "built as": "Honest(d_model=12, heads=3) (inferred)",
         "inputs": "query, key, value (inferred)",
         "layout": "batch first (given)",
-        "`mask`": "True = may be read [batch items, queries, keys] (inferred)",
-        "causal by itself": "no (inferred)",
+        "`mask`": "bool, True = may attend [batch items, queries, keys] (inferred)",
+        "causal without a mask": "no (inferred)",
         "window": "3 (given)",
         "positions": "learned (given)",
     }
 
 
-def test_who_cannot_be_called_is_told_which_options_help() -> None:
+def test_an_attention_that_cannot_be_called_names_the_options() -> None:
     def stubborn(x: Tensor) -> Tensor:
         raise RuntimeError("no\nnever")
 
     message = (
         "`stubborn` could not be called with small random inputs: it raises "
-        "RuntimeError: no (test_infer.py:LINE); say how with `--layout`, `--inputs`, "
-        "`--mask`, `--with`, `--call` or `--d-model`"
+        "RuntimeError: no (test_infer.py:LINE); state how with `--layout`, `--inputs`, "
+        "`--mask`, `--init-args`, `--call-args` or `--d-model`"
     ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
-    with pytest.raises(CannotBeCalled, match=f"^{re.escape(message)}$"):
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(stubborn)
 
 
-def test_who_answers_something_else_is_told_what_was_awaited() -> None:
+def test_a_result_without_output_names_the_expected_shape() -> None:
     def busy(x: Tensor) -> int:
         return 3
 
-    message = "it returns int, where a tensor of [2, 3, 5, 4] was awaited; say how"
-    with pytest.raises(CannotBeCalled, match=re.escape(message)):
+    message = "it returns int, where a tensor of [2, 3, 5, 4] was expected; state how"
+    with pytest.raises(CallError, match=re.escape(message)):
         found(busy)
 
 
-def test_who_remembers_its_calls_is_asked_about_it() -> None:
+def test_an_error_in_a_later_call_is_reported_as_state() -> None:
     seen: list[Tensor] = []
 
     def full(x: Tensor) -> Tensor:
@@ -251,9 +415,9 @@ def test_who_remembers_its_calls_is_asked_about_it() -> None:
         return x
 
     message = (
-        f"`full` answers first, then raises RuntimeError: full (test_infer.py:"
-        f"{full.__code__.co_firstlineno + 3}); does it keep something from call to "
-        f"call?"
+        f"the first calls of `full` succeed, and a later one raises RuntimeError: full "
+        f"(test_infer.py:{full.__code__.co_firstlineno + 3}); does it store something "
+        f"between calls?"
     )
-    with pytest.raises(CannotBeCalled, match=f"^{re.escape(message)}$"):
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(full)

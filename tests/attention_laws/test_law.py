@@ -1,15 +1,22 @@
-"""A law is made of its test, and says what its docstring says."""
+"""A law takes its texts from the docstring of its test."""
 
 import pytest
 
-from attention_laws.law import Failed, Law, NotApplicable, first_line, law, need
+from attention_laws.law import (
+    Law,
+    NotApplicable,
+    ScriptError,
+    first_line,
+    law,
+    skip_unless,
+)
 
 
-def test_a_law_says_what_its_docstring_says() -> None:
-    @law(once=True)
-    def twice(trial: object) -> None:
-        r"""Said twice,
-        it is as said once.
+def test_a_law_takes_its_texts_from_the_docstring() -> None:
+    @law(slow=True)
+    def twice(script: object) -> None:
+        r"""Applied twice,
+        it is as applied once.
 
         $$f(f(x))
         = f(x)$$
@@ -20,15 +27,15 @@ def test_a_law_says_what_its_docstring_says() -> None:
 
     assert isinstance(twice, Law)
     assert twice.name == "twice"
-    assert twice.statement == "Said twice, it is as said once."
+    assert twice.statement == "Applied twice, it is as applied once."
     assert twice.formula == "f(f(x)) = f(x)"
     assert twice.reason == "A reason that runs over two lines."
-    assert (twice.once, twice.strict) == (True, False)
+    assert (twice.slow, twice.strict) == (True, False)
 
 
 def test_a_bare_decorator_makes_a_law() -> None:
     @law
-    def plain(trial: object) -> None:
+    def plain(script: object) -> None:
         """Only a statement."""
 
     assert (plain.statement, plain.formula, plain.reason) == (
@@ -36,17 +43,17 @@ def test_a_bare_decorator_makes_a_law() -> None:
         "",
         "",
     )
-    assert not plain.once
+    assert not plain.slow
     assert not plain.strict
 
 
-def test_need_names_the_reason() -> None:
-    need(True, "never seen")
+def test_skip_unless_raises_with_the_reason() -> None:
+    skip_unless(True, "never seen")
     with pytest.raises(NotApplicable, match=r"^takes no mask$"):
-        need((), "takes no mask")
+        skip_unless((), "takes no mask")
 
 
-def test_a_failure_is_told_in_one_short_line() -> None:
-    assert str(Failed(RuntimeError("one\ntwo"))) == "RuntimeError: one"
+def test_an_exception_is_shown_in_one_short_line() -> None:
+    assert str(ScriptError(RuntimeError("one\ntwo"))) == "RuntimeError: one"
     assert first_line(ValueError("x" * 200)) == "x" * 119 + "…"
     assert first_line(ValueError("")) == ""

@@ -1,4 +1,4 @@
-"""Laws of what may be read: each is broken by something, and by what it should be."""
+"""Laws of masking: each fails on attention that violates it."""
 
 import pytest
 import torch
@@ -11,5 +11,7 @@ NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_law_is_broken_by_who_breaks_it(name: str, device: torch.device) -> None:
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
     assert_caught(name, device.type)

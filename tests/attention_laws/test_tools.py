@@ -1,4 +1,4 @@
-"""The few functions that counterexamples call."""
+"""Functions that counterexamples call."""
 
 import itertools
 import math
@@ -9,47 +9,47 @@ from torch import nn
 
 import oracle
 from attention_laws.tools import (
-    by_formula,
-    draw,
-    enliven,
-    from_heads,
     loss,
+    merge_heads,
+    randomize_parameters,
+    reference_attention,
+    seeded_randn,
     set_dropout,
-    to_heads,
+    split_heads,
 )
 
 
-def test_numbers_are_drawn_alike_whatever_was_drawn_before() -> None:
-    one = draw(3, 2, 5)
+def test_random_numbers_depend_on_nothing_but_the_seed() -> None:
+    one = seeded_randn(3, 2, 5)
     torch.rand(7)
-    assert torch.equal(draw(3, 2, 5), one)
-    assert not torch.equal(draw(4, 2, 5), one)
+    assert torch.equal(seeded_randn(3, 2, 5), one)
+    assert not torch.equal(seeded_randn(4, 2, 5), one)
     assert one.shape == (2, 5)
 
 
-def test_weights_make_rows_of_attention_differ() -> None:
+def test_randomized_weights_make_rows_of_attention_differ() -> None:
     attention = nn.MultiheadAttention(64, 4)
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter.mul_(0.02)
-    enliven(attention)
-    x = draw(1, 11, 3, 64)
+    randomize_parameters(attention)
+    x = seeded_randn(1, 11, 3, 64)
     _, weights = attention(x, x, x, average_attn_weights=False)
     assert weights.max() > 0.5
     assert weights.min() < 0.01
     assert attention.in_proj_bias.std() > 0.1
 
 
-def test_what_is_not_learned_stays() -> None:
+def test_parameters_that_are_not_trained_and_buffers_stay() -> None:
     module = nn.BatchNorm1d(7)
     module.weight.requires_grad_(False)
-    enliven(module)
+    randomize_parameters(module)
     assert torch.equal(module.weight, torch.ones(7))
     assert torch.equal(module.running_var, torch.ones(7))  # type: ignore[arg-type]
     assert module.bias.any()
 
 
-def test_every_dropout_is_set_wherever_it_is_kept() -> None:
+def test_every_dropout_is_set_in_layers_and_attributes() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -67,43 +67,43 @@ def test_every_dropout_is_set_wherever_it_is_kept() -> None:
 
 
 @pytest.mark.parametrize("layout", ["bld", "lbd", "bhld", "blhd", "ld"])
-def test_heads_come_from_any_layout_and_go_back(layout: str) -> None:
+def test_heads_are_split_from_any_layout_and_merged_back(layout: str) -> None:
     sizes = {"b": 2, "l": 7, "h": 3, "d": 5 if "h" in layout else 15}
-    x = draw(1, *(sizes[axis] for axis in layout))
-    heads = to_heads(x, layout, 3)
+    x = seeded_randn(1, *(sizes[axis] for axis in layout))
+    heads = split_heads(x, layout, 3)
     assert heads.shape == (2 if "b" in layout else 1, 3, 7, 5)
-    assert torch.equal(from_heads(heads, layout), x)
+    assert torch.equal(merge_heads(heads, layout), x)
     # Component 6 of position 4 is component 1 of head 1.
     at = {"b": 1, "l": 4, "h": 1, "d": 1 if "h" in layout else 6}
     place = tuple(at[axis] for axis in layout)
     assert heads[at["b"] if "b" in layout else 0, 1, 4, 1] == x[place]
 
 
-def test_the_formula_is_that_of_the_oracle() -> None:
-    query, key, value = (draw(n, 2, 3, 7, 5).double() for n in (1, 2, 3))
+def test_the_reference_equals_the_oracle() -> None:
+    query, key, value = (seeded_randn(n, 2, 3, 7, 5).double() for n in (1, 2, 3))
     query = query[:, :, :4]
-    keep = draw(4, 2, 1, 4, 7) > 0
-    keep[..., 0] = True
-    got = by_formula(query, key, value, keep)
+    allowed = seeded_randn(4, 2, 1, 4, 7) > 0
+    allowed[..., 0] = True
+    got = reference_attention(query, key, value, allowed)
     for item, head, i in itertools.product(range(2), range(3), range(4)):
         products = key[item, head] @ query[item, head, i]
         scores = [product / math.sqrt(5) for product in products.tolist()]
-        weights = oracle.weights_of_row(scores, keep[item, 0, i].tolist())
+        weights = oracle.weights_of_row(scores, allowed[item, 0, i].tolist())
         expected = torch.tensor(weights, dtype=torch.float64) @ value[item, head]
         assert torch.allclose(got[item, head, i], expected, rtol=1e-12)
 
 
-def test_query_heads_share_a_head_of_keys_in_blocks() -> None:
-    query, key = draw(1, 1, 4, 3, 5), draw(2, 1, 2, 3, 5)
-    keep = torch.ones(1, 1, 3, 3).bool()
-    got = by_formula(query, key, key, keep)
+def test_consecutive_query_heads_share_a_key_head() -> None:
+    query, key = seeded_randn(1, 1, 4, 3, 5), seeded_randn(2, 1, 2, 3, 5)
+    allowed = torch.ones(1, 1, 3, 3).bool()
+    got = reference_attention(query, key, key, allowed)
     for head in range(4):
         alone = key[:, [head // 2]]
-        expected = by_formula(query[:, [head]], alone, alone, keep)
+        expected = reference_attention(query[:, [head]], alone, alone, allowed)
         assert torch.allclose(got[:, [head]], expected)
 
 
-def test_the_loss_sees_every_entry() -> None:
-    x = draw(1, 3, 5).requires_grad_()
+def test_the_loss_depends_on_every_entry() -> None:
+    x = seeded_randn(1, 3, 5).requires_grad_()
     (grad,) = torch.autograd.grad(loss(x), x)
     assert grad.unique().numel() == 15

@@ -1,0 +1,385 @@
+r"""# Recording a test as a script
+
+A law calls the attention several times and compares the outputs. A `Script` makes these
+calls **as lines of Python that it executes and records**. If a comparison fails, the
+recorded lines *are* the counterexample: they import the attention, build it, call it,
+and end with the `assert` that fails. What is printed is what was executed.
+
+The methods of a script take and return *names of variables* and other source text;
+`evaluate` gives their values.
+
+Source: replaying and shrinking a failing example are ideas of property-based testing;
+see [defining a law](law.md).
+"""
+
+import copy
+import inspect
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_laws import tools
+from attention_laws.adapter import Adapter, MaskArgument, Sizes
+from attention_laws.law import LawViolation, ScriptError
+
+# Functions that the lines of a script may call; a program imports those that it uses.
+TOOLS = {n: f for n, f in vars(tools).items() if inspect.isfunction(f)}
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """The arguments of one call: names of variables, and the mask."""
+
+    inputs: tuple[str, ...]
+    mask: tuple[str, str] | None  # name of the argument, and its value as source text
+    # `[q_len, k_len, batch_size]`, True = may attend: the mask, causality and window.
+    allowed: Tensor
+
+
+class Script:
+    r"""One attention at one size, and the lines that were executed on it."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        sizes: Sizes,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        thorough: bool = False,
+    ) -> None:
+        self.adapter = adapter
+        self.sizes = sizes
+        self.seed = seed
+        self.dtype = dtype
+        self.device = device
+        self.thorough = thorough
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.counters: dict[str, int] = {}  # how many variables have each name
+        self.no_grad = False  # whether calls run under torch.no_grad()
+
+    # Building the attention
+
+    def restart(self, mode: str = "eval", dropout: float = 0.0) -> None:
+        """Discard all lines and build the attention anew, in one of its `modes`.
+
+        Dropout is 0 unless given: two outputs with random dropout cannot be compared.
+        """
+        adapter = self.adapter
+        self.lines, self.counters, self.no_grad = [], {}, mode == "no_grad"
+        mode = "eval" if self.no_grad else mode
+        self.namespace = {"torch": torch, "copy": copy, adapter.name: adapter.target}
+        self.namespace |= TOOLS
+        if not adapter.is_module:
+            self.exec_line(f"attention = {adapter.build_expression(self.sizes)}")
+            return
+        if isinstance(adapter.target, type):
+            self.exec_line(f"torch.manual_seed({self.seed})")
+        self.exec_line(f"attention = {self.build_expression()}")
+        parameters = self.namespace["attention"].parameters()
+        if any(nn.parameter.is_lazy(p) for p in parameters):
+            # Lazy weights get their shapes in the first call, and can then be
+            # randomized.
+            self.call(self.make_arguments())
+            self.lines[-1] += "  # initializes lazy weights"
+        self.exec_line("randomize_parameters(attention)")
+        if tools.set_dropout(self.namespace["attention"], dropout):
+            self.lines.append(f"set_dropout(attention, {dropout})")
+        self.exec_line(f"attention.{mode}()")
+
+    def build_expression(self) -> str:
+        """The expression that makes a module of this script's dtype and device."""
+        target, conversion = self.adapter.target, self.to_dtype_and_device()
+        if isinstance(target, nn.Module):
+            # A given instance may have another dtype or device than the default.
+            present = {(p.dtype, p.device.type) for p in target.parameters()}
+            if present - {(self.dtype, self.device)}:
+                conversion = f".to({self.device!r}, {self.dtype})"
+        return self.adapter.build_expression(self.sizes) + conversion
+
+    def modes(self) -> list[str]:
+        """The modes in which outputs can be compared."""
+        if not self.adapter.is_module:
+            return ["eval"]
+        if not self.adapter.reproducible_training:
+            return ["eval", "no_grad"]
+        return ["eval", "train", "no_grad"]
+
+    def gradient_modes(self) -> list[str]:
+        """The modes in which gradients can be computed."""
+        return [mode for mode in self.modes() if mode != "no_grad"]
+
+    def to_dtype_and_device(self) -> str:
+        """The conversion of a float32 tensor on the CPU; empty where none is needed."""
+        wanted = [] if self.device == "cpu" else [repr(self.device)]
+        wanted += [] if self.dtype == torch.float32 else [str(self.dtype)]
+        return f".to({', '.join(wanted)})" if wanted else ""
+
+    def to_device(self) -> str:
+        """The conversion of a bool or integer tensor, which has no other dtype."""
+        return "" if self.device == "cpu" else f".to({self.device!r})"
+
+    # Executing lines
+
+    def exec_line(self, line: str) -> None:
+        """Record and execute one line; what it prints is suppressed.
+
+        Raises `ScriptError` where the line raises.
+        """
+        self.lines.append(line)
+        try:
+            with redirect_stdout(io.StringIO()):
+                exec(line, self.namespace)
+        except Exception as error:
+            raise ScriptError(error) from error
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of an expression; it is not recorded."""
+        with redirect_stdout(io.StringIO()):
+            return eval(expression, self.namespace)
+
+    def assign(self, name: str, expression: str, *, no_grad: bool = False) -> str:
+        """Assign an expression to a new variable `name`, `name2`, … and return it."""
+        name = name.rstrip("0123456789")
+        count = self.counters[name] = self.counters.get(name, 0) + 1
+        variable = name if count == 1 else f"{name}{count}"
+        context = "with torch.no_grad(): " if no_grad else ""
+        self.exec_line(f"{context}{variable} = {expression}")
+        return variable
+
+    @contextmanager
+    def rollback(self) -> Iterator[None]:
+        """Remove the lines of this block at its end, unless it raises.
+
+        A law that tries many inputs thus prints only the one that fails.
+        """
+        length, counters = len(self.lines), dict(self.counters)
+        yield
+        del self.lines[length:]
+        self.counters = counters
+
+    # Inputs and masks
+
+    def random_expression(self, *shape: int) -> str:
+        """An expression for random numbers; each call has another seed."""
+        count = self.counters["seeded_randn"] = self.counters.get("seeded_randn", 0) + 1
+        sizes = ", ".join(map(str, (100 * self.seed + count, *shape)))
+        return f"seeded_randn({sizes}){self.to_dtype_and_device()}"
+
+    def random_tensor(self, name: str, *shape: int) -> str:
+        """A new variable of random numbers."""
+        return self.assign(name, self.random_expression(*shape))
+
+    def masks_for(self, allowed: Tensor) -> list[MaskArgument | None]:
+        """The mask arguments that can express a mask; None where it hides nothing."""
+        if bool(allowed.all()):
+            return [self.adapter.required_mask]
+        return [mask for mask in self.adapter.masks if mask.can_express(allowed)]
+
+    def all_allowed(self, q_len: int | None = None, k_len: int | None = None) -> Tensor:
+        """A mask that hides nothing, `[q_len, k_len, batch_size]`."""
+        q_len = self.sizes.q_len if q_len is None else q_len
+        k_len = self.sizes.k_len if k_len is None else k_len
+        return torch.ones(q_len, k_len, self.sizes.batch_size, dtype=torch.bool)
+
+    def mask_cases(self) -> Iterator[tuple[Tensor, MaskArgument | None]]:
+        """No mask, a causal mask, and a padding mask that hides keys of one batch item.
+
+        Each mask comes once for each mask argument that can express it.
+        """
+        k_len = self.sizes.k_len
+        q_len = k_len if self.adapter.single_input else self.sizes.q_len
+        all_allowed = self.all_allowed(q_len, k_len)
+        yield all_allowed, self.adapter.required_mask
+        if not self.adapter.causal and k_len > 1:
+            causal = torch.ones(k_len, k_len, dtype=torch.bool).tril()
+            causal = causal[..., None].repeat(1, 1, self.sizes.batch_size)
+            yield from ((causal, mask) for mask in self.masks_for(causal))
+        padded = all_allowed.clone()
+        padded[:, k_len // 2 + 1 :, 0] = False
+        if not padded.all():
+            yield from ((padded, mask) for mask in self.masks_for(padded))
+
+    def make_arguments(
+        self, allowed: Tensor | None = None, mask: MaskArgument | None = None
+    ) -> CallArguments:
+        """New random inputs, of the lengths of `allowed`, and this mask.
+
+        Without `allowed`, nothing is hidden, and the lengths are those of the script.
+        """
+        allowed = self.all_allowed() if allowed is None else allowed
+        q_len, k_len = allowed.shape[:2]
+        sizes = replace(self.sizes, q_len=q_len, k_len=k_len)
+        inputs = tuple(
+            self.random_tensor(name, *self.adapter.input_shape(sizes, role))
+            for role, name in enumerate(self.adapter.inputs)
+        )
+        encoded = self.encode_mask(allowed, mask)
+        return CallArguments(inputs, encoded, self.adapter.effective_mask(allowed))
+
+    def encode_mask(
+        self, allowed: Tensor, mask: MaskArgument | None = None
+    ) -> tuple[str, str] | None:
+        """The name of a mask argument, and its value as source text.
+
+        Without `mask`, it is the required mask, or None if there is none.
+        """
+        mask = mask or self.adapter.required_mask
+        if mask is None:
+            return None
+        text = mask.to_source(allowed, self.sizes.heads)
+        if mask.kind == "causal":
+            return mask.name, text
+        if mask.kind in ("additive", "additive_min"):
+            text += self.to_dtype_and_device()
+            if mask.kind == "additive_min":
+                text += f".clamp(min=torch.finfo({self.dtype}).min)"
+        else:
+            text += self.to_device()
+        return mask.name, self.assign(mask.name, text)
+
+    def perturb(
+        self, args: CallArguments, value: str = "", **picked: Any
+    ) -> CallArguments:
+        """Replace keys and values at the given positions, at random or by `value`.
+
+        Self-attention with one input has no separate keys and values: its tokens are
+        replaced, and with them the queries at these positions.
+        """
+        index = self.adapter.index(**picked)
+        inputs = list(args.inputs)
+        for role in [0] if self.adapter.single_input else [1, 2]:
+            name = self.assign(inputs[role], f"{inputs[role]}.clone()")
+            shape = self.evaluate(f"{name}{index}").shape
+            self.exec_line(f"{name}{index} = {value or self.random_expression(*shape)}")
+            inputs[role] = name
+        return replace(args, inputs=tuple(inputs))
+
+    def concatenate(self, *names: str) -> str:
+        """Concatenate sequences along their positions."""
+        axis = self.adapter.layout.index("l")
+        return self.assign(names[0], f"torch.cat([{', '.join(names)}], dim={axis})")
+
+    # Calls
+
+    def argument_source(self, args: CallArguments, **more: str) -> str:
+        """The arguments of a call, as written between its parentheses."""
+        parts = list(args.inputs)
+        if self.adapter.by_keyword:
+            pairs = zip(self.adapter.inputs, args.inputs, strict=True)
+            parts = [f"{name}={variable}" for name, variable in pairs]
+        given = {name: repr(value) for name, value in self.adapter.call_args.items()}
+        given |= more
+        if args.mask is not None:
+            name, value = args.mask
+            given[name] = value
+        return ", ".join([*parts, *(f"{name}={text}" for name, text in given.items())])
+
+    def call(
+        self, args: CallArguments, function: str = "attention", **more: str
+    ) -> str:
+        """Call the attention; return the variable of its output."""
+        result = f"{function}({self.argument_source(args, **more)})"
+        output = result + self.adapter.output_index
+        return self.assign("y", output, no_grad=self.no_grad)
+
+    def call_for_weights(self, args: CallArguments) -> str:
+        """Call the attention; return the variable of its attention weights."""
+        source = self.adapter.weights_source
+        if source.startswith("["):
+            result = f"attention({self.argument_source(args)})"
+            return self.assign("weights", result + source)
+        self.call(args)
+        return self.assign("weights", f"attention{source}")
+
+    def gradient(self, output: str, name: str) -> str:
+        """The gradient of `loss(output)` with respect to a variable."""
+        options = "retain_graph=True, materialize_grads=True"
+        text = f"torch.autograd.grad(loss({output}), {name}, {options})[0]"
+        return self.assign("grad", text)
+
+    # Comparisons
+
+    def tolerance(self, *names: str, relative: float | None = None) -> float:
+        """How much rounding may change a result as large as the given tensors are."""
+        largest = 1.0
+        for name in names:
+            value = self.evaluate(name).detach()
+            finite = value[value.isfinite()]
+            if finite.numel():
+                largest = max(largest, finite.abs().max().item())
+        if relative is None:
+            # 64 roundings in bfloat16 would be half of the largest entry, a tolerance
+            # that accepts any mask.
+            eps = torch.finfo(self.dtype).eps
+            relative = eps * (64 if eps < 1e-5 else 4)
+        return float(f"{relative * largest:.0e}")
+
+    def assert_close(
+        self,
+        one: str,
+        other: str,
+        message: str,
+        *,
+        relative: float | None = None,
+        **picked: slice | list[int],
+    ) -> None:
+        """Raise `LawViolation` where two outputs differ by more than rounding.
+
+        `picked` restricts the comparison to positions (`l`) and batch items (`b`). In
+        the message, `{place}` becomes the query and the batch item with the largest
+        difference.
+        """
+        index = self.adapter.index(**picked)
+        difference = self.evaluate(f"({other} - {one}){index}").detach().abs()
+        if not difference.numel():
+            return
+        tolerance = self.tolerance(one, other, relative=relative)
+        # NaN is a difference, and compares as none.
+        flat = difference.nan_to_num(torch.inf, torch.inf).flatten()
+        largest = flat.max().item()
+        if largest <= tolerance:
+            return
+
+        at = torch.unravel_index(flat.argmax(), difference.shape)
+        found = dict(zip(self.adapter.layout, (int(n) for n in at), strict=False))
+        # From an index of the picked part to one of the whole output.
+        for axis, part in picked.items():
+            size = self.evaluate(one).shape[self.adapter.layout.index(axis)]
+            found[axis] = torch.arange(size)[part].tolist()[found[axis]]
+        place = f"query {found['l']} of batch item {found.get('b', 0)}"
+        message = message.format(place=place, **found)
+        claim = f"({other} - {one}){index}.abs().max() <= {tolerance}"
+        self.fail(claim, message, largest, tolerance)
+
+    def assert_true(self, claim: str, message: str) -> None:
+        """Raise `LawViolation` where an expression is false."""
+        if not bool(self.evaluate(claim)):
+            self.fail(claim, message, float("nan"), 0.0)
+
+    def assert_finite(self, name: str, message: str) -> None:
+        """Raise `LawViolation` where a tensor holds NaN or infinity."""
+        self.assert_true(f"{name}.isfinite().all()", message)
+
+    def fail(
+        self, claim: str, message: str, difference: float, tolerance: float
+    ) -> None:
+        """Raise `LawViolation` with the program so far, and the claim that is false."""
+        code = self.program(f"assert {claim}")
+        raise LawViolation(message, difference, tolerance, code)
+
+    def program(self, last_line: str = "") -> str:
+        """The lines so far, as a program that runs on its own."""
+        body = "\n".join([*self.lines, last_line] if last_line else self.lines)
+        used = [name for name in TOOLS if f"{name}(" in body]
+        top = ["import copy", ""] if "copy." in body else []
+        top += ["import torch", self.adapter.imports.rstrip("\n")]
+        top += [f"from attention_laws.tools import {', '.join(used)}"] * bool(used)
+        return "\n".join([*top, "", body, ""])
