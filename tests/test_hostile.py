@@ -35,6 +35,10 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
 
 # What is not attacked, by the beginning of its name, and why.
 SPARED = {
+    "checks.first_index": "it is given what has been checked",
+    "checks.fits_dtype": "it is given what has been checked",
+    "checks.value_range": "it is given what has been checked",
+    "checks.without_heads": "it is given what has been checked",
     "cli.": "it is given words of a command line, not tensors; see test_cli.py",
     "compare.": "it builds what it compares",
     "convert.by_name": "called when the module is imported",
