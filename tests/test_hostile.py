@@ -48,7 +48,7 @@ SPARED = {
     "masks.describe.Item": "a record: it holds what it is given",
     "implementations.causal.drop_stored_mask": "called by torch, on loading",
     "implementations.causal.rebuild_mask": "called by torch, on loading or moving",
-    "positions.leave_meta": "called by torch, on loading",
+    "positions.materialize_table": "called by torch, on loading",
     "fast.blocks.Block": "a record: it holds what it is given",
     "fast.blocks.Rule": "a record: it holds what it is given",
     "fast.blocks.Workspace": "it is given what has been checked",

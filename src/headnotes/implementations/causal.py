@@ -212,12 +212,8 @@ def check_settings(
     check_dropout(dropout)
 
 
-def check_input(
-    x: Tensor,
-    weight: Tensor,  # [d_out, d_in]
-    context_length: int | None = None,
-) -> None:
-    """Refuse an input that does not fit the `weight` of a projection.
+def check_input(x: Tensor, weight: Tensor, context_length: int | None = None) -> None:
+    """Refuse an input that does not fit the `weight` of a projection, `[d_out, d_in]`.
 
     Without a `context_length`, `x` is a lone sequence, and a batch is refused.
     """
