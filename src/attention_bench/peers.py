@@ -56,7 +56,7 @@ def build_gpt2(ours: mha.MultiHeadAttention, **options: Any) -> nn.Module:
     """Its linear maps are written `[d_in, d_out]`, three of them in one."""
     from transformers.models.gpt2 import configuration_gpt2, modeling_gpt2
 
-    weights = convert.read(ours)
+    weights = convert.extract(ours)
     config = configuration_gpt2.GPT2Config(
         n_embd=len(weights.query.weight),
         n_head=weights.heads,
@@ -85,7 +85,7 @@ def bert(ours: mha.MultiHeadAttention, setting: Setting) -> Entry:
     """The attention of BERT, and an output projection."""
     from transformers.models.bert import configuration_bert, modeling_bert
 
-    weights = convert.read(ours)
+    weights = convert.extract(ours)
     config = configuration_bert.BertConfig(
         hidden_size=setting.d_model,
         num_attention_heads=setting.heads,
@@ -105,7 +105,7 @@ def llama(ours: mha.MultiHeadAttention, setting: Setting) -> Entry:
     """The attention of Llama, at angles of zero."""
     from transformers.models.llama import configuration_llama, modeling_llama
 
-    weights = convert.read(ours)
+    weights = convert.extract(ours)
     config = configuration_llama.LlamaConfig(
         hidden_size=setting.d_model,
         num_attention_heads=setting.heads,
@@ -125,7 +125,7 @@ def build_x_transformers(ours: mha.MultiHeadAttention, causal: bool) -> nn.Modul
     """Its layers replaced by ours, which have biases."""
     from x_transformers.x_transformers import Attention
 
-    weights = convert.read(ours)
+    weights = convert.extract(ours)
     d_model = len(weights.query.weight)
     module = Attention(
         d_model,

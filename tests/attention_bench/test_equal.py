@@ -30,7 +30,7 @@ def changed(name: str, change: Any) -> Contestant:
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_judge_is_the_formula(mask: str) -> None:
     setting = Setting(3, 5, mask, dtype=torch.float64, **SMALL)
-    read, keep = convert.read(setting.core()), setting.keep()
+    read, keep = convert.extract(setting.core()), setting.keep()
     allowed = torch.ones(5, 5, 3).bool() if keep is None else keep.expand(5, 5, 3)
     parameters = {
         part: tuple(tensor.tolist() for tensor in getattr(read, part))

@@ -82,7 +82,7 @@ def test_who_has_no_words_for_a_question_says_so() -> None:
 def test_the_answers_are_those_of_the_loops(setting: str) -> None:
     systems = compare.systems(compare.SYSTEMS, dtype=torch.float64)
     case = compare.cases(D_MODEL, dtype=torch.float64)[setting]
-    weights = convert.read(systems["core"])
+    weights = convert.extract(systems["core"])
     parameters = {}
     for part in convert.PARTS:
         projection = getattr(weights, part)

@@ -134,7 +134,7 @@ def answers(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
             parameters, gradients[len(leaves) :], strict=True
         ):
             parameter.copy_(gradient)
-    read = convert.read(module)
+    read = convert.extract(module)
     weights = {}
     for name in ("query", "key", "value", "output"):
         projection: convert.Projection = getattr(read, name)

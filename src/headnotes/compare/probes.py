@@ -214,7 +214,7 @@ def biases(name: str) -> str:
     >>> biases("causal"), biases("valid_lens")
     ('output only', 'none')
     """
-    read = convert.read(born(name))
+    read = convert.extract(born(name))
     having = [p for p in convert.PARTS if getattr(read, p).bias is not None]
     return {0: "none", 4: "all four"}.get(len(having), f"{', '.join(having)} only")
 
@@ -228,7 +228,7 @@ def initialisation(name: str) -> str:
     d_model = 512
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        read = convert.read(born(name, d_model, 8)).query
+        read = convert.extract(born(name, d_model, 8)).query
     reach = read.weight.abs().max().item() * math.sqrt(d_model)
     spread = read.weight.std().item() * math.sqrt(3 * d_model)
     uniform = math.isclose(spread, reach, rel_tol=0.01)
