@@ -144,8 +144,7 @@ class MultiHeadAttention(nn.Module):
 
         # The dot product of each query with each key: $(30, 8, 50, 64)$ times
         # $(30, 8, 64, 50)$ is $(30, 8, 50, 50)$. The original divides by $\sqrt{64}$
-        # after masking; scaling the query first is the same, but float16 overflows
-        # later.
+        # after masking; scaling the query first lets float16 overflow later.
         queries = queries / math.sqrt(self.head_dim)
         scores = queries @ keys.mT  # [batch_size, num_heads, seq_len, seq_len]
 
