@@ -15,7 +15,6 @@ from hostile.registry import attack
 
 KINDS: dict[str, Callable[[int, int], nn.Module]] = {
     "core": lambda d, heads: mha.MultiHeadAttention(heads, d),
-    "fast": lambda d, heads: fast.MultiHeadAttention(heads, d),
     "causal": lambda d, heads: causal.MultiHeadAttention(d, d, 3, 0.1, heads),
     "valid_lens": lambda d, heads: valid_lens.MultiHeadAttention(d, heads, 0.1),
     "batch_first": lambda d, heads: batch_first.MultiHeadAttention(d, heads),
@@ -25,6 +24,7 @@ KINDS: dict[str, Callable[[int, int], nn.Module]] = {
     "wrapper": lambda d, heads: stages.MultiHeadAttentionWrapper(d, d, 3, 0.1, heads),
     "torch": lambda d, heads: nn.MultiheadAttention(d, heads),
     "fused": lambda d, heads: convert.Fused(d, heads, "heads 3 d_k"),
+    "fast": lambda d, heads: fast.MultiHeadAttention(heads, d),
 }
 
 TYPES = tuple(type(make(2, 1)) for make in KINDS.values())
