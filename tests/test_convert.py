@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import oracle
-from headnotes import convert, masks
+from headnotes import convert, fast, masks
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from headnotes.mha import MultiHeadAttention
 
@@ -24,6 +24,8 @@ Settings = dict[str, Any]
 SOURCES: dict[str, tuple[str, Settings]] = {
     "core": ("core", {"dropout_prob": 0.3, "bias": True}),
     "core without bias": ("core", {"dropout_prob": 0.3, "bias": False}),
+    "fast": ("fast", {"dropout_prob": 0.3, "bias": True}),
+    "fast without bias": ("fast", {"dropout_prob": 0.3, "bias": False}),
     "batch_first": ("batch_first", {"dropout": 0.3}),
     "v1": ("v1", {}),
     "torch": ("torch", {"bias": True, "batch_first": True, "dropout": 0.3}),
@@ -54,6 +56,7 @@ def build(source: str, **like: Any) -> nn.Module:
     kind, settings = SOURCES[source]
     sizes: dict[str, Any] = {
         "core": {"heads": HEADS, "d_model": D},
+        "fast": {"heads": HEADS, "d_model": D},
         "causal": {"d_in": D, "d_out": D, "num_heads": HEADS},
         "valid_lens": {"num_hiddens": D, "num_heads": HEADS},
         "batch_first": {"d_model": D, "n_heads": HEADS},
@@ -66,7 +69,7 @@ def build(source: str, **like: Any) -> nn.Module:
     }[kind]
     if source.startswith("torch, widths differ"):
         sizes |= {"kdim": K_WIDTH, "vdim": V_WIDTH}
-    module = convert.SPOKES[kind].kind(**sizes, **settings)
+    module = convert.FORMATS[kind].module_type(**sizes, **settings)
     if kind == "valid_lens":
         k_width, v_width = (K_WIDTH, V_WIDTH) if "differ" in source else (D, D)
         x = [torch.zeros(1, 1, width) for width in (D, k_width, v_width)]
@@ -125,14 +128,14 @@ def test_every_pair_converts_there_and_back_bit_for_bit_or_says_why_not(
     kind, settings = SOURCES[source]
     module = build(source, device=device, dtype=dtype)
     before = bits(module)
-    for target in convert.SPOKES:
+    for target in convert.FORMATS:
         reason = refusal(source, target, module)
         if reason is not None:
             with pytest.raises(ValueError, match=re.escape(reason)):
                 convert.to(module, target, **needed(target))
             continue
         there = convert.to(module, target, **needed(target))
-        assert type(there) is convert.SPOKES[target].kind
+        assert type(there) is convert.FORMATS[target].module_type
         back = convert.to(there, kind, **settings)
         assert same(bits(back), before), target
         assert repr(back) == repr(module), target
@@ -168,7 +171,7 @@ def test_dropout_and_context_length_travel_under_any_name() -> None:
 # What the new module is
 
 
-@pytest.mark.parametrize("target", convert.SPOKES)
+@pytest.mark.parametrize("target", convert.FORMATS)
 def test_the_new_module_shares_nothing_and_can_learn(
     device: torch.device, target: str
 ) -> None:
@@ -181,14 +184,14 @@ def test_the_new_module_shares_nothing_and_can_learn(
         assert parameter.device.type == device.type
         with torch.no_grad():
             parameter.fill_(7)
-    weights = convert.read(module)
+    weights = convert.extract(module)
     for projection in weights[1:]:
         assert not projection.weight.requires_grad
         projection.weight.fill_(7)
     assert same(bits(module), before)
 
 
-@pytest.mark.parametrize("target", convert.SPOKES)
+@pytest.mark.parametrize("target", convert.FORMATS)
 def test_no_random_number_is_used_up(device: torch.device, target: str) -> None:
     module = build("causal_head", device=device)
     before = torch.get_rng_state()
@@ -199,7 +202,7 @@ def test_no_random_number_is_used_up(device: torch.device, target: str) -> None:
         assert torch.equal(torch.cuda.get_rng_state(), on_device)
 
 
-@pytest.mark.parametrize("target", convert.SPOKES)
+@pytest.mark.parametrize("target", convert.FORMATS)
 def test_the_mode_is_that_of_the_source(target: str) -> None:
     module = build("causal_head")
     for training in (True, False):
@@ -242,7 +245,7 @@ def test_a_mask_is_built_and_not_left_empty(device: torch.device) -> None:
 
 def expected_output(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
     """By loops, from what `read` found; `x` is batch first, so is the result."""
-    heads, *parts = convert.read(module)
+    heads, *parts = convert.extract(module)
     parameters = {
         name: (part.weight.tolist(), part.bias_or_zeros().tolist())
         for name, part in zip(convert.PARTS, parts, strict=True)
@@ -256,7 +259,7 @@ def expected_output(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
 def run(target: str, module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     """Self-attention in the dialect of each; `mask` is the causal one, or none."""
     keep = None if mask is None else mask.squeeze(-1)
-    if target == "core":
+    if target in ("core", "fast"):
         x = x.transpose(0, 1)
         return module(query=x, key=x, value=x, mask=mask).transpose(0, 1)
     if target == "valid_lens":
@@ -286,9 +289,8 @@ def test_outputs_are_those_of_the_loops_in_every_target(
     x = torch.randn(BATCH, LENGTH, D, **like)
     mask = masks.causal(LENGTH, device=device)
     expected = expected_output(module, x, mask).to(device)
-    for target in ("core", "causal", "valid_lens", "batch_first", "torch", "wrapper"):
-        if target == "wrapper" and source != "wrapper":
-            continue
+    targets = ["core", "fast", "causal", "valid_lens", "batch_first", "torch"]
+    for target in targets + ["wrapper"] * (source == "wrapper"):
         built = convert.to(module, target, **needed(target))
         y = run(target, built, x, mask)
         assert (y - expected).abs().max() <= 1e-12, target
@@ -306,7 +308,7 @@ def test_outputs_of_a_single_head_are_those_of_the_loops_in_every_target(
         expected = expected_output(module, x, full).to(device)
         never, always = {"v1", "v2"}, {"causal", "causal_head", "wrapper"}
         for target in (
-            convert.SPOKES.keys() - {"fused"} - (never if full is mask else always)
+            convert.FORMATS.keys() - {"fused"} - (never if full is mask else always)
         ):
             built = convert.to(module, target, **needed(target))
             y = run(target, built, x, mask)
@@ -342,7 +344,7 @@ def test_widths_in_and_out_may_differ_where_the_target_allows(
 @pytest.mark.parametrize("order", ["3 heads d_k", "heads 3 d_k"])
 def test_rows_of_a_fused_projection_are_counted_as_its_order_says(order: str) -> None:
     fused = build(f"fused {order} (True, True)")
-    heads, *parts = convert.read(fused)
+    heads, *parts = convert.extract(fused)
     assert heads == HEADS
     for which, part in enumerate(parts[:3]):
         for h in range(HEADS):
@@ -380,7 +382,7 @@ def test_a_compiled_module_is_the_one_beneath() -> None:
     core = build("core")
     compiled = torch.compile(core, backend="eager")
     for part in convert.PARTS:
-        ours, theirs = (getattr(convert.read(m), part) for m in (core, compiled))
+        ours, theirs = (getattr(convert.extract(m), part) for m in (core, compiled))
         assert torch.equal(ours.weight, theirs.weight)
 
 
@@ -415,7 +417,7 @@ def test_a_missing_bias_is_written_as_zeros_where_the_target_has_one() -> None:
 def test_a_bias_of_zeros_is_kept_and_dropped_only_where_it_must_be() -> None:
     source = build("v2 with bias")
     with torch.no_grad():
-        for name in convert.STAGED:
+        for name in convert.STAGES_LAYERS:
             source.get_submodule(name).bias.zero_()
     assert convert.to(source, "causal_head", context_length=2).W_query.bias is not None
     assert convert.to(source, "v2", qkv_bias=False).W_query.bias is None
@@ -462,7 +464,8 @@ def mixed() -> nn.Module:
 
 
 KNOWN = (
-    "core, causal, valid_lens, batch_first, v1, v2, causal_head, wrapper, torch, fused"
+    "core, fast, causal, valid_lens, batch_first, v1, v2, causal_head, wrapper, torch, "
+    "fused"
 )
 
 
@@ -475,7 +478,7 @@ KNOWN = (
             f"`target` (='keras') is unknown; there are {KNOWN}",
         ),
         (
-            lambda: convert.read(nn.Linear(2, 2)),
+            lambda: convert.extract(nn.Linear(2, 2)),
             TypeError,
             "`module` is a torch.nn.modules.linear.Linear, which is unknown here; load "
             f"its weights into one of {KNOWN}",
@@ -617,10 +620,11 @@ def test_a_fused_projection_computes_nothing() -> None:
         build("fused 3 heads d_k (True, True)")(torch.randn(2, D))
 
 
-def test_every_implementation_has_a_spoke() -> None:
-    kinds = {spoke.kind for spoke in convert.SPOKES.values()}
-    assert kinds >= {
+def test_every_implementation_has_a_format() -> None:
+    types = {form.module_type for form in convert.FORMATS.values()}
+    assert types >= {
         MultiHeadAttention,
+        fast.MultiHeadAttention,
         nn.MultiheadAttention,
         causal.MultiHeadAttention,
         valid_lens.MultiHeadAttention,
@@ -630,3 +634,36 @@ def test_every_implementation_has_a_spoke() -> None:
         stages.CausalAttention,
         stages.MultiHeadAttentionWrapper,
     }
+
+
+# The examples of the page
+
+
+def examples() -> list[str]:
+    """The blocks of Python in the module's docstring."""
+    return re.findall(r"^```python\n(.+?)^```", convert.__doc__ or "", re.M | re.S)
+
+
+@pytest.mark.parametrize("model", ["GPT2Model", "BertModel"])
+def test_the_attention_of_transformers_converts_as_the_page_says(model: str) -> None:
+    pytest.importorskip("transformers")
+    (example,) = (text for text in examples() if f"{model}(" in text)
+    torch.manual_seed(2017)
+    # It asserts that outputs are equal. With the usual initialization they would nearly
+    # be so for any weights; so weights and biases are made large first.
+    names: dict[str, Any] = {}
+    first, second = re.split(r"(?=^(?:fused|layers) = )", example, flags=re.M)
+    exec(first, names)
+    attention = names["gpt2" if model == "GPT2Model" else "bert"]
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.copy_(torch.randn_like(parameter) / 60**0.5)
+    exec(second, names)
+    # What the example would not notice, it does not show.
+    wrong = second.replace(".weight.T", ".weight")
+    wrong = wrong.replace(
+        '"key.linear": bert.self.key', '"key.linear": bert.self.query'
+    )
+    assert wrong != second
+    with pytest.raises((AssertionError, RuntimeError)):
+        exec(wrong, names)

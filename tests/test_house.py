@@ -45,7 +45,7 @@ LEVELS = [
     {"convert"},
     {"fast", "variants", "implementations"},
     {"masks", "plots", "positions"},
-    {"mha"},
+    {"checks", "mha"},
 ]
 
 

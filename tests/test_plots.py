@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from headnotes.plots import (
-    FEW,
+    MAX_LABELED,
     PLAIN,
     SCALED,
     display_attention,
@@ -97,7 +97,7 @@ def test_one_head_is_one_map_without_a_title() -> None:
     assert ax.get_title() == ""
     assert words_of(ax.yaxis) == QUERIES
     assert words_of(ax.xaxis) == KEYS
-    assert (ax.get_ylabel(), ax.get_xlabel()) == ("asks", "is read")
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("query", "key")
     top = attention.max().item()
     assert figure.axes[-1].get_ylabel() == f"weight, from 0 to {top:.2g}"
 
@@ -145,8 +145,8 @@ def test_any_grid_has_words_on_its_left_and_lowest_maps(
     for n, ax in enumerate(axes):
         assert words_of(ax.yaxis) == (QUERIES if n in left else [""] * 5)
         assert words_of(ax.xaxis) == (KEYS if n in lowest else [""] * 7)
-        assert ax.get_ylabel() == ("asks" if n in left else "")
-        assert ax.get_xlabel() == ("is read" if n in lowest else "")
+        assert ax.get_ylabel() == ("query" if n in left else "")
+        assert ax.get_xlabel() == ("key" if n in lowest else "")
         spec = ax.get_subplotspec()
         assert spec is not None
         wide = min(columns, heads)
@@ -184,7 +184,7 @@ def contrast(one: Any, two: Any) -> float:
 
 
 def test_many_cells_show_colours_only() -> None:
-    for n, texts in ((FEW, FEW * 2), (FEW + 1, 0)):
+    for n, texts in ((MAX_LABELED, MAX_LABELED * 2), (MAX_LABELED + 1, 0)):
         words = [str(i) for i in range(n)]
         (ax,) = maps_of(display_attention(words, ["a", "b"], weights(n, 2)))
         assert len(ax.texts) == texts
@@ -372,9 +372,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    message = (
-        "pictures are drawn by matplotlib; install it with `pip install matplotlib`"
-    )
+    message = "plots need matplotlib; install it with `pip install matplotlib`"
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
         display_attention(QUERIES, KEYS, weights(5, 7))
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
@@ -429,12 +427,12 @@ FITS = "[q_len, k_len] or [q_len, k_len, heads] = [5, 7, ...]"
         (
             lambda: draw(torch.full((5, 7), torch.nan)),
             ValueError,
-            "`attention` holds NaN or infinity; look for a row without keys",
+            "`attention` holds NaN or infinity; look for a fully masked row",
         ),
         (
             lambda: draw(torch.full((5, 7), torch.inf)),
             ValueError,
-            "`attention` holds NaN or infinity; look for a row without keys",
+            "`attention` holds NaN or infinity; look for a fully masked row",
         ),
         (
             lambda: draw(torch.full((5, 7), -0.25)),
@@ -530,7 +528,7 @@ FITS = "[q_len, k_len] or [q_len, k_len, heads] = [5, 7, ...]"
         (
             lambda: display_scaling({2: torch.full((2, 3), -torch.inf)}),
             ValueError,
-            "`scores[2]` holds NaN or infinity; look for a row without keys",
+            "`scores[2]` holds NaN or infinity; look for a fully masked row",
         ),
     ],
 )

@@ -395,41 +395,41 @@ def place(x: Any) -> Tensor:
             lambda: Vocabulary(TEXTS).decode(torch.ones(2, 3).long()),
             ValueError,
             "`tokens` has shape [2, 3], on cpu, not [seq_len] with values; take one "
-            "sentence of a batch with `tokens[:, 0]`",
+            "sequence of a batch with `tokens[:, 0]`",
         ),
         (
             lambda: Vocabulary(TEXTS).decode(torch.ones(3, device="meta").long()),
             ValueError,
             "`tokens` has shape [3], on meta, not [seq_len] with values; take one "
-            "sentence of a batch with `tokens[:, 0]`",
+            "sequence of a batch with `tokens[:, 0]`",
         ),
         (
             lambda: Vocabulary(TEXTS).decode(torch.tensor([3, 9])),
             ValueError,
             "`tokens` runs from 3 to 9, but must lie between 0 and 8, as there are 9 "
-            "words",
+            "tokens",
         ),
         (
             lambda: embed(torch.tensor([-1, 3])),
             ValueError,
             "`tokens` runs from -1 to 3, but must lie between 0 and 16, as there are "
-            "17 words",
+            "17 tokens",
         ),
         (
             lambda: embed(torch.tensor([17])),
             ValueError,
             "`tokens` runs from 17 to 17, but must lie between 0 and 16, as there are "
-            "17 words",
+            "17 tokens",
         ),
         (
             lambda: embed(torch.zeros(3)),
             TypeError,
-            "`tokens` is torch.float32, but words have whole numbers",
+            "`tokens` is torch.float32, but token numbers are integers",
         ),
         (
             lambda: embed(torch.zeros(3).bool()),
             TypeError,
-            "`tokens` is torch.bool, but words have whole numbers",
+            "`tokens` is torch.bool, but token numbers are integers",
         ),
         (
             lambda: embed(torch.zeros(3, dtype=torch.uint8)),
@@ -511,8 +511,9 @@ def place(x: Any) -> Tensor:
         (
             lambda: place(torch.zeros(8, 3, 22)),
             ValueError,
-            "`x` has 8 positions, but `max_length` is 7; build `PositionalEncoding(22, "
-            "max_length=8)`, or turn batch-first data with `x.transpose(0, 1)`",
+            "`x` has 8 positions, but `max_length` is 7; build "
+            "`PositionalEncoding(22, max_length=8)`, or transpose batch-first data "
+            "with `x.transpose(0, 1)`",
         ),
         (
             lambda: place(torch.zeros(5, 3, 22, device="meta")),

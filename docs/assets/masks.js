@@ -241,7 +241,7 @@ for (const root of document.querySelectorAll(".mk")) {
   const keysOf = (mask) => {
     const reason = (_, q, k, b) =>
       `treats key ${k} of batch item ${b} differently for queries 0 and ${q}, which ` +
-      "[batch_size, k_len] cannot say; use `to_sdpa` or `to_mha`";
+      "a [batch_size, k_len] mask cannot represent; use `to_sdpa` or `to_mha`";
     check(mask, (q, k, b) => mask[b][0][k], reason);
     return mask.map((item) => item[0]);
   };
@@ -249,7 +249,8 @@ for (const root of document.querySelectorAll(".mk")) {
   /** `[batch_size, q_len]` or `[batch_size]`, where the keys that are seen come first. */
   const lensOf = (mask) => {
     const lens = mask.map((item) => item.map((row) => row.filter(Boolean).length));
-    const reason = (said) => `${said}, but shows a later one, and lengths do not`;
+    const reason = (said) =>
+      `${said}, but shows a later one, which lengths cannot represent; use \`to_sdpa\``;
     check(mask, (q, k, b) => k < lens[b][q], reason);
     return lens[0].length === 1 ? lens.flat() : lens;
   };
@@ -284,7 +285,8 @@ for (const root of document.querySelectorAll(".mk")) {
     );
     const of = (starts, n) => starts.findLastIndex((first) => first <= n);
     const reason = (said) =>
-      `${said}, but packed documents do not: each sees all of itself, and nothing else`;
+      `${said}, but packed documents do not: ` +
+      "each attends to all of itself, and to nothing else";
     check(mask, (q, k) => of(queries, q) === of(keys, k), reason);
     return [queries, keys];
   };

@@ -50,7 +50,7 @@ display(
         [
             "scores times",
             "a masked score lies",
-            "a row without keys reads",
+            "fully masked row",
             "dropout",
             "float16 works",
         ]
@@ -83,7 +83,7 @@ assert torch.equal(without, theirs.out_proj.bias.expand_as(without))
 # ## What it holds
 
 # %% hide="true"
-display(table(["biases unless asked", "weights begin in", "stays on the module"]))
+display(table(["biases by default", "initial weights", "retained on the module"]))
 
 # %% [markdown]
 # ## What the originals fill in

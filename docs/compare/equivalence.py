@@ -92,11 +92,11 @@ assert worst[torch.float64] <= 1e-13
 # the same number for all.
 
 # %% hide="true"
-from headnotes.compare.probes import biases, born
+from headnotes.compare.probes import biases, default_module
 
 lines = ["| system | parameters | biases |", "|---|--:|---|"]
 for name in compare.SYSTEMS:
-    count = sum(p.numel() for p in born(name, 512, 8).parameters())
+    count = sum(p.numel() for p in default_module(name, 512, 8).parameters())
     lines.append(f"| `{name}` | {count:,} | {biases(name)} |")
 display(Markdown("\n".join(lines)))
 

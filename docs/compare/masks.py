@@ -213,10 +213,10 @@ display(Markdown(converter()))
 # %% [markdown]
 # ## All of them at a glance
 #
-# *Heads* says who repeats the mask for each head. The ways there and back, line by line:
-# [as others write them](../source/masks/conventions.md), [in fewer
-# numbers](../source/masks/compact.md), [for FlexAttention](../source/masks/flex.md) and
-# [in words](../source/masks/describe.md).
+# *Heads* says who repeats the mask for each head. The conversions there and back, line
+# by line: [mask conventions](../source/masks/conventions.md), [masks for
+# FlexAttention](../source/masks/flex.md) and [masks in
+# words](../source/masks/describe.md).
 
 # %% hide="true"
 lines = [

@@ -204,7 +204,7 @@ def new(name):
 # %%
 def learned(module):
     """All that a system would learn, in one long vector."""
-    parts = convert.read(module)[1:]
+    parts = convert.extract(module)[1:]
     return torch.cat([t.flatten() for part in parts for t in part])
 
 
@@ -220,7 +220,7 @@ for name in systems:
 # others have as *query*:
 
 # %%
-theirs, ours = convert.read(new("torch")), convert.read(new("core"))
+theirs, ours = convert.extract(new("torch")), convert.extract(new("core"))
 assert torch.equal(theirs.output.weight, ours.query.weight)
 assert all(not part.bias.any() for part in theirs[1:])
 

@@ -311,7 +311,7 @@ def gpt2_module(core: mha.MultiHeadAttention, **options: Any) -> nn.Module:
     """`GPT2Attention` with the weights of `core`."""
     from transformers.models.gpt2 import configuration_gpt2, modeling_gpt2
 
-    weights = convert.read(core)
+    weights = convert.extract(core)
     config = configuration_gpt2.GPT2Config(
         n_embd=len(weights.query.weight),
         n_head=weights.heads,
@@ -343,7 +343,7 @@ def build_bert(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
     """The attention of BERT, and an output projection."""
     from transformers.models.bert import configuration_bert, modeling_bert
 
-    weights = convert.read(core)
+    weights = convert.extract(core)
     config = configuration_bert.BertConfig(
         hidden_size=setting.d_model,
         num_attention_heads=setting.heads,
@@ -366,7 +366,7 @@ def build_llama(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
     """The attention of Llama, with rotary embeddings of angle zero."""
     from transformers.models.llama import configuration_llama, modeling_llama
 
-    weights = convert.read(core)
+    weights = convert.extract(core)
     config = configuration_llama.LlamaConfig(
         hidden_size=setting.d_model,
         num_attention_heads=setting.heads,
@@ -389,7 +389,7 @@ def x_transformers_module(core: mha.MultiHeadAttention, causal: bool) -> nn.Modu
     """`Attention` of x-transformers with the weights of `core`."""
     from x_transformers.x_transformers import Attention
 
-    weights = convert.read(core)
+    weights = convert.extract(core)
     d_model = len(weights.query.weight)
     module = Attention(
         d_model,

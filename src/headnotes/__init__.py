@@ -19,8 +19,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: pytest and the command line load this package where
-    # nobody may want torch.
+    # Imported lazily: pytest and the command line load this package, and importing
+    # torch takes seconds.
     if name in ("convert", "fast", "masks"):
         return importlib.import_module(f"headnotes.{name}")
     if name in __all__:

@@ -36,7 +36,7 @@ import headnotes
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 # These serve the others, and are of no use without them.
-AT_HOME = {"cli", "compare", "convert"}
+AT_HOME = {"cli", "compare"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -105,14 +105,21 @@ def own_imports(source: str) -> list[ast.ImportFrom]:
 
 def imported_modules(node: ast.ImportFrom) -> list[str]:
     """The dotted names of the modules that an import of ours needs."""
-    if node.module == "headnotes":
-        return [f"headnotes.{alias.name}" for alias in node.names]
+    if imports_modules(node):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
     return [str(node.module)]
 
 
+def imports_modules(node: ast.ImportFrom) -> bool:
+    """Whether an import takes modules out of a package, not names out of a module."""
+    return not source_of(str(node.module)).is_file()
+
+
 def source_of(name: str) -> Path:
-    """The file of a module of ours."""
-    return Path(__file__).parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+    """The file of a module of ours; that of a package that is named for its module."""
+    path = Path(__file__).parent.joinpath(*name.split(".")[1:])
+    module = path / "module.py"
+    return module if module.is_file() else path.with_suffix(".py")
 
 
 def with_flat_imports(source: str) -> str:
@@ -130,13 +137,15 @@ def with_flat_imports(source: str) -> str:
     package, folder = ["if __package__:"], ["else:"]
     for node in own_imports(source):
         names = ", ".join(alias.name for alias in node.names)
-        module = "" if node.module == "headnotes" else source_of(str(node.module)).stem
+        module = ""
+        if not imports_modules(node):
+            module = copied_name(source_of(str(node.module))).removesuffix(".py")
         package.append(f"    from .{module} import {names}")
         origin = f"from {module} import" if module else "import"
         folder.append(f"    {origin} {names}")
-        lines[node.lineno - 1 : node.end_lineno] = [None] * (
-            (node.end_lineno or node.lineno) - node.lineno + 1
-        )
+        assert node.end_lineno is not None  # it was parsed
+        length = node.end_lineno - node.lineno + 1
+        lines[node.lineno - 1 : node.end_lineno] = [None] * length
     if None in lines:
         lines[lines.index(None)] = "\n".join(package + folder)
     return "\n".join(line for line in lines if line is not None)

@@ -1,29 +1,91 @@
-r"""# One set of weights, many modules
+r"""# Converting weights
 
-Implementations of attention differ in names and in layout, but hardly in what they
-compute. So what one of them has learned can be put into another:
+Implementations of attention differ in the names and the layout of their parameters, but
+hardly in what they compute. So the weights of one can be loaded into another:
 
 >>> ours = to(nn.MultiheadAttention(512, 8), "core")
 >>> theirs = to(ours, "torch", batch_first=True)
 
-In the middle stands a hub, `Weights`: `query`, `key`, `value` and `output`, each with a
-weight and perhaps a bias. Each implementation is a spoke, and a spoke only says *where*
-the rows of these four lie among its own parameters. Reading joins the rows, writing
-copies them to their places. Nothing is ever added, multiplied or rounded, so the way
-there and back ends on the same bits.
+In between they are `Weights`: `query`, `key`, `value` and `output`, each with a weight
+and perhaps a bias. For each implementation, a `Format` says *where* the rows of these
+four are among its own parameters. To extract the weights concatenates the rows, to load
+them copies the rows to their places. Nothing is ever added, multiplied or rounded, so a
+conversion there and back gives the same bits.
 
-Biases are where implementations disagree. A missing one is written as zeros where the
-target must have it. One that exists is kept, for even a zero may be about to learn; one
-that is not zero is never dropped: you get an error instead.
+Biases are where implementations disagree. A missing bias becomes zeros where the target
+must have one. A bias that exists is kept, even one of zeros, because training may
+change it; one that is not zero is never dropped: you get an error instead.
 
-**Weights carry no mask.** What is built as `"causal"`, `"causal_head"` or `"wrapper"`
-looks only backwards, whatever it was made from; `"v1"` and `"v2"` look everywhere; the
-others do as each call tells them. Nor do weights carry a layout: the core reads
-sequence first, and so does `"torch"` until `batch_first` is set; the others read batch
-first, and `"v1"` and `"v2"` know no batch.
+**Weights carry no mask.** A module built as `"causal"`, `"causal_head"` or `"wrapper"`
+is causal, whatever it was converted from; `"v1"` and `"v2"` attend to all positions; in
+the others, each call decides. Nor do weights carry a layout: `"core"` and `"fast"` are
+sequence first, and so is `"torch"` unless `batch_first` is set; the others are batch
+first, and `"v1"` and `"v2"` take no batch.
 
-Source: the systems themselves, each named on the page of its module; for fused
-projections timm's `Attention` and GPT-NeoX.
+**GPT-2**, as in Transformers, has one fused projection, in the order of `"3 heads
+d_k"`. Its layers are `Conv1D`, which computes `x @ weight`, where `nn.Linear` computes
+`x @ weight.T`: **the transpose is stored**. Build the model with
+`GPT2Model.from_pretrained("gpt2")` for the trained weights.
+
+```python
+import torch
+from headnotes import convert, masks
+from transformers import GPT2Config, GPT2Model
+
+model = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
+gpt2 = model.h[0].attn
+fused = convert.Fused(d_model=60, heads=5, order="3 heads d_k")
+checkpoint = {
+    "qkv.weight": gpt2.c_attn.weight.T,  # Conv1D stores the transpose
+    "qkv.bias": gpt2.c_attn.bias,
+    "output.weight": gpt2.c_proj.weight.T,
+    "output.bias": gpt2.c_proj.bias,
+}
+fused.load_state_dict(checkpoint)
+core = convert.to(fused, "core").eval()
+
+x = torch.randn(3, 7, 60)  # batch first
+y = x.transpose(0, 1)
+output = core(query=y, key=y, value=y, mask=masks.causal(7)).transpose(0, 1)
+assert torch.allclose(output, gpt2(x)[0], atol=1e-6)
+```
+
+**BERT** has four linear layers, so only their names differ. A state dict with the names
+of the core is all that it takes:
+
+```python
+import torch
+from headnotes import MultiHeadAttention
+from transformers import BertConfig, BertModel
+
+config = BertConfig(
+    hidden_size=60, num_attention_heads=5, num_hidden_layers=1, intermediate_size=7
+)
+bert = BertModel(config).eval().encoder.layer[0].attention
+layers = {
+    "query.linear": bert.self.query,
+    "key.linear": bert.self.key,
+    "value.linear": bert.self.value,
+    "output": bert.output.dense,
+}
+core = MultiHeadAttention(heads=5, d_model=60).eval()
+core.load_state_dict(
+    {
+        f"{name}.{parameter}": value
+        for name, layer in layers.items()
+        for parameter, value in layer.state_dict().items()
+    }
+)
+
+x = torch.randn(3, 7, 60)  # batch first
+y = x.transpose(0, 1)
+output = core(query=y, key=y, value=y).transpose(0, 1)
+# `bert.output` adds the residual and normalizes after the output projection.
+assert torch.allclose(output, bert.output.dense(bert.self(x)[0]), atol=1e-6)
+```
+
+Source: the implementations, each named on the page of its module; for fused
+projections timm's `Attention`, GPT-2 and GPT-NeoX.
 """
 
 import inspect
@@ -34,7 +96,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from headnotes import mha
+from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
 
@@ -45,18 +107,19 @@ class Projection(NamedTuple):
     bias: Tensor | None = None
 
     def bias_or_zeros(self) -> Tensor:
-        """A missing bias adds nothing, and neither do zeros.
+        """The bias; a missing one adds nothing, and neither do zeros.
 
         >>> Projection(torch.eye(2)).bias_or_zeros()
         tensor([0., 0.])
         """
+        if self.bias is not None:
+            return self.bias
         d_out = len(self.weight)
-        zeros = self.weight.new_zeros(d_out)  # [d_out]
-        return zeros if self.bias is None else self.bias
+        return self.weight.new_zeros(d_out)  # [d_out]
 
 
 class Weights(NamedTuple):
-    r"""The hub: all that attention learns, whoever wrote its code.
+    r"""All parameters of an attention layer, in the layout of `nn.Linear`.
 
     Head $h$ owns rows $h\,d_k$ to $(h+1)\,d_k - 1$ of `query`, `key` and `value`, and
     the same *columns* of `output`.
@@ -69,18 +132,23 @@ class Weights(NamedTuple):
     output: Projection
 
 
-class Fused(nn.Module):
-    r"""Query, key and value in one product: a place to load a checkpoint into.
+FUSED_ORDERS = ("3 heads d_k", "heads 3 d_k")
 
-    Many models multiply once, by `[3 * d_model, d_model]`, and split what comes out.
-    `order` says how the rows are counted, which no shape betrays: `"3 heads d_k"` has
-    all queries first (torch, timm), `"heads 3 d_k"` all that is of head 0 (GPT-NeoX,
-    BLOOM). Load `qkv` and `output`, then convert; this module computes nothing. Raises
-    `ValueError` for another order, or where `heads` does not divide `d_model`. Source:
-    timm, `Attention.qkv`; GPT-NeoX, `query_key_value`.
+
+class Fused(nn.Module):
+    r"""Query, key and value in one product: a module to load checkpoints into.
+
+    Many models multiply once, by `[3 * d_model, d_model]`, and split the result.
+    `order` is the order of the rows, which no shape reveals: `"3 heads d_k"` has the
+    queries of all heads first (torch, timm, GPT-2), `"heads 3 d_k"` all rows of head 0
+    (GPT-NeoX, BLOOM). Load `qkv` and `output`, then convert; this module has no
+    `forward`.
+
+    Raises `ValueError` for another order, or where `heads` does not divide `d_model`.
+    Source: timm, `Attention.qkv`; GPT-NeoX, `query_key_value`.
 
     >>> fused = Fused(10, heads=2, order="heads 3 d_k")
-    >>> head_1 = read(fused).query.weight[5:]
+    >>> head_1 = extract(fused).query.weight[5:]
     >>> head_1.equal(fused.qkv.weight[15:20])
     True
     """
@@ -95,8 +163,9 @@ class Fused(nn.Module):
     ) -> None:
         super().__init__()
         mha.check_settings(heads, d_model, dropout_prob=0)
-        if str(order) not in (one := "3 heads d_k", other := "heads 3 d_k"):
-            raise ValueError(f"`order` (={order!r}) must be {one!r} or {other!r}")
+        if not isinstance(order, str) or order not in FUSED_ORDERS:
+            known = " or ".join(map(repr, FUSED_ORDERS))
+            raise ValueError(f"`order` (={order!r}) must be {known}")
         self.heads = heads
         self.order = order
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=qkv_bias)
@@ -104,111 +173,161 @@ class Fused(nn.Module):
 
 
 PARTS = ("query", "key", "value", "output")
-STAGED = ("W_query", "W_key", "W_value")
-FOLDED = ("W_q", "W_k", "W_v", "W_o")
+
+# The names of the number of heads. In the wrapper it is a list of modules.
 HEADS = ("heads", "num_heads", "n_heads")
 
-# For each part the blocks of rows that make it up, as views into a module. A spoke is
-# asked for them twice, by the name of `what` is wanted: "weight", then "bias".
+# For each part the blocks of rows that it consists of, as views into a module. A format
+# gives those of the weights and those of the biases, by the name of the parameter,
+# "weight" or "bias"; a bias that does not exist is None.
 Blocks = list[list[Tensor | None]]
 
 
-def by_name(*names: str) -> Callable[[Any, str], Blocks]:
-    """One linear layer for each part. No transposition is needed."""
-    return lambda module, what: [
-        [getattr(module.get_submodule(name), what)] for name in names
+def blocks_by_name(*names: str) -> Callable[[Any, str], Blocks]:
+    """The blocks of a module with one linear layer for each part."""
+
+    def blocks(module: Any, parameter: str) -> Blocks:
+        return [[getattr(module.get_submodule(name), parameter)] for name in names]
+
+    return blocks
+
+
+STAGES_LAYERS = ("W_query", "W_key", "W_value")
+VALID_LENS_LAYERS = ("W_q", "W_k", "W_v", "W_o")
+
+
+def blocks_of_v1(module: Any, parameter: str) -> Blocks:
+    """Matrices `[d_in, d_out]`, multiplied from the right; a transpose is a view."""
+    if parameter == "bias":
+        return [[None], [None], [None]]
+    return [[getattr(module, name).T] for name in STAGES_LAYERS]
+
+
+def blocks_of_wrapper(module: Any, parameter: str) -> Blocks:
+    """A module for each head: its rows are one block of each part."""
+    return [
+        [getattr(getattr(head, name), parameter) for head in module.heads]
+        for name in STAGES_LAYERS
     ]
 
 
-def in_v1(module: Any, what: str) -> Blocks:
-    """Bare matrices `[d_in, d_out]`, applied from the right; a transpose is a view."""
-    return [[getattr(module, n).T if what == "weight" else None] for n in STAGED]
-
-
-def in_wrapper(module: Any, what: str) -> Blocks:
-    """A module for each head; the hub has the same rows, stacked."""
-    return [[getattr(getattr(h, n), what) for h in module.heads] for n in STAGED]
-
-
-def in_torch(module: Any, what: str) -> Blocks:
+def blocks_of_torch(module: Any, parameter: str) -> Blocks:
     """Three matrices in one, unless keys or values have a width of their own."""
     if module.bias_k is not None or module.add_zero_attn:
         extra = "`add_bias_kv` or `add_zero_attn`, a key that the others do not have"
         raise ValueError(f"`module` was built with {extra}; it cannot be converted")
-    packed = getattr(module, f"in_proj_{what}")
-    parts = [getattr(module, f"{name}_proj_{what}", None) for name in "qkv"]
-    parts = parts if packed is None else list(packed.chunk(3))
-    return [*([part] for part in parts), [getattr(module.out_proj, what)]]
+    packed = getattr(module, f"in_proj_{parameter}")
+    if packed is None:
+        parts = [getattr(module, f"{name}_proj_{parameter}", None) for name in "qkv"]
+    else:
+        parts = list(packed.chunk(3))
+    return [*([part] for part in parts), [getattr(module.out_proj, parameter)]]
 
 
-def in_fused(module: Any, what: str) -> Blocks:
-    """Blocks of `d_k` rows, one a head, counted as `order` says."""
-    rows = getattr(module.qkv, what)  # [3 * heads * d_k, ...]
-    axes, heads = module.order.split(), module.heads
-    sizes = [{"3": 3, "heads": heads, "d_k": -1}[axis] for axis in axes]
-    parts: Any = [[], [], []]
-    if rows is not None:
-        three = axes.index("3")
-        parts = rows.unflatten(0, sizes).movedim(three, 0)  # [3, heads, d_k, ...]
-    return [*map(list, parts), [getattr(module.output, what)]]
+def blocks_of_fused(module: Any, parameter: str) -> Blocks:
+    """Blocks of `d_k` rows, one for each head, in the order of the module."""
+    output = [getattr(module.output, parameter)]
+    rows = getattr(module.qkv, parameter)  # [3 * heads * d_k, ...]
+    if rows is None:
+        return [[], [], [], output]
+    axes = module.order.split()
+    heads = module.heads
+    sizes = {"3": 3, "heads": heads, "d_k": -1}
+    split = rows.unflatten(0, [sizes[axis] for axis in axes])
+    split = split.movedim(axes.index("3"), 0)  # [3, heads, d_k, ...]
+    return [*map(list, split), output]
 
 
-class Spoke(NamedTuple):
-    """All that there is to know of an implementation."""
+class Format(NamedTuple):
+    """Where an implementation stores its weights, and which it cannot store."""
 
-    kind: type[nn.Module]
+    module_type: type[nn.Module]
     blocks: Callable[[Any, str], Blocks]
-    # The bias of each part: governed by the flag of this name, or always there, or
-    # never. With three entries, there is no output projection.
+    # For each part, the constructor's flag for its bias, or whether it always has one.
+    # With three entries, there is no output projection.
     biases: tuple[str | bool, ...]
-    # Which widths must be one and the same: of inputs, and of the output.
-    one_width: tuple[str, ...] = PARTS[:3]
+    # The parts that must have the same input width.
+    same_width: tuple[str, ...] = PARTS[:3]
 
 
-def rows_of(spoke: Spoke, module: nn.Module, what: str) -> list[list[Tensor]]:
-    """The blocks of each part, without biases that do not exist."""
-    return [[b for b in part if b is not None] for part in spoke.blocks(module, what)]
+QKV_BIAS = ("qkv_bias", "qkv_bias", "qkv_bias")
+CORE_LAYERS = ("query.linear", "key.linear", "value.linear", "output")
 
-
-FLAG = ("qkv_bias",) * 3
-SPOKES = {
-    "core": Spoke(
+# The names of `to`, and what they stand for.
+FORMATS = {
+    "core": Format(
         mha.MultiHeadAttention,
-        by_name("query.linear", "key.linear", "value.linear", "output"),
-        ("bias", "bias", True, True),
-        one_width=PARTS,
+        blocks_by_name(*CORE_LAYERS),
+        biases=("bias", "bias", True, True),
+        same_width=PARTS,
     ),
-    "causal": Spoke(
-        causal.MultiHeadAttention, by_name(*STAGED, "out_proj"), (*FLAG, True)
+    "fast": Format(
+        fast.MultiHeadAttention,
+        blocks_by_name(*CORE_LAYERS),
+        biases=("bias", "bias", True, True),
+        same_width=PARTS,
     ),
-    "valid_lens": Spoke(
-        valid_lens.MultiHeadAttention, by_name(*FOLDED), ("bias",) * 4, one_width=()
+    "causal": Format(
+        causal.MultiHeadAttention,
+        blocks_by_name(*STAGES_LAYERS, "out_proj"),
+        biases=(*QKV_BIAS, True),
     ),
-    "batch_first": Spoke(
+    "valid_lens": Format(
+        valid_lens.MultiHeadAttention,
+        blocks_by_name(*VALID_LENS_LAYERS),
+        biases=("bias", "bias", "bias", "bias"),
+        same_width=(),
+    ),
+    "batch_first": Format(
         batch_first.MultiHeadAttention,
-        by_name("Wq", "Wk", "Wv", "Wo"),
-        (True,) * 4,
-        one_width=PARTS,
+        blocks_by_name("Wq", "Wk", "Wv", "Wo"),
+        biases=(True, True, True, True),
+        same_width=PARTS,
     ),
-    "v1": Spoke(stages.SelfAttention_v1, in_v1, (False,) * 3),
-    "v2": Spoke(stages.SelfAttention_v2, by_name(*STAGED), FLAG),
-    "causal_head": Spoke(stages.CausalAttention, by_name(*STAGED), FLAG),
-    "wrapper": Spoke(stages.MultiHeadAttentionWrapper, in_wrapper, FLAG),
-    "torch": Spoke(
-        nn.MultiheadAttention, in_torch, ("bias",) * 4, one_width=("query", "output")
+    "v1": Format(stages.SelfAttention_v1, blocks_of_v1, biases=(False, False, False)),
+    "v2": Format(
+        stages.SelfAttention_v2, blocks_by_name(*STAGES_LAYERS), biases=QKV_BIAS
     ),
-    "fused": Spoke(Fused, in_fused, (*FLAG, "output_bias"), one_width=PARTS),
+    "causal_head": Format(
+        stages.CausalAttention, blocks_by_name(*STAGES_LAYERS), biases=QKV_BIAS
+    ),
+    "wrapper": Format(
+        stages.MultiHeadAttentionWrapper, blocks_of_wrapper, biases=QKV_BIAS
+    ),
+    "torch": Format(
+        nn.MultiheadAttention,
+        blocks_of_torch,
+        biases=("bias", "bias", "bias", "bias"),
+        same_width=("query", "output"),
+    ),
+    "fused": Format(
+        Fused,
+        blocks_of_fused,
+        biases=(*QKV_BIAS, "output_bias"),
+        same_width=PARTS,
+    ),
 }
 
 
+def existing_blocks(
+    form: Format, module: nn.Module, parameter: str
+) -> list[list[Tensor]]:
+    """The blocks of each part, without biases that do not exist."""
+    return [
+        [block for block in part if block is not None]
+        for part in form.blocks(module, parameter)
+    ]
+
+
 @torch.no_grad()
-def read(module: nn.Module) -> Weights:
+def extract(module: nn.Module) -> Weights:
     r"""The weights of `module`, copied; a missing output projection is the identity.
 
-    Raises `TypeError` for a module that is no spoke, or a subclass of one, which may
-    compute anything; `ValueError` for one without weights, or of mixed dtypes.
+    Raises `TypeError` for a module that no format describes, or a subclass of one,
+    which may compute anything; `ValueError` for one whose weights are not initialized,
+    or of mixed dtypes.
 
-    >>> weights = read(
+    >>> weights = extract(
     ...     stages.MultiHeadAttentionWrapper(5, 3, 7, 0.0, 2)
     ... )
     >>> weights.query.weight.shape, weights.query.bias
@@ -216,38 +335,62 @@ def read(module: nn.Module) -> Weights:
     >>> weights.output.weight.equal(torch.eye(6))
     True
     """
-    module = getattr(module, "_orig_mod", module)  # beneath what `torch.compile` made
-    spoke = next((s for s in SPOKES.values() if s.kind is type(module)), None)
-    if spoke is None:
-        kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        way_out = f"load its weights into one of {', '.join(SPOKES)}"
-        raise TypeError(f"`module` is a {kind}, which is unknown here; {way_out}")
+    module = getattr(module, "_orig_mod", module)  # inside of what `torch.compile` made
+    form = format_of(module)
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise ValueError("`module` is lazy; first call it, or load a checkpoint")
     if len({(p.dtype, p.device) for p in module.parameters()}) > 1:
         raise ValueError("`module` mixes dtypes or devices; first use `module.to(...)`")
-    weights, biases = rows_of(spoke, module, "weight"), rows_of(spoke, module, "bias")
+    weights = existing_blocks(form, module, "weight")
+    biases = existing_blocks(form, module, "bias")
     parts = [
         Projection(torch.cat(weight), torch.cat(bias) if bias else None)
         for weight, bias in zip(weights, biases, strict=True)
     ]
-    d_out = len(parts[0].weight)
-    identity = parts[0].weight.new_ones(d_out).diag()  # [d_out, d_out]
-    # They go by three names, one of them a list's. Who has no word for them is one.
-    heads: Any = next((getattr(module, n) for n in HEADS if hasattr(module, n)), 1)
-    heads = len(heads) if isinstance(heads, nn.ModuleList) else heads
-    return Weights(heads, *(*parts, Projection(identity))[:4])
+    if len(parts) == 3:
+        d_out = len(parts[0].weight)
+        identity = parts[0].weight.new_ones(d_out).diag()  # [d_out, d_out]
+        parts.append(Projection(identity))
+    return Weights(heads_of(module), *parts)
+
+
+def format_of(module: nn.Module) -> Format:
+    """The format whose type is exactly that of `module`."""
+    for form in FORMATS.values():
+        if form.module_type is type(module):
+            return form
+    seen = f"{type(module).__module__}.{type(module).__qualname__}"
+    raise TypeError(
+        f"`module` is a {seen}, which is unknown here; load its weights into one of "
+        f"{', '.join(FORMATS)}"
+    )
+
+
+def heads_of(module: Any) -> int:
+    """The number of heads; a module without a name for it has one.
+
+    >>> heads_of(stages.SelfAttention_v2(3, 2))
+    1
+    """
+    for name in HEADS:
+        if hasattr(module, name):
+            heads = getattr(module, name)
+            return len(heads) if isinstance(heads, nn.ModuleList) else int(heads)
+    return 1
 
 
 @torch.no_grad()
 def to(module: nn.Module, target: str, **settings: Any) -> nn.Module:
     r"""A new module, of the kind that `target` names, with the weights of `module`.
 
-    `target` is a name in `SPOKES`, above. `settings` are what its constructor can be
-    told beside sizes: dropout, `context_length`, flags for biases, `batch_first`,
-    `order`. Where you are silent, they are those of `module`, as are dtype, device and
-    mode. No memory is shared, and no random number is used up. Raises `ValueError`
-    where the target cannot hold the weights, `TypeError` for a setting that it lacks.
+    `target` is a name in `FORMATS`, above. `settings` are arguments of its constructor
+    other than sizes: dropout, `context_length`, flags for biases, `batch_first`,
+    `order`. Those that are not given are as in `module`, and so are dtype, device and
+    training mode. No memory is shared, and the state of the random number generator
+    does not change.
+
+    Raises `ValueError` where the target cannot hold the weights, `TypeError` for a
+    setting that it does not have.
 
     >>> ours = causal.MultiHeadAttention(6, 6, 5, 0.0, 2)
     >>> theirs = to(ours, "torch", batch_first=True)
@@ -256,85 +399,146 @@ def to(module: nn.Module, target: str, **settings: Any) -> nn.Module:
     >>> torch.allclose(y, ours(x), atol=1e-6)
     True
     """
-    if not isinstance(target, str) or target not in SPOKES:
-        known = ", ".join(SPOKES)
+    if not isinstance(target, str) or target not in FORMATS:
+        known = ", ".join(FORMATS)
         raise ValueError(f"`target` (={target!r}) is unknown; there are {known}")
-    spoke, weights = SPOKES[target], read(module)
-    arguments = arguments_of(target, weights, module, settings)
-    check(target, weights, arguments)
-    # Built in the usual way, so that buffers hold what they should. The random numbers
-    # that this draws are overwritten, and the caller's generator does not notice.
+    form = FORMATS[target]
+    weights = extract(module)
+    arguments = {
+        **sizes_for(target, weights),
+        **settings_for(target, weights, module, settings),
+    }
+    check_target(target, weights, arguments)
+    # Built by its constructor, so that buffers have their values. The random numbers
+    # of the initialization are overwritten below, and the generator is restored.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        built = spoke.kind(**arguments)
-        if target == "valid_lens":  # whose layers learn their widths from an input
-            for name, part in zip(FOLDED, weights[1:], strict=True):
+        built = form.module_type(**arguments)
+        if target == "valid_lens":  # lazy layers infer their widths from an input
+            for name, part in zip(VALID_LENS_LAYERS, weights[1:], strict=True):
                 built.get_submodule(name)(torch.zeros(1, part.weight.shape[1]))
     built.to(weights.query.weight).train(module.training)
-    for what in ("weight", "bias"):
-        for part, blocks in zip(weights[1:], rows_of(spoke, built, what), strict=False):
-            rows = part.weight if what == "weight" else part.bias_or_zeros()
-            for block, piece in zip(blocks, rows.chunk(len(blocks) or 1), strict=False):
-                block.copy_(piece)
+    load(form, built, weights)
     return built
 
 
-def arguments_of(
-    target: str, weights: Weights, module: nn.Module, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """What the constructor of the target asks for, by the names that it uses."""
+def load(form: Format, module: nn.Module, weights: Weights) -> None:
+    """Copy the rows of `weights` into the blocks of `module`."""
+    parts = [weights.query, weights.key, weights.value, weights.output]
+    for parameter in ("weight", "bias"):
+        # Without an output projection, there are three lists of blocks for four parts.
+        targets = existing_blocks(form, module, parameter)
+        for part, blocks in zip(parts, targets, strict=False):
+            rows = part.weight if parameter == "weight" else part.bias_or_zeros()
+            if blocks:
+                pieces = rows.chunk(len(blocks))
+                for block, piece in zip(blocks, pieces, strict=True):
+                    block.copy_(piece)
+
+
+def parameters_of(target: str) -> set[str]:
+    """The names of the arguments of the target's constructor.
+
+    >>> sorted(parameters_of("batch_first"))
+    ['d_model', 'dropout', 'n_heads']
+    """
+    return set(inspect.signature(FORMATS[target].module_type).parameters)
+
+
+def sizes_for(target: str, weights: Weights) -> dict[str, int]:
+    """The sizes of a module, by the names that the target's constructor uses.
+
+    >>> sizes_for("v2", extract(stages.SelfAttention_v1(3, 2)))
+    {'d_in': 3, 'd_out': 2}
+    """
     heads, *parts = weights
-    d_in, kdim, vdim, d_out = (part.weight.shape[1] for part in parts)
-    sizes = {"d_in": d_in, "kdim": kdim, "vdim": vdim} | dict.fromkeys(HEADS, heads)
-    sizes |= dict.fromkeys(("d_out", "d_model", "num_hiddens", "embed_dim"), d_out)
-    if target == "wrapper":  # where it means the width of one head, not of all
-        sizes["d_out"] = d_out // heads
+    q_width, k_width, v_width, d_model = (part.weight.shape[1] for part in parts)
+    # In the wrapper, `d_out` is the width of one head, not of all.
+    d_out = d_model // heads if target == "wrapper" else d_model
+    sizes = {
+        "d_in": q_width,
+        "kdim": k_width,
+        "vdim": v_width,
+        "heads": heads,
+        "num_heads": heads,
+        "n_heads": heads,
+        "d_out": d_out,
+        "d_model": d_model,
+        "num_hiddens": d_model,
+        "embed_dim": d_model,
+    }
+    expected = parameters_of(target)
+    return {name: size for name, size in sizes.items() if name in expected}
 
-    free: dict[str, Any] = {"dropout": 0.0, "batch_first": False}
-    free |= {"context_length": None, "order": None}
+
+def settings_for(
+    target: str, weights: Weights, module: nn.Module, given: dict[str, Any]
+) -> dict[str, Any]:
+    """The settings that are given, and those of `module` where none is given.
+
+    >>> module = causal.MultiHeadAttention(6, 6, 5, 0.1, 2)
+    >>> settings_for("v2", extract(module), module, {})
+    {'qkv_bias': False}
+    """
+    found: dict[str, Any] = {
+        "dropout": 0.0,
+        "batch_first": False,
+        "context_length": None,
+        "order": None,
+    }
     for child in module.modules():
-        free |= {name: vars(child)[name] for name in free if name in vars(child)}
-        free |= {"dropout": child.p} if isinstance(child, nn.Dropout) else {}
-    free["dropout_prob"] = free["dropout"]
-    # A flag is on where there is a bias that it would keep.
-    for part, rule in zip(parts, SPOKES[target].biases, strict=False):
-        if isinstance(rule, str):
-            free[rule] = free.get(rule, False) or part.bias is not None
+        for name in found:
+            if name in vars(child):
+                found[name] = vars(child)[name]
+        if isinstance(child, nn.Dropout):
+            found["dropout"] = child.p
+    found["dropout_prob"] = found["dropout"]
+    # A flag is on if any part that it applies to has a bias.
+    for part, flag in zip(weights[1:], FORMATS[target].biases, strict=False):
+        if isinstance(flag, str):
+            found[flag] = found.get(flag, False) or part.bias is not None
 
-    asked = inspect.signature(SPOKES[target].kind).parameters
-    sizes, free = ({n: d[n] for n in d if n in asked} for d in (sizes, free))
-    if unknown := ", ".join(f"`{name}`" for name in settings if name not in free):
-        known = ", ".join(free) or "none"
-        raise TypeError(f"{target!r} has no setting {unknown}; there are {known}")
-    free |= settings
-    for name in (name for name in free if free[name] is None):
-        raise ValueError(f"{target!r} needs `{name}=...`, as `module` has none")
-    return sizes | free
+    expected = parameters_of(target)
+    settings = {name: value for name, value in found.items() if name in expected}
+    unknown = [f"`{name}`" for name in given if name not in settings]
+    if unknown:
+        known = ", ".join(settings) or "none"
+        raise TypeError(
+            f"{target!r} has no setting {', '.join(unknown)}; there are {known}"
+        )
+    settings |= given
+    for name, value in settings.items():
+        if value is None:
+            raise ValueError(f"{target!r} needs `{name}=...`, as `module` has none")
+    return settings
 
 
-def check(target: str, weights: Weights, arguments: dict[str, Any]) -> None:
+def check_target(target: str, weights: Weights, arguments: dict[str, Any]) -> None:
     """Refuse a target that cannot hold the weights, or would lose some of them."""
     heads, *parts = weights
-    _, _, biases, one_width = SPOKES[target]
-    widths = [getattr(weights, part).weight.shape[1] for part in one_width]
+    form = FORMATS[target]
+    widths = [getattr(weights, part).weight.shape[1] for part in form.same_width]
     if len(set(widths)) > 1:
         raise ValueError(
-            f"{target!r} has one width for {', '.join(one_width)}, which in `module` "
-            f"are {', '.join(map(str, widths))} wide; each may differ in 'valid_lens'"
+            f"{target!r} has one width for {', '.join(form.same_width)}, which in "
+            f"`module` are {', '.join(map(str, widths))} wide; each may differ in "
+            f"'valid_lens'"
         )
     if heads > 1 and arguments.keys().isdisjoint(HEADS):
         raise ValueError(f"{target!r} is one head, but `module` has {heads}")
     rows = weights.output.weight
     identity = rows.new_ones(len(rows)).diag()
-    if len(biases) == 3 and (rows.is_meta or not rows.equal(identity)):
+    has_output = len(form.biases) == 4
+    if not has_output and (rows.is_meta or not rows.equal(identity)):
         raise ValueError(
             f"{target!r} has no output projection, but `module` has one, and it is not "
             f"the identity; 'causal' could hold it"
         )
-    for part, rule, (_, bias) in zip(PARTS, (*biases, False), parts, strict=False):
-        kept = arguments[rule] if isinstance(rule, str) else rule
-        if not kept and bias is not None and not bias.is_meta and bias.any():
-            loses = f"`{rule}={kept}`" if isinstance(rule, str) else repr(target)
+    biases = form.biases if has_output else (*form.biases, False)
+    for name, flag, (_, bias) in zip(PARTS, biases, parts, strict=True):
+        has_bias = arguments[flag] if isinstance(flag, str) else flag
+        if not has_bias and bias is not None and not bias.is_meta and bias.any():
+            loses = f"`{flag}={has_bias}`" if isinstance(flag, str) else repr(target)
             raise ValueError(
-                f"{loses} would lose the {part} bias of `module`, whose largest entry "
+                f"{loses} would lose the {name} bias of `module`, whose largest entry "
                 f"is {bias.abs().max():.3g}; zero it first if you can do without it"
             )

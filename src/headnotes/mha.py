@@ -1,25 +1,25 @@
 r"""# Multi-head attention, sequence first
 
-Attention lets every position of one sequence read from all positions of another. A
-position asks with its *query* $q$; every position offers a *key* $k$ to be compared
-with, and a *value* $v$ to be read. What is read is a weighted mean of the values, and
-the weights are a softmax over the comparisons:
+Attention computes, for every position of one sequence, a weighted mean over the
+positions of another. Each position of the first has a *query* $q$; each position of the
+second has a *key* $k$ and a *value* $v$. The mean is taken over the values, and its
+weights are a softmax over the dot products of the query with the keys:
 
 $$\operatorname{Attention}(Q, K, V) =
   \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 
-*Multi-head* attention does this `heads` times side by side, each time in a learned
+*Multi-head* attention does this `heads` times in parallel, each time in a learned
 subspace of width `d_k = d_model / heads`, and mixes the results with one last linear
-map. One head can follow the previous word while another looks for the verb.
+map. One head can attend to the previous token while another attends to the verb.
 
-Tensors lie sequence first, `[seq_len, batch_size, d_model]`. Both products are written
+Tensors are sequence first, `[seq_len, batch_size, d_model]`. Both products are written
 with `einsum`, so that every axis has a letter: `i` query position, `j` key position,
 `b` batch item, `h` head, `d` component within a head.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2, in the sequence-first formulation of labml's
 [annotated transformer](https://nn.labml.ai/transformers/mha.html), whose checkpoints
-load here. Where this module departs from that one, the note beside the line says so.
+load here. Where this module differs from that one, the note beside the line says so.
 """
 
 # Nothing but PyTorch and the standard library: this file runs wherever it is put.
@@ -57,9 +57,11 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         check_tensor("x", x, self.linear.weight.device, self.linear.weight.dtype)
-        shape, d_model = list(x.shape), self.linear.in_features
+        shape = list(x.shape)
+        d_model = self.linear.in_features
         if shape[-1:] != [d_model]:
             raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
+
         # Heads are contiguous blocks of the last axis, so the split is a view: nothing
         # is copied. Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
         x = self.linear(x)  # [..., heads * d_k]
@@ -75,7 +77,7 @@ class MultiHeadAttention(nn.Module):
     Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
     range. Source: Vaswani et al. 2017, section 3.2.2.
 
-    Three queries read from five keys, for a batch of two:
+    Three queries attend to five keys, for a batch of two:
 
     >>> mha = MultiHeadAttention(heads=7, d_model=77)
     >>> query = torch.randn(3, 2, 77)
@@ -83,8 +85,8 @@ class MultiHeadAttention(nn.Module):
     >>> mha(query=query, key=memory, value=memory).shape
     torch.Size([3, 2, 77])
 
-    The weights of the last call stay on the module, to be looked at. For each query,
-    batch item and head they sum to 1 over the keys:
+    The attention weights of the last call stay on the module, for inspection. For each
+    query, batch item and head they sum to 1 over the keys:
 
     >>> mha.attn.shape
     torch.Size([3, 5, 2, 7])
@@ -92,10 +94,12 @@ class MultiHeadAttention(nn.Module):
     True
     """
 
+    attn: Tensor | None
+
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
-        r"""Build the four linear maps, which are all that is learned."""
+        r"""Build the four linear maps, which hold all parameters."""
         super().__init__()
         check_settings(heads, d_model, dropout_prob)
         self.heads = heads
@@ -105,36 +109,37 @@ class MultiHeadAttention(nn.Module):
         # is almost one-hot, and little gradient passes through it.
         self.scale = 1 / math.sqrt(self.d_k)
 
-        # `bias` governs only these two, and `bias=False` loses less than it seems. A
+        # `bias` applies to these two only, and `bias=False` loses less than it seems. A
         # key bias adds the same number to a whole row of scores, which softmax
         # cancels: its gradient is zero. Only the query's bias can change an output.
         self.query = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
         self.key = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
 
-        # These two always have theirs. Where a row of weights sums to 1, a value bias
-        # $b_V$ passes through the mean untouched and arrives as the constant
+        # These two always have a bias. Where a row of weights sums to 1, a value bias
+        # $b_V$ passes through the mean unchanged and arrives as the constant
         # $W_O\, b_V$, which the output bias could hold just as well.
         self.value = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=True)
         self.output = nn.Linear(d_model, d_model)
 
         self.dropout = nn.Dropout(dropout_prob)
-        self.attn: Tensor | None = None
+        self.attn = None
 
     def forward(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        r"""Read from `value` where `query` meets `key`.
+        r"""Attend from `query` to `key`, and return the mean of `value`, projected.
 
         `query` is `[q_len, batch_size, d_model]`, `key` and `value` are
         `[k_len, batch_size, d_model]`; the result has the shape of `query`. `mask` is
         bool, or integer 0/1, `[q_len or 1, k_len, batch_size or 1]`; True means that
-        this query may attend to this key. A query that may attend to nothing reads
-        zero, and its output is the output bias; a key that none may read may hold NaN.
+        this query may attend to this key. The context of a fully masked row is zero,
+        and its output is the output bias; a fully masked key may hold NaN.
 
-        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
-        Keyword-only, because three tensors of one shape are too easily swapped.
+        Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
+        before any work is done. Arguments are keyword-only: three tensors of one shape
+        are too easily swapped.
 
-        Here the second of three queries may look at the first two keys only:
+        Here the second of three queries may attend to the first two keys only:
 
         >>> mha = MultiHeadAttention(heads=7, d_model=77)
         >>> x, y = torch.randn(3, 2, 77), torch.randn(5, 2, 77)
@@ -149,22 +154,25 @@ class MultiHeadAttention(nn.Module):
             check_tensor("mask", mask, self.output.weight.device)
             shapes = query.shape, key.shape
             mask = self.prepare_mask(mask, *shapes)  # [q_len, k_len, batch_size, 1]
-            # Zero times NaN is NaN: what no query may read is cleared, not just unread.
-            unread = ~mask.any(dim=(0, 3)).unsqueeze(-1)  # [k_len, batch_size, 1]
-            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
+            # Zero times NaN is NaN: keys that no query may attend to are cleared.
+            hidden = ~mask.any(dim=(0, 3)).unsqueeze(-1)  # [k_len, batch_size, 1]
+            key = key.masked_fill(hidden, 0)
+            value = value.masked_fill(hidden, 0)
 
         query = self.query(query)  # [q_len, batch_size, heads, d_k]
         key = self.key(key)  # [k_len, batch_size, heads, d_k]
         value = self.value(value)  # [k_len, batch_size, heads, d_k]
 
-        # The original scales the scores. With the query scaled instead, $q \cdot k$ may
-        # grow $\sqrt{d_k}$ times larger before it passes 65,504, where float16 ends.
+        # The original scales the scores. Scaling the query instead is the same in exact
+        # arithmetic, and lets $q \cdot k$ grow $\sqrt{d_k}$ times larger before it
+        # passes 65,504, the largest number of float16.
         query = query * self.scale
         scores = self.get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
-        # Kept to be looked at: detached, so that it holds no graph, and before dropout,
-        # so that rows sum to 1; the original keeps it after. (An exported program has
-        # nowhere to keep it, and what `vmap` leaves here is not readable.)
+        # The weights stay on the module for inspection: detached, so that they hold no
+        # graph, and taken before dropout, so that rows sum to 1. The original stores
+        # them after dropout; a published copy of it has lost the dropout altogether.
+        # (An exported program cannot store them, and under `vmap` they cannot be read.)
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
         if not torch.compiler.is_exporting():
             self.attn = attn.detach()
@@ -182,10 +190,15 @@ class MultiHeadAttention(nn.Module):
         query: Tensor,  # [q_len, batch_size, heads, d_k]
         key: Tensor,  # [k_len, batch_size, heads, d_k]
     ) -> Tensor:
-        r"""Compare every query with every key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.
+        r"""Multiply each query with each key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.
 
-        The query arrives already divided by $\sqrt{d_k}$. A variant that scores
-        otherwise, with relative positions say, overrides this hook.
+        The query arrives already divided by $\sqrt{d_k}$. A variant with other scores,
+        such as relative positions, overrides this hook.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> query = torch.randn(3, 2, 5, 2)
+        >>> mha.get_scores(query, torch.randn(7, 2, 5, 2)).shape
+        torch.Size([3, 7, 2, 5])
         """
         scores = torch.einsum("ibhd,jbhd->ijbh", query, key)
         return scores  # [q_len, k_len, batch_size, heads]
@@ -200,6 +213,11 @@ class MultiHeadAttention(nn.Module):
 
         The axes for queries and batch may have size 1; the one for keys may not,
         since a single column would silently allow or forbid all keys at once.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> mask = torch.ones(3, 7, 2).bool()
+        >>> mha.prepare_mask(mask, (3, 2, 10), (7, 2, 10)).shape
+        torch.Size([3, 7, 2, 1])
         """
         check_mask(mask, query_shape, key_shape)
         return mask.bool().unsqueeze(-1)  # [q_len, k_len, batch_size, 1]
@@ -209,13 +227,19 @@ class MultiHeadAttention(nn.Module):
         attn: Tensor,  # [q_len, k_len, batch_size, heads]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
     ) -> Tensor:
-        r"""Read: the mean of the values under the weights of each query and head."""
+        r"""The weighted mean of the values, for each query and head.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> attn = torch.rand(3, 7, 2, 5)
+        >>> mha.apply_weights(attn, torch.randn(7, 2, 5, 2)).shape
+        torch.Size([3, 2, 5, 2])
+        """
         context = torch.einsum("ijbh,jbhd->ibhd", attn, value)
         return context  # [q_len, batch_size, heads, d_k]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The last weights are for looking at. They grow with the square of the length
-        # and belong in no pickle, checkpoint or deep copy.
+        # The last weights are for inspection only. They grow with the square of the
+        # length, and do not belong in a pickle, checkpoint or deep copy.
         return self.__dict__ | {"attn": None}
 
 
@@ -223,15 +247,15 @@ def masked_softmax(
     scores: Tensor,  # [q_len, k_len, batch_size, heads]
     mask: Tensor | None,  # [q_len, k_len, batch_size, 1]
 ) -> Tensor:
-    r"""Softmax over the keys, axis 1, in which a row without keys is all zeros.
+    r"""Softmax over the keys, axis 1, in which a fully masked row is all zeros.
 
-    The original, with its minus infinity, gives such a row NaN: it divides 0 by 0.
+    In the original, which only fills in minus infinity, such a row is NaN: 0 / 0.
 
     >>> torch.full((3,), -math.inf).softmax(dim=0)
     tensor([nan, nan, nan])
 
-    The NaN then spreads through the gradients into every weight of the model, even
-    where the loss leaves the row out. Here the row reads nothing:
+    In the backward pass the NaN then reaches every weight of the model, even where the
+    loss leaves the row out. Here the row has weights of zero:
 
     >>> scores = torch.zeros(1, 3, 1, 2)
     >>> masked_softmax(scores, torch.zeros(1, 3, 1, 1).bool()).sum()
@@ -239,13 +263,15 @@ def masked_softmax(
     """
     if mask is None:
         return scores.softmax(dim=1)
-    # Infinity, not just a large number: it exists in every dtype, and no true score
-    # lies below it. Empty rows are filled with 0 on the way in, where they would make
-    # NaN, forward and backward, and again on the way out, where they would be uniform.
-    empty = ~mask.any(dim=1, keepdim=True)  # [q_len, 1, batch_size, 1]
-    scores = scores.masked_fill(~mask, -math.inf).masked_fill(empty, 0)
+
+    # Minus infinity rather than a large negative number: it exists in every dtype, and
+    # no score lies below it. Fully masked rows are filled with 0 before the softmax,
+    # where they would become NaN, forward and backward, and again after it, where they
+    # would be uniform.
+    fully_masked = ~mask.any(dim=1, keepdim=True)  # [q_len, 1, batch_size, 1]
+    scores = scores.masked_fill(~mask, -math.inf).masked_fill(fully_masked, 0)
     weights = scores.softmax(dim=1)  # [q_len, k_len, batch_size, heads]
-    return weights.masked_fill(empty, 0)
+    return weights.masked_fill(fully_masked, 0)
 
 
 def check_sizes(**sizes: int) -> None:
@@ -259,11 +285,12 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
     """Refuse settings that do not fit one another, and name the nearest that do."""
     check_sizes(heads=heads, d_model=d_model)
     if d_model % heads:
-        fits = [n for n in (*range(1, 4097), d_model) if d_model % n == 0]
-        near = [n for n in fits if n < heads][-1:] + [n for n in fits if n > heads][:1]
+        divisors = [n for n in (*range(1, 4097), d_model) if d_model % n == 0]
+        below = [n for n in divisors if n < heads][-1:]
+        above = [n for n in divisors if n > heads][:1]
         raise ValueError(
             f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
-            f"{' and '.join(map(str, near))} would do"
+            f"{' and '.join(map(str, below + above))} would do"
         )
     if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
@@ -272,7 +299,7 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
 def check_tensor(
     name: str, x: Tensor, device: torch.device, dtype: torch.dtype | None = None
 ) -> None:
-    """Refuse what is no dense tensor, or unlike the module in device or dtype."""
+    """Refuse what is not a dense tensor of the module's device and dtype."""
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
     if x.layout != torch.strided or x.is_nested or x.is_quantized:
@@ -281,9 +308,10 @@ def check_tensor(
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
     if dtype not in (None, x.dtype):
-        # Autocast makes its own peace between the dtypes that it casts.
-        cast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-        if not (cast and x.is_floating_point()) or torch.float64 in (x.dtype, dtype):
+        # Autocast converts the operands of a product, but leaves float64 alone.
+        castable = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
+        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if not (castable and autocast):
             way_out = f"use `{name}.to({dtype})`, or give the module its dtype"
             raise TypeError(f"`{name}` is {x.dtype}, the module {dtype}; {way_out}")
 
@@ -293,6 +321,7 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
     d_model = weight.shape[-1]
     inputs = {"query": query, "key": key, "value": value}
     for name, x in inputs.items():  # [..., d_model]
+        # In self-attention it is the same tensor three times; one check is enough.
         if x is query and name != "query":
             continue
         check_tensor(name, x, weight.device, weight.dtype)
@@ -307,23 +336,30 @@ def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> N
                 f"{query.shape[1]}; share one sequence with `{name}.expand`, turn "
                 f"batch-first data with `{name}.transpose(0, 1)`"
             )
-    if (v_len := value.shape[0]) != (k_len := key.shape[0]):
+    k_len, v_len = key.shape[0], value.shape[0]
+    if k_len != v_len:
         raise ValueError(f"`value` has length {v_len}, `key` {k_len}; make them equal")
 
 
 def check_mask(
     mask: Tensor, query_shape: tuple[int, ...], key_shape: tuple[int, ...]
 ) -> None:
-    """Refuse a mask that would be read otherwise than it was meant."""
-    # Read as 0/1, an additive mask is inverted: its 0 would forbid, its -inf allow.
+    """Refuse a mask of another convention, or of other sizes."""
+    # Converted to bool, an additive mask is silently inverted: its 0 would forbid, and
+    # its minus infinity allow.
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"`mask` is {mask.dtype}, not bool or integer 0/1 with 1 for 'may attend'; "
             f"use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for 0 and -inf"
         )
-    (q_len, batch_size), k_len = query_shape[:2], key_shape[0]
-    n_q, n_k, n_b = mask.shape if mask.dim() == 3 else (0, -1, 0)
-    if n_q not in (1, q_len) or n_k != k_len or n_b not in (1, batch_size):
+    q_len, batch_size = query_shape[:2]
+    k_len = key_shape[0]
+    if not (
+        mask.dim() == 3
+        and mask.shape[0] in (1, q_len)
+        and mask.shape[1] == k_len
+        and mask.shape[2] in (1, batch_size)
+    ):
         raise ValueError(
             f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
             f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "

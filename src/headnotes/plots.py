@@ -1,17 +1,18 @@
-r"""# Pictures of attention
+r"""# Plotting attention weights
 
-A map of attention has a row for each query, a word that asks, and a column for each
-key, a word that is read; the brighter a cell, the more is read. What a colour means has
-to be the same in all maps of a figure, and has to be said: if each head had a scale of
-its own, the brightest cell of a head that spreads its attention evenly would look like
-that of a head which looks at one word only.
+A heatmap of attention weights has a row for each query token and a column for each key
+token; the brighter a cell, the larger the weight. A color must mean the same in all
+heatmaps of a figure: if each head had a scale of its own, the brightest cell of a head
+with nearly uniform weights would look like that of a head which attends to one token
+only.
 
-So here all maps share one scale. It starts at 0, since weights do, it ends at the
-largest weight of all, and the colour bar says so. The colours, *cividis*, are told
-apart by colour-blind readers, and grow brighter steadily, so that they survive a grey
-print.
+So all heatmaps of a figure share one scale. It starts at 0, because weights do, it ends
+at the largest weight of all, and the color bar says so. The color map, *cividis*, is
+legible for color-blind readers, and its brightness increases steadily, so that it
+survives a print in gray.
 
-Matplotlib is imported where it is needed; without it, only the pictures are missing.
+Matplotlib is imported where it is needed; without it, the module can be imported, but
+draws nothing.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017: the appendix, *Attention Visualizations*, for maps of heads; section 3.2.1 and its
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
     from matplotlib.figure import Figure
 
-# Up to this many words a cell is large enough to show its weight.
-FEW = 10
+# Up to this many tokens, a cell is large enough to show its weight.
+MAX_LABELED = 10
 
-# Two hues that colour-blind readers tell apart, legible on white and on near black.
+# Two hues that color-blind readers can distinguish, legible on white and on near black.
 PLAIN, SCALED = "#d55e00", "#2f86d6"
 
 
@@ -44,18 +45,20 @@ def display_attention(
     titles: Sequence[str] | None = None,
     columns: int = 2,
 ) -> "Figure":
-    r"""Draw maps of attention: one head, all heads of a sentence, or any others.
+    r"""Draw heatmaps of attention weights: one head, all heads, or any others.
 
-    `queries` and `keys` are the words that ask and that are read. `attention` is
-    `[q_len, k_len]` for one map, or `[q_len, k_len, heads]` for one map a head, as in
-    `mha.attn[:, :, 0]`. Other maps of the same words, say before and after training,
-    can be stacked along the last axis and given `titles`. `columns` is the number of
-    maps side by side. Where words are few, each cell shows its weight.
+    `queries` and `keys` are the tokens, as words. `attention` is `[q_len, k_len]` for
+    one heatmap, or `[q_len, k_len, heads]` for one heatmap per head, as in
+    `mha.attn[:, :, 0]`. Other weights of the same tokens, such as before and after
+    training, can be stacked along the last axis and given `titles`. `columns` is the
+    number of heatmaps side by side. Where tokens are few, each cell shows its weight.
 
-    Returns the figure. A notebook shows it by itself at the end of the cell; to see it
-    only once, give it a name there. Raises `TypeError` for what is not a real tensor or
-    a list of words, `ValueError` for a shape that does not fit the words or for what
-    cannot be a weight, and `ImportError` without matplotlib. Source: figures 3 to 5.
+    Returns the figure. A notebook displays the value of the last line of a cell; to see
+    the figure only once, assign it to a name there.
+
+    Raises `TypeError` for what is not a real tensor or a list of words, `ValueError`
+    for a shape that does not fit the words or for what cannot be a weight, and
+    `ImportError` without matplotlib. Source: figures 3 to 5.
 
     >>> words = ["a", "cat", "sat", "down"]
     >>> scores = torch.arange(24.0).reshape(3, 4, 2)
@@ -99,8 +102,8 @@ def display_attention(
 def build_grid(
     queries: Sequence[str], keys: Sequence[str], count: int, columns: int
 ) -> tuple["Figure", list["Axes"]]:
-    """A figure with `count` empty maps, `columns` side by side, words at its edges."""
-    # Cells shrink where words are many, but never below the height of a small label.
+    """A figure with `count` empty heatmaps, `columns` side by side, and tick labels."""
+    # Cells shrink where tokens are many, but never below the height of a small label.
     cell = min(0.4, max(0.13, 3 / max(len(queries), len(keys))))  # inches
     size = min(9, 72 * cell * 0.8)  # points
     columns = min(columns, count)
@@ -115,50 +118,52 @@ def build_grid(
     for ax in axes[count:]:
         ax.remove()
     for n, ax in enumerate(axes[:count]):
-        # Words on the left and below serve a whole row or column of maps. They are
-        # words even where they look like formulas: a dollar is a dollar.
-        first, lowest = n % columns == 0, n + columns >= count
+        # Only the leftmost heatmaps label their rows, and the lowest their columns. A
+        # token may contain dollar signs, which must not be parsed as a formula.
+        is_leftmost = n % columns == 0
+        is_lowest = n + columns >= count
         style: dict[str, Any] = {"parse_math": False, "size": size}
-        places = [i + 0.5 for i in range(len(queries))]
-        ax.set_yticks(places, queries if first else [""] * len(queries), **style)
-        places = [j + 0.5 for j in range(len(keys))]
-        few = len(keys) <= FEW
+        row_labels = queries if is_leftmost else [""] * len(queries)
+        ax.set_yticks([i + 0.5 for i in range(len(queries))], row_labels, **style)
+        few = len(keys) <= MAX_LABELED
         style |= {"rotation": 45 if few else 90, "rotation_mode": "anchor"}
         style |= {"ha": "right", "va": "top" if few else "center"}
-        ax.set_xticks(places, keys if lowest else [""] * len(keys), **style)
-        ax.set_ylabel("asks" if first else "")
-        ax.set_xlabel("is read" if lowest else "")
+        column_labels = keys if is_lowest else [""] * len(keys)
+        ax.set_xticks([j + 0.5 for j in range(len(keys))], column_labels, **style)
+        ax.set_ylabel("query" if is_leftmost else "")
+        ax.set_xlabel("key" if is_lowest else "")
         ax.tick_params(length=0)
     return figure, axes[:count]
 
 
 def draw_map(ax: "Axes", weights: Tensor, top: float) -> "QuadMesh":
     """Draw weights `[q_len, k_len]` as cells, the first query at the top."""
-    # 64 steps of colour look smooth; each is a shape in the SVG of the colour bar.
+    # 64 steps of color look smooth; each is a shape in the SVG of the color bar.
     cmap = import_pyplot().get_cmap("cividis", 64)
     mesh = ax.pcolormesh(weights.numpy(), vmin=0, vmax=top, cmap=cmap)
     ax.set_aspect("equal")
     ax.invert_yaxis()
     ax.spines[:].set_visible(False)
-    if max(weights.shape) > FEW:
+    if max(weights.shape) > MAX_LABELED:
         return mesh
     style: dict[str, Any] = {"size": 7, "ha": "center", "va": "center"}
     for i, row in enumerate(weights.tolist()):
         for j, weight in enumerate(row):
-            # The ink depends on the cell behind it, not on the page.
+            # The text color depends on the cell behind it, not on the page's theme.
             color = "white" if weight < 0.55 * top else "black"
             ax.text(j + 0.5, i + 0.5, f"{weight:.2f}", color=color, **style)
     return mesh
 
 
 def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
-    r"""Show what dividing scores by $\sqrt{d_k}$ does to weights and gradients.
+    r"""Plot what dividing scores by $\sqrt{d_k}$ does to weights and gradients.
 
-    `scores` holds, for each head width `d_k`, plain dot products of many queries with
-    as many keys each, `[samples, k_len]`. Each width is a column of the figure. From
-    top to bottom it shows how scores are spread; the weights of a row, largest first,
-    as the mean over all rows; and how steep the softmax is, row by row. Each is drawn
-    for scores as they are, and for scores divided by $\sqrt{d_k}$.
+    `scores` holds, for each head width `d_k`, the dot products of many queries with the
+    same number of keys each, `[samples, k_len]`. Each width is a column of the figure.
+    From top to bottom it shows the distribution of the scores; the weights of a row,
+    largest first, as the mean over all rows; and the distribution of the norm of the
+    softmax's Jacobian. Each is drawn for the scores, and for the scores divided by
+    $\sqrt{d_k}$.
 
     Returns the figure. Raises `TypeError` or `ValueError` for scores that are not real
     tensors of two axes or not finite, or for none; `ImportError` without matplotlib.
@@ -173,8 +178,8 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
     ['$d_k$ = 2', '$d_k$ = 64']
     """
     check_scores(scores)
-    # One range for all scores shows which of them keep their spread.
-    reach = max(plain.double().abs().max().item() for plain in scores.values())
+    # One range for all scores shows which distributions remain the same.
+    limit = max(plain.double().abs().max().item() for plain in scores.values())
     figure: Figure
     figure, axes = import_pyplot().subplots(
         3,
@@ -190,11 +195,11 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
             (plain, PLAIN, "scores as they are"),
             (plain / d_k**0.5, SCALED, "divided by √$d_k$"),
         ):
-            draw_scaling(column, x, reach, {"color": color, "label": label})
+            draw_scaling(column, x, limit, {"color": color, "label": label})
         column[0].set(title=f"$d_k$ = {d_k}", xlabel="score", yticks=[])
-        column[1].set(xlabel="key, the most read first", ylim=(0, 1))
+        column[1].set(xlabel="key, by weight", ylim=(0, 1))
         column[1].xaxis.get_major_locator().set_params(integer=True)
-        column[2].set(xlabel="steepness of softmax", yticks=[])
+        column[2].set(xlabel="norm of the Jacobian", yticks=[])
     for ax, name in zip(axes[:, 0], ("share", "mean weight", "share"), strict=True):
         ax.set_ylabel(name)
     handles, labels = axes[1, 0].get_legend_handles_labels()
@@ -203,13 +208,13 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
 
 
 def draw_scaling(
-    axes: Sequence["Axes"], scores: Tensor, reach: float, style: dict[str, Any]
+    axes: Sequence["Axes"], scores: Tensor, limit: float, style: dict[str, Any]
 ) -> None:
     """Draw scores, sorted weights and Jacobians of `[samples, k_len]`, one an axis."""
     # Outlines, so that neither distribution hides the other.
     outline: dict[str, Any] = style | {"histtype": "step", "linewidth": 1.5}
     share = [1 / scores.numel()] * scores.numel()
-    ends = (-reach, reach)
+    ends = (-limit, limit)
     axes[0].hist(scores.flatten().tolist(), 141, range=ends, weights=share, **outline)
 
     weights = scores.softmax(dim=-1)
@@ -222,10 +227,10 @@ def draw_scaling(
 
 
 def jacobian_norms(weights: Tensor) -> Tensor:
-    r"""How steep softmax is at each row of `weights`, `[samples, k_len]`.
+    r"""The norm of the softmax's Jacobian at each row of `weights`, `[samples, k_len]`.
 
-    This is the Frobenius norm of its Jacobian, $\operatorname{diag}(p) - p\,p^\top$. It
-    is largest where two keys share a row evenly, and 0 where one key has all: then no
+    This is the Frobenius norm of $\operatorname{diag}(p) - p\,p^\top$. It is largest
+    where two keys have half of the weight each, and 0 where one key has all: then no
     gradient passes from the weights to the scores, and so none to queries and keys.
 
     >>> rows = torch.tensor([[0.5, 0.5, 0.0], [1, 0, 0]])
@@ -244,7 +249,7 @@ def import_pyplot() -> Any:
         import matplotlib.pyplot as plt
     except ImportError as error:
         way_out = "install it with `pip install matplotlib`"
-        raise ImportError(f"pictures are drawn by matplotlib; {way_out}") from error
+        raise ImportError(f"plots need matplotlib; {way_out}") from error
     return plt
 
 
@@ -268,11 +273,11 @@ def check_values(name: str, x: Tensor) -> None:
         seen = f"is {x.dtype}, {x.layout}, on {x.device}"
         raise TypeError(f"`{name}` must be dense, real and hold values, but {seen}")
     if not x.double().isfinite().all():
-        raise ValueError(f"`{name}` holds NaN or infinity; look for a row without keys")
+        raise ValueError(f"`{name}` holds NaN or infinity; look for a fully masked row")
 
 
 def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
-    """Refuse what are no weights of these words, and name the turn that makes them."""
+    """Refuse what are not the weights of these words; name the transposition needed."""
     check_values("attention", attention)
     shape = list(attention.shape)
     fits = f"[q_len, k_len] or [q_len, k_len, heads] = [{q_len}, {k_len}, ...]"
@@ -282,11 +287,11 @@ def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
             f"`attention[:, :, 0]` of [q_len, k_len, batch_size, heads] or "
             f"`attention[0].permute(1, 2, 0)` of [batch_size, heads, q_len, k_len]"
         )
-    turned = len(shape) == 3 and shape[1:] == [q_len, k_len]
-    # In a cube the sizes do not tell, but the sums do: rows sum to 1 over the keys.
-    if turned and shape[0] == q_len == k_len:
-        turned = sum_to_one(attention, 2) and not sum_to_one(attention, 1)
-    if turned:
+    is_heads_first = len(shape) == 3 and shape[1:] == [q_len, k_len]
+    # Where all sizes are equal, the sums decide: rows sum to 1 over the keys.
+    if is_heads_first and shape[0] == q_len == k_len:
+        is_heads_first = sum_to_one(attention, 2) and not sum_to_one(attention, 1)
+    if is_heads_first:
         raise ValueError(
             f"`attention` has shape {shape}, and looks like [heads, q_len, k_len], not "
             f"{fits}; use `attention.permute(1, 2, 0)`"
@@ -296,7 +301,8 @@ def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
             f"`attention` has shape {shape}, not {fits}; rows are queries (q_len "
             f"words), columns are keys (k_len words)"
         )
-    if (low := attention.double().min().item()) < 0:
+    low = attention.double().min().item()
+    if low < 0:
         raise ValueError(
             f"`attention` holds {low:.3g}, but no weight is below 0; if these are "
             f"scores, use `attention.softmax(dim=1)`"
@@ -304,7 +310,7 @@ def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
 
 
 def sum_to_one(weights: Tensor, dim: int) -> bool:
-    """Whether all rows along `dim` sum to 1, but for those that are empty."""
+    """Whether all rows along `dim` sum to 1, except for fully masked ones."""
     sums = weights.detach().double().sum(dim)
     return bool((((sums - 1).abs() < 0.02) | (sums == 0)).all())
 

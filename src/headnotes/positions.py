@@ -1,22 +1,22 @@
-r"""# Words, vectors, positions
+r"""# Token embeddings and positional encoding
 
-Attention works on vectors. Three steps lead from a text to them: it is cut into words,
-each word becomes a number, and each number picks its row of a learned table. A fourth
-is needed because attention knows no order, as it treats all keys alike: each vector is
-given a second one, which depends on nothing but the position.
+Attention works on vectors. Three steps lead from a text to them: the text is split into
+tokens, here words; each token has a number in a vocabulary; and each number is the
+index of an embedding, a row of a learned table. A fourth step adds positions, because
+attention itself is independent of the order of its keys: to each embedding a second
+vector is added, which depends on nothing but the position.
 
 $$x_t = \sqrt{d_{model}}\; E_{w_t} + P_t$$
 
-Here $w_t$ is the number of the word at position $t$, $E$ the learned table and $P$ the
-sinusoidal one. Everything lies sequence first: tokens are `[seq_len, batch_size]`,
+Here $w_t$ is the number of the token at position $t$, $E$ the learned table and $P$ the
+sinusoidal one. Tensors are sequence first: token numbers are `[seq_len, batch_size]`,
 vectors `[seq_len, batch_size, d_model]`, and **the position is the first axis**. For
-batch-first attention, turn the finished vectors with `x.transpose(0, 1)`.
+batch-first attention, transpose the finished vectors with `x.transpose(0, 1)`.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.4 for the scaled embeddings and section 3.5 for the positions.
 """
 
-# Nothing but PyTorch and the standard library: this file runs wherever it is put.
 import math
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -25,13 +25,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from headnotes.checks import check_dropout, check_sizes, check_tensor, value_range
+
 
 def tokenize(text: str) -> list[str]:
     r"""The words of `text`, in lower case and without punctuation.
 
     A word is a run of letters, accents and digits; hyphens and apostrophes belong to it
     where they stand inside. All else separates. That is enough for a lesson; real
-    models learn pieces of words from data. Raises `TypeError` for what is no string.
+    models learn their tokens, pieces of words, from data. Raises `TypeError` for what
+    is not a string.
 
     >>> tokenize("Well-read? Don’t ask: the cat's asleep!")
     ['well-read', "don't", 'ask', 'the', "cat's", 'asleep']
@@ -39,12 +42,16 @@ def tokenize(text: str) -> list[str]:
     if not isinstance(text, str):
         seen = type(text).__name__
         raise TypeError(f"`text` must be a string, but is a {seen}; give one at a time")
-    # One word must not be two because it was typed in two ways: composed, é is one
-    # character and not e with an accent, and a curly apostrophe is a straight one.
+    # A word that was typed in two ways must remain one token: composed, é is one
+    # character and not e with an accent, and a curly apostrophe becomes a straight one.
     text = unicodedata.normalize("NFC", text.lower()).replace("’", "'")
+
     # Categories L, M and N of Unicode: letters, marks such as accents, and numbers.
-    kept = (c in "'-" or unicodedata.category(c)[0] in "LMN" for c in text)
-    text = "".join(c if keep else " " for c, keep in zip(text, kept, strict=True))
+    characters = []
+    for character in text:
+        is_part = character in "'-" or unicodedata.category(character)[0] in "LMN"
+        characters.append(character if is_part else " ")
+    text = "".join(characters)
     words = [word.strip("'-") for word in text.split()]
     return [word for word in words if word]
 
@@ -53,10 +60,11 @@ class Vocabulary:
     r"""All words of some texts, numbered.
 
     Words are sorted, so that the numbers do not depend on the order of the texts. Two
-    entries stand before them: number 0 is filler, which makes short sentences as long
-    as their neighbours, and number 1 is every word that is not in the vocabulary. No
-    text can hold either, since `tokenize` drops their brackets. Raises `TypeError`
-    where `texts` is a single string.
+    special tokens come before them: number 0 is padding, which makes short sequences as
+    long as the others of their batch, and number 1 is every word that is not in the
+    vocabulary. No text can contain either, since `tokenize` drops their brackets.
+
+    Raises `TypeError` where `texts` is a single string.
 
     >>> vocabulary = Vocabulary(["The cat sat.", "The dog?"])
     >>> vocabulary.words
@@ -72,7 +80,7 @@ class Vocabulary:
         self.numbers = {word: number for number, word in enumerate(self.words)}
 
     def __len__(self) -> int:
-        """How many rows a table of embeddings needs: all words, filler and unknown."""
+        """How many embeddings are needed: all words, padding and unknown."""
         return len(self.words)
 
     def encode(self, text: str) -> Tensor:
@@ -89,8 +97,8 @@ class Vocabulary:
     def encode_batch(self, texts: Iterable[str]) -> tuple[Tensor, Tensor]:
         r"""Several texts side by side, `[seq_len, batch_size]`, and their lengths.
 
-        A text is a column; the short ones end in filler. With `masks.padding`, the
-        lengths, `[batch_size]`, keep attention from reading it. Raises `ValueError`
+        A text is a column; the short ones end in padding. From the lengths,
+        `[batch_size]`, `masks.padding` makes the padding mask. Raises `ValueError`
         where there is no text at all.
 
         >>> vocabulary = Vocabulary(["The cat sat."])
@@ -112,7 +120,7 @@ class Vocabulary:
         return tokens, lengths  # [seq_len, batch_size], [batch_size]
 
     def decode(self, tokens: Tensor) -> list[str]:
-        r"""The words, filler included, of one sequence of numbers `[seq_len]`.
+        r"""The words, padding included, of one sequence of numbers `[seq_len]`.
 
         Raises `TypeError` where `tokens` is not an integer tensor, and `ValueError` for
         more than one axis or a number outside of the vocabulary.
@@ -123,14 +131,16 @@ class Vocabulary:
         """
         check_tokens(tokens, len(self))
         if tokens.dim() != 1 or tokens.is_meta:
-            seen = f"has shape {list(tokens.shape)}, on {tokens.device}"
-            way_out = "take one sentence of a batch with `tokens[:, 0]`"
-            raise ValueError(f"`tokens` {seen}, not [seq_len] with values; {way_out}")
+            raise ValueError(
+                f"`tokens` has shape {list(tokens.shape)}, on {tokens.device}, not "
+                f"[seq_len] with values; take one sequence of a batch with "
+                f"`tokens[:, 0]`"
+            )
         return [self.words[number] for number in tokens.tolist()]
 
 
 class Embeddings(nn.Module):
-    r"""A learned vector for each number, times $\sqrt{d_{model}}$.
+    r"""Token embeddings: a learned vector for each number, times $\sqrt{d_{model}}$.
 
     Tokens `[...]` become vectors `[..., d_model]`, whatever the axes are.
 
@@ -150,13 +160,13 @@ class Embeddings(nn.Module):
         super().__init__()
         check_sizes(vocab_size=vocab_size, d_model=d_model)
         # The paper uses one table for this and, transposed, for the last layer, which
-        # wants entries of size $1/\sqrt{d_{model}}$; the factor then brings words to
-        # size 1, that of the positions. PyTorch fills a table with size 1 already, as
-        # here, so words start out $\sqrt{d_{model}}$ times larger than that.
+        # needs entries of size $1/\sqrt{d_{model}}$; the factor then brings embeddings
+        # to size 1, that of the positions. PyTorch initializes a table with size 1, as
+        # here, so embeddings start out $\sqrt{d_{model}}$ times larger than that.
         self.scale = math.sqrt(d_model)
 
-        # No row is set aside for filler (`padding_idx`): which number that is, only the
-        # vocabulary knows. To keep filler from being read is the business of the mask.
+        # No row is reserved for padding (`padding_idx`): only the vocabulary knows its
+        # number. Padding is excluded by the mask.
         self.table = nn.Embedding(vocab_size, d_model)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -164,18 +174,18 @@ class Embeddings(nn.Module):
         check_tokens(tokens, self.table.num_embeddings)
         if tokens.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"`tokens` is {tokens.dtype}; use `tokens.long()`")
-        check_device("tokens", tokens, self.table.weight.device)
+        check_tensor("tokens", tokens, self.table.weight.device)
         x: Tensor = self.table(tokens)  # [..., d_model]
         return x * self.scale  # [..., d_model]
 
 
 class PositionalEncoding(nn.Module):
-    r"""Adds to each vector the sinusoids of its position, then drops some entries out.
+    r"""Adds to each vector the sinusoids of its position, then applies dropout.
 
     `x` is `[seq_len, batch_size, d_model]`: **positions run along the first axis**, and
-    batch-first data would be numbered along the batch without complaint. Nothing is
-    learned. The table holds `max_length` positions and is no part of checkpoints, so
-    one that was trained with another length still loads.
+    batch-first data would be numbered along the batch without an error. There are no
+    parameters. The table holds `max_length` positions and is not stored in checkpoints,
+    so one that was trained with another length still loads.
 
     Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device, a
     sequence longer than `max_length`, or a setting out of range.
@@ -195,47 +205,49 @@ class PositionalEncoding(nn.Module):
     ) -> None:
         super().__init__()
         check_sizes(d_model=d_model, max_length=max_length)
-        if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
-            raise ValueError(f"`dropout` (={dropout!r}) must lie between 0 and 1")
+        check_dropout(dropout)
         self.dropout = nn.Dropout(dropout)
         self.register_buffer("table", torch.empty(max_length, d_model), False)
         self._fill_table()
-        self.register_load_state_dict_post_hook(leave_meta)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(materialize_table)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
         x: Tensor,  # [seq_len, batch_size, d_model]
     ) -> Tensor:
-        """Add positions to `x`, which is left alone."""
+        """Add positions to `x`, which is not modified."""
         max_length, d_model = self.table.shape
         check_vectors(x, self.table)
         if x.shape[0] > max_length:
             raise ValueError(
                 f"`x` has {x.shape[0]} positions, but `max_length` is {max_length}; "
                 f"build `PositionalEncoding({d_model}, max_length={x.shape[0]})`, or "
-                f"turn batch-first data with `x.transpose(0, 1)`"
+                f"transpose batch-first data with `x.transpose(0, 1)`"
             )
-        # The same for each item of the batch. Cast, so that half precision stays half.
+        # The same for each item of the batch. Converted, so that the sum of positions
+        # with half precision is in half precision.
         table = self.table[: x.shape[0], None].to(x.dtype)  # [seq_len, 1, d_model]
         output: Tensor = self.dropout(x + table)  # [seq_len, batch_size, d_model]
         return output
 
     def _fill_table(self) -> None:
-        if not self.table.is_meta:  # where there is room for anything, but no values
+        if not self.table.is_meta:  # where tensors have no values
             self.table.copy_(sinusoids(*self.table.shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # All of `.to`, `.half`, `.to_empty` pass here. The table is written anew, not
-        # cast: up from float32 it would keep its errors, from "meta" it would be junk.
+        # `.to`, `.half`, `.double` and `.to_empty` all call this. The table is computed
+        # again rather than converted: from float32 to float64 it would keep its errors,
+        # and from the "meta" device it would be uninitialized memory.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._fill_table()
         return self
 
 
-def leave_meta(module: PositionalEncoding, _: Any) -> None:
-    """Give `module` its table when a model that was built on "meta" gets its weights.
+def materialize_table(module: PositionalEncoding, _: Any) -> None:
+    """Compute the table when a model that was built on "meta" loads its weights.
 
-    No checkpoint holds the table: it begins on the CPU, and `.to` moves it with them.
+    No checkpoint holds the table, and it cannot know where the weights are: it starts
+    on the CPU, and `.to` moves it together with them.
     """
     if module.table.is_meta:
         module.table = torch.empty_like(module.table, device="cpu")
@@ -249,11 +261,11 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
 
     $$P_{t,2i+1} = \cos(t / 10000^{2i/d_{model}})$$
 
-    Each pair of columns is a clock hand: it turns once in $2\pi$ positions in the first
-    pair, and ever more slowly in those after. So moving by $k$ positions turns every
-    hand by an angle that depends on $k$ alone, and the dot product of two rows depends
-    on nothing but their distance (where `d_model` is even; if it is odd, the last hand
-    lacks its cosine):
+    Each pair of columns is a point on a circle: it rotates once in $2\pi$ positions in
+    the first pair, and more slowly in each pair after it. A shift by $k$ positions
+    rotates every point by an angle that depends on $k$ alone, so the dot product of two
+    rows depends on nothing but their distance (where `d_model` is even; if it is odd,
+    the last pair has no cosine):
 
     >>> products = sinusoids(50, 8) @ sinusoids(50, 8).T
     >>> products.diagonal(3).allclose(products[0, 3])
@@ -267,18 +279,11 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
     row = torch.arange(max_length, dtype=torch.float64, device="cpu")  # [max_length]
     column = torch.arange(d_model, dtype=torch.float64, device="cpu")  # [d_model]
 
-    # Columns $2i$ and $2i + 1$ share a speed; the even one shows its sine.
+    # Columns $2i$ and $2i + 1$ have the same frequency; the even one is the sine.
     even = column % 2 == 0
-    speed = 10000 ** -((column - column % 2) / d_model)  # [d_model]
-    angle = row[:, None] * speed  # [max_length, d_model]
+    frequency = 10000 ** -((column - column % 2) / d_model)  # [d_model]
+    angle = row[:, None] * frequency  # [max_length, d_model]
     return torch.where(even, angle.sin(), angle.cos())  # [max_length, d_model]
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse sizes that no table can have."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
 
 
 def check_texts(texts: Iterable[str]) -> None:
@@ -291,23 +296,18 @@ def check_texts(texts: Iterable[str]) -> None:
 
 
 def check_tokens(tokens: Tensor, vocab_size: int) -> None:
-    """Refuse what does not number words, or not words of this vocabulary."""
+    """Refuse numbers that are not integers, or not in the vocabulary."""
     check_tensor("tokens", tokens)
     integral = not (tokens.is_floating_point() or tokens.is_complex())
     if not integral or tokens.dtype == torch.bool:
-        raise TypeError(f"`tokens` is {tokens.dtype}, but words have whole numbers")
-    # Values cannot be read in a compiler, on "meta", or under `vmap`. Elsewhere it is
-    # worth it: on a GPU a number beyond the table would bring down the whole process.
-    if torch.compiler.is_compiling() or not tokens.numel():
-        return
-    try:
-        low, high = (value.item() for value in tokens.long().aminmax())
-    except RuntimeError:
-        return
+        raise TypeError(f"`tokens` is {tokens.dtype}, but token numbers are integers")
+    # Reading the values costs a synchronization on a GPU. But there, an index beyond
+    # the table would end the whole process.
+    low, high = value_range(tokens)
     if low < 0 or high >= vocab_size:
         raise ValueError(
             f"`tokens` runs from {low} to {high}, but must lie between 0 and "
-            f"{vocab_size - 1}, as there are {vocab_size} words"
+            f"{vocab_size - 1}, as there are {vocab_size} tokens"
         )
 
 
@@ -322,19 +322,4 @@ def check_vectors(x: Tensor, table: Tensor) -> None:
             f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
             f"(={d_model})]; a lone sequence needs `x.unsqueeze(1)`"
         )
-    check_device("x", x, table.device)
-
-
-def check_tensor(name: str, x: Tensor) -> None:
-    """Refuse what is no dense tensor."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
-
-
-def check_device(name: str, x: Tensor, device: torch.device) -> None:
-    """Refuse a tensor that lies on another device than the module."""
-    if x.device != device:
-        where = f"`{name}` is on {x.device}, the module on {device}"
-        raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
+    check_tensor("x", x, table.device)

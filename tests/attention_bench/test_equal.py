@@ -38,7 +38,7 @@ def changed(name: str, change: Any) -> Implementation:
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_reference_is_the_formula(mask: str) -> None:
     setting = Setting(3, 5, mask, dtype=torch.float64, **SMALL)
-    weights, keep = convert.read(setting.core()), setting.attention_mask()
+    weights, keep = convert.extract(setting.core()), setting.attention_mask()
     allowed = torch.ones(5, 5, 3).bool() if keep is None else keep.expand(5, 5, 3)
     parameters = {
         part: tuple(tensor.tolist() for tensor in getattr(weights, part))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from headnotes import convert, masks
 from headnotes.compare import equivalence as compare
-from headnotes.compare.calling import DIALECTS, ask
+from headnotes.compare.calling import CALLS, call
 from headnotes.implementations import stages, valid_lens
 
 # As in the questions of `compare`, and pairwise distinct.
@@ -39,12 +39,12 @@ def question(device: torch.device) -> Question:
 def test_all_give_one_answer_where_keys_are_not_as_many_as_queries(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
-    x, memory, keep = question
-    expected, weights = ask(systems["core"], x, memory, keep)
+    x, memory, mask = question
+    expected, weights = call(systems["core"], x, memory, mask)
     assert weights is not None
-    assert weights.gt(0).equal(keep.unsqueeze(-1).expand_as(weights))
+    assert weights.gt(0).equal(mask.unsqueeze(-1).expand_as(weights))
     for name in ("valid_lens", "batch_first", "torch"):
-        output, shown = ask(systems[name], x, memory, keep)
+        output, shown = call(systems[name], x, memory, mask)
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(shown, weights)
 
@@ -53,36 +53,36 @@ def test_all_give_one_answer_where_keys_are_not_as_many_as_queries(
 def test_a_mask_for_all_batch_items_is_as_good_as_one_each(
     systems: dict[str, nn.Module], question: Question, name: str
 ) -> None:
-    x, memory, keep = question
-    keep = keep[..., :1]
-    expected, _ = ask(systems[name], x, memory, keep.expand(-1, -1, BATCH))
-    output, _ = ask(systems[name], x, memory, keep)
+    x, memory, mask = question
+    mask = mask[..., :1]
+    expected, _ = call(systems[name], x, memory, mask.expand(-1, -1, BATCH))
+    output, _ = call(systems[name], x, memory, mask)
     torch.testing.assert_close(output, expected)
 
 
 def test_torch_is_asked_in_the_layout_that_it_was_built_for(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
-    x, memory, keep = question
-    expected, weights = ask(systems["core"], x, memory, keep)
+    x, memory, mask = question
+    expected, weights = call(systems["core"], x, memory, mask)
     twin = convert.to(systems["core"], "torch", batch_first=True)
-    output, shown = ask(twin, x, memory, keep)
+    output, shown = call(twin, x, memory, mask)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(shown, weights)
 
 
 def refused(module: nn.Module, message: str, *asked: Any) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        ask(module, *asked)
+        call(module, *asked)
 
 
 def test_lengths_cannot_say_what_is_no_prefix(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
-    x, memory, keep = question
+    x, memory, mask = question
     assert isinstance(systems["valid_lens"], valid_lens.MultiHeadAttention)
-    message = "`keep` allows more than the first few keys of a query"
-    refused(systems["valid_lens"], message, x, memory, keep.flip(1))
+    message = "`mask` allows more than the first few keys of a query"
+    refused(systems["valid_lens"], message, x, memory, mask.flip(1))
 
 
 def test_what_is_always_causal_says_so(
@@ -90,29 +90,33 @@ def test_what_is_always_causal_says_so(
 ) -> None:
     x, memory, _ = question
     causal, module = masks.causal(Q_LEN, device=x.device), systems["causal"]
-    refused(module, "it reads only itself", x, memory, causal)
-    refused(module, "it is always causal, and nothing else", x, x, None)
+    refused(module, "it has self-attention only", x, memory, causal)
+    refused(module, "it is always causal, and takes no other mask", x, x, None)
     refused(
-        module, "it is always causal, and nothing else", x, x, causal.transpose(0, 1)
+        module,
+        "it is always causal, and takes no other mask",
+        x,
+        x,
+        causal.transpose(0, 1),
     )
 
 
 def test_what_knows_no_batch_is_asked_item_by_item(
     device: torch.device, question: Question
 ) -> None:
-    x, memory, keep = question
+    x, memory, mask = question
     module = stages.SelfAttention_v2(D_MODEL, 5).to(device, torch.float64)
-    output, weights = ask(module, x, x, None)
+    output, weights = call(module, x, x, None)
     assert weights is None
     for item in range(BATCH):
         torch.testing.assert_close(output[:, item], module(x[:, item]))
-    refused(module, "it reads only itself", x, memory, None)
-    refused(module, "it has no mask", x, x, keep)
+    refused(module, "it has self-attention only", x, memory, None)
+    refused(module, "it has no mask", x, x, mask)
 
 
 def test_an_unknown_dialect_is_refused_with_the_known_ones() -> None:
     x = torch.randn(3, 2, 5)
-    known = ", ".join(kind.__qualname__ for kind in DIALECTS)
-    message = f"`module` is a Linear, whose dialect is not known; known: {known}"
+    known = ", ".join(kind.__qualname__ for kind in CALLS)
+    message = f"`module` is a Linear, but must be one of {known}"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
-        ask(nn.Linear(5, 5), x, x, None)
+        call(nn.Linear(5, 5), x, x, None)

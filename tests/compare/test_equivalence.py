@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import oracle
 from headnotes import convert
 from headnotes.compare import equivalence as compare
-from headnotes.compare.calling import ask
+from headnotes.compare.calling import call
 
-BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HEADS, D_MODEL = 4, 24
 SETTINGS = ["no mask", "causal", "padding", "causal + padding", "cross"]
 BOUNDS = {torch.float32: 1e-6, torch.float64: 1e-13}
@@ -69,12 +69,12 @@ def test_who_has_no_words_for_a_question_says_so() -> None:
         for system, said in by_quantity["output"].items()
         if isinstance(said, str)
     }
-    always = "it is always causal, and nothing else"
+    always = "it is always causal, and takes no other mask"
     assert refusals == {
         ("no mask", "causal"): always,
         ("padding", "causal"): always,
         ("causal + padding", "causal"): always,
-        ("cross", "causal"): "it reads only itself",
+        ("cross", "causal"): "it has self-attention only",
     }
 
 
@@ -82,21 +82,21 @@ def test_who_has_no_words_for_a_question_says_so() -> None:
 def test_the_answers_are_those_of_the_loops(setting: str) -> None:
     systems = compare.systems(compare.SYSTEMS, dtype=torch.float64)
     case = compare.cases(D_MODEL, dtype=torch.float64)[setting]
-    weights = convert.read(systems["core"])
+    weights = convert.extract(systems["core"])
     parameters = {}
     for part in convert.PARTS:
         projection = getattr(weights, part)
         bias = projection.bias_or_zeros().tolist()
         parameters[part] = (projection.weight.tolist(), bias)
     shape = (len(case.x), len(case.memory), case.x.shape[1])
-    keep = torch.ones(shape).bool() if case.keep is None else case.keep.expand(shape)
+    keep = torch.ones(shape).bool() if case.mask is None else case.mask.expand(shape)
     memory = case.memory.tolist()
     output, attn = oracle.attention(
         case.x.tolist(), memory, memory, keep.tolist(), parameters, HEADS
     )
     for system in systems.values():
         try:
-            answer, shown = ask(system, case.x, case.memory, case.keep)
+            answer, shown = call(system, case.x, case.memory, case.mask)
         except ValueError:
             continue
         torch.testing.assert_close(answer, torch.tensor(output).double())
@@ -180,7 +180,7 @@ def test_asking_leaves_everything_as_it_was() -> None:
     before = copy.deepcopy([system.state_dict() for system in systems.values()])
     x = case.x.clone()
     for system, state in zip(systems.values(), before, strict=True):
-        compare.answers(system, case)
+        compare.results(system, case)
         assert all(p.grad is None for p in system.parameters())
         now = system.state_dict()
         assert all(now[name].equal(value) for name, value in state.items())

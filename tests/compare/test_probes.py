@@ -35,8 +35,8 @@ FOUND = {
         BEFORE,
         "on the weights; shown after it",
     ],
-    "biases unless asked": ["all four", "output only", "none", "all four", "all four"],
-    "weights begin in": ["±1/√d_model"] * 4 + ["±√(6/(4 d_model)), biases 0"],
+    "biases by default": ["all four", "output only", "none", "all four", "all four"],
+    "initial weights": ["±1/√d_model"] * 4 + ["±√(6/(4 d_model)), biases 0"],
     "returned": [
         SEQUENCE_FIRST,
         BATCH_FIRST,
@@ -44,7 +44,7 @@ FOUND = {
         f"{BATCH_FIRST}, [batch_size, heads, seq_len, seq_len]",
         f"{SEQUENCE_FIRST}, [batch_size, seq_len, seq_len]",
     ],
-    "a row without keys reads": [
+    "fully masked row": [
         ZERO,
         "cannot occur",
         ZERO,
@@ -52,7 +52,7 @@ FOUND = {
         "NaN, and NaN in the gradients",
     ],
     "float16 works": [HALF] * 5,
-    "stays on the module": [
+    "retained on the module": [
         "attn [seq_len, seq_len, batch_size, heads]",
         "mask [seq_len, seq_len]",
         "attention_weights [batch_size * heads, seq_len, seq_len]",
@@ -87,8 +87,8 @@ def test_another_fill_is_seen(
         return scores.softmax(dim=1)
 
     monkeypatch.setattr(mha, "masked_softmax", softmax)
-    assert probes.fill("core") == deepest
-    assert probes.empty_row("core") == empty
+    assert probes.fill_value("core") == deepest
+    assert probes.fully_masked_row("core") == empty
 
 
 def test_a_fill_that_float16_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +116,15 @@ def test_a_mask_that_is_inverted_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         mha.MultiHeadAttention, "prepare_mask", lambda *given: ~prepare(*given)
     )
-    assert probes.mask_sense("core") == "True: may not attend"
+    assert probes.mask_polarity("core") == "True: may not attend"
 
 
 def test_a_mask_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         mha, "masked_softmax", lambda scores, mask: scores.softmax(dim=1)
     )
-    assert probes.mask_sense("core") == "given True, query 1 reads [0, 1, 2]"
-    assert probes.fill("core") == "nothing"
+    assert probes.mask_polarity("core") == "given True, query 1 attends to [0, 1, 2]"
+    assert probes.fill_value("core") == "nothing"
 
 
 def test_another_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_dropout_whose_survivors_do_not_grow_is_seen(
 
 def test_what_keeps_its_graph_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "detach", lambda self: self)
-    assert "with its graph" in probes.stays("core")
+    assert "with its graph" in probes.retained_tensors("core")
 
 
 def test_a_mask_in_checkpoints_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_mask_in_checkpoints_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         register(self, name, tensor)
 
     monkeypatch.setattr(nn.Module, "register_buffer", persistent)
-    assert probes.stays("causal").endswith("; mask in checkpoints")
+    assert probes.retained_tensors("causal").endswith("; mask in checkpoints")
 
 
 def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,8 +171,8 @@ def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         nn.init.zeros_(self.bias)
 
     monkeypatch.setattr(nn.Linear, "reset_parameters", small)
-    assert probes.initialisation("core") not in FOUND["weights begin in"]
-    assert probes.initialisation("core").endswith("biases 0")
+    assert probes.initialization("core") not in FOUND["initial weights"]
+    assert probes.initialization("core").endswith("biases 0")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,6 @@ def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_system_is_born_as_its_author_would_build_it(
     name: str, kind: type[nn.Module]
 ) -> None:
-    module = probes.born(name)
+    module = probes.default_module(name)
     assert type(module) is kind
     assert all(p.shape for p in module.parameters())

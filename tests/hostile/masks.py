@@ -419,7 +419,7 @@ for convention, there, back, _ in CONVENTIONS:
     from_others(convention, there, back)
 
 
-@attack("masks.compact.to_valid_lens")
+@attack("masks.conventions.to_valid_lens")
 def to_valid_lens(dice: Dice) -> Call:
     given = given_mask(dice)
 
@@ -434,7 +434,7 @@ def to_valid_lens(dice: Dice) -> Call:
     return made
 
 
-@attack("masks.compact.to_is_causal")
+@attack("masks.conventions.to_is_causal")
 def to_is_causal(dice: Dice) -> Call:
     q_len, k_len = dice.roll(0, 4), dice.roll(0, 4)
     given = given_mask(dice)
@@ -454,7 +454,7 @@ def to_is_causal(dice: Dice) -> Call:
     return made
 
 
-@attack("masks.compact.to_cu_seqlens")
+@attack("masks.conventions.to_cu_seqlens")
 def to_cu_seqlens(dice: Dice) -> Call:
     given = given_mask(dice)
     if not dice.chance(3):
@@ -475,7 +475,7 @@ def to_cu_seqlens(dice: Dice) -> Call:
     return made
 
 
-@attack("masks.compact.from_cu_seqlens")
+@attack("masks.conventions.from_cu_seqlens")
 def from_cu_seqlens(dice: Dice) -> Call:
     n = dice.roll(0, 3)
     dtype = dice.pick((torch.int32, torch.int64))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headnotes import convert, mha
+from headnotes import convert, fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from hostile.attention import awake, call, need
 from hostile.dice import FLOATS, Dice
@@ -24,6 +24,7 @@ KINDS: dict[str, Callable[[int, int], nn.Module]] = {
     "wrapper": lambda d, heads: stages.MultiHeadAttentionWrapper(d, d, 3, 0.1, heads),
     "torch": lambda d, heads: nn.MultiheadAttention(d, heads),
     "fused": lambda d, heads: convert.Fused(d, heads, "heads 3 d_k"),
+    "fast": lambda d, heads: fast.MultiHeadAttention(heads, d),
 }
 
 TYPES = tuple(type(make(2, 1)) for make in KINDS.values())
@@ -75,7 +76,7 @@ def new_module(dice: Dice) -> tuple[str, Any]:
 
 
 def readable(module: Any) -> None:
-    need(type(module) in TYPES, "it is no spoke")
+    need(type(module) in TYPES, "no format describes it")
     parameters = list(module.parameters())
     lazy = any(isinstance(p, nn.UninitializedParameter) for p in parameters)
     need(not lazy, "it is lazy")
@@ -89,7 +90,7 @@ def shared(result: Any, parameters: Iterable[Tensor]) -> bool:
     return any(x.untyped_storage().data_ptr() in taken for x in made)
 
 
-@attack("convert.read")
+@attack("convert.extract")
 def read(dice: Dice) -> Call:
     _, module = new_module(dice)
     given = {"module": module}
@@ -106,7 +107,7 @@ def read(dice: Dice) -> Call:
         assert d_out % result.heads == 0
         assert len(result.key.weight) == len(result.value.weight) == d_out
 
-    return call(dice, convert.read, given, judge, module=odd_module(dice))
+    return call(dice, convert.extract, given, judge, module=odd_module(dice))
 
 
 ORDERS = ("3 heads d_k", "heads 3 d_k")
@@ -154,7 +155,7 @@ def to(dice: Dice) -> Call:
         need(type(length) is int and length > 0, "it is no length")
         need(order in ORDERS, "there is no such order")
         need(given.keys().isdisjoint({"heads", "d_model", "nonsense"}), "no setting")
-        there, here = convert.read(result), convert.read(module)
+        there, here = convert.extract(result), convert.extract(module)
         assert there.heads == here.heads
         assert result.training == module.training
         assert torch.random.get_rng_state().equal(before), "used random numbers"

@@ -608,8 +608,8 @@ def test_unknown_keywords_are_refused() -> None:
 
 ITEM = "[batch_size] or [batch_size, q_len] = [3] or [3, 5]"
 INTEGERS = (
-    "but lengths are integers; from a padding mask [batch_size, k_len] with all filler "
-    "at its end, use `mask.sum(dim=1)`"
+    "but lengths are integers; from a padding mask [batch_size, k_len] with all "
+    "padding at its end, use `mask.sum(dim=1)`"
 )
 RANGE = (
     "but must lie between 0 and `k_len` (=7); use `valid_lens.clamp(0, 7)` if meant so"
@@ -663,7 +663,7 @@ RANGE = (
         (
             {"keys": torch.randn(BATCH, K_LEN, D_MODEL, device="meta")},
             ValueError,
-            "`keys` is on meta, not on cpu; use `keys.to('cpu')`",
+            "`keys` is on meta, the module on cpu; use `keys.to('cpu')`",
         ),
         (
             {"values": torch.randn(BATCH, K_LEN, D_MODEL).to_sparse()},
@@ -728,7 +728,7 @@ RANGE = (
         (
             {"valid_lens": PER_ITEM.to("meta")},
             ValueError,
-            "`valid_lens` is on meta, not on cpu; use `valid_lens.to('cpu')`",
+            "`valid_lens` is on meta, `queries` on cpu; use `valid_lens.to('cpu')`",
         ),
     ],
 )

@@ -287,25 +287,27 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: padding([3, 2], 4),  # type: ignore[arg-type]
             TypeError,
-            "`valid_lens` must be a tensor, but is a list; use "
-            "`torch.tensor(valid_lens)`",
+            "`valid_lens` must be a tensor, but is a list",
         ),
         (
             lambda: padding(torch.tensor([True, False]), 4),
             TypeError,
-            "`valid_lens` is torch.bool, but lengths are integers; from a mask "
-            "[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`",
+            "`valid_lens` is torch.bool, but lengths are integers; from a padding "
+            "mask [batch_size, k_len] with all padding at its end, use "
+            "`mask.sum(dim=1)`",
         ),
         (
             lambda: padding(torch.tensor([3.0]), 4),
             TypeError,
-            "`valid_lens` is torch.float32, but lengths are integers; from a mask "
-            "[batch_size, k_len] with all filler at its end, use `mask.sum(dim=1)`",
+            "`valid_lens` is torch.float32, but lengths are integers; from a padding "
+            "mask [batch_size, k_len] with all padding at its end, use "
+            "`mask.sum(dim=1)`",
         ),
         (
             lambda: padding(torch.ones(2, 3, 5).long(), 4),
             ValueError,
-            "`valid_lens` has shape [2, 3, 5], not [batch_size] or [batch_size, q_len]",
+            "`valid_lens` has shape [2, 3, 5], not [batch_size] nor [batch_size, "
+            "q_len]",
         ),
         (
             lambda: padding(torch.tensor([3, 5]), 4),
@@ -327,13 +329,14 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: combine(causal(3), [[True]]),  # type: ignore[arg-type]
             TypeError,
-            "`masks[1]` must be a tensor, but is a list; use `torch.tensor(masks[1])`",
+            "`masks[1]` must be a tensor, but is a list",
         ),
         (
             lambda: combine(causal(3), torch.zeros(3, 3, 1)),
             TypeError,
-            "`masks[1]` is torch.float32, not bool or integer 0/1; use `mask.bool()` "
-            "if it holds 0 and 1, `masks.from_additive(mask)` if 0 and -inf",
+            "`masks[1]` is torch.float32, not bool or integer 0/1 with 1 for 'may "
+            "attend'; use `masks[1].bool()` for 0 and 1, "
+            "`masks.from_additive(masks[1])` for 0 and -inf",
         ),
         (
             lambda: causal(3, corner="lower right"),  # type: ignore[arg-type]
@@ -369,7 +372,7 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: block_diagonal([2, 3]),  # type: ignore[arg-type]
             TypeError,
-            "`lengths` must be a tensor, but is a list; use `torch.tensor(lengths)`",
+            "`lengths` must be a tensor, but is a list",
         ),
         (
             lambda: block_diagonal(torch.tensor([2, -1])),
@@ -400,14 +403,14 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: block_diagonal(torch.tensor([2, 3]), torch.tensor([5])),
             ValueError,
-            "`k_lengths` has 1 items on cpu, `lengths` 2 items on cpu",
+            "`k_lengths` has 1 items, `lengths` 2; give one for each document",
         ),
         (
             lambda: block_diagonal(
                 torch.tensor([2, 3]), torch.tensor([2, 3], device="meta")
             ),
             ValueError,
-            "`k_lengths` has 2 items on meta, `lengths` 2 items on cpu",
+            "`k_lengths` is on meta, `lengths` on cpu; use `k_lengths.to('cpu')`",
         ),
         (
             lambda: block_diagonal(torch.tensor([2, 3], device="meta")),
@@ -445,7 +448,7 @@ def test_lengths_may_be_mapped_over() -> None:
             lambda: combine(torch.ones(3, 3).bool()),
             ValueError,
             "`masks[0]` has shape [3, 3], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `masks[0].unsqueeze(-1)`",
         ),
         (
             lambda: combine(causal(3, 5), causal(3, 7)),
@@ -468,12 +471,13 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: combine(causal(3), causal(3, device="meta")),
             ValueError,
-            "`masks[1]` is on meta, the masks before it on cpu; use `mask.to('cpu')`",
+            "`masks[1]` is on meta, the masks before it on cpu; use "
+            "`masks[1].to('cpu')`",
         ),
         (
             lambda: combine(causal(2), torch.tensor([[[5], [1]], [[0], [-2]]])),
             ValueError,
-            "`masks[1]` holds -2 to 5, not 0/1; write `mask == 1`",
+            "`masks[1]` holds -2 to 5, not 0/1; write `masks[1] == 1`",
         ),
     ],
 )

@@ -322,7 +322,7 @@ def test_masks_may_be_mapped_over(name: str) -> None:
 
 def test_what_floats_mean_is_not_guessed() -> None:
     mask = torch.zeros(Q_LEN, K_LEN, BATCH_SIZE)
-    name = re.escape("`masks.from_additive(mask)` if 0 and -inf")
+    name = re.escape("`masks.from_additive(mask)` for 0 and -inf")
     for to in (masks.to_sdpa, masks.to_keras, masks.to_key_mask, masks.to_additive):
         with pytest.raises(TypeError, match=name):
             to(mask)
@@ -356,18 +356,20 @@ DIFFERENT[1, 4, 2, 3] = False
         (
             lambda: masks.to_mha(MASK[0], 2),
             ValueError,
-            "`mask` has shape [5, 2], not [q_len or 1, k_len, batch_size or 1]",
+            "`mask` has shape [5, 2], not [q_len or 1, k_len, batch_size or 1]; a "
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
         ),
         (
             lambda: masks.to_sdpa(MASK.float()),
             TypeError,
-            "`mask` is torch.float32, not bool or integer 0/1; use `mask.bool()` if it "
-            "holds 0 and 1, `masks.from_additive(mask)` if 0 and -inf",
+            "`mask` is torch.float32, not bool or integer 0/1 with 1 for 'may "
+            "attend'; use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for "
+            "0 and -inf",
         ),
         (
             lambda: masks.to_keras(torch.tensor([[[0], [1], [3]]])),
             ValueError,
-            "`mask` holds 3 at [0, 2, 0], not 0 or 1",
+            "`mask` holds 0 to 3, not 0/1; write `mask == 1`",
         ),
         (
             lambda: masks.from_mha(MASK[0, 0], 2),
@@ -383,14 +385,14 @@ DIFFERENT[1, 4, 2, 3] = False
         (
             lambda: masks.from_mha(~DIFFERENT.flatten(0, 1), 7),
             ValueError,
-            "`attn_mask` treats key 3 of query 2 and batch item 1 differently in heads "
-            "0 and 4, but a mask of this house is one for all heads",
+            "`attn_mask` treats key 3 of query 2 and batch item 1 differently in "
+            "heads 0 and 4, but a mask of Headnotes is the same for all heads",
         ),
         (
             lambda: masks.from_sdpa(DIFFERENT),
             ValueError,
-            "`attn_mask` treats key 3 of query 2 and batch item 1 differently in heads "
-            "0 and 4, but a mask of this house is one for all heads",
+            "`attn_mask` treats key 3 of query 2 and batch item 1 differently in "
+            "heads 0 and 4, but a mask of Headnotes is the same for all heads",
         ),
         (
             lambda: masks.from_mha(MASK[..., 0].int(), 2),
@@ -453,13 +455,15 @@ DIFFERENT[1, 4, 2, 3] = False
             lambda: masks.to_key_mask(MASK.clone().index_fill_(0, torch.tensor(2), 0)),
             ValueError,
             "`mask` treats key 0 of batch item 0 differently for queries 0 and 2, "
-            "which [batch_size, k_len] cannot say; use `to_sdpa` or `to_mha`",
+            "which a [batch_size, k_len] mask cannot represent; use `to_sdpa` or "
+            "`to_mha`",
         ),
         (
             lambda: masks.to_key_padding_mask(masks.causal(3)),
             ValueError,
             "`mask` treats key 1 of batch item 0 differently for queries 0 and 1, "
-            "which [batch_size, k_len] cannot say; use `to_sdpa` or `to_mha`",
+            "which a [batch_size, k_len] mask cannot represent; use `to_sdpa` or "
+            "`to_mha`",
         ),
         (
             lambda: masks.from_key_padding_mask(torch.tensor([[0, 1]])),
@@ -480,14 +484,14 @@ DIFFERENT[1, 4, 2, 3] = False
         (
             lambda: masks.from_keras(MASK.float()),
             TypeError,
-            "`attention_mask` is torch.float32, not bool or integer 0/1; use "
-            "`attention_mask.bool()` if it holds 0 and 1, "
-            "`masks.from_additive(attention_mask)` if 0 and -inf",
+            "`attention_mask` is torch.float32, not bool or integer 0/1 with 1 for "
+            "'may attend'; use `attention_mask.bool()` for 0 and 1, "
+            "`masks.from_additive(attention_mask)` for 0 and -inf",
         ),
         (
             lambda: masks.from_key_mask(torch.tensor([[1, 2]])),
             ValueError,
-            "`key_mask` holds 2 at [0, 1], not 0 or 1",
+            "`key_mask` holds 1 to 2, not 0/1; write `key_mask == 1`",
         ),
         (
             lambda: masks.from_huggingface([1, 0]),  # type: ignore[arg-type]
@@ -503,13 +507,13 @@ DIFFERENT[1, 4, 2, 3] = False
         (
             lambda: masks.from_huggingface(torch.tensor([[1, 0], [2, 1]])),
             ValueError,
-            "`attention_mask` holds 2 at [1, 0], not 0 or 1",
+            "`attention_mask` holds 0 to 2, not 0/1; write `attention_mask == 1`",
         ),
         (
             lambda: masks.from_huggingface(DIFFERENT),
             ValueError,
             "`attention_mask` treats key 3 of query 2 and batch item 1 differently in "
-            "heads 0 and 4, but a mask of this house is one for all heads",
+            "heads 0 and 4, but a mask of Headnotes is the same for all heads",
         ),
     ],
 )

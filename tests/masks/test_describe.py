@@ -158,7 +158,7 @@ def some_mask() -> Tensor:
 
 
 def test_the_words_say_this_mask_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["headnotes.masks.describe"], "ROWS", 100)
+    monkeypatch.setattr(sys.modules["headnotes.masks.describe"], "MAX_ROWS", 100)
     said = set()
     for _ in range(3000):
         mask = some_mask()
@@ -441,7 +441,7 @@ def test_words_do_not_depend_on_the_device(device: torch.device) -> None:
         (
             torch.full((3, 5, 2), 2),
             ValueError,
-            "`mask` holds integers beyond 0 and 1; write `mask == 1`",
+            "`mask` holds 2 to 2, not 0/1; write `mask == 1`",
         ),
         (
             torch.ones(3, 5, 2, dtype=torch.complex64),

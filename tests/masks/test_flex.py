@@ -140,7 +140,7 @@ PER_HEAD[4, 3] = False
         (
             lambda: masks.to_mask_mod(torch.tensor([[[1]], [[-1]]])),
             ValueError,
-            "`mask` holds -1 at [1, 0, 0], not 0 or 1",
+            "`mask` holds -1 to 1, not 0/1; write `mask == 1`",
         ),
         (
             lambda: masks.from_mask_mod(True, 3, 5),  # type: ignore[arg-type]
@@ -155,13 +155,15 @@ PER_HEAD[4, 3] = False
         (
             lambda: masks.to_mask_mod(torch.zeros(3, 5, 2)),
             TypeError,
-            "`mask` is torch.float32, not bool or integer 0/1; use `mask.bool()` if it "
-            "holds 0 and 1, `masks.from_additive(mask)` if 0 and -inf",
+            "`mask` is torch.float32, not bool or integer 0/1 with 1 for 'may "
+            "attend'; use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for "
+            "0 and -inf",
         ),
         (
             lambda: masks.to_block_mask(torch.ones(3, 5).bool()),
             ValueError,
-            "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]",
+            "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]; a "
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
         ),
         (
             lambda: masks.from_mask_mod(lambda b, h, q, k: k <= q, 3, 0),
@@ -177,7 +179,7 @@ PER_HEAD[4, 3] = False
             lambda: masks.from_mask_mod(lambda b, h, q, k: PER_HEAD[h, k], 3, 5, 2, 7),
             ValueError,
             "`mask_mod` treats key 3 of query 0 and batch item 0 differently in heads "
-            "0 and 4, but a mask of this house is one for all heads",
+            "0 and 4, but a mask of Headnotes is the same for all heads",
         ),
         (
             lambda: masks.from_block_mask(
@@ -187,7 +189,7 @@ PER_HEAD[4, 3] = False
             ),
             ValueError,
             "`block_mask` treats key 3 of query 0 and batch item 0 differently in "
-            "heads 0 and 4, but a mask of this house is one for all heads",
+            "heads 0 and 4, but a mask of Headnotes is the same for all heads",
         ),
         (
             lambda: masks.to_block_mask(torch.ones(3, 0, 2).bool()),
@@ -197,7 +199,7 @@ PER_HEAD[4, 3] = False
         (
             lambda: masks.to_block_mask(torch.ones(1, 1, 1, device="meta").bool()),
             ValueError,
-            "`mask` is on meta, where there are no values to tell blocks by",
+            "`mask` is on meta, where there are no values to find blocks by",
         ),
         (
             lambda: masks.from_block_mask(masks.causal(3)),  # type: ignore[arg-type]

@@ -448,15 +448,15 @@ def test_what_is_kept_for_the_way_back_is_linear() -> None:
 def scores_computed(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[int]:
     """How many scores a head has in forward, and how many in backward."""
     counts: list[int] = []
-    compare = online_softmax.compare
+    block_scores = online_softmax.block_scores
 
     def counting(*arguments: Any) -> Tensor:
-        scores = compare(*arguments)
+        scores = block_scores(*arguments)
         counts.append(scores.shape[-2] * scores.shape[-1])
         return scores
 
     with monkeypatch.context() as patch:
-        patch.setattr(online_softmax, "compare", counting)
+        patch.setattr(online_softmax, "block_scores", counting)
         xs = [x.requires_grad_() for x in inputs(64, 64)]
         output = online_softmax_attention(*xs, q_block=8, k_block=16, **options)
         yield sum(counts)

@@ -1,1 +1,1 @@
-"""Attention as several systems write it, called alike and compared."""
+"""Implementations of other systems: called in one way, compared and probed."""

@@ -2,16 +2,16 @@ r"""# Comparing implementations
 
 Two attentions are the same computation if, given the same weights and the same input,
 they give the same output *and the same gradients*: with equal outputs alone they could
-still learn differently. So each implementation of this house is handed one set of
-weights, is asked one question in its own [dialect](calling.md), and answers with three
-tensors. What the [equivalence matrix](../../compare/equivalence.md) shows is measured
-here, and the tests run the same lines.
+train differently. So each implementation gets the same weights and the same input, in
+its own [calling convention](calling.md), and its output, its input gradient and its
+weight gradients are compared. The [equivalence
+matrix](../../compare/equivalence.md) is measured here, and the tests run the same code.
 
 A difference is given **relative to the largest entry**, so that a gradient of 40 and
-an output of 0.4 are held to the same standard. Rounding alone makes about
+an output of 0.4 have the same tolerance. Rounding alone makes about
 $10^{-7}$ in float32 and $10^{-16}$ in float64.
 
-Source: the five systems are those of the pages under *As others write it*, of the
+Source: the five systems are those of the pages on other implementations, of the
 [core](../mha.md), and of
 [`torch.nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html).
 """
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from headnotes import convert, masks, mha
-from headnotes.compare.calling import ask
+from headnotes.compare.calling import call
 from headnotes.implementations import stages
 
 # The systems with separate heads and an output projection, which can hold any weights.
@@ -45,26 +45,27 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Case:
-    """One question: who asks, who is read, what is allowed."""
+    """The input of one comparison."""
 
-    x: Tensor  # asks: [q_len, batch_size, d_model]
-    memory: Tensor  # is read: [k_len, batch_size, d_model]; `x` in self-attention
-    keep: Tensor | None  # a mask of this house
+    x: Tensor  # gives the queries: [q_len, batch_size, d_model]
+    memory: Tensor  # the keys and values: [k_len, batch_size, d_model], or `x` itself
+    mask: Tensor | None  # in the convention of Headnotes
 
 
 def cases(d_model: int, **like: Any) -> dict[str, Case]:
-    r"""The five questions; `like` is the dtype and device of their tensors.
+    r"""The five cases; `like` is the dtype and device of their tensors.
 
     >>> list(cases(10))
     ['no mask', 'causal', 'padding', 'causal + padding', 'cross']
     """
-    # Drawn on the CPU in float64: the same question on every device, in every dtype.
-    seeded = torch.Generator().manual_seed(7)
-    draw = partial(torch.randn, generator=seeded, dtype=torch.float64)
+    # Random numbers from the CPU, in float64: the same on every device, in every dtype.
+    generator = torch.Generator().manual_seed(7)
+    randn = partial(torch.randn, generator=generator, dtype=torch.float64)
     q_len, k_len, batch_size = 7, 5, 3
-    x = draw(q_len, batch_size, d_model)  # [q_len, batch_size, d_model]
-    memory = draw(k_len, batch_size, d_model)  # [k_len, batch_size, d_model]
-    x, memory = x.to(**like), memory.to(**like)
+    x = randn(q_len, batch_size, d_model)  # [q_len, batch_size, d_model]
+    memory = randn(k_len, batch_size, d_model)  # [k_len, batch_size, d_model]
+    x = x.to(**like)
+    memory = memory.to(**like)
     causal_mask = masks.causal(q_len, device=x.device)  # [q_len, q_len, 1]
     lengths = torch.tensor([7, 5, 2], device=x.device)  # [batch_size]
     padding = masks.padding(lengths, q_len)  # [1, q_len, batch_size]
@@ -83,9 +84,9 @@ def systems(
 ) -> dict[str, nn.Module]:
     r"""The named targets of `convert`, all with the same weights.
 
-    The weights are larger than those that modules are born with: with the usual ones
-    attention is nearly uniform, and a wrong mask or scale changes little. The stages
-    know no output projection, so with them it is the identity for all.
+    The weights are larger than the usual initialization, with which attention is nearly
+    uniform, and a wrong mask or scale changes little. The stages have no output
+    projection, so it is the identity in all modules if a stage is among them.
 
     >>> same = systems(["core", "torch"])
     >>> same["core"].output.weight.equal(same["torch"].out_proj.weight)
@@ -103,49 +104,51 @@ def systems(
                     linear.linear.bias.zero_()
                 core.output.bias.zero_()
     core.to(**like)
-    longest = {"context_length": 7}
-    settings = dict.fromkeys(("causal", "causal_head", "wrapper"), longest)
+    length = {"context_length": 7}
+    settings = dict.fromkeys(("causal", "causal_head", "wrapper"), length)
     return {name: convert.to(core, name, **settings.get(name, {})) for name in targets}
 
 
-def answers(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
-    r"""What `module` says to `case`: its output, and two kinds of gradient, in parts.
+def results(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
+    r"""The output of `module` for `case`, and two kinds of gradient, in parts.
 
     The keys are "output", "input gradient" and "weight gradients"; the module itself
-    is left as it was. Raises `ValueError` where it has no words for the question.
+    is not modified. Raises `ValueError` where it cannot compute the case.
     """
     module = copy.deepcopy(module)
     x = case.x.clone().requires_grad_()  # [q_len, batch_size, d_model]
-    alone, memory = case.memory is case.x, x
-    if not alone:
+    memory = x
+    inputs = {"x": x}
+    if case.memory is not case.x:
         memory = case.memory.clone().requires_grad_()  # [..., batch_size, d_model]
-    output = ask(module, x, memory, case.keep)[0]  # [q_len, batch_size, d_model]
-    # The gradient that arrives from above: the same random one for all.
-    draw = torch.Generator().manual_seed(13)
-    above = torch.randn(output.shape, generator=draw, dtype=torch.float64)
-    leaves = [x] if alone else [x, memory]
+        inputs["memory"] = memory
+    output = call(module, x, memory, case.mask)[0]  # [q_len, batch_size, d_model]
+    # The gradient of the loss with respect to the output: the same random one for all.
+    generator = torch.Generator().manual_seed(13)
+    grad_output = torch.randn(output.shape, generator=generator, dtype=torch.float64)
     parameters = list(module.parameters())
-    gradients = torch.autograd.grad(output, [*leaves, *parameters], above.to(output))
+    gradients = torch.autograd.grad(
+        output, [*inputs.values(), *parameters], grad_output.to(output)
+    )
+    input_gradients = gradients[: len(inputs)]
+    parameter_gradients = gradients[len(inputs) :]
 
-    # A gradient has the shape of its parameter. Put in its place, it is carried by
-    # `convert` to where the other implementations have theirs.
+    # A gradient has the shape of its parameter. Copied into it, it is converted by
+    # `extract` to the common layout, as the weights are.
     with torch.no_grad():
-        for parameter, gradient in zip(
-            parameters, gradients[len(leaves) :], strict=True
-        ):
+        for parameter, gradient in zip(parameters, parameter_gradients, strict=True):
             parameter.copy_(gradient)
-    read = convert.read(module)
+    extracted = convert.extract(module)
     weights = {}
-    for name in ("query", "key", "value", "output"):
-        projection: convert.Projection = getattr(read, name)
+    for name in convert.PARTS:
+        projection: convert.Projection = getattr(extracted, name)
         if name != "output" or not isinstance(module, STAGES):
             weights[f"{name}.weight"] = projection.weight
             if projection.bias is not None:
                 weights[f"{name}.bias"] = projection.bias
-    inputs = zip(("x", "memory"), gradients[: len(leaves)], strict=False)
     return {
         "output": {"output": output.detach()},
-        "input gradient": dict(inputs),
+        "input gradient": dict(zip(inputs, input_gradients, strict=True)),
         "weight gradients": weights,
     }
 
@@ -159,49 +162,51 @@ def difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     0.01
     """
     shared = [name for name in a if name in b]
-    apart = max((a[name] - b[name]).abs().max().item() for name in shared)
+    max_error = max((a[name] - b[name]).abs().max().item() for name in shared)
     largest = max(part[name].abs().max().item() for part in (a, b) for name in shared)
-    if not (math.isfinite(apart) and math.isfinite(largest)):
-        return math.inf  # NaN is equal to nothing, but smaller than everything to `max`
-    return apart / largest if largest else 0.0
+    # A NaN is different from everything, but `max` would pass over it.
+    if not (math.isfinite(max_error) and math.isfinite(largest)):
+        return math.inf
+    return max_error / largest if largest else 0.0
 
 
 def matrix(
-    modules: dict[str, nn.Module], questions: dict[str, Case]
+    modules: dict[str, nn.Module], cases: dict[str, Case]
 ) -> dict[str, dict[str, dict[str, float | str]]]:
-    r"""For each question, quantity and module: how far it is from the farthest other.
+    r"""For each case, quantity and module: the largest difference to any other module.
 
-    Where a module has no words for a question, its own refusal stands in place of a
-    number.
+    Where a module cannot compute a case, the message of its error is in the cell.
 
     >>> d_model = 24
     >>> cells = matrix(systems(["core", "causal", "torch"]), cases(d_model))
     >>> cells["causal"]["output"]["core"] < 1e-6
     True
     >>> cells["padding"]["output"]["causal"]
-    'it is always causal, and nothing else'
+    'it is always causal, and takes no other mask'
     """
     cells: dict[str, dict[str, dict[str, float | str]]] = {}
-    for setting, case in questions.items():
-        said = {}
-        refused: dict[str, float | str] = {}
+    for setting, case in cases.items():
+        computed = {}
+        messages: dict[str, float | str] = {}
         for name, module in modules.items():
             try:
-                said[name] = answers(module, case)
-            except ValueError as refusal:
-                refused[name] = str(refusal)
+                computed[name] = results(module, case)
+            except ValueError as error:
+                messages[name] = str(error)
         cells[setting] = {}
         for quantity in ("output", "input gradient", "weight gradients"):
-            farthest: dict[str, float | str] = dict.fromkeys(said, 0.0)
-            for one, other in itertools.permutations(said, 2):
-                apart = difference(said[one][quantity], said[other][quantity])
-                farthest[one] = max(float(farthest[one]), apart)
-            cells[setting][quantity] = farthest | refused
+            largest: dict[str, float | str] = dict.fromkeys(computed, 0.0)
+            for one, other in itertools.permutations(computed, 2):
+                distance = difference(
+                    computed[one][quantity], computed[other][quantity]
+                )
+                largest[one] = max(float(largest[one]), distance)
+            cells[setting][quantity] = largest | messages
     return cells
 
 
 def worst(cells: dict[str, dict[str, dict[str, float | str]]]) -> float:
-    r"""The largest number of a matrix: how far the farthest pair is apart.
+    r"""The largest number of a matrix: the difference of the most different pair.
 
     >>> worst({"causal": {"output": {"core": 1e-7, "v1": "it has no mask"}}})
     1e-07

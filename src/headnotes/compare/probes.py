@@ -1,12 +1,12 @@
 r"""# Probing implementations
 
-What does an attention do with a mask, with dropout, with a row that may see nothing?
-Its documentation may say; its behaviour always does. Each function here asks one such
-question by *doing* something to a module and looking at what happens. The table of [who
-differs how](../../compare/differences.md) is made of the answers.
+What does an implementation do with a mask, with dropout, with a fully masked row? Its
+documentation may say; its behavior always shows. Each function here is one experiment:
+it calls a module and describes what happens. The results make the table of [differences
+between systems](../../compare/differences.md).
 
-A probe is given the name of a system, as [`convert`](../convert.md) knows it, makes the
-module that it needs, and answers in a few words.
+A probe takes the name of a system, a format of [`convert`](../convert.md), builds the
+module that it needs, and returns its finding in a few words.
 
 Source: the questions are those on which published walk-throughs of attention disagree;
 the [errata](../../compare/errata.md) list them one by one.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headnotes import convert, masks, mha
-from headnotes.compare.calling import ask
+from headnotes.compare.calling import call
 from headnotes.implementations import batch_first, causal, valid_lens
 
 # Pairwise distinct, so that a shape names its axes.
@@ -34,8 +34,8 @@ AXES = {
     BATCH * HEADS: "batch_size * heads",
 }
 
-# Each as its author would build it, with all that is optional left out.
-BORN: dict[str, Callable[[int, int], nn.Module]] = {
+# Each with the default values of all options.
+DEFAULT_MODULES: dict[str, Callable[[int, int], nn.Module]] = {
     "core": lambda d, heads: mha.MultiHeadAttention(heads, d),
     "causal": lambda d, heads: causal.MultiHeadAttention(d, d, SEQ_LEN, 0.1, heads),
     "valid_lens": lambda d, heads: valid_lens.MultiHeadAttention(d, heads, 0.1),
@@ -43,7 +43,7 @@ BORN: dict[str, Callable[[int, int], nn.Module]] = {
     "torch": lambda d, heads: nn.MultiheadAttention(d, heads),
 }
 
-# How each is called by those who know it, for self-attention without a mask.
+# How each is called by its users, for self-attention without a mask.
 CALL: dict[str, Callable[[Any, Tensor], Any]] = {
     "core": lambda module, x: module(query=x, key=x, value=x),
     "causal": lambda module, x: module(x),
@@ -53,17 +53,17 @@ CALL: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-def born(name: str, d_model: int = D_MODEL, heads: int = HEADS) -> Any:
-    """A new module; where its weights wait for a first call, they have come."""
-    module = BORN[name](d_model, heads)
+def default_module(name: str, d_model: int = D_MODEL, heads: int = HEADS) -> Any:
+    """A new module; weights that the first call initializes are initialized."""
+    module = DEFAULT_MODULES[name](d_model, heads)
     CALL[name](module, torch.zeros(1, 1, d_model))
     return module
 
 
-def clear(name: str, *, query: float = 1.0, d_k: int = D_K) -> Any:
-    """A module that hides nothing: one head, its query a multiple of the input.
+def identity_attention(name: str, *, query: float = 1.0, d_k: int = D_K) -> Any:
+    """A module of one head, whose query is a multiple of its input.
 
-    All other projections are the identity, so what it reads can be read off.
+    All other projections are the identity, so the output is the context itself.
     """
     core = mha.MultiHeadAttention(1, d_k, 0.0)
     with torch.no_grad():
@@ -76,9 +76,9 @@ def clear(name: str, *, query: float = 1.0, d_k: int = D_K) -> Any:
     return convert.to(core.eval(), name, **length)
 
 
-def looking_back(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Causal self-attention, the one question that all of them understand."""
-    return ask(module, x, x, masks.causal(len(x)))
+def causal_self_attention(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Causal self-attention, the one case that all systems can compute."""
+    return call(module, x, x, masks.causal(len(x)))
 
 
 def axes(x: Tensor) -> str:
@@ -87,12 +87,12 @@ def axes(x: Tensor) -> str:
 
 
 def layout(name: str) -> str:
-    r"""Which axis is the batch? The one along which nothing spreads.
+    r"""Which axis is the batch? The one along which a change does not spread.
 
     >>> layout("core"), layout("causal")
     ('[seq_len, batch_size, d_model]', '[batch_size, seq_len, d_model]')
     """
-    module = born(name).eval()
+    module = default_module(name).eval()
     x = torch.randn(BATCH, BATCH, D_MODEL)
     changed = x.clone()
     changed[0] += 1
@@ -109,53 +109,60 @@ def call_first(name: str, module: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def mask_sense(name: str) -> str:
-    r"""Which keys does query 1 read, if key 1 is marked? The gradient tells.
+def mask_polarity(name: str) -> str:
+    r"""Which keys does query 1 attend to, if its mask is True for key 1 only?
 
-    >>> mask_sense("core"), mask_sense("torch")
+    They are those whose values have a gradient.
+
+    >>> mask_polarity("core"), mask_polarity("torch")
     ('True: may attend', 'True: may not attend')
     """
-    module = clear(name)
+    module = identity_attention(name)
     x = torch.randn(3, 1, D_K)
     memory = torch.randn(3, 1, D_K, requires_grad=True)
     x_first, first = x.transpose(0, 1), memory.transpose(0, 1)
-    # In either sense, each key is read by some query: none may be cleared beforehand.
+    # With either polarity, some query attends to each key: none is cleared as padding.
     marked = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 0, 1]]).bool()
     if name == "causal":
-        given, read = "nothing", module(first)[:, 1]
+        given = "nothing"
+        context = module(first)[:, 1]
     elif name == "valid_lens":
-        given, read = "a 2", module(x_first, first, first, torch.tensor([2]))[:, 1]
+        given = "a 2"
+        context = module(x_first, first, first, torch.tensor([2]))[:, 1]
     elif name == "batch_first":
-        given, read = "True", module(x_first, first, first, marked)[0][:, 1]
+        given = "True"
+        context = module(x_first, first, first, marked)[0][:, 1]
     elif name == "torch":
-        given, read = "True", module(x, memory, memory, attn_mask=marked)[0][1]
+        given = "True"
+        context = module(x, memory, memory, attn_mask=marked)[0][1]
     else:
+        given = "True"
         mask = marked.unsqueeze(-1)
-        given, read = "True", module(query=x, key=memory, value=memory, mask=mask)[1]
-    (gradient,) = torch.autograd.grad(read.sum(), memory)
+        context = module(query=x, key=memory, value=memory, mask=mask)[1]
+    (gradient,) = torch.autograd.grad(context.sum(), memory)
     seen = [j for j in range(3) if gradient[j].any()]
     return {
         ("True", (1,)): "True: may attend",
         ("True", (0, 2)): "True: may not attend",
         ("a 2", (0, 1)): "a length: the first so many",
         ("nothing", (0, 1)): "takes none: always causal",
-    }.get((given, tuple(seen)), f"given {given}, query 1 reads {seen}")
+    }.get((given, tuple(seen)), f"given {given}, query 1 attends to {seen}")
 
 
-def fill(name: str) -> str:
-    r"""How low may a true score be, and still win against a masked one?
+def fill_value(name: str) -> str:
+    r"""How low may a score be, and still have all the weight beside a masked one?
 
-    The first position sees only itself, with ever lower scores.
+    The first position attends only to itself, with lower and lower scores.
 
-    >>> fill("core")
+    >>> fill_value("core")
     'below -1e30'
     """
     deepest = "nothing"
     for exponent in range(1, 31):
-        module = clear(name, query=-(10.0**exponent)).double()
+        module = identity_attention(name, query=-(10.0**exponent)).double()
         x = torch.zeros(2, 1, D_K, dtype=torch.float64)
         x[0, 0, 0] = math.sqrt(math.sqrt(D_K))  # so that the score is the factor
-        output, _ = looking_back(module, x)
+        output, _ = causal_self_attention(module, x)
         if not torch.equal(output[0], x[0]):
             break
         deepest = f"below -1e{exponent}"
@@ -163,7 +170,7 @@ def fill(name: str) -> str:
 
 
 def scale(name: str) -> str:
-    r"""What are scores multiplied by? Two weights tell: their ratio is $e^{c\,q·k}$.
+    r"""What are scores multiplied by? The ratio of two weights is $e^{c\,q·k}$.
 
     >>> scale("batch_first")
     '1/√d_k'
@@ -172,7 +179,7 @@ def scale(name: str) -> str:
     for d_k in (2, 11, 61):
         x = torch.zeros(2, 1, d_k, dtype=torch.float64)
         x[0, 0, 0] = x[1, 0, 1] = 1  # of length 1, and at a right angle
-        output, _ = looking_back(clear(name, d_k=d_k).double(), x)
+        output, _ = causal_self_attention(identity_attention(name, d_k=d_k).double(), x)
         first, second = output[1, 0, :2].tolist()
         factors.append(math.log(second / first) * math.sqrt(d_k))
     agree = all(math.isclose(factor, 1) for factor in factors)
@@ -187,15 +194,15 @@ def dropout(name: str) -> str:
     >>> dropout("core")
     'on the weights; shown before it'
     """
-    module = clear(name)
+    module = identity_attention(name)
     x = torch.eye(SEQ_LEN, D_K).unsqueeze(1)
-    clean, _ = looking_back(module, x)
+    clean, _ = causal_self_attention(module, x)
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.5
         elif isinstance(part, nn.MultiheadAttention):
             part.dropout = 0.5
-    dropped, shown = looking_back(module.train(), x)
+    dropped, shown = causal_self_attention(module.train(), x)
     allowed = clean > 0
     ratio = {round(value, 4) for value in (dropped / clean)[allowed].tolist()}
     if ratio == {1.0}:
@@ -209,78 +216,86 @@ def dropout(name: str) -> str:
 
 
 def biases(name: str) -> str:
-    r"""Which projections have a bias, if nobody asks?
+    r"""Which projections have a bias by default?
 
     >>> biases("causal"), biases("valid_lens")
     ('output only', 'none')
     """
-    read = convert.read(born(name))
-    having = [p for p in convert.PARTS if getattr(read, p).bias is not None]
+    weights = convert.extract(default_module(name))
+    having = [p for p in convert.PARTS if getattr(weights, p).bias is not None]
     return {0: "none", 4: "all four"}.get(len(having), f"{', '.join(having)} only")
 
 
-def initialisation(name: str) -> str:
-    r"""From which interval are the first weights of the query drawn?
+def initialization(name: str) -> str:
+    r"""In which interval are the weights of the query projection at initialization?
 
-    >>> initialisation("torch")
+    >>> initialization("torch")
     '±√(6/(4 d_model)), biases 0'
     """
     d_model = 512
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        read = convert.read(born(name, d_model, 8)).query
-    reach = read.weight.abs().max().item() * math.sqrt(d_model)
-    spread = read.weight.std().item() * math.sqrt(3 * d_model)
-    uniform = math.isclose(spread, reach, rel_tol=0.01)
+        query = convert.extract(default_module(name, d_model, 8)).query
+    bound = query.weight.abs().max().item() * math.sqrt(d_model)
+    # The standard deviation of a uniform distribution is its bound over √3.
+    bound_from_std = query.weight.std().item() * math.sqrt(3 * d_model)
+    uniform = math.isclose(bound_from_std, bound, rel_tol=0.01)
     known = {"±1/√d_model": 1, "±√(6/(4 d_model))": math.sqrt(6 / 4)}
-    fits = [name for name in known if math.isclose(reach, known[name], rel_tol=1e-3)]
-    interval = fits[0] if fits and uniform else f"±{reach:.3f}/√d_model"
-    zero = read.bias is not None and not read.bias.any()
+    fits = [name for name in known if math.isclose(bound, known[name], rel_tol=1e-3)]
+    interval = fits[0] if fits and uniform else f"±{bound:.3f}/√d_model"
+    zero = query.bias is not None and not query.bias.any()
     return f"{interval}, biases 0" if zero else interval
 
 
 def returned(name: str) -> str:
-    r"""What comes back from a call, and in which shape?
+    r"""What does a call return, and in which shape?
 
     >>> returned("core")
     '[seq_len, batch_size, d_model]'
     """
-    result = CALL[name](born(name), native(name))
+    result = CALL[name](default_module(name), native_input(name))
     tensors = result if isinstance(result, tuple) else (result,)
     return ", ".join(map(axes, tensors))
 
 
-def native(name: str) -> Tensor:
-    """An input that lies as the system likes it."""
+def native_input(name: str) -> Tensor:
+    """An input in the layout of the system."""
     x = torch.randn(SEQ_LEN, BATCH, D_MODEL)
     return x if layout(name).startswith("[seq_len") else x.transpose(0, 1)
 
 
-def empty_row(name: str) -> str:
-    r"""What does a query read that may attend to nothing?
+def fully_masked_row(name: str) -> str:
+    r"""What is the context of a fully masked row?
 
-    >>> empty_row("core"), empty_row("causal")
+    >>> fully_masked_row("core"), fully_masked_row("causal")
     ('zero, and all gradients are finite', 'cannot occur')
     """
-    module = clear(name)
+    module = identity_attention(name)
     x = torch.randn(3, 2, D_K, requires_grad=True)
-    keep = torch.ones(3, 3, 2, dtype=torch.bool)
-    keep[0, :, 1] = False
+    mask = torch.ones(3, 3, 2, dtype=torch.bool)
+    mask[0, :, 1] = False
     try:
-        output, _ = ask(module, x, x, keep)
+        output, _ = call(module, x, x, mask)
     except ValueError:
         return "cannot occur"
-    # The loss leaves the empty row out, as a loss over real tokens does.
-    learn = [x, *module.parameters()]
-    gradients = torch.autograd.grad(output[1:].sum(), learn)
+    # The loss leaves the fully masked row out, as a loss over real tokens does.
+    leaves = [x, *module.parameters()]
+    gradients = torch.autograd.grad(output[1:].sum(), leaves)
     finite = all(gradient.isfinite().all() for gradient in gradients)
-    learning = "and all gradients are finite" if finite else "and NaN in the gradients"
-    empty = output[0, 1]
-    if empty.isnan().all():
-        return f"NaN, {learning}"
-    same = torch.allclose(empty, x[:, 1].mean(dim=0), atol=1e-6)
-    read = "the mean of all values" if same else "something"
-    return f"{read if empty.any() else 'zero'}, {learning}"
+    in_backward = "and all gradients are finite"
+    if not finite:
+        in_backward = "and NaN in the gradients"
+    context = output[0, 1]
+    mean = x[:, 1].mean(dim=0)
+    if context.isnan().all():
+        found = "NaN"
+    elif not context.any():
+        found = "zero"
+    elif torch.allclose(context, mean, atol=1e-6):
+        found = "the mean of all values"
+    else:
+        found = "something"
+    return f"{found}, {in_backward}"
 
 
 def half_precision(name: str) -> str:
@@ -293,26 +308,28 @@ def half_precision(name: str) -> str:
     for what, size in (("with a mask", 1.0), ("with large scores", 40.0)):
         x = size * torch.ones(3, 1, 64, dtype=torch.float16)
         try:
-            output, _ = looking_back(clear(name, d_k=64).half(), x)
-        except RuntimeError:  # a fill that float16 does not have
+            output, _ = causal_self_attention(
+                identity_attention(name, d_k=64).half(), x
+            )
+        except RuntimeError:  # a fill value that float16 cannot hold
             continue
         if torch.allclose(output, x, rtol=1e-3):
             works.append(what)
     return "; ".join(works) or "no"
 
 
-def stays(name: str) -> str:
-    r"""Which tensors are on the module after a call that are no parameters?
+def retained_tensors(name: str) -> str:
+    r"""Which tensors besides parameters are on the module after a call?
 
-    >>> stays("batch_first"), stays("causal")
+    >>> retained_tensors("batch_first"), retained_tensors("causal")
     ('nothing', 'mask [seq_len, seq_len]')
     """
-    module = born(name)
-    CALL[name](module, native(name))
+    module = default_module(name)
+    CALL[name](module, native_input(name))
     found = []
     for part in module.modules():
-        kept = {**dict(part.named_buffers(recurse=False)), **vars(part)}
-        for label, tensor in kept.items():
+        attributes = {**dict(part.named_buffers(recurse=False)), **vars(part)}
+        for label, tensor in attributes.items():
             if isinstance(tensor, Tensor):
                 graph = ", with its graph" if tensor.requires_grad else ""
                 found.append(f"{label} {axes(tensor)}{graph}")
@@ -323,14 +340,14 @@ def stays(name: str) -> str:
 
 PROBES: dict[str, Callable[[str], str]] = {
     "layout": layout,
-    "mask": mask_sense,
-    "a masked score lies": fill,
+    "mask": mask_polarity,
+    "a masked score lies": fill_value,
     "scores times": scale,
     "dropout": dropout,
-    "biases unless asked": biases,
-    "weights begin in": initialisation,
+    "biases by default": biases,
+    "initial weights": initialization,
     "returned": returned,
-    "a row without keys reads": empty_row,
+    "fully masked row": fully_masked_row,
     "float16 works": half_precision,
-    "stays on the module": stays,
+    "retained on the module": retained_tensors,
 }

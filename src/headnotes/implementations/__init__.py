@@ -1,1 +1,1 @@
-"""The same computation, as others write it: one published system a module."""
+"""Multi-head attention as in other published systems, one per module."""

@@ -1,27 +1,34 @@
 r"""# Causal attention, batch first
 
-A language model predicts each token from those before it. So a position may read from
-itself and from what is on its left, and never from its right: that is *causal*
+A language model predicts each token from those before it. So a token may attend to
+itself and to the tokens before it, and never to those after it: that is *causal*
 self-attention. This is how most small GPTs write it: one class of about 47 lines, heads
-split by `view` and `transpose`, and a triangular mask kept in a buffer.
+split by `view` and `transpose`, and a triangular mask in a buffer.
 
 The notes follow one input through it, line by line: 30 sequences of 50 tokens, each
-token 512 numbers, $(30, 50, 512)$, with `d_out=512` in 8 heads of width 64.
+token a vector of 512 numbers, $(30, 50, 512)$, with `d_out=512` in 8 heads of width 64.
 
 Source: [Build a Large Language Model (From
 Scratch)](https://github.com/rasbt/LLMs-from-scratch), Raschka 2024, section 3.6.2,
-`MultiHeadAttention`; its checkpoints load here. What is corrected: the mask is bool
-and stays out of checkpoints, a text that is too long is refused in words, a
-`context_length` of 1 does not leak, and float16 overflows later.
+`MultiHeadAttention`; its checkpoints load here. What is corrected: the mask is bool and
+is not stored in checkpoints, a sequence that is too long is refused with a message, a
+`context_length` of 1 does not leak the future, and float16 overflows later.
 """
 
-# Nothing but PyTorch and the standard library: this file runs wherever it is put.
 import math
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+
+from headnotes.checks import (
+    check_dropout,
+    check_dtype,
+    check_heads,
+    check_sizes,
+    check_tensor,
+)
 
 
 class MultiHeadAttention(nn.Module):
@@ -41,8 +48,8 @@ class MultiHeadAttention(nn.Module):
     >>> mha(torch.randn(30, 50, 512)).shape
     torch.Size([30, 50, 512])
 
-    Two heads of width 1, on the first two tokens of the book's sentence. What follows
-    them cannot change these numbers:
+    Two heads of width 1, on the first two tokens of the book's sentence. The tokens
+    after them cannot change these numbers:
 
     >>> x = torch.tensor([[[0.43, 0.15, 0.89],
     ...                    [0.55, 0.87, 0.66]]])
@@ -52,7 +59,7 @@ class MultiHeadAttention(nn.Module):
     tensor([[[0.3190, 0.4858],
              [0.2943, 0.3897]]])
 
-    Indeed, whatever comes last, the tokens before it do not notice:
+    A change of the last token changes no output before it:
 
     >>> x = torch.randn(1, 4, 3)
     >>> y = mha(x)
@@ -72,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         qkv_bias: bool = False,
     ) -> None:
-        r"""Build four linear maps, which are all that is learned, and the mask."""
+        r"""Build the four linear maps, which hold all parameters, and the mask."""
         super().__init__()
         check_settings(d_in, d_out, context_length, dropout, num_heads)
         self.d_out = d_out
@@ -85,59 +92,59 @@ class MultiHeadAttention(nn.Module):
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
-        # Heads do not see one another until here, where their results are mixed. This
-        # map has a bias, whatever `qkv_bias` says.
+        # Heads are independent of one another up to here, where this map mixes their
+        # results. It always has a bias; `qkv_bias` does not apply to it.
         self.out_proj = nn.Linear(d_out, d_out)
         self.dropout = nn.Dropout(dropout)
 
-        # True means *blocked*: ones strictly above the diagonal, zeros on it and below,
-        # for a token may always read itself. No row is ever empty. A buffer moves with
-        # the module and is not trained; as bool it takes 1 MiB at a length of 1,024,
-        # where the original's float32 takes 4.
+        # True means *hidden*: strictly above the diagonal. A token may always attend to
+        # itself, so no row is fully masked. A buffer moves with the module and is not
+        # trained; as bool it takes 1 MiB at a length of 1,024, where the original's
+        # float32 takes 4.
         pairs = (context_length, context_length)
         mask = torch.full(pairs, True).triu(1)  # [context_length, context_length]
         # It follows from one number, so no checkpoint needs it. The original stores it,
-        # and then a checkpoint fits one `context_length` only. Here a stored one is
-        # passed over.
+        # and then a checkpoint fits one `context_length` only. Here a stored mask is
+        # ignored.
         self.register_buffer("mask", mask, persistent=False)
-        keep_out_of_checkpoints(self)
+        exclude_mask_from_checkpoints(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        r"""Let each token of `x` read from itself and from the tokens before it.
+        r"""Attend from each token of `x` to itself and to the tokens before it.
 
         `x` is `[batch_size, seq_len, d_in]`, the result `[batch_size, seq_len, d_out]`.
-        What the mask blocks must still be finite: zero times NaN is NaN.
+        Hidden tokens must still be finite: zero times NaN is NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         or for more than `context_length` tokens, before any work is done.
         """
-        check_input(x, self.W_query, self.context_length)
+        check_input(x, self.W_query.weight, self.context_length)
         batch_size, seq_len, _ = x.shape
 
-        # Ask, be compared, be read: three views of each token, each $(30, 50, 512)$.
-        # They are as wide as `x` only because `d_out` equals `d_in` here.
+        # Three projections of each token: its query, its key and its value, each
+        # $(30, 50, 512)$. They are as wide as `x` only because `d_out` equals `d_in`.
         queries = self.W_query(x)  # [batch_size, seq_len, d_out]
         keys = self.W_key(x)  # [batch_size, seq_len, d_out]
         values = self.W_value(x)  # [batch_size, seq_len, d_out]
 
-        # Cut the last axis into heads: $512 = 8 \cdot 64$, so $(30, 50, 8, 64)$. Heads
-        # are contiguous blocks of it, hence this is a view and nothing is copied.
+        # Split the last axis into heads: $512 = 8 \cdot 64$, so $(30, 50, 8, 64)$.
+        # Heads are contiguous blocks of it, hence this is a view: nothing is copied.
         split = (batch_size, seq_len, self.num_heads, self.head_dim)
         queries = queries.view(split)  # [batch_size, seq_len, num_heads, head_dim]
         keys = keys.view(split)  # [batch_size, seq_len, num_heads, head_dim]
         values = values.view(split)  # [batch_size, seq_len, num_heads, head_dim]
 
-        # The product `@` works on the last two axes and repeats over all others. Heads
-        # must be among the others: $(30, 8, 50, 64)$. Only strides change, so the
-        # three are no longer contiguous. (To `view` as this shape directly would fit,
-        # and would mix up tokens and heads.)
+        # The product `@` multiplies the last two axes and is batched over all others.
+        # Heads must be among the others: $(30, 8, 50, 64)$. Only strides change, so the
+        # three are no longer contiguous. (A `view` as this shape would fit, but mix
+        # tokens with heads.)
         queries = queries.transpose(1, 2)  # [batch_size, num_heads, seq_len, head_dim]
         keys = keys.transpose(1, 2)  # [batch_size, num_heads, seq_len, head_dim]
         values = values.transpose(1, 2)  # [batch_size, num_heads, seq_len, head_dim]
 
-        # Each query with each key, $(30, 8, 50, 64)$ times $(30, 8, 64, 50)$, gives
-        # $(30, 8, 50, 50)$. The original divides by $\sqrt{64}$ after masking; to scale
-        # the query before is the same, and keeps float16 from overflowing so soon.
+        # The dot product of each query with each key: $(30, 8, 50, 64)$ times
+        # $(30, 8, 64, 50)$ is $(30, 8, 50, 50)$. The original divides by $\sqrt{64}$
+        # after masking; scaling the query first lets float16 overflow later.
         queries = queries / math.sqrt(self.head_dim)
         scores = queries @ keys.mT  # [batch_size, num_heads, seq_len, seq_len]
 
@@ -148,46 +155,46 @@ class MultiHeadAttention(nn.Module):
         weights = scores.softmax(dim=-1)  # [batch_size, num_heads, seq_len, seq_len]
 
         # Rows sum to 1 up to here. In training, dropout then zeroes some weights and
-        # divides the others by $1 - p$, which keeps the mean. In each head the first
-        # token has but one weight: with probability $p$ it reads nothing there.
+        # divides the others by $1 - p$, which preserves the mean. In each head the
+        # first token has only one weight: with probability $p$ its context is zero.
         weights = self.dropout(weights)
 
-        # What is read: $(30, 8, 50, 50)$ times $(30, 8, 50, 64)$ is $(30, 8, 50, 64)$.
-        # The transpose puts tokens before heads again: $(30, 50, 8, 64)$.
+        # The weighted mean of the values: $(30, 8, 50, 50)$ times $(30, 8, 50, 64)$ is
+        # $(30, 8, 50, 64)$. Transposed, tokens come before heads: $(30, 50, 8, 64)$.
         context = weights @ values  # [batch_size, num_heads, seq_len, head_dim]
         context = context.transpose(1, 2)  # [batch_size, seq_len, num_heads, head_dim]
 
-        # Side by side, the heads are $(30, 50, 512)$ again. After the transpose this
-        # costs a copy, which `view` alone would refuse to make. Then they are mixed.
+        # Concatenated, the heads are $(30, 50, 512)$ again. After the transpose this
+        # costs a copy, which `view` would refuse to make. Then they are mixed.
         context = context.flatten(2)  # [batch_size, seq_len, d_out]
         output: Tensor = self.out_proj(context)  # [batch_size, seq_len, d_out]
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # All of `.to`, `.half`, `.to_empty` pass here.
+        # `.to`, `.half` and `.to_empty` all call this.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        redraw_mask(self)
+        rebuild_mask(self)
         return self
 
 
-def keep_out_of_checkpoints(module: Any) -> None:
-    """Let `module` read no mask from a checkpoint, and need none from it."""
+def exclude_mask_from_checkpoints(module: Any) -> None:
+    """Load `module` from checkpoints with a stored mask and from those without."""
     module.register_load_state_dict_pre_hook(drop_stored_mask)
-    module.register_load_state_dict_post_hook(redraw_mask)
+    module.register_load_state_dict_post_hook(rebuild_mask)
 
 
 def drop_stored_mask(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any
 ) -> None:
-    """Pass over the mask that an original checkpoint holds, whatever its size."""
+    """Ignore the mask that a checkpoint of the original holds, whatever its size."""
     state_dict.pop(prefix + "mask", None)
 
 
-def redraw_mask(module: MultiHeadAttention, *_: Any) -> None:
-    """Draw the mask again where one may have been lost.
+def rebuild_mask(module: Any, *_: Any) -> None:
+    """Fill the mask again where its values may have been lost.
 
-    A module built on "meta" has none. `load_state_dict` brings none, and `to_empty`
-    whatever lay in memory: left so, it could let the future through.
+    A module built on "meta" has none, `load_state_dict` loads none, and `to_empty`
+    leaves uninitialized memory, which might allow a token to attend to the future.
     """
     if module.mask.is_meta:
         device = module.W_query.weight.device
@@ -198,48 +205,32 @@ def redraw_mask(module: MultiHeadAttention, *_: Any) -> None:
 def check_settings(
     d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int
 ) -> None:
-    """Refuse settings that do not fit one another, and name the nearest that do."""
-    sizes = {"d_in": d_in, "d_out": d_out, "context_length": context_length}
-    for name, size in {**sizes, "num_heads": num_heads}.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
-    if d_out % num_heads:
-        fits = [n for n in (*range(1, 4097), d_out) if d_out % n == 0]
-        near = [n for n in fits if n < num_heads][-1:]
-        near += [n for n in fits if n > num_heads][:1]
-        raise ValueError(
-            f"`d_out` (={d_out}) must be divisible by `num_heads` (={num_heads}); "
-            f"{' and '.join(map(str, near))} would do"
-        )
-    if type(dropout) not in (int, float) or not 0 <= dropout <= 1:
-        raise ValueError(f"`dropout` (={dropout!r}) must lie between 0 and 1")
+    """Refuse settings that are out of range, or do not fit one another."""
+    check_sizes(d_in=d_in, context_length=context_length)
+    check_heads("d_out", d_out, "num_heads", num_heads)
+    check_dropout(dropout)
 
 
-def check_input(x: Tensor, linear: nn.Linear, context_length: int) -> None:
-    """Refuse an input that does not fit the module."""
-    dtype, device, d_in = linear.weight.dtype, linear.weight.device, linear.in_features
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`x` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError("`x` is sparse, nested or quantised; pass a dense one")
-    if x.device != device:
-        where = f"`x` is on {x.device}, the module on {device}"
-        raise ValueError(f"{where}; use `x.to({str(device)!r})`")
-    if x.dim() != 3 or x.shape[2] != d_in:
+def check_input(x: Tensor, weight: Tensor, context_length: int | None = None) -> None:
+    """Refuse an input that does not fit the `weight` of a projection, `[d_out, d_in]`.
+
+    Without a `context_length`, `x` is a lone sequence, and a batch is refused.
+    """
+    d_in = weight.shape[1]
+    axes, way_out = "batch_size, seq_len", "a lone sequence needs `x.unsqueeze(0)`"
+    if context_length is None:
+        axes, way_out = "seq_len", "a batch needs `torch.vmap(module)(x)`"
+    check_tensor("x", x, weight.device)
+    if x.dim() != (2 if context_length is None else 3) or x.shape[-1] != d_in:
+        shape = list(x.shape)
         raise ValueError(
-            f"`x` has shape {list(x.shape)}, not [batch_size, seq_len, d_in (={d_in})]"
-            f"; a lone sequence needs `x.unsqueeze(0)`"
+            f"`x` has shape {shape}, not [{axes}, d_in (={d_in})]; {way_out}"
         )
-    # Autocast makes its own peace between the dtypes that it casts.
-    cast = x.is_floating_point() and torch.float64 not in (x.dtype, dtype)
-    cast = cast and not x.is_meta and torch.is_autocast_enabled(device.type)
-    if x.dtype != dtype and not cast:
-        way_out = f"use `x.to({dtype})`, or give the module its dtype"
-        raise TypeError(f"`x` is {x.dtype}, the module {dtype}; {way_out}")
-    # The original leaves this to broadcasting. It fails there without a word on length,
-    # and at a `context_length` of 1 it does not fail: the mask, a lone zero, stretches
-    # over all scores and blocks nothing.
-    if x.shape[1] > context_length:
+    check_dtype("x", x, weight.dtype)
+    # The original leaves this to broadcasting. It fails there with a message that does
+    # not name the length, and at a `context_length` of 1 it does not fail: the mask, a
+    # single False, broadcasts over all scores and hides nothing.
+    if context_length is not None and x.shape[1] > context_length:
         raise ValueError(
             f"`x` has {x.shape[1]} tokens, more than `context_length` "
             f"(={context_length}); keep the last with `x[:, -{context_length}:]`"

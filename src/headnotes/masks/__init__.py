@@ -1,4 +1,4 @@
-"""Masks: built, brought to other conventions and back, and said in words."""
+"""Masks: built, converted between conventions, and described in words."""
 
 from headnotes.masks.build import (
     block_diagonal,
@@ -9,14 +9,9 @@ from headnotes.masks.build import (
     prefix_lm,
     sliding_window,
 )
-from headnotes.masks.compact import (
-    from_cu_seqlens,
-    to_cu_seqlens,
-    to_is_causal,
-    to_valid_lens,
-)
 from headnotes.masks.conventions import (
     from_additive,
+    from_cu_seqlens,
     from_huggingface,
     from_keras,
     from_key_mask,
@@ -24,12 +19,15 @@ from headnotes.masks.conventions import (
     from_mha,
     from_sdpa,
     to_additive,
+    to_cu_seqlens,
     to_huggingface,
+    to_is_causal,
     to_keras,
     to_key_mask,
     to_key_padding_mask,
     to_mha,
     to_sdpa,
+    to_valid_lens,
 )
 from headnotes.masks.describe import describe
 from headnotes.masks.flex import (

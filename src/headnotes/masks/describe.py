@@ -1,15 +1,14 @@
-r"""# Masks, in words
+r"""# Masks in words
 
-A mask is a square of zeros and ones, and in a square of zeros and ones nobody sees that
-a corner is wrong. `describe` says what a mask does in the words that one would use for
-it, and warns of what usually goes wrong: True that means hidden, minus infinity where a
-bool is meant, a corner at the wrong end, a key of the future.
+`describe` says what a mask does: which rule it follows, which keys are padding, which
+queries are fully masked. It warns of common mistakes: an inverted mask, an additive
+mask where a bool is meant, the wrong corner, a key of the future.
 
-What it says is exact. A rule is named only where it gives this very mask, together with
-the padded keys and the empty queries that are listed after it; where no rule does, the
-rows are read aloud. Only a warning is a guess.
+Its statements are exact. A rule is named only where it gives this very mask, together
+with the padded keys and the fully masked queries that are listed after it; where no
+rule does, the keys of each query are listed. Only a warning is a guess.
 
-Source: the questions of people whose model did not learn.
+Source: the mistakes that are reported most often in the issues of attention libraries.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,36 +17,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from headnotes.checks import MASK_AXES, check_tensor, check_zero_one
+
 # After so many rows, and so many runs in a list of numbers, the rest is only counted.
-ROWS, RUNS = 12, 8
+MAX_ROWS = 12
+MAX_RUNS = 8
 
 EVERYTHING, NOTHING = "every query sees every key", "no query sees any key"
 
 
 def describe(mask: Tensor) -> str:
-    r"""What `mask` does, one fact a line; a line that begins with `warning:` doubts it.
+    r"""What `mask` does, one fact a line; a guess begins with `warning:`.
 
-    `mask` is `[q_len or 1, k_len, batch_size or 1]`. One of floating-point numbers is
-    described as what it seems to mean. All that is counted counts from 0.
+    `mask` is `[q_len or 1, k_len, batch_size or 1]`. A floating-point mask is described
+    as what it seems to mean. Queries, keys and batch items are numbered from 0.
 
-    Raises `TypeError` for what is no tensor of numbers, `ValueError` for another number
-    of axes, for integers beyond 0 and 1, or where there are no values to read.
+    Raises `TypeError` for what is not a tensor of numbers, `ValueError` for another
+    number of axes, for integers other than 0 and 1, or where no values can be read.
 
     >>> past = torch.ones(3, 5).tril(2).bool().unsqueeze(-1)
     >>> lengths = torch.tensor([5, 4, 5, 0])
-    >>> filled = torch.arange(5)[:, None] < lengths
-    >>> print(describe(past & filled))
+    >>> not_padding = torch.arange(5)[:, None] < lengths
+    >>> print(describe(past & not_padding))
     3 queries, 5 keys, 4 batch items
     causal, corner bottom right
     batch item 1 has 1 padded key at the end
     batch item 3 sees nothing
-    >>> text = torch.tensor([0, 0, 1, 1, 1])
-    >>> same = (text[:, None] == text).unsqueeze(-1)
+    >>> document = torch.tensor([0, 0, 1, 1, 1])
+    >>> same = (document[:, None] == document).unsqueeze(-1)
     >>> print(describe(same))
     5 queries, 5 keys, all batch items alike
     documents of 2 and 3
 
-    What hides the future for `nn.MultiheadAttention` shows nothing else here:
+    For `nn.MultiheadAttention`, True hides a key. Its causal mask is inverted here:
 
     >>> print(describe(~past))
     3 queries, 5 keys, all batch items alike
@@ -57,195 +59,229 @@ def describe(mask: Tensor) -> str:
     warning: looks inverted: its opposite is causal, corner bottom right; use ~mask
     """
     check_mask(mask)
-    mask, doubts = as_bool(mask)  # [q_len, k_len, batch_size]
-    if doubts.endswith("no mask"):
-        return doubts
-    seen = mask.permute(2, 0, 1)  # [batch_size, q_len, k_len]
-    items = [item_of(each) for each in seen]
-    lines = [sizes_of(mask), *facts(seen, items), doubts, *warnings(seen, items)]
+    mask, dtype_warning = as_bool(mask)  # [q_len, k_len, batch_size]
+    if mask.dtype != torch.bool:
+        return dtype_warning
+    allowed = mask.permute(2, 0, 1)  # [batch_size, q_len, k_len]
+    items = [describe_item(item) for item in allowed]
+    lines = [
+        sizes_in_words(mask),
+        *facts(allowed, items),
+        dtype_warning,
+        *warnings(allowed, items),
+    ]
     return "\n".join(line for line in lines if line)
 
 
 class Item(NamedTuple):
-    """What one batch item does: a rule or none, and what is left out of the rule."""
+    """What the mask of one batch item does: a rule or none, and its exceptions."""
 
     rule: str
     padded: tuple[int, int] = (0, 0)  # keys at the start, keys at the end
-    empty: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()  # fully masked queries
 
 
-def item_of(seen: Tensor) -> Item:
-    """The first rule that gives a mask, if need be between padded keys."""
-    some = seen.any(dim=1)  # [q_len]
-    used = seen.any(dim=0)  # [k_len]
-    empty, keys = tuple(indices(~some)), indices(used)
+def describe_item(allowed: Tensor) -> Item:
+    """The first rule that gives a mask `[q_len, k_len]`, perhaps with padded keys."""
+    has_key = allowed.any(dim=1)  # [q_len]
+    has_query = allowed.any(dim=0)  # [k_len]
+    empty = tuple(indices(~has_key))
+    keys = indices(has_query)
     if not keys:
         return Item(NOTHING)
-    ends = keys[0], seen.shape[1] - 1 - keys[-1]
-    inside = torch.zeros_like(seen)  # [q_len, k_len]
-    inside[:, keys[0] : keys[-1] + 1] = True
-    for padded, span in (((0, 0), torch.ones_like(seen)), (ends, inside)):
-        for rule, allowed in rules(seen):
-            allowed = allowed & span  # [q_len, k_len]
-            # Empty rows are listed, so they need not fit; but most of them should.
-            missing = (allowed.any(dim=1) & ~some).sum()
-            if missing <= some.sum() and torch.equal(seen, allowed & some[:, None]):
+    everywhere = torch.ones_like(allowed)  # [q_len, k_len]
+    not_padded = torch.zeros_like(allowed)  # [q_len, k_len]
+    not_padded[:, keys[0] : keys[-1] + 1] = True
+    ends = (keys[0], allowed.shape[1] - 1 - keys[-1])
+    for padded, span in (((0, 0), everywhere), (ends, not_padded)):
+        for rule, given in rules(allowed):
+            given = given & span  # [q_len, k_len]
+            # Fully masked rows are listed, so the rule need not give them; but it is
+            # no description of a mask if they are most of its rows.
+            exceptions = (given.any(dim=1) & ~has_key).sum()
+            fits = torch.equal(allowed, given & has_key[:, None])
+            if fits and exceptions <= has_key.sum():
                 return Item(rule, padded, empty)
     return Item("")
 
 
-def rules(seen: Tensor) -> Iterator[tuple[str, Tensor]]:
+def rules(allowed: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The rules that could give a mask, each with the mask that it gives."""
-    yield EVERYTHING, torch.ones_like(seen)
-    q_len, k_len = seen.shape
+    yield EVERYTHING, torch.ones_like(allowed)
+    q_len, k_len = allowed.shape
     if q_len == 1:
         return
-    # A query's own key is the one in its place when both end together.
-    own = k_len - q_len
-    ahead = distances(seen)  # [q_len, k_len]
-    rows, keys = indices(seen.any(dim=1)), indices(seen.any(dim=0))
-    top, bottom = indices(seen[rows[0]]), indices(seen[rows[-1]])
-    # How far a row reaches forward and back is hidden where it touches the end.
-    reach = own if top[-1] == keys[-1] else top[-1] - rows[0]
-    back = None if bottom[0] == keys[0] else bottom[0] - rows[-1]
-    corner = ", corner bottom right" if own else ""
-    yield f"causal{corner}", ahead <= own
-    if own:
-        yield "causal, corner top left", ahead <= 0
-    if reach != own:
-        side = "beyond" if reach > own else "short of"
-        yield (
-            f"causal, but {count(abs(reach - own), 'key')} {side} its own",
-            ahead <= reach,
-        )
-    if back is not None:
-        before, after = own - back, reach - own
-        band = (back <= ahead) & (ahead <= reach)
-        if own and reach == 0:
-            yield f"window of {1 - back}, corner top left", band
+    # Offsets are key positions minus query positions. With the last query and the last
+    # key in one place, this is the offset of the key in a query's own place.
+    own_offset = k_len - q_len
+    offset = offsets(allowed)  # [q_len, k_len]
+    rows = indices(allowed.any(dim=1))
+    keys = indices(allowed.any(dim=0))
+    first_row = indices(allowed[rows[0]])
+    last_row = indices(allowed[rows[-1]])
+    # The greatest and the least offset of a band. A row that touches the last key, or
+    # the first, does not show it.
+    max_offset = own_offset if first_row[-1] == keys[-1] else first_row[-1] - rows[0]
+    min_offset = None if last_row[0] == keys[0] else last_row[0] - rows[-1]
+    corner = ", corner bottom right" if own_offset else ""
+    yield f"causal{corner}", offset <= own_offset
+    if own_offset:
+        yield "causal, corner top left", offset <= 0
+    if max_offset != own_offset:
+        side = "beyond" if max_offset > own_offset else "short of"
+        distance = count(abs(max_offset - own_offset), "key")
+        yield f"causal, but {distance} {side} its own", offset <= max_offset
+    if min_offset is not None:
+        before = own_offset - min_offset
+        after = max_offset - own_offset
+        band = (min_offset <= offset) & (offset <= max_offset)
+        if own_offset and max_offset == 0:
+            yield f"window of {1 - min_offset}, corner top left", band
         elif before >= 0 and after >= 0:
             sides = f", {before} before its own key and {after} after" if after else ""
             yield f"window of {before + 1 + after}{sides}{corner}", band
-    if rows[0] == 0 and top[-1] > own:
-        prefix = torch.zeros_like(seen)
-        prefix[:, : top[-1] + 1] = True
-        yield f"prefix of {top[-1] + 1}, then causal{corner}", prefix | (ahead <= own)
-    if not own:
-        yield from documents(seen, rows)
+    if rows[0] == 0 and first_row[-1] > own_offset:
+        prefix_len = first_row[-1] + 1
+        prefix = torch.zeros_like(allowed)
+        prefix[:, :prefix_len] = True
+        past = offset <= own_offset
+        yield f"prefix of {prefix_len}, then causal{corner}", prefix | past
+    if not own_offset:
+        yield from documents(allowed, rows)
 
 
-def documents(seen: Tensor, rows: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+def documents(allowed: Tensor, rows: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
     """Documents that are packed one after another, where the rows look like it."""
-    # In a document, the first key that a query sees is the first of the document.
-    first = seen.int().argmax(dim=1)  # [length]
-    starts = first[rows[0] : rows[-1] + 1]
-    lengths = [len(each) for each in grouped(starts.tolist()).values()]
-    if len(lengths) > 1 and len(starts) == len(rows) and not (starts.diff() < 0).any():
-        same = (first[:, None] == first) & seen.any(dim=1)  # [length, length]
-        names = f"documents of {joined(lengths)}"
-        yield names, same
-        yield f"{names}, causal within each", same & (distances(seen) <= 0)
+    # In a document, the first key of each query is the first key of the document.
+    first_key = allowed.int().argmax(dim=1)  # [length]
+    starts = first_key[rows[0] : rows[-1] + 1]
+    lengths = [len(rows) for rows in grouped(starts.tolist()).values()]
+    contiguous = len(starts) == len(rows) and not (starts.diff() < 0).any()
+    if len(lengths) > 1 and contiguous:
+        has_key = allowed.any(dim=1)  # [length]
+        same = (first_key[:, None] == first_key) & has_key  # [length, length]
+        rule = f"documents of {joined(lengths)}"
+        yield rule, same
+        yield f"{rule}, causal within each", same & (offsets(allowed) <= 0)
 
 
-def facts(seen: Tensor, items: Sequence[Item]) -> Iterator[str]:
-    """What is so: the rules, the rows where there is none, and what is left out."""
+def facts(allowed: Tensor, items: Sequence[Item]) -> Iterator[str]:
+    """The rules, the rows where there is none, and the exceptions from the rules."""
     alone = len(items) == 1
-    ruled = grouped(item.rule for item in items)
-    silent = ruled.pop(NOTHING, [])
-    for rule, numbers in ruled.items():
+    items_by_rule = grouped(item.rule for item in items)
+    fully_masked = items_by_rule.pop(NOTHING, [])
+    for rule, numbers in items_by_rule.items():
         if rule:
-            yield rule if len(ruled) == 1 else f"{named('batch item', numbers)}: {rule}"
-    yield from rows_aloud(seen, ruled.get("", []))
+            shared = len(items_by_rule) == 1
+            yield rule if shared else f"{named('batch item', numbers)}: {rule}"
+    yield from rows_in_words(allowed, items_by_rule.get("", []))
     for end, where in enumerate(("start", "end")):
         for n, numbers in grouped(item.padded[end] for item in items).items():
-            have = "" if alone else f"{named('batch item', numbers)} "
-            have += "" if alone else "has " if len(numbers) == 1 else "have "
             if n:
-                yield f"{have}{count(n, 'padded key')} at the {where}"
+                verb = "has" if len(numbers) == 1 else "have"
+                subject = "" if alone else f"{named('batch item', numbers)} {verb} "
+                yield f"{subject}{count(n, 'padded key')} at the {where}"
     for empty, numbers in grouped(item.empty for item in items).items():
         if empty:
-            whose = "" if alone else f" of {named('batch item', numbers)}"
-            yield f"{named('query', empty)}{whose} {sees(empty)} nothing"
-    if len(silent) == len(items):
+            where = "" if alone else f" of {named('batch item', numbers)}"
+            yield f"{named('query', empty)}{where} {sees(empty)} nothing"
+    if len(fully_masked) == len(items):
         yield NOTHING
-    elif silent:
-        yield f"{named('batch item', silent)} {sees(silent)} nothing"
+    elif fully_masked:
+        yield f"{named('batch item', fully_masked)} {sees(fully_masked)} nothing"
 
 
-def rows_aloud(
-    seen: Tensor,  # [..., q_len, k_len]
+def rows_in_words(
+    allowed: Tensor,  # [..., q_len, k_len]
     numbers: Sequence[int],
 ) -> Iterator[str]:
-    """The keys that each query of some items sees; equal items and rows said once."""
-    equal = grouped(bytes(seen[n].flatten().tolist()) for n in numbers)
-    groups = [[numbers[n] for n in positions] for positions in equal.values()]
-    spoken = rest = 0
-    for group in groups:
-        rows = seen[group[0]]  # [q_len, k_len]
-        whose = f"{named('batch item', group)}: " if len(seen) > 1 else ""
-        starts = [0, *(n + 1 for n in indices((rows[1:] != rows[:-1]).any(dim=1)))]
+    """The keys of each query of some items; equal items and rows are listed once."""
+    equal = grouped(bytes(allowed[n].flatten().tolist()) for n in numbers)
+    listed = 0
+    more = 0
+    for positions in equal.values():
+        group = [numbers[n] for n in positions]
+        rows = allowed[group[0]]  # [q_len, k_len]
+        prefix = f"{named('batch item', group)}: " if len(allowed) > 1 else ""
+        changes = indices((rows[1:] != rows[:-1]).any(dim=1))
+        starts = [0, *(n + 1 for n in changes)]
         for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-            spoken += 1
-            if spoken > ROWS:
-                rest += end - start
+            listed += 1
+            if listed > MAX_ROWS:
+                more += end - start
                 continue
-            queries, keys = range(start, end), indices(rows[start])
-            who = named("query", queries) if len(rows) > 1 else "every query"
-            what = named("key", keys) if keys else "nothing"
-            yield f"{whose}{who} {sees(queries)} {what}"
-    if rest:
-        yield f"and {count(rest, 'more row')}"
+            queries = range(start, end)
+            keys = indices(rows[start])
+            subject = named("query", queries) if len(rows) > 1 else "every query"
+            seen = named("key", keys) if keys else "nothing"
+            yield f"{prefix}{subject} {sees(queries)} {seen}"
+    if more:
+        yield f"and {count(more, 'more row')}"
 
 
-def warnings(seen: Tensor, items: Sequence[Item]) -> Iterator[str]:
-    """What is usual, and usually a mistake."""
+def warnings(allowed: Tensor, items: Sequence[Item]) -> Iterator[str]:
+    """Common patterns that are usually a mistake."""
     alone = len(items) == 1
-    q_len, k_len = seen.shape[1:]
-    opposites = {n: item_of(~seen[n]).rule for n, i in enumerate(items) if not i.rule}
-    guesses = {n: r for n, r in opposites.items() if r not in ("", EVERYTHING, NOTHING)}
-    for n, rule in list(guesses.items())[:1]:
-        whose = "its opposite" if alone else f"the opposite of batch item {n}"
-        yield f"warning: looks inverted: {whose} is {rule}; use ~mask"
-    # Lengths that are the wrong way round: the longest sentence has no filler.
-    silent = [n for n, item in enumerate(items) if item.rule == NOTHING]
+    q_len, k_len = allowed.shape[1:]
+    # Where no rule fits, does one fit the opposite?
+    inverted = {}
+    for n, item in enumerate(items):
+        opposite = "" if item.rule else describe_item(~allowed[n]).rule
+        if opposite not in ("", EVERYTHING, NOTHING):
+            inverted[n] = opposite
+    if inverted:
+        n, rule = next(iter(inverted.items()))
+        subject = "its opposite" if alone else f"the opposite of batch item {n}"
+        yield f"warning: looks inverted: {subject} is {rule}; use ~mask"
+    # Inverted padding: the longest sequence, which has none, is fully masked.
+    fully_masked = [n for n, item in enumerate(items) if item.rule == NOTHING]
     others = [item for item in items if item.rule != NOTHING]
-    last = [i.rule == EVERYTHING and i.padded[0] and not i.padded[1] for i in others]
-    if silent and others and all(last):
-        who = f"{named('batch item', silent)} {sees(silent)} nothing"
-        yield f"warning: looks inverted: only last keys are seen, and {who}; use ~mask"
+    only_last_keys = [
+        item.rule == EVERYTHING and item.padded[0] > 0 and item.padded[1] == 0
+        for item in others
+    ]
+    if fully_masked and others and all(only_last_keys):
+        subject = f"{named('batch item', fully_masked)} {sees(fully_masked)} nothing"
+        yield (
+            f"warning: looks inverted: only last keys are seen, and {subject}; "
+            f"use ~mask"
+        )
     if any(item.rule.endswith("corner top left") for item in items):
         yield (
             f"warning: with {count(q_len, 'query')} and {count(k_len, 'key')} the "
             f"corner matters: this is top left, masks.causal({q_len}, {k_len}) is not"
         )
     for n, item in enumerate(items):
-        place = None if n in guesses else leak(seen[n], item)
-        if place is not None:
-            whose = "" if alone else f" of batch item {n}"
-            i, j = place
-            yield f"warning: leaks the future: query {i}{whose} sees key {j}"
+        pair = None if n in inverted else find_leak(allowed[n], item)
+        if pair is not None:
+            where = "" if alone else f" of batch item {n}"
+            i, j = pair
+            yield f"warning: leaks the future: query {i}{where} sees key {j}"
             break
 
 
-def leak(seen: Tensor, item: Item) -> tuple[int, int] | None:
-    """A key of the future that is seen by a mask which is otherwise about causal."""
-    future = distances(seen) > seen.shape[1] - seen.shape[0]  # [q_len, k_len]
-    leaks = seen & future  # [q_len, k_len]
+def find_leak(allowed: Tensor, item: Item) -> tuple[int, int] | None:
+    """A query and a key of its future, in a mask that is otherwise nearly causal."""
+    q_len, k_len = allowed.shape
+    future = offsets(allowed) > k_len - q_len  # [q_len, k_len]
+    leaks = allowed & future  # [q_len, k_len]
     if not item.rule:
-        rows, could = leaks.any(dim=1).sum(), future.any(dim=1).sum()
-        if 2 * rows > could or 2 * (seen & ~future).sum() < (~future).sum():
+        leaking_rows = leaks.any(dim=1).sum()
+        rows_with_future = future.any(dim=1).sum()
+        allowed_past = (allowed & ~future).sum()
+        if 2 * leaking_rows > rows_with_future or 2 * allowed_past < (~future).sum():
             return None
     elif "beyond" not in item.rule or item.padded[0]:
         return None  # behind padded keys, a window to both sides looks the same
-    places = leaks.nonzero().tolist()
-    return tuple(places[0]) if places else None
+    pairs = leaks.nonzero().tolist()
+    return tuple(pairs[0]) if pairs else None
 
 
-def distances(seen: Tensor) -> Tensor:
-    """How far each key is ahead of each query, counted from the top left corner."""
-    q_len, k_len = seen.shape
-    key = torch.arange(k_len, device=seen.device)  # [k_len]
-    query = torch.arange(q_len, device=seen.device)  # [q_len]
+def offsets(allowed: Tensor) -> Tensor:
+    """The position of each key minus that of each query, from the top left corner."""
+    q_len, k_len = allowed.shape
+    key = torch.arange(k_len, device=allowed.device)  # [k_len]
+    query = torch.arange(q_len, device=allowed.device)  # [q_len]
     return key - query[:, None]  # [q_len, k_len]
 
 
@@ -263,51 +299,61 @@ def grouped(values: Iterable[Any]) -> dict[Any, list[int]]:
 
 
 def joined(parts: Sequence[object]) -> str:
-    """All in a row, or as many as one would read: `0–2, 5 and 3 more`."""
-    some = [str(part) for part in parts[:RUNS]]
-    if len(parts) > RUNS:
-        some.append(f"{len(parts) - RUNS} more")
-    return " and ".join([", ".join(some[:-1]), some[-1]] if some[1:] else some)
+    """A list in words, cut where it is long: `0–2, 5 and 3 more`."""
+    listed = [str(part) for part in parts[:MAX_RUNS]]
+    if len(parts) > MAX_RUNS:
+        listed.append(f"{len(parts) - MAX_RUNS} more")
+    if len(listed) <= 1:
+        return "".join(listed)
+    return f"{', '.join(listed[:-1])} and {listed[-1]}"
 
 
 def named(word: str, numbers: Sequence[int]) -> str:
-    """Those of a kind: `key 3`, `queries 0–2 and 5`."""
+    """A word and its numbers: `key 3`, `queries 0–2 and 5`."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
-    runs = [f"{a}–{z}" if a < z else f"{a}" for a, z in zip(starts, ends, strict=True)]
+    runs = [
+        f"{start}–{end}" if start < end else f"{start}"
+        for start, end in zip(starts, ends, strict=True)
+    ]
     return f"{word if len(numbers) == 1 else plural(word)} {joined(runs)}"
 
 
 def plural(word: str) -> str:
-    """More than one of a kind."""
+    """The plural of a word."""
     return "queries" if word == "query" else f"{word}s"
 
 
 def count(n: int, word: str) -> str:
-    """So many of a kind: `1 key`, `3 queries`."""
+    """A number and its word: `1 key`, `3 queries`."""
     return f"{n} {word if n == 1 else plural(word)}"
 
 
 def sees(numbers: Sequence[int]) -> str:
-    """The verb that goes with them."""
+    """The verb that agrees with a subject of these numbers."""
     return "sees" if len(numbers) == 1 else "see"
 
 
-def sizes_of(mask: Tensor) -> str:
+def sizes_in_words(mask: Tensor) -> str:
     """The sizes, in the order of the axes."""
     q_len, k_len, batch_size = mask.shape
-    queries = "all queries alike" if q_len == 1 else count(q_len, "query")
-    items = (
-        "all batch items alike" if batch_size == 1 else count(batch_size, "batch item")
-    )
+    queries = "all queries alike"
+    if q_len != 1:
+        queries = count(q_len, "query")
+    items = "all batch items alike"
+    if batch_size != 1:
+        items = count(batch_size, "batch item")
     return f"{queries}, {count(k_len, 'key')}, {items}"
 
 
 def as_bool(mask: Tensor) -> tuple[Tensor, str]:
-    """What a mask seems to mean, and a warning where that is not how it is written."""
+    """The bool mask that is meant, and a warning where it is in another dtype.
+
+    A floating-point mask that is a bias comes back as it is.
+    """
     if not mask.is_floating_point():
         return mask.bool(), ""
-    # Not only infinity: -10000 and -1e9 are in use, and are meant to be as good.
+    # Many implementations add -10000 or -1e9 in place of minus infinity.
     if ((mask == 0) | (mask <= -1000)).all():
         way_out = "use masks.from_additive(mask)"
         return mask == 0, f"warning: looks additive, as {mask.dtype}; {way_out}"
@@ -317,19 +363,16 @@ def as_bool(mask: Tensor) -> tuple[Tensor, str]:
 
 
 def check_mask(mask: Tensor) -> None:
-    """Refuse what is no mask in any reading."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"`mask` must be a tensor, but is a {type(mask).__name__}")
-    if mask.layout != torch.strided or mask.is_nested or mask.is_quantized:
-        raise TypeError("`mask` is sparse, nested or quantised; pass a dense one")
+    """Refuse what is not a mask in any dtype."""
+    check_tensor("mask", mask)
     if mask.is_complex() or (mask.is_floating_point() and mask.element_size() < 2):
         raise TypeError(f"`mask` is {mask.dtype}, not bool or integer 0/1")
     if mask.dim() != 3:
         raise ValueError(
-            f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
-            f"or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`"
+            f"`mask` has shape {list(mask.shape)}, not {MASK_AXES}; a [q_len, k_len] "
+            f"mask needs `mask.unsqueeze(-1)`"
         )
     if mask.is_meta:
         raise ValueError("`mask` is on meta, where there are no values to describe")
-    if not mask.is_floating_point() and ((mask != 0) & (mask != 1)).any():
-        raise ValueError("`mask` holds integers beyond 0 and 1; write `mask == 1`")
+    if not mask.is_floating_point():
+        check_zero_one("mask", mask)

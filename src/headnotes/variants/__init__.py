@@ -1,1 +1,1 @@
-"""The same answers by other means: one idea a module."""
+"""The same results computed in other ways: one idea per module."""

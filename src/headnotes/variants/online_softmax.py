@@ -1,19 +1,19 @@
 r"""# Online softmax
 
-Attention compares every query with every key. For 8,192 tokens these are 67 million
-scores in each head, 256 MiB of float32, and a training step holds several such
-matrices. All else in it grows with the length, and not with its square:
+Attention computes a score for every query and every key. For 8,192 tokens these are 67
+million scores in each head, 256 MiB of float32, and a training step holds several such
+matrices. All its other tensors grow with the length, not with its square:
 
 $$O = \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 
-It is the softmax that seems to need a whole row of scores: its largest is subtracted,
-so that no exponential overflows, and its sum divides the rest. Yet both can be kept
-while the row goes by. So scores are made block by block, used and forgotten, and the
-result is *exact*; on the way back, the blocks are made once more.
+Only the softmax seems to need a whole row of scores: their maximum is subtracted, so
+that no exponential overflows, and the sum of the exponentials divides each of them. But
+both can be updated as the row is processed. So scores are computed block by block, used
+and discarded, and the result is *exact*; the backward pass computes the blocks again.
 
-FlashAttention does this, and so does `F.scaled_dot_product_attention`. From here to
-there it is engineering: one kernel for all the steps of a block, many blocks at the
-same time, and scores that never leave the fast memory beside the cores of a GPU.
+FlashAttention does this, and so does `F.scaled_dot_product_attention`. What they add is
+engineering: one kernel for all the steps of a block, many blocks at the same time, and
+scores that never leave the fast on-chip memory of a GPU.
 
 Source: [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867),
 Milakov and Gimelshein 2018; [Self-attention Does Not Need O(n²)
@@ -22,7 +22,6 @@ Memory](https://arxiv.org/abs/2112.05682), Rabe and Staats 2021;
 [FlashAttention-2](https://arxiv.org/abs/2307.08691), Dao 2023.
 """
 
-# Nothing but PyTorch and the standard library: this file runs wherever it is put.
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -30,15 +29,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headnotes.checks import check_sizes, check_tensor
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 
 def running_softmax(scores: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
-    r"""The maximum and the sum of a row that is read block by block.
+    r"""The running maximum and sum of a row that is processed block by block.
 
     Scores `[k_len]` give two numbers for each block, `[blocks]`: the largest score so
     far, $m$, and the sum so far, $\ell = \sum_j e^{s_j - m}$.
 
-    Raises `TypeError` for what is no tensor of floats, `ValueError` for another shape
-    or a block size below 1. Source: Milakov and Gimelshein 2018, algorithm 3.
+    Raises `TypeError` for what is not a floating-point tensor, `ValueError` for another
+    shape or a block size below 1. Source: Milakov and Gimelshein 2018, algorithm 3.
 
     >>> row = torch.tensor([1.0, 3.0, 2.0, 1.0, 6.0, 4.0])
     >>> largest, total = running_softmax(row, block_size=2)
@@ -47,30 +50,32 @@ def running_softmax(scores: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
     >>> total
     tensor([1.1353, 1.6386, 1.2169])
 
-    The second block adds $e^{2-3} + e^{1-3} = 0.5032$. The third brings a larger score,
-    so all that was summed before shrinks by $e^{3-6}$. The last two numbers are those
-    of the whole row, and all that its softmax needs:
+    The second block adds $e^{2-3} + e^{1-3} = 0.5032$. The third has a larger score, so
+    the sum so far is multiplied by $e^{3-6}$. The last two numbers are those of the
+    whole row, and all that its softmax needs:
 
     >>> weights = (row - largest[-1]).exp() / total[-1]
     >>> weights.allclose(row.softmax(dim=0))
     True
     """
-    check_tensor("scores", scores, scores)
+    check_tensor("scores", scores)
+    check_floats("scores", scores, scores)
     check_sizes(block_size=block_size)
     if scores.dim() != 1 or not len(scores):
         raise ValueError(f"`scores` has shape {list(scores.shape)}, not [k_len > 0]")
-    # The least number there is, not minus infinity: as long as all scores are masked,
-    # the difference of two maxima is 0, where $-\infty - (-\infty)$ would be NaN.
+    # The least number of the dtype, not minus infinity: as long as all scores are
+    # masked, the difference of two maxima is 0, where $-\infty - (-\infty)$ is NaN.
     largest = scores.new_full((), torch.finfo(scores.dtype).min)
     total = torch.zeros_like(largest)
     maxima, totals = [], []
     for i in spans(0, len(scores), block_size):
-        # Each term of the old sum holds $e^{-m}$, and wants $e^{-m'}$ now. The terms
-        # are gone, but one factor mends them all:
+        # Each term of the sum so far contains $e^{-m}$, but needs $e^{-m'}$ now. One
+        # factor rescales them all:
         # $\ell' = e^{m - m'}\, \ell + \sum_{j \in \text{block}} e^{s_j - m'}$.
-        newest = torch.maximum(largest, scores[i].amax())
-        kept, largest = (largest - newest).exp(), newest
-        total = kept * total + (scores[i] - largest).exp().sum()
+        new_largest = torch.maximum(largest, scores[i].amax())
+        rescale = (largest - new_largest).exp()
+        largest = new_largest
+        total = rescale * total + (scores[i] - largest).exp().sum()
         maxima.append(largest)
         totals.append(total)
     maximum = torch.stack(maxima)  # [blocks]
@@ -87,12 +92,12 @@ def online_softmax_attention(
     q_block: int = 256,
     k_block: int = 512,
 ) -> Tensor:
-    r"""Read from `value` where `query` meets `key`: `[q_len, batch_size, heads, d_v]`.
+    r"""Exact attention in linear memory: the context `[q_len, batch_size, heads, d_v]`.
 
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`; True means that this query
-    may attend to this key. `is_causal` hides the future as well, and spares its blocks;
-    the last query meets the last key. A query that may attend to nothing reads zero,
-    and a key that none may read may hold NaN. There are no weights to drop out.
+    may attend to this key. `is_causal` hides the future as well, and skips its blocks;
+    the last query is aligned with the last key. The context of a fully masked row is
+    zero, and a fully masked key may hold NaN. There is no dropout.
 
     Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
     Source: Dao et al. 2022, algorithms 2 and 4; Dao 2023, section 3.1.
@@ -112,40 +117,41 @@ def online_softmax_attention(
     """
     check_inputs(query, key, value, is_causal)
     check_sizes(q_block=q_block, k_block=k_block)
-    # Query `i` sees keys up to `i + ahead`, which are all of them where none is hidden.
-    ahead = len(key) - len(query) if is_causal else len(key)
+    # Query `i` attends to keys up to `i + offset`: to all of them, if it is not causal.
+    offset = len(key) - len(query) if is_causal else len(key)
     blocks = min(q_block, len(query) or 1), min(k_block, len(key) or 1)
     if mask is not None:
         check_mask(mask, query, key)
         mask = mask.permute(2, 0, 1)  # [..., k_len]
-        mask = mask.tril(ahead) if mask.shape[1] > 1 else mask
-        # Zero times NaN is NaN: what no query may read is cleared, not just unread.
-        unread = ~mask.any(dim=1).T[..., None, None]  # [k_len, ..., 1, 1]
-        key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
-        # An expanded axis takes no memory, and a mask has one for heads and queries.
+        mask = mask.tril(offset) if mask.shape[1] > 1 else mask
+        # Zero times NaN is NaN: keys that no query may attend to are cleared.
+        hidden = ~mask.any(dim=1).T[..., None, None]  # [k_len, ..., 1, 1]
+        key = key.masked_fill(hidden, 0)
+        value = value.masked_fill(hidden, 0)
+        # An expanded axis takes no memory: heads and queries may share one mask.
         mask = mask[:, None].expand(-1, -1, len(query), -1)  # [..., q_len, k_len]
 
-    # Long sums want more than the 8 or 11 bits of half precision, and float16 ends at
-    # 65,504. So what adds up does it in float32, for a copy that is linear in the
-    # length. (Autocast leaves products alone that are written in place.) Batch and
-    # heads become one axis, for the core as a view.
+    # Sums are in float32: long ones need more than the 8 or 11 significant bits of half
+    # precision, and float16 ends at 65,504. The copy is linear in the length. (Autocast
+    # does not apply to products with `out=`.) Batch and heads become one axis.
     wide = torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide) / math.sqrt(query.shape[-1]), key.to(wide), value.to(wide)
+    q = query.to(wide) / math.sqrt(query.shape[-1])
+    k, v = key.to(wide), value.to(wide)
     inputs = (x.permute(1, 2, 0, 3).flatten(0, 1) for x in (q, k, v))
     apply: Any = Blockwise.apply
-    read: Tensor = apply(*inputs, mask, ahead, blocks)[0]  # [..., q_len, d_v]
-    read = read.view(*query.shape[1:3], *read.shape[1:])  # [..., q_len, d_v]
-    return read.permute(2, 0, 1, 3).to(query.dtype)  # [q_len, batch_size, heads, d_v]
+    output: Tensor = apply(*inputs, mask, offset, blocks)[0]  # [..., q_len, d_v]
+    output = output.view(*query.shape[1:3], *output.shape[1:])  # [..., q_len, d_v]
+    return output.permute(2, 0, 1, 3).to(query.dtype)  # [q_len, batch_size, heads, d_v]
 
 
 class Blockwise(torch.autograd.Function):
     r"""$O = \operatorname{softmax}(S)\, V$ with $S = Q K^\top$, in `[items, len, d]`.
 
-    Autograd would keep each block for the way back, and so all scores. Hence both ways
-    are written by hand. What is kept between them is linear in the length, and of the
-    scores no more exist at a time than `q_block` by `k_block` in each item, a head.
+    Autograd would save each block for the backward pass, and so all scores. Hence both
+    passes are written by hand. What is saved between them is linear in the length, and
+    at any time there are only `q_block` by `k_block` scores in each item, a head.
 
-    Where all scores are 0, a query reads the mean of what it may, and the gradient of a
+    Where all scores are 0, the context is the mean of the values, and the gradient of a
     value is the sum of its weights. Ten queries share one, two or four keys:
 
     >>> query, key = torch.zeros(14, 3, 7, 11).split([10, 4])
@@ -168,40 +174,44 @@ class Blockwise(torch.autograd.Function):
         key: Tensor,  # [items, k_len, d_k]
         value: Tensor,  # [items, k_len, d_v]
         mask: Tensor | None,
-        ahead: int,
+        offset: int,
         blocks: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        r"""What each query reads, and $L_i = \log \sum_j e^{S_{ij}}$."""
-        items, q_len, d_v = *query.shape[:2], value.shape[2]
+        r"""The context of each query, and $L_i = \log \sum_j e^{S_{ij}}$."""
+        items, q_len = query.shape[:2]
+        d_v = value.shape[2]
         output = query.new_empty(items, q_len, d_v)  # [items, q_len, d_v]
         log_sum = query.new_empty(items, q_len, 1)  # [items, q_len, 1]
-        room = query.new_empty(items, *blocks)  # [items, ...]
-        hidden, lowest = (mask, ahead), torch.finfo(query.dtype).min
-        # A block of queries reads all its keys before the next begins. None waits for
-        # another: on a GPU each of them is a program of its own.
+        buffer = query.new_empty(items, *blocks)  # [items, ...]
+        lowest = torch.finfo(query.dtype).min
+        # A block of queries goes through all its keys before the next block. Blocks of
+        # queries are independent: on a GPU, each is a thread block of its own.
         for i in spans(0, q_len, blocks[0]):
             largest = torch.full_like(log_sum[:, i], lowest)  # [items, rows, 1]
             total = torch.zeros_like(largest)
             context = torch.zeros_like(output[:, i])  # [items, rows, d_v]
-            for j in spans(0, min(i.stop + ahead, key.shape[1]), blocks[1]):
-                scores = compare(query, key, hidden, i, j, room)  # [..., rows, columns]
-                newest = torch.maximum(largest, scores.amax(2, keepdim=True))
-                kept, largest = (largest - newest).exp(), newest
+            for j in spans(0, min(i.stop + offset, key.shape[1]), blocks[1]):
+                scores = block_scores(
+                    query, key, mask, offset, i, j, buffer
+                )  # [..., rows, columns]
+                new_largest = torch.maximum(largest, scores.amax(2, keepdim=True))
+                rescale = (largest - new_largest).exp()
+                largest = new_largest
                 weights = scores.sub_(largest).exp_()
-                total = kept * total + weights.sum(2, keepdim=True)
-                # What was read so far is a sum like $\ell$, each term with its vector,
-                # $\sum_j e^{s_j - m}\, v_j$. So the same factor mends it.
+                total = rescale * total + weights.sum(2, keepdim=True)
+                # The context so far is a sum like $\ell$, each term times its value,
+                # $\sum_j e^{s_j - m}\, v_j$. So the same factor rescales it.
                 v = value[:, j]  # [items, columns, d_v]
-                context.mul_(kept).baddbmm_(weights, v)
-            # Divided once, at the end. The largest score of a row has added $e^0 = 1$,
-            # so a sum of 0 is a row that has read nothing, and its context is 0.
+                context.mul_(rescale).baddbmm_(weights, v)
+            # Divided once, at the end. The largest score of a row adds $e^0 = 1$, so a
+            # sum of 0 means a fully masked row, whose context is 0.
             output[:, i] = context / total.masked_fill(total == 0, 1)
             log_sum[:, i] = largest + total.log()
         return output, log_sum
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        r"""Keep $L$: with it, the weights are $P_{ij} = e^{S_{ij} - L_i}$."""
+        r"""Save $L$: with it, the weights are $P_{ij} = e^{S_{ij} - L_i}$."""
         ctx.save_for_backward(*inputs[:4], *output)
         ctx.settings = inputs[4:]
 
@@ -216,96 +226,79 @@ class Blockwise(torch.autograd.Function):
         $$dQ = dS\, K \qquad dK = dS^\top Q$$
         """
         query, key, value, mask, output, log_sum = ctx.saved_tensors
-        ahead, blocks = ctx.settings
-        # $D$ sums over a whole row, and again it need not: $dP_{ik}$ is $\sum_d dO_{id}
-        # V_{kd}$, so summed over $k$ first, $D_i = \sum_d dO_{id}\, O_{id}$. (Only from
-        # a second derivative does $L$ have a gradient; its own derivative is $P$.)
+        offset, blocks = ctx.settings
+        # $D$ is a sum over a whole row, but needs no scores: $dP_{ik}$ is $\sum_d
+        # dO_{id} V_{kd}$, so summed over $k$ first, $D_i = \sum_d dO_{id}\, O_{id}$.
+        # ($L$ has a gradient in a second derivative only; its own derivative is $P$.)
         delta = (grad_output * output).sum(2, keepdim=True) - grad_log_sum  # [..., 1]
         dq, dk, dv = (delta.new_zeros(x.shape) for x in (query, key, value))
-        one, two = delta.new_empty(2, len(key), *blocks)  # [items, ...]
+        buffers = delta.new_empty(2, len(key), *blocks)
         for i in spans(0, query.shape[1], blocks[0]):
-            given = grad_output[:, i]  # [items, rows, d_v]
-            for j in spans(0, min(i.stop + ahead, key.shape[1]), blocks[1]):
-                # Scores are made once more: a fifth product, for want of the memory.
-                logs = compare(query, key, (mask, ahead), i, j, one, log_sum[:, i])
-                weights = logs.exp_()  # [items, rows, columns]
+            do = grad_output[:, i]  # [items, rows, d_v]
+            for j in spans(0, min(i.stop + offset, key.shape[1]), blocks[1]):
+                # Scores are computed again: a fifth product, in exchange for memory.
+                log_weights = block_scores(
+                    query, key, mask, offset, i, j, buffers[0], log_sum[:, i]
+                )
+                weights = log_weights.exp_()  # [items, rows, columns]
                 v = value[:, j]  # [items, columns, d_v]
-                change = product(given, v, two, delta[:, i])  # [items, rows, columns]
-                change.mul_(weights)
-                dv[:, j] += weights.mT @ given
-                dq[:, i] += change @ key[:, j]
-                dk[:, j] += change.mT @ query[:, i]
+                ds = product(do, v, buffers[1], delta[:, i])  # [items, rows, columns]
+                ds.mul_(weights)
+                dv[:, j] += weights.mT @ do
+                dq[:, i] += ds @ key[:, j]
+                dk[:, j] += ds.mT @ query[:, i]
         return dq, dk, dv, None, None, None
 
 
-def compare(
+def block_scores(
     query: Tensor,
     key: Tensor,
-    hidden: tuple[Tensor | None, int],
+    mask: Tensor | None,
+    offset: int,
     i: slice,
     j: slice,
-    room: Tensor,
-    less: Tensor | None = None,
+    buffer: Tensor,
+    subtract: Tensor | None = None,
 ) -> Tensor:
-    r"""One block of scores, minus infinity where a query may not read."""
-    mask, ahead = hidden
-    scores = product(query[:, i], key[:, j], room, less)  # [..., rows, columns]
+    r"""One block of scores, minus infinity where a query may not attend to a key."""
+    scores = product(query[:, i], key[:, j], buffer, subtract)  # [..., rows, columns]
     if mask is not None and scores.numel():
         by_head = scores.view(len(mask), -1, *scores.shape[1:])  # [..., rows, columns]
         by_head.masked_fill_(~mask[..., i, j], -math.inf)
-    # The last block of keys, or the last few, may hold some of the future.
-    if j.stop > i.start + ahead + 1:
-        last = torch.arange(i.start, i.stop, device=key.device) + ahead  # [rows]
-        place = torch.arange(j.start, j.stop, device=key.device)  # [columns]
-        scores.masked_fill_(place > last.unsqueeze(-1), -math.inf)
+    # The last blocks of keys may contain some of the future.
+    if j.stop > i.start + offset + 1:
+        last = torch.arange(i.start, i.stop, device=key.device) + offset  # [rows]
+        position = torch.arange(j.start, j.stop, device=key.device)  # [columns]
+        scores.masked_fill_(position > last.unsqueeze(-1), -math.inf)
     return scores
 
 
-def product(x: Tensor, y: Tensor, room: Tensor, less: Tensor | None = None) -> Tensor:
-    r"""$X Y^\top$ less a column, written over the last one, as fresh memory is dear."""
+def product(
+    x: Tensor, y: Tensor, buffer: Tensor, subtract: Tensor | None = None
+) -> Tensor:
+    r"""$X Y^\top$ minus a column, in the memory of `buffer`: allocation takes time."""
     shape = *x.shape[:2], y.shape[1]
-    # Who differentiates the gradients once more needs all blocks.
-    old = room.flatten()[: math.prod(shape)].view(shape)  # [items, rows, columns]
-    out = None if torch.is_grad_enabled() else old
-    if less is None:
+    # A second derivative needs the scores of all blocks, so none may be overwritten.
+    reused = buffer.flatten()[: math.prod(shape)].view(shape)  # [items, rows, columns]
+    out = None if torch.is_grad_enabled() else reused
+    if subtract is None:
         return torch.bmm(x, y.mT, out=out)  # [items, rows, columns]
-    return torch.baddbmm(less, x, y.mT, beta=-1, out=out)  # [items, rows, columns]
+    return torch.baddbmm(subtract, x, y.mT, beta=-1, out=out)  # [items, rows, columns]
 
 
 def spans(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Cut a range into blocks; the last may be shorter."""
+    """Split a range into blocks; the last may be shorter."""
     for first in range(start, stop, size):
         yield slice(first, min(first + size, stop))
-
-
-def check_sizes(**sizes: int) -> None:
-    """Refuse sizes that no block can have."""
-    for name, size in sizes.items():
-        if type(size) is not int or size < 1:
-            raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
-
-
-def check_tensor(name: str, x: Tensor, query: Tensor, floats: bool = True) -> None:
-    """Refuse what is no dense tensor, or neither where nor what `query` is."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
-    if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
-    dtypes = torch.float16, torch.bfloat16, torch.float32, torch.float64
-    if floats and (x.dtype not in dtypes or x.dtype != query.dtype):
-        one = query.dtype if query.dtype in dtypes else torch.float32
-        raise TypeError(f"`{name}` is {x.dtype}; use `{name}.to({one})`")
-    if x.device != query.device:
-        where = f"`{name}` is on {x.device}, `query` on {query.device}"
-        raise ValueError(f"{where}; use `{name}.to({str(query.device)!r})`")
 
 
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> None:
     """Refuse inputs that do not fit one another."""
     if type(is_causal) is not bool:
         raise TypeError(f"`is_causal` (={is_causal!r}) must be True or False")
+    check_tensor("query", query)
     for name, x in {"query": query, "key": key, "value": value}.items():
-        check_tensor(name, x, query)
+        check_floats(name, x, query)
     q, k, v = (list(x.shape) for x in (query, key, value))
     fit = len(q) == len(k) == len(v) == 4 and q[1:3] == k[1:3] == v[1:3]
     if not fit or k[0] != v[0] or k[3] != q[3] or not q[3]:
@@ -316,17 +309,30 @@ def check_inputs(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> 
         )
 
 
+def check_floats(name: str, x: Tensor, query: Tensor) -> None:
+    """Refuse a tensor of another dtype or device than `query`, or without a softmax."""
+    check_tensor(name, x)
+    if x.dtype not in FLOATS or x.dtype != query.dtype:
+        dtype = query.dtype if query.dtype in FLOATS else torch.float32
+        raise TypeError(f"`{name}` is {x.dtype}; use `{name}.to({dtype})`")
+    check_tensor(name, x, query.device, owner="`query`")
+
+
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
-    """Refuse a mask that would be read otherwise than it was meant."""
-    check_tensor("mask", mask, query, floats=False)
+    """Refuse a mask of another convention, or of other sizes."""
+    check_tensor("mask", mask, query.device, owner="`query`")
     if mask.dtype != torch.bool:
         raise TypeError(
             f"`mask` is {mask.dtype}, not bool with True for 'may attend'; use "
             f"`mask.bool()` for 0 and 1, `mask == 0` for 0 and -inf"
         )
     q_len, k_len, batch_size = len(query), len(key), query.shape[1]
-    n_q, n_k, n_b = mask.shape if mask.dim() == 3 else (0, -1, 0)
-    if n_q not in (1, q_len) or n_k != k_len or n_b not in (1, batch_size):
+    if not (
+        mask.dim() == 3
+        and mask.shape[0] in (1, q_len)
+        and mask.shape[1] == k_len
+        and mask.shape[2] in (1, batch_size)
+    ):
         raise ValueError(
             f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
             f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "

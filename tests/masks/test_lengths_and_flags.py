@@ -151,13 +151,15 @@ def documents(*places: int) -> Tensor:
         (
             lambda: masks.to_valid_lens(torch.zeros(3, 5, 2)),
             TypeError,
-            "`mask` is torch.float32, not bool or integer 0/1; use `mask.bool()` if it "
-            "holds 0 and 1, `masks.from_additive(mask)` if 0 and -inf",
+            "`mask` is torch.float32, not bool or integer 0/1 with 1 for 'may "
+            "attend'; use `mask.bool()` for 0 and 1, `masks.from_additive(mask)` for "
+            "0 and -inf",
         ),
         (
             lambda: masks.to_valid_lens(torch.ones(3, 5).bool()),
             ValueError,
-            "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]",
+            "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]; a "
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
         ),
         (
             lambda: masks.to_cu_seqlens(torch.ones(3, 5, 1).bool().to_sparse()),
@@ -167,13 +169,13 @@ def documents(*places: int) -> Tensor:
         (
             lambda: masks.to_is_causal(torch.tensor([[[1]], [[-1]]])),
             ValueError,
-            "`mask` holds -1 at [1, 0, 0], not 0 or 1",
+            "`mask` holds -1 to 1, not 0/1; write `mask == 1`",
         ),
         (
             lambda: masks.to_valid_lens(masks.causal(3).flip(1)),
             ValueError,
             "`mask` hides key 0 from query 0 of batch item 0, but shows a later one, "
-            "and lengths do not",
+            "which lengths cannot represent; use `to_sdpa`",
         ),
         (
             lambda: masks.to_is_causal(masks.causal(3, 5)),
@@ -190,12 +192,14 @@ def documents(*places: int) -> Tensor:
         (
             lambda: masks.to_is_causal(masks.causal(3, device="meta")),
             ValueError,
-            "`mask` decides by values that cannot be read here",
+            "`mask` has no values that can be read here, in a compiler or on meta; "
+            "convert it outside",
         ),
         (
             lambda: masks.to_cu_seqlens(masks.causal(3, device="meta")),
             ValueError,
-            "`mask` decides by values that cannot be read here",
+            "`mask` has no values that can be read here, in a compiler or on meta; "
+            "convert it outside",
         ),
         (
             lambda: masks.to_cu_seqlens(torch.ones(5, 5, 2).bool()),
@@ -206,7 +210,7 @@ def documents(*places: int) -> Tensor:
             lambda: masks.to_cu_seqlens(masks.causal(3)),
             ValueError,
             "`mask` shows key 0 to query 1 of batch item 0, but packed documents do "
-            "not: each sees all of itself, and nothing else",
+            "not: each attends to all of itself, and to nothing else",
         ),
         (
             lambda: documents(1, 3),
@@ -249,12 +253,14 @@ def documents(*places: int) -> Tensor:
                 torch.tensor([0, 3]), torch.tensor([0, 3], device="meta")
             ),
             ValueError,
-            "`cu_seqlens_k` is on meta, not on cpu",
+            "`cu_seqlens_k` is on meta, `cu_seqlens` on cpu; use "
+            "`cu_seqlens_k.to('cpu')`",
         ),
         (
             lambda: masks.from_cu_seqlens(torch.tensor([0, 3], device="meta")),
             ValueError,
-            "`cu_seqlens` decides by values that cannot be read here",
+            "`cu_seqlens` has no values that can be read here, in a compiler or on "
+            "meta; convert it outside",
         ),
     ],
 )
