@@ -139,11 +139,13 @@ def test_output_and_gradients_are_those_of_torch(
     arguments = inputs | one.restrict(mask if masked else None)
     variables = [*with_gradients(inputs), *module.parameters()]
 
-    output = one.sequence_first(one.output_of(module(**arguments)))
     expected = by_torch(one, module, sizes, arguments, mask)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     upstream = torch.randn_like(expected)
-    ours = torch.autograd.grad(output, variables, upstream)
+    # No step of the backward pass makes a NaN, not even one that a later step drops.
+    with torch.autograd.set_detect_anomaly(True):
+        output = one.sequence_first(one.output_of(module(**arguments)))
+        ours = torch.autograd.grad(output, variables, upstream)
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     theirs = torch.autograd.grad(expected, variables, upstream)
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=1e-11)
@@ -338,7 +340,6 @@ def test_a_fully_masked_row_gives_zero_and_finite_gradients(
         weights = one.weights(module, arguments)
         allowed = mask.any(dim=1).unsqueeze(-1).expand(-1, -1, sizes.heads)
         assert torch.equal(weights.any(dim=1), allowed)
-    # No step of the backward pass makes a NaN, not even one that a later step drops.
     with torch.autograd.set_detect_anomaly(True):
         output = one.output_of(module(**arguments))
         output.float().square().mean().backward()
@@ -707,16 +708,19 @@ def test_a_checkpoint_with_a_stored_mask_of_any_size_loads_strictly(
         checkpoint.setdefault(f"{head}mask", torch.ones(block_size, block_size).triu(1))
         checkpoint[name] = tensor
     names = list(checkpoint)
+    inside = nn.ModuleDict({"block": nn.Sequential(copy.deepcopy(module))})
+    inside.load_state_dict({f"block.0.{name}": x for name, x in checkpoint.items()})
     module.load_state_dict(checkpoint, strict=True)
     assert list(checkpoint) == names
     assert list(module.state_dict()) == [n for n in names if "mask" not in n]
-    for name, mask in module.named_buffers():
-        assert name.endswith("mask")
-        assert mask.dtype == torch.bool
-        for i in range(CONTEXT_LENGTH):
-            assert mask[i].tolist() == [j > i for j in range(CONTEXT_LENGTH)]
     arguments = one.inputs(sizes, device=device)
-    assert torch.equal(module(**arguments), other(**arguments))
+    for loaded in (module, inside["block"][0]):
+        assert torch.equal(loaded(**arguments), other(**arguments))
+        for name, mask in loaded.named_buffers():
+            assert name.endswith("mask")
+            assert mask.dtype == torch.bool
+            for i in range(CONTEXT_LENGTH):
+                assert mask[i].tolist() == [j > i for j in range(CONTEXT_LENGTH)]
 
 
 @pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
