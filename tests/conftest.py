@@ -10,8 +10,8 @@ torch.set_num_threads(1)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the CUDA cases where there is no such device.
 
-    The fixture could do this, too. But a skip in a fixture is reported for each test, in
-    hundreds of lines; one from here has one place, and all of them share one line.
+    The fixture could do this, too. But pytest reports a skip in a fixture at each test,
+    in hundreds of lines; those from here have one place, and share one line.
     """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     if parameters.get("device") == "cuda" and not torch.cuda.is_available():

@@ -34,6 +34,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["whole", "plain"])
 def test_a_copied_module_runs_alone(tmp_path: Path, plain: bool) -> None:
     copies = []

@@ -455,6 +455,7 @@ def disturb(module: nn.Module) -> None:
 # What they work under
 
 
+@pytest.mark.slow
 @each()
 def test_compiles_whole_and_gives_the_same(
     device: torch.device, one: Implementation
@@ -478,6 +479,7 @@ def test_compiles_whole_and_gives_the_same(
         torch.testing.assert_close(*results)
 
 
+@pytest.mark.slow
 @each(is_blockwise=False)
 def test_compiles_at_most_twice_for_all_lengths(
     device: torch.device, one: Implementation
@@ -498,6 +500,7 @@ def test_compiles_at_most_twice_for_all_lengths(
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 @each(is_blockwise=False)
 def test_exports_with_dynamic_lengths_and_batch(
@@ -548,6 +551,7 @@ def test_vmap_gives_what_a_loop_gives(
         torch.testing.assert_close(output, one.output_of(module(**call)))
 
 
+@pytest.mark.slow
 @each()
 def test_first_and_second_derivatives_are_those_of_finite_differences(
     device: torch.device, one: Implementation

@@ -56,6 +56,7 @@ def made(exhibit: Any, code: str) -> Any:
     return getattr(module, exhibit.target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_named_law_catches_it_with_an_example_that_the_fix_mends(name: str) -> None:
     exhibit = museum.read(name)
@@ -70,6 +71,7 @@ def test_the_named_law_catches_it_with_an_example_that_the_fix_mends(name: str) 
     exec(finding.counterexample.code, {exhibit.target: mended})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_mended_it_keeps_every_law(name: str) -> None:
     exhibit = museum.read(name)
@@ -78,6 +80,7 @@ def test_mended_it_keeps_every_law(name: str) -> None:
     assert exhibit.law in {finding.law.name for finding in report.kept}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_line_catches_it_and_names_the_law(
     name: str, capsys: pytest.CaptureFixture[str]

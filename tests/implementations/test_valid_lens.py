@@ -321,6 +321,7 @@ def test_copies_after_a_training_forward_leave_the_weights_behind(
 # What it works under
 
 
+@pytest.mark.slow
 def test_layers_that_wait_for_their_input_compile_whole(device: torch.device) -> None:
     torch.compiler.reset()
     x = inputs(widths=(13, 17, 19), device=device)

@@ -161,6 +161,7 @@ def test_a_file_may_import_from_its_package(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+@pytest.mark.slow
 def test_a_file_of_a_package_may_hold_assertions(pytester: pytest.Pytester) -> None:
     # Pytest rewrites the asserts of what it is given, and what it runs is another code.
     folder = pytester.path / "package"

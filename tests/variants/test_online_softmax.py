@@ -162,6 +162,7 @@ def test_one_block_of_all_is_plain_softmax_attention(device: torch.device) -> No
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_and_second_derivatives_are_those_of_finite_differences(
     device: torch.device, kind: str
@@ -428,6 +429,7 @@ def test_blocks_of_the_future_are_not_computed(monkeypatch: pytest.MonkeyPatch) 
 # What it works under
 
 
+@pytest.mark.slow
 def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
     torch.compiler.reset()
     fast = torch.compile(online_softmax_attention, backend="aot_eager", fullgraph=True)
@@ -505,6 +507,7 @@ def test_inputs_are_left_alone(device: torch.device) -> None:
     assert torch.equal(query, before[0][0])
 
 
+@pytest.mark.slow
 def test_all_laws_are_kept(device: torch.device) -> None:
     report = check(BlockwiseAttention, device=device.type)
     assert not report.broken, report
