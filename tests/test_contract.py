@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -457,19 +458,17 @@ def disturb(module: nn.Module) -> None:
 
 @pytest.mark.slow
 @each()
-def test_compiles_whole_and_gives_the_same(
+def test_compiles_whole_and_at_most_twice_for_all_lengths(
     device: torch.device, one: Implementation
 ) -> None:
     torch.compiler.reset()
-    sizes = one.sizes()
-    module = one.build(sizes).to(device, torch.float64).eval()
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    mask = one.some_mask(sizes).to(device)
-    kinds = [mask, mask & False, None] if one.takes_mask else [mask]
-    kinds += [mask.int()] if one.takes_integer_mask else []
-    for kind in kinds:
+    module = one.build(one.sizes()).to(device, torch.float64).eval()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+
+    def compare(sizes: Sizes, mask: Tensor | None) -> None:
         inputs = one.inputs(sizes, device=device, dtype=torch.float64)
-        arguments = inputs | one.restrict(kind)
+        arguments = inputs | one.restrict(mask)
         variables = with_gradients(inputs)
         results = []
         for call in (compiled, module):
@@ -478,26 +477,16 @@ def test_compiles_whole_and_gives_the_same(
             results.append([output, *gradients])
         torch.testing.assert_close(*results)
 
-
-@pytest.mark.slow
-@each(is_blockwise=False)
-def test_compiles_at_most_twice_for_all_lengths(
-    device: torch.device, one: Implementation
-) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch.compiler.reset()
-    module = one.build(one.sizes()).to(device).eval()
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(module, backend=counter, fullgraph=True)
-    for length in range(4, 8):
+    for length in [7] if one.is_blockwise else [4, 5, 6, 7]:
         sizes = one.sizes(q_len=length, k_len=length)
-        arguments = one.inputs(sizes, device=device)
-        arguments |= one.restrict(one.some_mask(sizes).to(device))
-        torch.testing.assert_close(
-            one.output_of(compiled(**arguments)), one.output_of(module(**arguments))
-        )
+        mask = one.some_mask(sizes).to(device)
+        compare(sizes, mask)
     assert counter.frame_count <= 2
+    if one.takes_mask:
+        compare(sizes, mask & False)
+        compare(sizes, None)
+    if one.takes_integer_mask:
+        compare(sizes, mask.int())
 
 
 @pytest.mark.slow
