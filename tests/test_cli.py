@@ -203,6 +203,7 @@ def test_the_laws_stay_at_home(capsys: pytest.CaptureFixture[str]) -> None:
     assert "`laws/checking` is not a module of Headnotes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_explains_itself_and_only_it_loads_torch() -> None:
     command = [*COMMAND, "check", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -119,6 +119,7 @@ def test_a_folder_gives_the_comments_of_its_files(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+@pytest.mark.slow
 def test_other_runs_are_left_alone(pytester: pytest.Pytester, model: Path) -> None:
     source = "import sys\n\ndef test_some():\n    x = 1  # [n]\n    "
     pytester.makepyfile(
