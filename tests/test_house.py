@@ -178,6 +178,7 @@ def test_functions_stay_short() -> None:
     assert faults == []
 
 
+@pytest.mark.slow
 def test_importing_every_module_loads_torch_and_nothing_heavier() -> None:
     names = [
         ".".join(p.relative_to(ROOT / "src").with_suffix("").parts) for p in MODULES

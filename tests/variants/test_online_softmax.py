@@ -363,6 +363,7 @@ def largest_made(length: int, *dtypes: torch.dtype, **options: Any) -> int:
     return max(size for dtype, size in sizes.made if dtype in dtypes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_no_tensor_of_a_training_step_grows_faster_than_the_length(
     is_causal: bool,
