@@ -1,4 +1,5 @@
-# Two commands: `make site` shows the site, `make test` checks everything.
+# `make site` shows the site, `make quick` checks the code within a minute, and `make test`
+# checks everything.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,13 +8,19 @@ INSTALLED := .venv/.installed
 export NO_MKDOCS_2_WARNING := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: site build test types strict clean
+.PHONY: site build quick test types strict clean
 
 site: $(INSTALLED)
 	$(BIN)/mkdocs serve --livereload
 
 build: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
+
+quick: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2 -m "not slow"
 
 # The strict build comes before the tests, which look at the site that it leaves.
 test: $(INSTALLED)

@@ -15,7 +15,7 @@ from sidenotes.render import highlight_lines, line
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
-OF_MANY = {"numbers"}
+OF_MANY = {"contract", "numbers"}
 # Where the page of a module stands: that of `headnotes.mha` is `source/mha.md`.
 PACKAGES = {"headnotes": "", "attention_laws": "attention_laws/"}
 PACKAGES |= {"attention_bench": "attention_bench/"}

@@ -1,4 +1,4 @@
-"""What must hold of factors that dropout multiplies weights by, whoever drew them."""
+"""Statistical assertions on dropout masks: their share, scale and independence."""
 
 import math
 

@@ -44,6 +44,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plain", [False, True], ids=["whole", "plain"])
 def test_a_copied_module_runs_alone(tmp_path: Path, plain: bool) -> None:
     copies = []
@@ -216,6 +217,7 @@ def test_what_only_compares_is_not_offered(capsys: pytest.CaptureFixture[str]) -
     assert "`compare/probes` is not a module of Headnotes" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_check_explains_itself_and_only_it_loads_torch() -> None:
     command = [*COMMAND, "check", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout

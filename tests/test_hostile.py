@@ -84,6 +84,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[dict[str, Counter[str]]]:
         terminal.write_line(f"{name:52}{count.total():9,}{cells}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
 def test_it_answers_rightly_or_refuses(
     name: str, device: torch.device, table: dict[str, Counter[str]]
@@ -144,6 +145,7 @@ def unreached() -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_everything_public_is_attacked_or_reached_by_an_attack() -> None:
     # The tests above may have run in another process.
     if unreached():

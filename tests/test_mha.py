@@ -2,7 +2,6 @@
 
 import copy
 import io
-import math
 import pickle
 import re
 import shutil
@@ -10,12 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import oracle
-from headnotes import masks
 from headnotes.mha import (
     MultiHeadAttention,
     PrepareForMultiHeadAttention,
@@ -56,25 +51,6 @@ def some_mask(
     return mask
 
 
-def by_loops(
-    mha: MultiHeadAttention, x: dict[str, Tensor], mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Output and weights by the oracle."""
-    parameters = {}
-    for name in ("query", "key", "value"):
-        linear = getattr(mha, name).linear
-        bias = None if linear.bias is None else linear.bias.tolist()
-        parameters[name] = (linear.weight.tolist(), bias)
-    parameters["output"] = (mha.output.weight.tolist(), mha.output.bias.tolist())
-    shape = (x["query"].shape[0], x["key"].shape[0], x["query"].shape[1])
-    full = torch.ones(shape).bool() if mask is None else mask.bool().expand(shape)
-    lists = [x[name].tolist() for name in ("query", "key", "value")]
-    output, weights = oracle.attention(*lists, full.tolist(), parameters, mha.heads)
-    return torch.tensor(output, dtype=torch.float64), torch.tensor(
-        weights, dtype=torch.float64
-    )
-
-
 def torch_twin(mha: MultiHeadAttention) -> nn.MultiheadAttention:
     """PyTorch's own module, holding the same weights."""
     weight = mha.output.weight
@@ -103,40 +79,6 @@ def torch_mask(mask: Tensor | None) -> Tensor | None:
 # What it computes
 
 
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_output_and_weights_are_those_of_the_loops(data: st.DataObject) -> None:
-    q_len, k_len, batch_size, heads, d_k = (
-        data.draw(st.integers(1, 5), label=name)
-        for name in ("q_len", "k_len", "batch_size", "heads", "d_k")
-    )
-    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]), label="dtype")
-    bias = data.draw(st.booleans(), label="bias")
-    torch.manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
-
-    mha = build(heads, d_k, bias=bias).to(dtype).eval()
-    query = torch.randn(q_len, batch_size, heads * d_k, dtype=dtype)
-    key, value = torch.randn(2, k_len, batch_size, heads * d_k, dtype=dtype)
-    x = {"query": query, "key": key, "value": value}
-    mask = None
-    if data.draw(st.booleans(), label="masked"):
-        shape = [
-            data.draw(st.sampled_from([1, q_len]), label="mask q"),
-            k_len,
-            data.draw(st.sampled_from([1, batch_size]), label="mask b"),
-        ]
-        mask_dtype = data.draw(st.sampled_from([torch.bool, torch.uint8, torch.int64]))
-        mask = (torch.rand(shape) < 0.6).to(mask_dtype)
-
-    output = mha(**x, mask=mask)
-    expected, weights = by_loops(mha, x, mask)
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-12  # values reach 10
-    assert output.dtype == dtype
-    assert mha.attn is not None
-    torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)
-    torch.testing.assert_close(mha.attn.double(), weights, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=str
@@ -151,37 +93,6 @@ def test_output_is_that_of_torch_under_the_same_weights(
     difference = (mha(**x, mask=mask) - expected).abs().max().item()
     print(f"largest difference from torch: {difference:.1e}")
     assert difference <= tolerance
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-def test_gradients_are_those_of_torch_under_the_same_weights(
-    device: torch.device, masked: bool
-) -> None:
-    mha = MultiHeadAttention(HEADS, D_MODEL).to(device, torch.float64).eval()
-    twin = torch_twin(mha)
-    ours = inputs(device=device, dtype=torch.float64)
-    theirs = {name: x.clone() for name, x in ours.items()}
-    for x in [*ours.values(), *theirs.values()]:
-        x.requires_grad_()
-    mask = some_mask().to(device) if masked else None
-
-    upstream = torch.randn(Q_LEN, BATCH, D_MODEL, dtype=torch.float64, device=device)
-    mha(**ours, mask=mask).backward(upstream)
-    twin(*theirs.values(), attn_mask=torch_mask(mask))[0].backward(upstream)
-
-    for name in ours:
-        torch.testing.assert_close(
-            ours[name].grad, theirs[name].grad, rtol=0, atol=1e-13, msg=name
-        )
-    parts = [mha.query.linear, mha.key.linear, mha.value.linear]
-    pairs = [
-        (torch.cat([p.weight.grad for p in parts]), twin.in_proj_weight.grad),
-        (torch.cat([p.bias.grad for p in parts]), twin.in_proj_bias.grad),
-        (mha.output.weight.grad, twin.out_proj.weight.grad),
-        (mha.output.bias.grad, twin.out_proj.bias.grad),
-    ]
-    for our, their in pairs:
-        torch.testing.assert_close(our, their, rtol=0, atol=1e-12)
 
 
 def test_every_hook_sees_the_shapes_that_its_page_names(device: torch.device) -> None:
@@ -279,29 +190,6 @@ def test_a_mask_means_the_same_in_every_dtype_and_broadcast(
             assert torch.equal(mha(**x, mask=mask.to(dtype)), full)
 
 
-def test_a_forbidden_key_has_weight_zero_and_an_allowed_one_has_not(
-    device: torch.device,
-) -> None:
-    mha = build().to(device)
-    mask = some_mask().to(device)
-    mha(**inputs(device=device), mask=mask)
-    assert mha.attn is not None
-    assert torch.equal(mha.attn > 0, mask.unsqueeze(-1).expand_as(mha.attn))
-
-
-def test_future_tokens_cannot_leak(device: torch.device) -> None:
-    mha = build().to(device).eval()
-    x = torch.randn(Q_LEN, BATCH, D_MODEL, device=device)
-    mask = masks.causal(Q_LEN, device=device)
-    before = mha(query=x, key=x, value=x, mask=mask)
-    for t in range(Q_LEN):
-        changed = x.clone()
-        changed[t] += 1
-        after = mha(query=changed, key=changed, value=changed, mask=mask)
-        same = (after == before).all(dim=(1, 2))  # type: ignore[call-overload]
-        assert same.tolist() == [i < t for i in range(Q_LEN)]
-
-
 def test_a_key_bias_changes_nothing_and_a_query_bias_does(device: torch.device) -> None:
     mha = build().to(device, torch.float64).eval()
     x = inputs(device=device, dtype=torch.float64)
@@ -357,23 +245,6 @@ def test_a_checkpoint_of_the_original_loads_strictly() -> None:
 
 
 # Dropout and the weights that are kept
-
-
-def test_dropout_acts_on_the_weights_and_only_in_training(device: torch.device) -> None:
-    mha = build(dropout_prob=0.5).to(device)
-    x = inputs(device=device)
-    first, second = mha(**x), mha(**x)
-    assert not torch.equal(first, second)
-    mha.eval()
-    assert torch.equal(mha(**x), mha(**x))
-
-
-def test_dropout_leaves_only_biases_where_every_weight_is_dropped(
-    device: torch.device,
-) -> None:
-    mha = build(dropout_prob=1.0).to(device)
-    y = mha(**inputs(device=device))
-    assert torch.equal(y, mha.output.bias.expand_as(y))
 
 
 def test_survivors_of_dropout_are_scaled_so_that_the_mean_stays(
@@ -438,55 +309,6 @@ def test_kept_weights_stay_out_of_state_pickles_and_copies(
 # Rows that may attend to nothing
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str
-)
-def test_an_empty_row_reads_zero_and_its_gradients_are_finite(
-    device: torch.device, dtype: torch.dtype
-) -> None:
-    mha = build().to(device, dtype)
-    mha.dropout.p = 0.0
-    x = inputs(device=device, dtype=dtype)
-    for tensor in x.values():
-        tensor.requires_grad_()
-    mask = some_mask().to(device)
-    mask[3] = False  # query 3 of every batch item
-    mask[:, :, 1] = False  # batch item 1 altogether
-    y = mha(**x, mask=mask)
-    assert mha.attn is not None
-    assert not mha.attn[3].any()
-    assert not mha.attn[:, :, 1].any()
-    assert torch.equal(y[3], mha.output.bias.expand_as(y[3]))
-    assert torch.equal(y[:, 1], mha.output.bias.expand_as(y[:, 1]))
-
-    y.float().square().mean().backward()
-    for name, tensor in [*x.items(), *mha.named_parameters()]:
-        assert tensor.grad is not None, name
-        assert tensor.grad.isfinite().all(), name
-
-
-def test_no_step_of_an_empty_row_makes_nan_on_the_way_back(
-    device: torch.device,
-) -> None:
-    # A NaN that a later step happens to drop still stops whoever looks for the first.
-    mha = build().to(device)
-    mask = some_mask().to(device)
-    mask[3] = False
-    with torch.autograd.set_detect_anomaly(True):
-        mha(**inputs(device=device), mask=mask).square().sum().backward()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "score"), [(torch.float32, -1e30), (torch.float16, -60_000)], ids=str
-)
-def test_no_true_score_is_so_low_that_a_forbidden_key_wins(
-    device: torch.device, dtype: torch.dtype, score: float
-) -> None:
-    scores = torch.tensor([score, 5.0], dtype=dtype, device=device).view(1, 2, 1, 1)
-    mask = torch.tensor([True, False], device=device).view(1, 2, 1, 1)
-    assert masked_softmax(scores, mask).flatten().tolist() == [1, 0]
-
-
 def test_not_a_number_in_an_empty_row_stays_there(device: torch.device) -> None:
     scores = torch.randn(Q_LEN, K_LEN, BATCH, HEADS, device=device)
     scores[3] = torch.nan
@@ -500,215 +322,30 @@ def test_not_a_number_in_an_empty_row_stays_there(device: torch.device) -> None:
     assert scores.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_large_scores_stay_finite_in_half_precision(
-    device: torch.device, dtype: torch.dtype
-) -> None:
-    mha = MultiHeadAttention(heads=1, d_model=64).to(device, dtype).eval()
-    with torch.no_grad():
-        for part in (mha.query.linear, mha.key.linear):
-            part.weight.copy_(torch.eye(64))
-            part.bias.zero_()
-    # q · k is 64 · 40 · 40 = 102,400, beyond the end of float16; over √64 it is not.
-    assert torch.finfo(torch.float16).max == 65_504
-    x = torch.full((Q_LEN, BATCH, 64), 40.0, device=device, dtype=dtype)
-    assert mha(query=x, key=x, value=x).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("q_len", "k_len", "batch_size"),
-    [(0, 7, 3), (5, 0, 3), (5, 7, 0), (0, 0, 3), (0, 0, 0)],
-)
-@pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-def test_empty_sequences_and_batches_work_where_torch_accepts_them(
-    device: torch.device, q_len: int, k_len: int, batch_size: int, masked: bool
-) -> None:
-    mha = build().to(device)
-    x = inputs(q_len, k_len, batch_size, device=device)
-    mask = (
-        torch.ones(q_len, k_len, batch_size, device=device).bool() if masked else None
-    )
-    y = mha(**x, mask=mask)
-    expected, _ = torch_twin(mha)(*x.values())
-    assert y.shape == expected.shape
-    torch.testing.assert_close(y, expected)
-    y.sum().backward()
-
-
 # What it works under
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiles_whole_and_gives_the_same(device: torch.device, backend: str) -> None:
-    if backend == "inductor" and device.type == "cpu" and not shutil.which("g++"):
+@pytest.mark.slow
+def test_inductor_compiles_it_whole_and_gives_the_same(device: torch.device) -> None:
+    if device.type == "cpu" and not shutil.which("g++"):
         pytest.skip("torch.compile needs g++ for the CPU, and there is none here")
     torch.compiler.reset()
     mha = build().to(device).eval()
-    fast = torch.compile(mha, backend=backend, fullgraph=True)
-    kinds = [some_mask(), None, some_mask().int(), masks.causal(Q_LEN, K_LEN)]
-    for mask in kinds if backend == "aot_eager" else kinds[:1]:  # inductor takes 10 s
-        x = inputs(device=device)
-        for tensor in x.values():
-            tensor.requires_grad_()
-        mask = mask if mask is None else mask.to(device)
-        expected = mha(**x, mask=mask)
-        gradients = torch.autograd.grad(expected.square().sum(), list(x.values()))
-        output = fast(**x, mask=mask)
-        torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(
-            torch.autograd.grad(output.square().sum(), list(x.values())),
-            gradients,
-            rtol=1e-4,
-            atol=1e-4,
-        )
-        torch.testing.assert_close(mha.attn.sum(1), torch.ones_like(mha.attn.sum(1)))
-
-
-def test_compiles_at_most_twice_for_all_lengths(device: torch.device) -> None:
-    torch.compiler.reset()
-    mha = build().to(device).eval()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
-    fast = torch.compile(mha, backend=counter, fullgraph=True)
-    for q_len in range(4, 9):
-        x = inputs(q_len, q_len, device=device)
-        mask = masks.causal(q_len, device=device)
-        torch.testing.assert_close(fast(**x, mask=mask), mha(**x, mask=mask))
-    assert counter.frame_count <= 2
-
-
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_exports_with_dynamic_lengths_and_batch(
-    device: torch.device, strict: bool
-) -> None:
-    mha = build().to(device).eval()
-    q_len, k_len, batch = (
-        torch.export.Dim(n, min=2) for n in ("q_len", "k_len", "batch")
-    )
-    dynamic = {
-        "query": {0: q_len, 1: batch},
-        "key": {0: k_len, 1: batch},
-        "value": {0: k_len, 1: batch},
-        "mask": {0: q_len, 1: k_len, 2: batch},
-    }
-    x = inputs(device=device) | {"mask": some_mask().to(device)}
-    program = torch.export.export(
-        mha, args=(), kwargs=x, dynamic_shapes=dynamic, strict=strict
-    )
-    other = inputs(11, 13, 17, device=device) | {
-        "mask": some_mask(11, 13, 17).to(device)
-    }
-    torch.testing.assert_close(program.module()(**other), mha(**other))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_computes_in_half_and_stays_close(
-    device: torch.device, dtype: torch.dtype
-) -> None:
-    mha = build().to(device).eval()
-    x = inputs(device=device)
-    mask = some_mask().to(device)
-    expected = mha(**x, mask=mask)
-    with torch.autocast(device.type, dtype=dtype):
-        output = mha(**x, mask=mask)
-        mixed = mha(**x | {"query": x["query"].to(dtype)}, mask=mask)
-    assert output.dtype == mixed.dtype == dtype
-    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.3)
-    torch.testing.assert_close(mixed.float(), expected, rtol=0.05, atol=0.3)
-
-
-def test_first_and_second_derivatives_are_those_of_finite_differences(
-    device: torch.device,
-) -> None:
-    mha = build(heads=2, d_k=3).to(device, torch.float64).eval()
-    mask = some_mask(2, 3, 1).to(device)
-    mask[1] = False
-
-    def f(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return mha(query=query, key=key, value=value, mask=mask)  # type: ignore[no-any-return]
-
-    options = {"dtype": torch.float64, "device": device, "requires_grad": True}
-    x = tuple(torch.randn(n, 1, 6, **options) for n in (2, 3, 3))
-    assert torch.autograd.gradcheck(f, x)
-    assert torch.autograd.gradgradcheck(f, x)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
-def test_vmap_gives_what_a_loop_gives(device: torch.device, dtype: torch.dtype) -> None:
-    mha = build().to(device).eval()
-    x = [inputs(device=device) for _ in range(2)]
-    mask = torch.stack([some_mask(), some_mask()]).to(device, dtype)
-    stacked = {name: torch.stack([one[name] for one in x]) for name in x[0]}
-    outputs = torch.func.vmap(lambda kw, mask: mha(**kw, mask=mask))(stacked, mask)
-    for one, m, output in zip(x, mask, outputs, strict=True):
-        torch.testing.assert_close(output, mha(**one, mask=m))
-
-
-def test_inputs_masks_and_parameters_are_left_alone(device: torch.device) -> None:
-    mha = build().to(device)
-    # Views of larger tensors: writing through them would be seen too.
-    x = {n: t.mT.contiguous().mT for n, t in inputs(device=device).items()}
-    x["mask"] = (torch.rand(1, K_LEN, 1, device=device) < 0.6).expand(Q_LEN, -1, BATCH)
-    before = {name: t.clone() for name, t in [*x.items(), *mha.state_dict().items()]}
-    mha(**x).sum().backward()
-    for name, tensor in [*x.items(), *mha.state_dict().items()]:
-        assert torch.equal(tensor, before[name]), name
+    compiled = torch.compile(mha, backend="inductor", fullgraph=True)
+    x, mask = inputs(device=device), some_mask().to(device)
+    for tensor in x.values():
+        tensor.requires_grad_()
+    results = []
+    for module in (mha, compiled):
+        output = module(**x, mask=mask)
+        gradients = torch.autograd.grad(output.square().sum(), list(x.values()))
+        results.append([output, mha.attn, *gradients])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 # What it refuses
 
 ONES = torch.ones(Q_LEN, K_LEN, BATCH)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (
-            {"heads": 10, "d_model": 512},
-            ValueError,
-            "`d_model` (=512) must be divisible by `heads` (=10); 8 and 16 would do",
-        ),
-        (
-            {"heads": 512, "d_model": 8},
-            ValueError,
-            "`d_model` (=8) must be divisible by `heads` (=512); 8 would do",
-        ),
-        (
-            {"heads": 0, "d_model": 8},
-            ValueError,
-            "`heads` (=0) must be an int from 1 up",
-        ),
-        (
-            {"heads": 2, "d_model": -4},
-            ValueError,
-            "`d_model` (=-4) must be an int from 1 up",
-        ),
-        (
-            {"heads": 2.0, "d_model": 8},
-            ValueError,
-            "`heads` (=2.0) must be an int from 1 up",
-        ),
-        (
-            {"heads": True, "d_model": 8},
-            ValueError,
-            "`heads` (=True) must be an int from 1 up",
-        ),
-        (
-            {"heads": 2, "d_model": 8, "dropout_prob": "0.1"},
-            ValueError,
-            "`dropout_prob` (='0.1') must lie between 0 and 1",
-        ),
-        (
-            {"heads": 2, "d_model": 8, "dropout_prob": 1.5},
-            ValueError,
-            "`dropout_prob` (=1.5) must lie between 0 and 1",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused(
-    arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        MultiHeadAttention(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -744,41 +381,9 @@ def test_impossible_settings_are_refused(
             "`value` has length 1, `key` 7; make them equal",
         ),
         (
-            {"value": torch.randn(K_LEN, BATCH, D_MODEL).double()},
-            TypeError,
-            "`value` is torch.float64, the module torch.float32; use "
-            "`value.to(torch.float32)`, or give the module its dtype",
-        ),
-        (
-            {"query": torch.ones(Q_LEN, BATCH, D_MODEL).long()},
-            TypeError,
-            "`query` is torch.int64, the module torch.float32; use "
-            "`query.to(torch.float32)`, or give the module its dtype",
-        ),
-        (
-            {"key": torch.randn(K_LEN, BATCH, D_MODEL, device="meta")},
-            ValueError,
-            "`key` is on meta, the module on cpu; use `key.to('cpu')`",
-        ),
-        (
-            {"value": torch.randn(K_LEN, BATCH, D_MODEL).to_sparse()},
-            TypeError,
-            "`value` is sparse, nested or quantised; pass a dense one",
-        ),
-        (
-            {"key": None},
-            TypeError,
-            "`key` must be a tensor, but is a NoneType",
-        ),
-        (
             {"mask": (ONES * 2).to(torch.uint16)},
             ValueError,
             "`mask` holds 2 to 2, not 0/1; write `mask == 1`",
-        ),
-        (
-            {"query": [[[0.0]]]},
-            TypeError,
-            "`query` must be a tensor, but is a list",
         ),
         (
             {"mask": ONES},
@@ -839,14 +444,6 @@ def test_what_does_not_fit_is_refused_before_any_work(
     assert not worked
 
 
-def test_autocast_excuses_no_double_which_it_does_not_cast() -> None:
-    x = inputs() | {"key": torch.randn(K_LEN, BATCH, D_MODEL).double()}
-    with torch.autocast("cpu"), pytest.raises(TypeError, match="`key` is"):
-        build()(**x)
-    with torch.autocast("cpu"), pytest.raises(TypeError, match="`query` is"):
-        build().double()(**inputs())
-
-
 def test_what_does_not_fit_is_refused_by_the_split_into_heads() -> None:
     message = "`d_k` (=0) must be an int from 1 up"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
@@ -860,38 +457,7 @@ def test_what_does_not_fit_is_refused_by_the_split_into_heads() -> None:
         prepare(torch.randn(3, 13))
 
 
-def test_shapes_can_be_found_without_any_data() -> None:
-    mha = build().to("meta")
-    for mask in (some_mask().to("meta"), some_mask().int().to("meta")):
-        y = mha(**inputs(device="meta"), mask=mask)
-        assert y.shape == (Q_LEN, BATCH, D_MODEL)
-
-
 def test_arguments_are_keyword_only() -> None:
     x = inputs()
     with pytest.raises(TypeError, match="positional argument"):
         build()(*x.values())
-
-
-@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
-def test_a_key_that_no_query_may_read_may_hold_anything(
-    device: torch.device, junk: float
-) -> None:
-    mha = MultiHeadAttention(heads=3, d_model=15, dropout_prob=0).to(device)
-    query = torch.randn(2, 5, 15, device=device)
-    clean = torch.randn(7, 5, 15, device=device)
-    mask = torch.ones(2, 7, 5, dtype=torch.bool, device=device)
-    mask[:, 4:, 1] = False
-    mask[0, 2] = False  # one query may not, the other may: this key counts
-    dirty = clean.clone()
-    dirty[4:, 1] = junk
-    results = []
-    for memory in (clean, dirty):
-        mha.zero_grad()
-        output = mha(query=query, key=memory, value=memory, mask=mask)
-        output.square().sum().backward()
-        results.append([output, *(p.grad for p in mha.parameters())])
-    for one, other in zip(*results, strict=True):
-        assert one.isfinite().all()
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-    assert dirty[4:, 1].isfinite().sum() == 0  # the caller's tensor is as it was

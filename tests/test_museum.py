@@ -56,6 +56,7 @@ def attention_of(exhibit: Any, code: str) -> Any:
     return getattr(module, exhibit.target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_named_law_fails_and_its_example_passes_once_fixed(
     name: str,
@@ -72,6 +73,7 @@ def test_the_named_law_fails_and_its_example_passes_once_fixed(
     exec(result.counterexample.code, {exhibit.target: fixed})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fixed_code_passes_all_laws(name: str) -> None:
     exhibit = museum.read_exhibit(name)
@@ -80,6 +82,7 @@ def test_the_fixed_code_passes_all_laws(name: str) -> None:
     assert exhibit.law in {result.law.name for result in report.passed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_line_finds_it_and_names_the_law(
     name: str, capsys: pytest.CaptureFixture[str]

@@ -379,6 +379,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
         display_scaling(some_scores())
 
 
+@pytest.mark.slow
 def test_without_a_display_figures_are_drawn_and_importing_draws_nothing() -> None:
     program = """
 import io, sys, torch

@@ -301,6 +301,7 @@ def pipeline(device: torch.device) -> nn.Sequential:
     return nn.Sequential(*parts).to(device).eval()
 
 
+@pytest.mark.slow
 def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
     torch.compiler.reset()
     whole = pipeline(device)
@@ -312,6 +313,7 @@ def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 def test_exports_with_a_dynamic_length(device: torch.device, strict: bool) -> None:
     whole = pipeline(device)

@@ -40,6 +40,7 @@ def name_of(attention: Any) -> str:
     return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", OURS, ids=name_of)
 def test_ours_pass(attention: Any, device: torch.device) -> None:
     report = check(attention, device=device.type)
@@ -57,6 +58,7 @@ def test_ours_pass_the_strict_law_too(attention: Any, device: torch.device) -> N
     assert len(report.passed) == 1, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "options"), SOUND)
 def test_correct_attention_passes(
     attention: Any, options: dict[str, Any], device: torch.device
@@ -65,6 +67,7 @@ def test_correct_attention_passes(
     assert report.ok, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=name_of)
 def test_correct_attention_passes_with_other_seeds(attention: Any, seed: int) -> None:
@@ -73,6 +76,7 @@ def test_correct_attention_passes_with_other_seeds(attention: Any, seed: int) ->
     assert report.ok, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_correct_attention_passes_in_other_dtypes(
     dtype: torch.dtype, device: torch.device

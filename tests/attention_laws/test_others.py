@@ -81,6 +81,7 @@ OTHERS: list[tuple[Any, dict[str, Any], set[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "options", "failed"), OTHERS)
 def test_transformers_fails_only_known_laws(
     attention: Any, options: dict[str, Any], failed: set[str], device: torch.device

@@ -1,8 +1,14 @@
-"""Values for arguments: plain, in disguise, and spoilt.
+"""Random arguments for the fuzz test of `tests/test_hostile.py`.
 
-A *disguise* changes how a tensor lies in memory, or what kind of tensor it is, but not
-what it says: whoever accepts the plain one must accept it too, with the same answer. A
-*spoilt* value may have to be refused. Each choice shrinks towards the plain one.
+`Dice` turns the random bytes that hypothesis draws into the arguments of one call.
+Zeros give the plain call, so that a failing example shrinks towards it. A value is
+
+- *plain*: an ordinary argument;
+- *disguised*: a tensor with the same elements, but another memory layout or type
+  (transposed, expanded, a view with an offset, a parameter, a subclass): a function
+  that accepts the plain tensor must accept this one and return the same;
+- *spoilt*: of a wrong type, size, dtype or device, or NaN: it may be refused, with an
+  error that names the argument, or computed correctly.
 """
 
 import warnings
@@ -43,7 +49,7 @@ class Marked(Tensor):
 
 
 class Dice:
-    """All the choices of one call, and notes on those that were not plain."""
+    """The random choices of one call, and notes on the values that were not plain."""
 
     def __init__(self, rolls: bytes, device: torch.device) -> None:
         self.rolls = iter(rolls)

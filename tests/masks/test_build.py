@@ -218,6 +218,7 @@ def test_masks_and_lengths_are_left_alone() -> None:
     assert torch.equal(mask, causal(3))
 
 
+@pytest.mark.slow
 def test_building_masks_compiles_whole() -> None:
     torch.compiler.reset()
 
@@ -233,6 +234,7 @@ def test_building_masks_compiles_whole() -> None:
     assert torch.equal(fast(lens), build(lens))
 
 
+@pytest.mark.slow
 def test_building_masks_exports_with_a_dynamic_length() -> None:
     class Build(torch.nn.Module):
         def forward(self, x: Tensor, lens: Tensor) -> Tensor:

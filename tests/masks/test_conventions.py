@@ -245,6 +245,7 @@ def test_a_row_without_keys_is_zero_here_and_something_else_there(
     assert not torch.allclose(added, mean[2, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_transformers_makes_the_same_masks(dtype: torch.dtype) -> None:
     made = pytest.importorskip(
@@ -265,6 +266,7 @@ def test_transformers_makes_the_same_masks(dtype: torch.dtype) -> None:
     assert torch.equal(masks.from_sdpa(theirs), ours.expand(3, 5, 3))
 
 
+@pytest.mark.slow
 def test_transformers_reads_the_masks_as_meant() -> None:
     gpt2 = pytest.importorskip(
         "transformers.models.gpt2", reason="it is in the extra `test`"
@@ -287,6 +289,7 @@ def test_transformers_reads_the_masks_as_meant() -> None:
     assert (by_keys - unmasked)[1, :3].abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_converting_compiles_whole() -> None:
     torch.compiler.reset()
 

@@ -157,6 +157,7 @@ def some_mask() -> Tensor:
     return ~rule if torch.rand(()) < 0.1 else rule
 
 
+@pytest.mark.slow
 def test_the_words_say_this_mask_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["headnotes.masks.describe"], "MAX_ROWS", 100)
     said = set()

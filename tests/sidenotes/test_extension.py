@@ -47,6 +47,7 @@ def code_lines(html: str) -> dict[int, str]:
     return {int(n): unescape(re.sub(r"<[^>]+>", "", line)) for n, line in shown}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_every_line_of_the_project_has_one_place_on_its_page(path: Path) -> None:
     html = convert(f"::literate {path}")

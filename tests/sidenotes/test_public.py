@@ -140,6 +140,7 @@ def altered(axes: Axes, names: set[str]) -> Iterator[Axes]:
             yield (*axes[:i], other, *axes[i + 1 :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_every_altered_claim_is_found(name: str) -> None:
     found, record = run(name)

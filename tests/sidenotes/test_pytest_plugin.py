@@ -119,6 +119,7 @@ def test_a_folder_gives_the_comments_of_its_files(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+@pytest.mark.slow
 def test_other_runs_are_left_alone(pytester: pytest.Pytester, model: Path) -> None:
     source = "import sys\n\ndef test_some():\n    x = 1  # [n]\n    "
     pytester.makepyfile(
@@ -161,6 +162,7 @@ def test_a_file_may_import_from_its_package(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+@pytest.mark.slow
 def test_a_file_of_a_package_may_hold_assertions(pytester: pytest.Pytester) -> None:
     # Pytest rewrites the asserts of what it is given, and what it runs is another code.
     folder = pytester.path / "package"

@@ -488,6 +488,7 @@ def test_a_new_shape_must_be_said(tmp_path: Path, body: str, lines: list[int]) -
     assert list(unsaid(made.path.read_text(encoding="utf-8"), made)) == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if relative(p) not in EXEMPT], ids=relative
 )
@@ -495,6 +496,7 @@ def test_every_new_shape_is_said_in_every_module(path: Path) -> None:
     assert list(unsaid(path.read_text(encoding="utf-8"), traced(path)).values()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_every_altered_comment_is_found(path: Path) -> None:
     source, run = path.read_text(encoding="utf-8"), traced(path)
@@ -515,6 +517,7 @@ def test_every_altered_comment_is_found(path: Path) -> None:
     print(f"{relative(path)}: {len(found)} claims, {count} alterations")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_a_comment_that_is_altered_in_its_file_is_found(path: Path) -> None:
     source, run = path.read_text(encoding="utf-8"), traced(path)

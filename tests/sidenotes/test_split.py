@@ -43,6 +43,7 @@ def assert_nothing_lost(source: str) -> None:
             assert not lines[n - 1].startswith("# note")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_no_line_of_the_project_is_lost_or_shown_twice(path: Path) -> None:
     assert_nothing_lost(read(path))

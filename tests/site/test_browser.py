@@ -10,23 +10,25 @@ from playwright.sync_api import Browser, Page, expect
 
 from headnotes.cli import edition, modules
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+pytestmark = pytest.mark.slow
+
 LESSON = "learn/00_from_a_sentence_to_its_weights.html"
 CORE = "source/mha.html"
 SHOWN = ["index.html", CORE, LESSON, "compare/differences.html"]
-PAGES = [
-    p.relative_to(DOCS) for p in sorted([*DOCS.rglob("*.md"), *DOCS.rglob("*.py")])
+# One page of each kind: each page costs seconds, and those of a kind are made by one
+# template. `test_build.py` looks at the files of all pages.
+KINDS = [
+    *SHOWN,
+    "learn/05_from_sentences_to_pictures.html",  # pictures, the largest lesson
+    "source/cli.html",  # a module without shapes
+    "source/tests/test_mha.html",
+    "compare/errata.html",  # Markdown
+    "compare/masks.html",  # with a program of its own
+    "compare/museum.html",
+    "compare/benchmarks.html",
+    "reference/headnotes.html",
+    "404.html",
 ]
-OTHERS = [page.with_suffix(".html").as_posix() for page in PAGES]
-OTHERS = [page for page in OTHERS if page not in SHOWN]
-OTHERS += ["source/tests/test_cli.html", "404.html"]
-
-
-def ways(number: int, name: str) -> tuple[tuple[int, str], ...]:
-    """How a page is looked at. Modules are alike, and take turns: it costs seconds."""
-    both = (390, "light"), (1440, "dark")
-    return (both[number % 2],) if name.startswith("source/") else both
-
 
 # What a page does by itself while it loads and settles.
 LAYOUT_SHIFT = """() => new Promise(resolve => {
@@ -73,13 +75,11 @@ OPEN_SHAPES = """() => {
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
     [
-        *[
-            (n, w, s)
-            for n in SHOWN
-            for w in (390, 820, 1440)
-            for s in ("light", "dark")
-        ],
-        *[(n, w, s) for number, n in enumerate(OTHERS) for w, s in ways(number, n)],
+        *[(name, 390, "light") for name in KINDS],
+        *[(name, 1440, "dark") for name in KINDS],
+        # The middle width and the other halves, for a page with two columns.
+        *[(CORE, 390, "dark"), (CORE, 1440, "light")],
+        *[(CORE, 820, scheme) for scheme in ("light", "dark")],
     ],
 )
 def test_pages_are_sound(

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from headnotes import mha as module
 
+pytestmark = pytest.mark.slow
+
 CORE = "source/mha.html"
 SOURCE = Path(module.__file__).read_text(encoding="utf-8").split("\n")
 

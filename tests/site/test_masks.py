@@ -15,6 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from headnotes import masks
 from headnotes.mha import masked_softmax
 
+pytestmark = pytest.mark.slow
+
 CONVERTER = "compare/masks.html"
 RANDOM = 240
 

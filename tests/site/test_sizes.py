@@ -15,6 +15,8 @@ from headnotes.mha import MultiHeadAttention
 from sidenotes.grammar import claims, pair, parse
 from sidenotes.trace import trace
 
+pytestmark = pytest.mark.slow
+
 CORE = "source/mha.html"
 SHAPES = ".sn-claim, .sn-shape"
 

@@ -1,6 +1,5 @@
 """Online softmax: exact, linear in memory, and right in the corners."""
 
-import copy
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import oracle
 from attention_laws import check
-from headnotes import masks, mha
+from contract import BlockwiseAttention
+from headnotes import masks
 from headnotes.variants import online_softmax
 from headnotes.variants.online_softmax import online_softmax_attention, running_softmax
 
@@ -80,30 +80,6 @@ def gradients(output: Tensor, xs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, xs, upstream)
 
 
-class InBlocks(mha.MultiHeadAttention):
-    """The core, with the same parameters; its scores are read block by block."""
-
-    blocks = BLOCKS
-
-    def forward(
-        self,
-        *,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        is_causal: bool = False,
-    ) -> Tensor:
-        if mask is not None:
-            unread = ~mask.any(dim=(0)).unsqueeze(-1)
-            key, value = key.masked_fill(unread, 0), value.masked_fill(unread, 0)
-        q, k, v = self.query(query), self.key(key), self.value(value)
-        options = {"mask": mask, "is_causal": is_causal}
-        context = online_softmax_attention(q, k, v, **options, **self.blocks)
-        output: Tensor = self.output(context.flatten(-2))
-        return output
-
-
 # What it computes
 
 
@@ -152,30 +128,6 @@ def test_output_and_gradients_are_those_of_torch_for_all_sizes_and_blocks(
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_core_computes_the_same_with_the_same_parameters(
-    device: torch.device, kind: str
-) -> None:
-    heads, d_model = 3, 15
-    core = mha.MultiHeadAttention(heads, d_model, 0.0).to(device, torch.float64)
-    blocks = InBlocks(heads, d_model, 0.0).to(device, torch.float64)
-    blocks.load_state_dict(core.state_dict())
-    x = 5 * torch.randn(Q_LEN, BATCH, d_model, device=device, dtype=torch.float64)
-    y = 5 * torch.randn(K_LEN, BATCH, d_model, device=device, dtype=torch.float64)
-    options = of_kind(kind, Q_LEN, K_LEN, BATCH, device)
-    mask = allowed(options, Q_LEN, K_LEN, BATCH).to(device)
-    expected = core(query=x, key=y, value=y, mask=mask)
-    output = blocks(query=x, key=y, value=y, **options)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    pairs = zip(
-        gradients(output, list(blocks.parameters())),
-        gradients(expected, list(core.parameters())),
-        strict=True,
-    )
-    for got, wanted in pairs:
-        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.parametrize("block_size", [1, 2, 5, 13, 14])
 def test_the_running_softmax_is_the_softmax(
     device: torch.device, block_size: int
@@ -210,6 +162,7 @@ def test_one_block_of_all_is_plain_softmax_attention(device: torch.device) -> No
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_first_and_second_derivatives_are_those_of_finite_differences(
     device: torch.device, kind: str
@@ -410,6 +363,7 @@ def largest_made(length: int, *dtypes: torch.dtype, **options: Any) -> int:
     return max(size for dtype, size in sizes.made if dtype in dtypes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_no_tensor_of_a_training_step_grows_faster_than_the_length(
     is_causal: bool,
@@ -476,6 +430,7 @@ def test_blocks_of_the_future_are_not_computed(monkeypatch: pytest.MonkeyPatch) 
 # What it works under
 
 
+@pytest.mark.slow
 def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
     torch.compiler.reset()
     fast = torch.compile(online_softmax_attention, backend="aot_eager", fullgraph=True)
@@ -532,14 +487,6 @@ def test_on_meta_it_knows_the_shape() -> None:
     assert [x.grad.shape for x in xs if x.grad is not None] == [x.shape for x in xs]
 
 
-def test_a_module_around_it_can_be_copied_after_training(device: torch.device) -> None:
-    module = InBlocks(3, 15).to(device)
-    x = torch.randn(Q_LEN, BATCH, 15, device=device)
-    module(query=x, key=x, value=x).sum().backward()
-    twin = copy.deepcopy(module)
-    assert torch.equal(twin(query=x, key=x, value=x), module(query=x, key=x, value=x))
-
-
 def test_inputs_are_left_alone(device: torch.device) -> None:
     # Sequence first, but not in memory; the value is one row that is shared by all.
     query, key, value = inputs(device=device)
@@ -561,6 +508,7 @@ def test_inputs_are_left_alone(device: torch.device) -> None:
     assert torch.equal(query, before[0][0])
 
 
+@pytest.mark.slow
 def test_all_laws_are_kept(device: torch.device) -> None:
     report = check(InBlocks, device=device.type)
     assert report.ok, report
