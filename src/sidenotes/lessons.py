@@ -1,10 +1,11 @@
 """Execute a lesson, a script in the percent format, and write it as Markdown.
 
-Markdown cells are prose. Code cells are executed in one kernel per lesson, and what they
-print or draw follows them. Figures become part of the page as SVG: they need no request,
-and what is drawn in the color `INK` takes the color of the text.
+Markdown cells are prose. Code cells are executed in one kernel per lesson, and what
+they print or draw follows them. Figures become part of the page as SVG, without a
+request, and what is drawn in the color `INK` takes the color of the text.
 """
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,13 +47,18 @@ def lesson(
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
     text = load(stored)
     if text is None:
-        text = to_markdown(execute(path), path)
+        text = to_markdown(execute(path, roots), path)
         store(stored, text)
     return text
 
 
-def execute(path: Path) -> Any:
-    """Run all cells in a fresh kernel; the first that raises stops the build."""
+def execute(path: Path, roots: Sequence[Path]) -> Any:
+    """Run all cells in a fresh kernel; the first that raises stops the build.
+
+    The kernel imports from the folders in `roots`, installed or not.
+    """
+    folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
+    search_path = os.pathsep.join(filter(None, folders))
     notebook = jupytext.reads(read(path), fmt="py:percent")
     with TemporaryDirectory() as sockets:
         # Messages go through the file system: no port is opened.
@@ -66,7 +72,7 @@ def execute(path: Path) -> Any:
             resources={"metadata": {"path": str(path.parent)}},
         )
         try:
-            client.execute()
+            client.execute(env={**os.environ, "PYTHONPATH": search_path})
         except CellExecutionError as error:
             plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colors of a terminal
             raise LiterateError(f"{path}: a cell failed\n{plain}") from None
@@ -131,7 +137,7 @@ def fence(text: str, language: str, css_class: str = "") -> str:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:
-    """A figure as part of the page: with unique ids, the text's color, a description."""
+    """A figure as part of the page: unique ids, the text's color, a description."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(svg)
     # A style sheet or an id inside a figure would apply to the whole page.

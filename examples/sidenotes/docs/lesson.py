@@ -6,7 +6,6 @@
 
 # %%
 import numpy as np
-
 from softmax.stable import softmax
 
 weights = softmax(np.array([[1.0, 2.0, 3.0]]))
