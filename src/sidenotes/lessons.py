@@ -5,6 +5,7 @@ they print or draw follows them. Figures become part of the page as SVG, without
 request, and what is drawn in the color `INK` takes the color of the text.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ from traitlets.config import Config
 from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, store
 from sidenotes.dependencies import dependencies
 from sidenotes.split import LiterateError, read
+
+LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
 # What is drawn in this color takes the color of the text.
 INK = "#123456"
@@ -47,6 +50,7 @@ def lesson(
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
     text = load(stored)
     if text is None:
+        LOG.info("Executing %s", path.name)
         text = to_markdown(execute(path, roots), path)
         store(stored, text)
     return text

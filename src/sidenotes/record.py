@@ -9,6 +9,7 @@ import doctest
 import gzip
 import io
 import json
+import logging
 import math
 import os
 import subprocess
@@ -26,6 +27,8 @@ from sidenotes.grammar import Axes, Claim, pair
 from sidenotes.shapes import check
 from sidenotes.split import UNREADABLE, LiterateError, named, read
 from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
+
+LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
 # What a page may spend on values, compressed; beyond it the largest tensors go.
 BUDGET = 16_000
@@ -154,6 +157,7 @@ def renumber(recorded: Json, number: Callable[[int], int]) -> Json:
 
 def run(missing: dict[Path, Path], setup: str) -> None:
     """Record each file to its place, in one fresh process."""
+    LOG.info("Executing the examples of %d modules", len(missing))
     work = {str(file): str(where) for file, where in missing.items()}
     result = subprocess.run(
         [sys.executable, "-m", "sidenotes.record"],
