@@ -5,6 +5,7 @@ they print or draw follows them. Figures become part of the page as SVG, without
 request, and what is drawn in the color `INK` takes the color of the text.
 """
 
+import asyncio
 import logging
 import os
 import re
@@ -76,7 +77,9 @@ def execute(path: Path, roots: Sequence[Path]) -> Any:
             resources={"metadata": {"path": str(path.parent)}},
         )
         try:
-            client.execute(env={**os.environ, "PYTHONPATH": search_path})
+            # With an event loop of its own, which is closed again, in each thread.
+            environment = {**os.environ, "PYTHONPATH": search_path}
+            asyncio.run(client.async_execute(env=environment))
         except CellExecutionError as error:
             plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colors of a terminal
             raise LiterateError(f"{path}: a cell failed\n{plain}") from None

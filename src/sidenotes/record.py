@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sidenotes.cache import code_of, hash_of, load, path_for, prune, store
+from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, prune, store
 from sidenotes.dependencies import dependencies
 from sidenotes.grammar import Axes, Claim, pair
 from sidenotes.shapes import check
@@ -87,7 +87,7 @@ def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
-    key = hash_of([str(path), setup, sys.version, *own, *code])
+    key = hash_of([str(path), setup, ENVIRONMENT, *own, *code])
     return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
 
 
