@@ -31,7 +31,7 @@ LOG = logging.getLogger("mkdocs")
 RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 # Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
-SETTINGS = ("docs_dir", "site_url", "use_directory_urls", "validation")
+SETTINGS = ("site_url", "use_directory_urls", "validation")
 
 # Extensions of pymdownx that read other files.
 READERS = {"pymdownx.b64", "pymdownx.snippets"}
@@ -91,7 +91,13 @@ def extensions_of(config: MkDocsConfig) -> str:
     """The Markdown extensions of a site and their options, as text."""
     objects: list[Any] = [*config.markdown_extensions]
     options = {
-        describe(each): each.getConfigs()
+        # Not where the site lies: a copy of it can use a copy of its cache.
+        describe(each): {
+            **each.getConfigs(),
+            "root": "",
+            "cache": "",
+            "import_roots": "",
+        }
         for each in objects
         if type(each).__name__ == "SidenotesExtension"
     }

@@ -87,7 +87,7 @@ def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
-    key = hash_of([str(path), setup, ENVIRONMENT, *own, *code])
+    key = hash_of([path.name, setup, ENVIRONMENT, *own, *code])
     return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
 
 

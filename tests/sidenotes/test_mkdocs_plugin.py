@@ -136,7 +136,7 @@ def test_no_change_leaves_a_stale_page(
         "new.md",
         *ALL[2:],
     ]
-    plugin = {"packages": {"src/p": "source"}, "links": {"More": "{stem}.py"}}
+    plugin = {"packages": {"src/p": "source"}, "links": {"More": "https://example.org"}}
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
     assert site(plugins=["search", {"sidenotes": plugin}], nav=None) == []
     monkeypatch.setattr(page_cache, "RENDERER", [b"changed"])
