@@ -2,16 +2,26 @@
 # checks everything.
 
 PYTHON ?= python3
+PORT ?= 8000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 export NO_MKDOCS_2_WARNING := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: site build quick test types strict clean
+.PHONY: site free build quick test types strict clean
 
-site: $(INSTALLED)
-	$(BIN)/mkdocs serve --livereload
+# Another program on the port is reported before anything is installed or built.
+site: free $(INSTALLED)
+	$(BIN)/mkdocs serve --livereload --dev-addr 127.0.0.1:$(PORT)
+
+free:
+	@$(PYTHON) -c 'import socket; \
+	  s = socket.socket(); \
+	  s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); \
+	  s.bind(("127.0.0.1", int("$(PORT)")))' 2>/dev/null || \
+	  { echo "Port $(PORT) is in use; choose another: make site PORT=8001" >&2; exit 1; }
 
 build: $(INSTALLED)
 	$(BIN)/mkdocs build --strict
@@ -26,27 +36,26 @@ quick: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs=2 types strict
+	$(MAKE) --jobs=2 types build
 	HEADNOTES_SITE=site $(BIN)/pytest -n 2
 
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-strict: $(INSTALLED)
-	$(BIN)/mkdocs build --strict --quiet
-
 clean:
 	rm -rf .venv .cache site
 
 # The versions are pinned in constraints.txt. What pip would compile one by one is compiled
-# on all cores. The font list of matplotlib is built here, once, so that no lesson has to
-# wait for it.
-$(INSTALLED): pyproject.toml constraints.txt
+# on all cores; like pip, this ignores files in packages that no Python can compile. The
+# font list of matplotlib is made here, once, so that no lesson has to wait for it.
+$(INSTALLED): pyproject.toml src/sidenotes/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"Headnotes needs Python 3.11 or newer, this is {sys.version.split()[0]}; \
 	  name another with: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs,test]'
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib
-	$(BIN)/python -c 'import matplotlib.font_manager'
+	$(BIN)/pip install --no-compile --constraint constraints.txt \
+	  --editable '.[docs,test]' --editable src/sidenotes
+	@echo "Compiling what was installed ..."
+	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib >/dev/null 2>&1 || true
+	@$(BIN)/python -c 'import matplotlib.font_manager'
 	touch $@

@@ -14,7 +14,7 @@
 # ## A start in five lines
 #
 # ```sh
-# pip install headnotes pytest
+# pip install sidenotes pytest
 # pytest --shapes my_model.py
 # ```
 #

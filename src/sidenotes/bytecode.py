@@ -47,7 +47,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Stores:
+class Assignments:
     """Assignments without a break between them."""
 
     after: int  # offset of the instruction that follows
@@ -60,12 +60,12 @@ class Plan:
 
     code: CodeType
     entries: dict[int, Statement] = field(default_factory=dict)
-    stores: dict[int, Stores] = field(default_factory=dict)
+    stores: dict[int, Assignments] = field(default_factory=dict)
     exits: dict[int, str] = field(default_factory=dict)
     points: set[int] = field(default_factory=set)
 
 
-class Layout:
+class SourceMap:
     """What stands where in a source."""
 
     def __init__(self, tree: ast.Module, source: str) -> None:
@@ -202,7 +202,7 @@ def codes_of(tree: ast.Module, filename: str) -> set[CodeType]:
     return set(walk(compile(tree, filename, "exec", dont_inherit=True)))
 
 
-def plan_of(code: CodeType, layout: Layout) -> Plan:
+def plan_of(code: CodeType, source_map: SourceMap) -> Plan:
     """Read the bytecode of one function."""
     plan = Plan(code)
     run: list[dis.Instruction] = []
@@ -218,15 +218,15 @@ def plan_of(code: CodeType, layout: Layout) -> Plan:
             continue
         name, offset = instruction.opname, first.offset
         silent = name in SILENT
-        statement = None if silent else layout.at(instruction.positions)
+        statement = None if silent else source_map.at(instruction.positions)
         reached = first.is_jump_target or statement is not previous
         if statement is not None and reached:
             plan.entries[offset] = statement
 
         stores = name.startswith("STORE_")
         if run and (reached or not stores):
-            if targets := layout.targets_of(run, previous):
-                plan.stores[began] = Stores(offset, targets)
+            if targets := source_map.targets_of(run, previous):
+                plan.stores[began] = Assignments(offset, targets)
             run = []
         if stores:
             began = began if run else offset

@@ -1,13 +1,15 @@
-"""A lesson: a percent-format script, executed, as the Markdown of its page.
+"""Execute a lesson, a script in the percent format, and write it as Markdown.
 
-Markdown cells are prose, code cells are run in a kernel of their own, and what they
-print or draw follows them. Figures become part of the page: drawn in the ink of the
-text, they need no request and follow the theme.
+Markdown cells are prose. Code cells are executed in one kernel per lesson, and what
+they print or draw follows them. Figures become part of the page as SVG, without a
+request, and what is drawn in the color `INK` takes the color of the text.
 """
 
-import hashlib
+import asyncio
+import logging
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import indent
@@ -19,62 +21,77 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets.config import Config
 
-from sidenotes.cache import code_of, keep, place
+from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, store
+from sidenotes.dependencies import dependencies
 from sidenotes.split import LiterateError, read
 
-# Figures are drawn in this colour where they should take on the colour of the text.
+LOG = logging.getLogger("mkdocs.plugins.sidenotes")
+
+# What is drawn in this color takes the color of the text.
 INK = "#123456"
+
+# As it was when this process loaded it.
+CONVERTER = Path(__file__).read_bytes()
 
 SVG = "http://www.w3.org/2000/svg"
 XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def lesson(
-    path: Path, *, depends_on: Iterable[Path], quotes: Iterable[Path] = (), cache: Path
+    path: Path, *, roots: Sequence[Path], inputs: Iterable[Path] = (), cache: Path
 ) -> str:
     """The Markdown of the lesson at `path`, executed unless nothing has changed.
 
-    What a lesson prints depends on its own text, on the code in `depends_on`, and on
-    every word in `quotes`, whose comments and docstrings it prints.
+    What a lesson prints depends on its own text, on the code of the files below `roots`
+    that it imports, on every byte of the files in `inputs`, and on what is installed.
     """
-    key = hashlib.sha256(read(path).encode())
-    for file in [*sorted(depends_on), Path(__file__)]:
-        key.update(code_of(file))
-    for file in sorted(quotes):
-        key.update(file.read_bytes())
-    stored = place(cache, path.stem, key.hexdigest(), ".md")
-    if not stored.exists():
-        keep(stored, to_markdown(execute(path), path))
-    return stored.read_text(encoding="utf-8")
+    parts: list[str | bytes] = [read(path), ENVIRONMENT, CONVERTER]
+    parts += [code_of(file) for file in sorted(dependencies(path, roots))]
+    parts += [file.read_bytes() for file in sorted(inputs)]
+    stored = path_for(cache, path.stem, hash_of(parts), ".md")
+    text = load(stored)
+    if text is None:
+        LOG.info("Executing %s", path.name)
+        text = to_markdown(execute(path, roots), path)
+        store(stored, text)
+    return text
 
 
-def execute(path: Path) -> Any:
-    """Run all cells in a fresh kernel; the first that raises stops the build."""
+def execute(path: Path, roots: Sequence[Path]) -> Any:
+    """Run all cells in a fresh kernel; the first that raises stops the build.
+
+    The kernel imports from the folders in `roots`, installed or not.
+    """
+    folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
+    search_path = os.pathsep.join(filter(None, folders))
     notebook = jupytext.reads(read(path), fmt="py:percent")
     with TemporaryDirectory() as sockets:
-        # The kernel is spoken to through the file system, not through the network.
-        talk = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        # Messages go through the file system: no port is opened.
+        transport = {"transport": "ipc", "ip": f"{sockets}/kernel"}
         client = NotebookClient(
             notebook,
             timeout=120,
             kernel_name="python3",
             extra_arguments=["--InlineBackend.figure_formats=svg"],
-            config=Config({"KernelManager": talk}),
+            config=Config({"KernelManager": transport}),
             resources={"metadata": {"path": str(path.parent)}},
         )
         try:
-            client.execute()
+            # With an event loop of its own, which is closed again, in each thread.
+            environment = {**os.environ, "PYTHONPATH": search_path}
+            asyncio.run(client.async_execute(env=environment))
         except CellExecutionError as error:
-            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # a terminal's colours
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colors of a terminal
             raise LiterateError(f"{path}: a cell failed\n{plain}") from None
     return notebook
 
 
 def to_markdown(notebook: Any, path: Path) -> str:
-    """Prose as it is, code and text output fenced, figures in line.
+    """Leave prose as it is, fence code and printed text, and embed figures.
 
-    A code cell may say of itself: `alt="…"` describes its figure, `fold="…"` folds it
-    under that title, `hide="true"` shows only what it prints or draws.
+    Options of a code cell, on its first line: `alt="…"` describes its figure,
+    `fold="…"` folds it under that title, `hide="true"` shows only what it prints or
+    draws.
     """
     parts: list[str] = []
     for number, cell in enumerate(notebook.cells):
@@ -127,10 +144,10 @@ def fence(text: str, language: str, css_class: str = "") -> str:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:
-    """A figure as part of the page: ids of its own, the page's ink, a description."""
+    """A figure as part of the page: unique ids, the text's color, a description."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(svg)
-    # A style sheet or an id inside a figure would speak for the whole page.
+    # A style sheet or an id inside a figure would apply to the whole page.
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{{{SVG}}}metadata", f"{{{SVG}}}style"):

@@ -4,6 +4,7 @@ from xml.etree.ElementTree import Element
 
 from latex2mathml.converter import convert_to_element
 from markdown.treeprocessors import Treeprocessor
+from pymdownx.arithmatex import ArithmatexExtension
 
 from sidenotes.split import LiterateError
 
@@ -16,6 +17,7 @@ class MathML(Treeprocessor):
     """Fills the elements that arithmatex leaves with what a browser can draw."""
 
     def run(self, root: Element) -> None:
+        self.require_generic()
         for element in root.iter():
             if element.get("class") == FORMULA and element.text:
                 latex = element.text.strip()[2:-2]
@@ -27,3 +29,14 @@ class MathML(Treeprocessor):
                 except Exception as error:  # of many kinds, none with the formula in it
                     reason = f"cannot read the formula {latex!r}: {error!r}"
                     raise LiterateError(reason) from None
+
+    def require_generic(self) -> None:
+        """Refuse the other mode of arithmatex, in which formulas would stay LaTeX."""
+        for extension in self.md.registeredExtensions:
+            if isinstance(extension, ArithmatexExtension):
+                if not extension.getConfig("generic"):
+                    raise LiterateError(
+                        "sidenotes needs the generic mode of arithmatex; write "
+                        "`- pymdownx.arithmatex: {generic: true}` in "
+                        "`markdown_extensions`"
+                    )

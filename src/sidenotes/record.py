@@ -1,73 +1,164 @@
-"""What a page knows of a run: for each function one call, its steps and its tensors.
+"""Record what a page shows of a run: for each function one call, its steps and tensors.
 
-Modules are traced in a process of their own, because the one that builds the site may
-hold an older version of them, and what was recorded is kept until something changes.
+Modules are traced in a process of their own, because the process that builds the site
+may hold an older version of them. Recordings are cached.
 """
 
+import ast
+import doctest
 import gzip
-import hashlib
+import io
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
+import tokenize
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sidenotes.cache import code_of, keep, place
+from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, prune, store
+from sidenotes.dependencies import dependencies
 from sidenotes.grammar import Axes, Claim, pair
 from sidenotes.shapes import check
-from sidenotes.split import LiterateError, read
+from sidenotes.split import UNREADABLE, LiterateError, named, read
 from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
+
+LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
 # What a page may spend on values, compressed; beyond it the largest tensors go.
 BUDGET = 16_000
+
+# Tokens that a line without code may hold.
+NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}
+NOT_CODE |= {tokenize.INDENT, tokenize.DEDENT}
 
 Json = dict[str, Any]
 
 
 def recording(
-    path: Path, *, depends_on: Iterable[Path], setup: str, cache: Path
+    path: Path,
+    *,
+    modules: Iterable[Path],
+    roots: Sequence[Path],
+    setup: str,
+    cache: Path,
 ) -> Json | None:
-    """The recording of `path`, or None where `depends_on` does not name it.
+    """The recording of `path`, or None where `modules` does not hold it.
 
-    A recording depends on the module's own text, which holds the examples and numbers
-    the lines, on the code of all files in `depends_on`, and on `setup`, the statements
-    that are executed first (`import torch; torch.manual_seed(1)`). Whatever is out of
-    date is recorded in one go: most of the time is spent on importing.
+    A recording depends on the code and the examples of the module, on the code of all
+    files below `roots` that it imports, and on `setup`, the statements that are
+    executed first (`import torch; torch.manual_seed(1)`). It does not depend on notes:
+    its lines are numbered without them. All outdated recordings are made in one go,
+    because most of the time is spent on importing.
     """
     path = path.resolve()
-    files = sorted(file.resolve() for file in depends_on)
-    if path not in files:
+    files = sorted({file.resolve() for file in modules})
+    if path not in files or path.stem == "__init__":
         return None
+    stored = location(path, roots, setup, cache)
+    text = load(stored)
+    if text is None:
+        missing = {}
+        for file in files:
+            if file.suffix == ".py" and file.stem != "__init__":
+                place = location(file, roots, setup, cache)
+                if not place.exists():
+                    missing[file] = place
+        run(missing, setup)
+        prune(cache)
+        text = stored.read_text(encoding="utf-8")
+    recorded: Json = json.loads(text)
+    lines = [*code_lines(read(path))]
+    return renumber(recorded, lambda ordinal: lines[ordinal])
 
-    common = hashlib.sha256(f"{setup} {sys.version}".encode())
+
+def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path:
+    """Where the recording of a module is stored, if it has been made."""
+    source = read(path)
     try:
-        for file in [*files, *sorted(Path(__file__).parent.glob("*.py"))]:
-            common.update(code_of(file))
-    except SyntaxError as error:
-        raise LiterateError(f"{file}:{error.lineno}: does not parse") from None
-    stored = {}
-    for file in files:
-        if file.suffix == ".py" and file.stem != "__init__":
-            key = hashlib.sha256(common.digest() + read(file).encode()).hexdigest()
-            name = f"{file.parent.name}-{file.stem}"
-            stored[file] = place(cache, name, key, ".json")
-    if path not in stored:  # a package has no lines of its own worth following
-        return None
-    if not stored[path].exists():
-        run(
-            {file: where for file, where in stored.items() if not where.exists()}, setup
-        )
-    found: Json = json.loads(stored[path].read_text(encoding="utf-8"))
+        own = [*code_lines(source).values(), *examples_in(source)]
+        code = [code_of(file) for file in sorted(dependencies(path, roots))]
+        code += [code_of(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
+    except UNREADABLE as error:
+        line = getattr(error, "lineno", None) or 1
+        raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
+    key = hash_of([path.name, setup, ENVIRONMENT, *own, *code])
+    return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
+
+
+@lru_cache(maxsize=1024)
+def code_lines(source: str) -> dict[int, str]:
+    r"""The lines that hold code, by number: neither blank, nor a comment only.
+
+    A recording counts these lines only, so that it outlives an edit of the notes. Of a
+    docstring, the first and the last line count, since a function that does nothing
+    returns there, but not their text.
+
+    >>> code_lines('x = [\n    # Why\n    1,  # one\n]\n\ndef f():\n    "Text."')
+    {1: 'x = [', 3: '    1,  # one', 4: ']', 6: 'def f():', 7: ''}
+    """
+    tree = ast.parse(source)
+    docstrings = {
+        node.body[0].lineno
+        for node in [tree, *(definition for _, definition in named(tree))]
+        if ast.get_docstring(node) is not None
+    }
+    lines = source.split("\n")
+    found: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        (first, _), (last, _) = token.start, token.end
+        if token.type == tokenize.STRING and first in docstrings:
+            found |= {first: "", last: ""}
+        elif token.type not in NOT_CODE:
+            found |= {n: lines[n - 1] for n in range(first, last + 1) if n not in found}
+    return dict(sorted(found.items()))
+
+
+@lru_cache(maxsize=1024)
+def examples_in(source: str) -> list[str]:
+    """The examples of all docstrings; an expected exception is part of one."""
+    tree = ast.parse(source)
+    parser = doctest.DocTestParser()
+    found = []
+    for node in [tree, *(definition for _, definition in named(tree))]:
+        for example in parser.get_examples(ast.get_docstring(node) or ""):
+            options = sorted(example.options.items())
+            found.append(f"{example.source}{example.exc_msg}{options}")
+        found.append("")  # names are shared within a docstring, not between two
     return found
 
 
-def run(stored: dict[Path, Path], setup: str) -> None:
+def renumber(recorded: Json, number: Callable[[int], int]) -> Json:
+    """A recording with other line numbers."""
+
+    def step(old: Json) -> Json:
+        return old | {"line": number(old["line"]), "last": number(old["last"])}
+
+    def call(old: Json) -> Json:
+        steps = [step(each) for each in old["steps"]]
+        return old | {"line": number(old["line"]), "steps": steps}
+
+    return {
+        "checked": [number(line) for line in recorded["checked"]],
+        "weak": [number(line) for line in recorded["weak"]],
+        "lines": {
+            str(number(int(line))): seen | {"line": number(seen["line"])}
+            for line, seen in recorded["lines"].items()
+        },
+        "calls": [call(each) for each in recorded["calls"]],
+        "tensors": recorded["tensors"],
+    }
+
+
+def run(missing: dict[Path, Path], setup: str) -> None:
     """Record each file to its place, in one fresh process."""
-    work = {str(file): str(where) for file, where in stored.items()}
+    LOG.info("Executing the examples of %d modules", len(missing))
+    work = {str(file): str(where) for file, where in missing.items()}
     result = subprocess.run(
         [sys.executable, "-m", "sidenotes.record"],
         input=json.dumps({"setup": setup, "work": work}),
@@ -88,11 +179,14 @@ def main() -> None:
         path = Path(file)
         # Before each module, so that its numbers do not depend on the others.
         exec(task["setup"], {})
+        source = read(path)
+        ordinals = {line: n for n, line in enumerate(code_lines(source))}
         try:
-            content = json.dumps(record(read(path), trace(path)), allow_nan=False)
+            recorded = record(source, trace(path))
         except TraceError as error:
             sys.exit(str(error))
-        keep(Path(where), content)
+        stored = renumber(recorded, ordinals.__getitem__)
+        store(Path(where), json.dumps(stored, allow_nan=False))
 
 
 def record(source: str, run: Trace) -> Json:
@@ -108,9 +202,9 @@ def record(source: str, run: Trace) -> Json:
     weak = [f.claim for f in findings if f.verdict == "weak"]
     best: dict[str, tuple[tuple[int, ...], Call]] = {}
     for call in run.calls:
-        merit = tells(call, bindings(call, checked))
-        if merit and (call.symbol not in best or merit >= best[call.symbol][0]):
-            best[call.symbol] = merit, call
+        score = informativeness(call, bindings(call, checked))
+        if score and (call.symbol not in best or score >= best[call.symbol][0]):
+            best[call.symbol] = score, call
 
     tensors: list[list[Any]] = []
     calls: list[Json] = []
@@ -121,17 +215,19 @@ def record(source: str, run: Trace) -> Json:
         for step in call.steps:
             values = [
                 to_json(
-                    value, axes_of(value, names, beside(checked, call, step)), tensors
+                    value,
+                    axes_of(value, names, claims_at(checked, call, step)),
+                    tensors,
                 )
                 for value in step.values
             ]
             steps.append({"line": step.line, "last": step.last_line, "values": values})
             if values:
-                near = beside([*checked, *weak], call, step)
+                near = claims_at([*checked, *weak], call, step)
                 where = near[0].line if near else step.last_line
-                lines[where] = {"line": step.line, "text": brief(values)}
+                lines[where] = {"line": step.line, "text": shapes_as_text(values)}
         arguments = [
-            to_json(v, axes_of(v, names, spoken_of(checked, call)), tensors)
+            to_json(v, axes_of(v, names, parameter_claims(checked, call)), tensors)
             for v in call.arguments
         ]
         head = {"symbol": call.symbol, "line": call.line, "names": names}
@@ -145,30 +241,30 @@ def record(source: str, run: Trace) -> Json:
     }
 
 
-def beside(claims: Iterable[Claim], call: Call, step: Step) -> list[Claim]:
-    """The claims about a statement."""
+def claims_at(claims: Iterable[Claim], call: Call, step: Step) -> list[Claim]:
+    """The claims about the values that a statement assigns or returns."""
     return [c for c in claims if c.statement == step.line and c.symbol == call.symbol]
 
 
-def spoken_of(claims: Iterable[Claim], call: Call) -> list[Claim]:
+def parameter_claims(claims: Iterable[Claim], call: Call) -> list[Claim]:
     """The claims about the parameters of a function."""
     return [c for c in claims if not c.statement and c.symbol == call.symbol]
 
 
-def about(claims: Iterable[Claim], value: Value) -> Claim | None:
-    """The claim that speaks of a value; an item of a tuple is `return[0]`."""
+def claim_about(claims: Iterable[Claim], value: Value) -> Claim | None:
+    """The claim about a value; an item of a tuple is named `return[0]`."""
     names = {value.name, value.name.split("[")[0]}
     return next((c for c in claims if names & set(c.targets)), None)
 
 
 def bindings(call: Call, claims: Sequence[Claim]) -> dict[str, int]:
-    """What the true claims of a call say that each name means."""
+    """The size of each name, by the true claims of a call."""
     names: dict[str, int] = {}
-    seen = [(value, spoken_of(claims, call)) for value in call.arguments]
+    seen = [(value, parameter_claims(claims, call)) for value in call.arguments]
     for step in call.steps:
-        seen += [(value, beside(claims, call, step)) for value in step.values]
+        seen += [(value, claims_at(claims, call, step)) for value in step.values]
     for value, near in seen:
-        claim = about(near, value)
+        claim = claim_about(near, value)
         pairs = pair(claim.axes, value.shape) if claim else None
         for entry, size in pairs or ():
             if entry.isidentifier():
@@ -176,8 +272,11 @@ def bindings(call: Call, claims: Sequence[Claim]) -> dict[str, int]:
     return names
 
 
-def tells(call: Call, names: dict[str, int]) -> tuple[int, ...]:
-    """How well a call tells sizes apart; empty where it holds no tensor at all."""
+def informativeness(call: Call, names: dict[str, int]) -> tuple[int, ...]:
+    """How much a call shows, to compare calls by; empty where it holds no tensor.
+
+    A call that returns is better than one that raises; then count distinct sizes.
+    """
     values = [*call.arguments, *(v for step in call.steps for v in step.values)]
     if not values:
         return ()
@@ -192,7 +291,7 @@ def axes_of(value: Value, names: dict[str, int], claims: Iterable[Claim]) -> Axe
     known = {size: name for name, size in names.items() if common[size] == 1}
     # An axis of size 1 is more often there to be stretched than it is a size.
     axes = tuple(known.get(n, str(n)) if n != 1 else "1" for n in value.shape)
-    claim = about(claims, value)
+    claim = claim_about(claims, value)
     if claim is None or pair(claim.axes, value.shape) is None:
         return axes
     if "..." not in claim.axes:
@@ -246,10 +345,10 @@ def within_budget(tensors: list[list[Any]]) -> list[list[Any] | None]:
     return kept
 
 
-def brief(values: Iterable[Json]) -> str:
+def shapes_as_text(values: Iterable[Json]) -> str:
     """The shapes of some values, each of them once.
 
-    >>> brief([{"axes": ("q", "7")}, {"axes": ("q", "7")}, {"axes": ()}])
+    >>> shapes_as_text([{"axes": ("q", "7")}, {"axes": ("q", "7")}, {"axes": ()}])
     '[q, 7], []'
     """
     texts = [f"[{', '.join(value['axes'])}]" for value in values]

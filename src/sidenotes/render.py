@@ -38,7 +38,7 @@ def render(
     What was recorded of a run is shown beside each line, and travels with the page.
     """
     highlighted = highlight_lines(source)
-    shapes = strip(recorded)
+    shapes = shape_column(recorded)
     blank = [not line.strip() for line in source.split("\n")]
     grid = SubElement(parent, "div", {"class": "sidenotes"})
     symbols: Counter[str] = Counter()
@@ -70,14 +70,14 @@ def render(
                 "".join(line(n, highlighted[n - 1], shapes.get(n)) for n in shown)
             )
     if recorded and recorded["calls"]:
-        kept = {name: recorded[name] for name in ("calls", "tensors")}
-        text = json.dumps(kept, separators=(",", ":")).replace("</", r"<\/")
+        shown_data = {name: recorded[name] for name in ("calls", "tensors")}
+        text = json.dumps(shown_data, separators=(",", ":")).replace("</", r"<\/")
         data = f'<script type="application/json" class="sn-data">{text}</script>'
         SubElement(grid, "div", {"hidden": "hidden"}).text = stash(data)
     return grid
 
 
-def strip(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
+def shape_column(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
     """For each line that has a shape: what was seen, and what became of its claim."""
     if not recorded:
         return {}
@@ -126,8 +126,8 @@ def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
 
 def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:
     """Line numbers without the blank ones at either end."""
-    kept = [n for n in numbers if not blank[n - 1]]
-    return [n for n in numbers if kept and kept[0] <= n <= kept[-1]]
+    filled = [n for n in numbers if not blank[n - 1]]
+    return [n for n in numbers if filled and filled[0] <= n <= filled[-1]]
 
 
 def toolbar(

@@ -44,15 +44,15 @@ class Names:
 
     sizes: dict[str, int]
     since: dict[str, str]
-    clashes: dict[Claim, str] = field(default_factory=dict)
+    contradictions: dict[Claim, str] = field(default_factory=dict)
 
-    def settle(self, claim: Claim, entry: str, size: int) -> bool:
+    def bind(self, claim: Claim, entry: str, size: int) -> bool:
         """Check an entry, or bind its one unknown name; False where it is too early."""
         unknown = words_of((entry,)).keys() - self.sizes.keys()
         if not unknown:
             value = value_of(entry, self.sizes)
             if value != size:
-                self.clash(claim, f"`{entry}` is {value}, but the axis has {size}")
+                self.contradict(claim, f"`{entry}` is {value}, but the axis has {size}")
             return True
         line = None if len(unknown) > 1 else linear(tree_of(entry), self.sizes)
         if line is None or not line[0]:
@@ -61,14 +61,16 @@ class Names:
         (name,) = unknown
         value, rest = divmod(size - start, slope)
         if rest or value < 0:
-            self.clash(claim, f"the axis has {size}, which is `{entry}` for no {name}")
+            self.contradict(
+                claim, f"the axis has {size}, which is `{entry}` for no {name}"
+            )
             return True
         self.sizes[name], self.since[name] = value, f"line {claim.line}"
         return True
 
-    def clash(self, claim: Claim, why: str) -> None:
+    def contradict(self, claim: Claim, why: str) -> None:
         """Keep the first reason against a claim."""
-        self.clashes.setdefault(claim, why)
+        self.contradictions.setdefault(claim, why)
 
 
 @dataclass
@@ -105,12 +107,12 @@ class Seen:
             if claim == silent:
                 continue
             if pairs is None:
-                names.clash(claim, f"the value has {len(shape)} axes")
+                names.contradict(claim, f"the value has {len(shape)} axes")
             todo += [(claim, entry, size) for entry, size in pairs or ()]
         left = len(todo) + 1
         while len(todo) < left:
             left = len(todo)
-            todo = [each for each in todo if not names.settle(*each)]
+            todo = [each for each in todo if not names.bind(*each)]
         return names
 
 
@@ -156,21 +158,21 @@ def judge_one(
 ) -> Finding:
     """Judge one claim; `words` are all names that the claims of its source use."""
 
-    def say(verdict: Verdict, why: str, seen: Seen | None = None) -> Finding:
+    def finding(verdict: Verdict, why: str, seen: Seen | None = None) -> Finding:
         return Finding(claim, verdict, describe(claim, f"{verdict}: {why}", seen))
 
     calls = [seen for seen in calls if seen.of(claim)]
     if claim.problem:
-        return say("wrong", claim.problem)
+        return finding("wrong", claim.problem)
     if not calls and claim.statement in reached:
-        return say("wrong", f"`{claim.targets[0]}` never has a shape here")
+        return finding("wrong", f"`{claim.targets[0]}` never has a shape here")
     if not calls:
         what = "runs this line" if claim.statement else "passes a tensor here"
-        return say("unreached", f"no example {what}")
+        return finding("unreached", f"no example {what}")
     for seen in calls:
-        if why := seen.names.clashes.get(claim):
-            return say("wrong", why, seen)
-    if any(seen.names.clashes for seen in calls):
+        if why := seen.names.contradictions.get(claim):
+            return finding("wrong", why, seen)
+    if any(seen.names.contradictions for seen in calls):
         return Finding(claim, "ok")  # as far as one can tell, until the others are
 
     # The claim holds. But would another one, too? That is for the rest of each call to
@@ -179,9 +181,9 @@ def judge_one(
     lacking = [words_of(claim.axes).keys() - sizes.keys() for _, sizes in rests]
     if least := min(lacking, key=len):
         who = " or ".join(f"`{name}`" for name in sorted(least))
-        return say("weak", f"nothing else says what is {who}", calls[0])
+        return finding("weak", f"nothing else says what is {who}", calls[0])
     if claim.axes == ("...",):
-        return say("weak", "it fits every tensor", calls[0])
+        return finding("weak", "it fits every tensor", calls[0])
     for old, new, axes in alternatives(claim.axes, words):
         able = [(seen, s) for seen, s in rests if words_of(axes).keys() <= s.keys()]
         if able and all(
@@ -190,7 +192,7 @@ def judge_one(
             seen, sizes = able[0]
             values = [str(value_of(entry, sizes)) for entry in (old, new)]
             both = f" (both {values[0]})" if values[0] == values[1] else ""
-            return say("weak", f"no example tells `{old}` from `{new}`{both}", seen)
+            return finding("weak", f"no example tells `{old}` from `{new}`{both}", seen)
     return Finding(claim, "ok")
 
 

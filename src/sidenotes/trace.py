@@ -14,10 +14,17 @@ from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
-from sidenotes.bytecode import Layout, Plan, Statement, Stores, codes_of, plan_of
+from sidenotes.bytecode import (
+    Assignments,
+    Plan,
+    SourceMap,
+    Statement,
+    codes_of,
+    plan_of,
+)
 from sidenotes.examples import Examples, TraceError, imported
 from sidenotes.split import read
-from sidenotes.watch import watched
+from sidenotes.watch import tracing
 
 __all__ = ["Call", "Step", "Trace", "TraceError", "Value", "trace"]
 
@@ -84,7 +91,7 @@ def trace(path: Path, *, limit: int = 2048) -> Trace:
     with imported(path) as module:
         recorder = Recorder(path, module, limit)
         examples = Examples(module, recorder.begin)
-        with watched(recorder):
+        with tracing(recorder):
             examples.run_all()
     if recorder.stale:
         reason = "was edited after its import; trace it in a fresh process"
@@ -103,7 +110,7 @@ class Activation:
     inner: bool  # a comprehension, whose values belong to the call around it
     statement: Statement | None = None
     step: Step | None = None
-    pending: Stores | None = None
+    pending: Assignments | None = None
     error: str | None = None
     thrown: bool = False
 
@@ -117,7 +124,7 @@ class Recorder:
         self.file = module.__file__
         self.limit = limit
         tree = ast.parse(source)
-        self.layout = Layout(tree, source)
+        self.source_map = SourceMap(tree, source)
         self.known = codes_of(tree, str(path))
         self.plans: dict[int, Plan] = {}
         self.frames: dict[int, Activation] = {}
@@ -135,7 +142,7 @@ class Recorder:
                 return None
             if code.co_name == "<lambda>":
                 return None  # it has no statement but the one that it stands in
-            plan = self.plans[id(code)] = plan_of(code, self.layout)
+            plan = self.plans[id(code)] = plan_of(code, self.source_map)
         return plan
 
     def begin(self, example: int) -> None:
@@ -168,7 +175,7 @@ class Recorder:
         outer = self.around(frame, inner)
         if not inner:
             parent = outer.number if outer else None
-            line = self.layout.definitions.get((code.co_firstlineno, code.co_name))
+            line = self.source_map.definitions.get((code.co_firstlineno, code.co_name))
             symbol = code.co_qualname.replace(".<locals>", "")
             call = Call(symbol, line or code.co_firstlineno, self.example, parent)
             state = Activation(plan, call, len(self.trace.calls), [], False)

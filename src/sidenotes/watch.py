@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sidenotes.trace import Recorder
 
 
-def watched(recorder: "Recorder") -> AbstractContextManager[None]:
+def tracing(recorder: "Recorder") -> AbstractContextManager[None]:
     """Tell `recorder` of what its file does in this thread, in the `with` block."""
     if sys.version_info >= (3, 12):
         return monitored(recorder)

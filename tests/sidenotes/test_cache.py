@@ -1,6 +1,7 @@
-"""What is kept: whole, once for each name, and only until something changes."""
+"""Cached texts: complete, several versions of each, and within a limit."""
 
 import gc
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,27 +9,38 @@ from pathlib import Path
 import pytest
 
 from sidenotes import cache
-from sidenotes.cache import code_of, keep, place
+from sidenotes.cache import code_of, load, path_for, prune, store
 
 
-def test_a_text_takes_the_place_of_what_its_name_kept_before(tmp_path: Path) -> None:
+def test_each_version_of_a_text_is_found_again(tmp_path: Path) -> None:
     folder = tmp_path / "new"
-    others = [
-        place(folder, "a-b", "1" * 64, ".md"),
-        place(folder, "a", "1" * 64, ".json"),
-    ]
-    old, new = place(folder, "a", "1" * 64, ".md"), place(folder, "a", "2" * 64, ".md")
-    for path in [*others, old, new]:
-        keep(path, f"é {path.name}")
-    assert sorted(folder.iterdir()) == sorted([*others, new])
-    assert new.read_text(encoding="utf-8") == f"é {new.name}"
+    paths = [path_for(folder, "a", key * 64, ".md") for key in "12"]
+    assert load(paths[0]) is None
+    for path in paths:
+        store(path, f"é {path.name}\r\n".replace("\r", ""))
+    assert [load(path) for path in paths] == [f"é {path.name}\n" for path in paths]
+    assert sorted(folder.iterdir()) == sorted(paths)
 
 
-def test_a_text_that_cannot_be_written_is_not_kept_in_part(tmp_path: Path) -> None:
-    path = place(tmp_path, "a", "1" * 64, ".md")
+def test_what_was_not_used_for_longest_is_removed_first(tmp_path: Path) -> None:
+    old, used, new = paths = [tmp_path / name for name in ("old", "used", "new")]
+    for age, path in enumerate(paths):
+        store(path, 10 * "x")
+        os.utime(path, (age, age))
+    load(used)
+    prune(tmp_path, limit=30)
+    assert all(path.exists() for path in paths)
+    prune(tmp_path, limit=29)
+    assert [path.exists() for path in paths] == [False, True, True]
+    prune(tmp_path, limit=10)
+    assert [path.exists() for path in (old, used, new)] == [False, True, False]
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    path = path_for(tmp_path, "a", "1" * 64, ".md")
     with pytest.raises(UnicodeEncodeError):
-        keep(path, "whole, or \ud800 not at all")
-    assert not path.exists()
+        store(path, "whole, or \ud800 not at all")
+    assert not list(tmp_path.iterdir())
 
 
 def test_of_python_only_code_counts(tmp_path: Path) -> None:
@@ -39,7 +51,11 @@ def test_of_python_only_code_counts(tmp_path: Path) -> None:
     two.write_text("def f():\n    return 2\n")
     assert code_of(one) != code_of(two)
     text.write_text("# a comment")
-    assert code_of(text) == b"# a comment"
+    before = code_of(text)
+    text.write_text("# another")
+    assert code_of(text) != before
+    text.unlink()
+    assert code_of(text) == "missing"
 
 
 def test_files_may_be_read_by_several_threads() -> None:
@@ -48,7 +64,7 @@ def test_files_may_be_read_by_several_threads() -> None:
     gc.callbacks.append(lambda *_: time.sleep(0))
     sources = sorted(Path(cache.__file__).parent.glob("*.py"))
 
-    def read_all(_: int) -> list[bytes]:
+    def read_all(_: int) -> list[str]:
         cache.code.cache_clear()
         return [code_of(path) for path in sources]
 

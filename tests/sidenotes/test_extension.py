@@ -145,7 +145,7 @@ def f(x):
 
 
 def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
-    html = page(tmp_path, SHAPED, depends_on=["*.py"])
+    html = page(tmp_path, SHAPED, execute=["*.py"])
     lines = SHAPED.split("\n")
     shown = code_lines(html)
     assert all(text == lines[number - 1] for number, text in shown.items())
@@ -158,15 +158,17 @@ def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
     assert html.count("<samp") == 1
     (data,) = re.findall(r'class="sn-data">(.*)</script>', html)
     assert [call["symbol"] for call in json.loads(data)["calls"]][-1] == "f"
-    assert [path.suffix for path in (tmp_path / ".cache/traces").iterdir()] == [".json"]
+    assert [
+        path.suffix for path in (tmp_path / ".cache/sidenotes/recordings").iterdir()
+    ] == [".json"]
 
 
 def test_a_weak_claim_has_no_tick_and_a_false_one_is_answered(tmp_path: Path) -> None:
     weak = SHAPED.replace("    z = T(5, 3)  # [n, m]\n", "")
-    html = page(tmp_path, weak, depends_on=["*.py"])
+    html = page(tmp_path, weak, execute=["*.py"])
     assert 'data-line="10" style="--at:21"># [m, n]</span>' in html
     false = SHAPED.replace("z = T(5, 3)", "z = T(2, 3)")
-    html = page(tmp_path, false, depends_on=["*.py"])
+    html = page(tmp_path, false, execute=["*.py"])
     assert '<span class="c1"># [n, m]</span>' in html
     assert 'data-line="11" style="--at:25">[2, m]</samp>' in html
 
@@ -180,7 +182,7 @@ def test_without_files_to_run_nothing_is_run(tmp_path: Path) -> None:
 
 
 def test_an_excerpt_carries_no_data(tmp_path: Path) -> None:
-    html = page(tmp_path, SHAPED, "#f", depends_on=["*.py"])
+    html = page(tmp_path, SHAPED, "#f", execute=["*.py"])
     assert "<script" not in html
     assert "sn-shape" not in html
 
@@ -216,6 +218,43 @@ def test_a_directive_that_cannot_be_followed_is_refused(
     (tmp_path / "a.py").write_text("x = 1\n")
     with pytest.raises(LiterateError, match=message):
         convert(directive, root=str(tmp_path))
+
+
+def test_a_listing_shows_a_file_with_an_anchor_for_each_definition(
+    tmp_path: Path,
+) -> None:
+    source = "# a\nx = 1\n\n\ndef f():\n    return '<b>'\n\n\nclass A: ...\n"
+    (tmp_path / "a.py").write_text(source)
+    html = convert("::listing a.py", root=str(tmp_path))
+    assert "\n".join(code_lines(html).values()) == source.rstrip("\n")
+    assert html.index('id="L4"') < html.index('<i id="f">') < html.index('id="L5"')
+    assert html.index('id="L8"') < html.index('<i id="A">') < html.index('id="L9"')
+
+
+def test_a_plain_markdown_converter_needs_no_other_extension(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""# T\n\n$x$\n\n>>> 1\n1\n"""\n')
+    extension = SidenotesExtension(root=str(tmp_path))
+    html = markdown.markdown("::literate a.py", extensions=[extension])
+    assert "<math" in html
+    assert 'class="highlight"' in html
+
+
+def test_what_the_site_has_configured_stays(tmp_path: Path) -> None:
+    named = {"pymdownx.superfences": {"css_class": "mine"}}
+    html = markdown.markdown(
+        "```python\n1\n```",
+        extensions=["pymdownx.superfences", SidenotesExtension(root=str(tmp_path))],
+        extension_configs=named,
+    )
+    assert 'class="mine"' in html
+
+
+def test_the_other_mode_of_arithmatex_is_refused(tmp_path: Path) -> None:
+    extensions = [SidenotesExtension(root=str(tmp_path)), "pymdownx.arithmatex"]
+    with pytest.raises(
+        LiterateError, match=r"`- pymdownx.arithmatex: \{generic: true\}`"
+    ):
+        markdown.markdown("$x$", extensions=extensions)
 
 
 def test_text_about_the_directive_is_text() -> None:

@@ -19,12 +19,14 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
     def make(text: str, **files: str):  # type: ignore[no-untyped-def]
         script = tmp_path / "lesson.py"
         script.write_text(dedent(text), encoding="utf-8")
-        depends_on = []
+        inputs = []
         for name, content in files.items():
             path = tmp_path / name.replace("_py", ".py")
             path.write_text(content, encoding="utf-8")
-            depends_on.append(path)
-        return lesson(script, depends_on=depends_on, cache=tmp_path / "cache")
+            if path.suffix != ".py":
+                inputs.append(path)
+        cache = tmp_path / "cache"
+        return lesson(script, roots=[tmp_path], inputs=inputs, cache=cache)
 
     return make
 
@@ -119,13 +121,13 @@ def test_what_is_stored_is_used_only_while_nothing_has_changed(
 ) -> None:
     runs: list[Path] = []
 
-    def execute(path: Path) -> object:
+    def execute(path: Path, roots: object) -> object:
         runs.append(path)
         return jupytext.read(path)
 
     monkeypatch.setattr(lessons, "execute", execute)
     module = '"""Doc."""\nX = 1  # comment\n'
-    text = "# %%\n1\n"
+    text = "# %%\nfrom a import X\n"
 
     def ran(text: str, module: str, versions: str) -> bool:
         before = len(runs)
@@ -139,8 +141,13 @@ def test_what_is_stored_is_used_only_while_nothing_has_changed(
     assert ran(text + "2\n", module, "1")
     assert ran(text, module.replace("X = 1", "X = 2"), "1")
     assert ran(text, module, "2")
+    # What is undone was executed before.
     assert not ran(text, module, "2")
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert not ran(text, module, "1")
+    # A module that the lesson does not import may change.
+    other = "# %%\nfrom b import X\n"
+    assert ran(other, module, "1")
+    assert not ran(other, module.replace("X = 1", "X = 3"), "1")
 
 
 def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -150,15 +157,14 @@ def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> No
         assert f"\n{value}\n" in page
 
 
-def test_a_page_that_quotes_a_file_follows_each_of_its_words(
+def test_each_byte_of_an_input_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lessons, "execute", jupytext.read)
+    monkeypatch.setattr(lessons, "execute", lambda path, roots: jupytext.read(path))
     script, quoted = tmp_path / "page.py", tmp_path / "quoted.py"
     script.write_text("# %%\n1\n", encoding="utf-8")
-    kept = set()
+    cache = tmp_path / "cache"
     for docstring in ("One.", "Two."):
         quoted.write_text(f'"""{docstring}"""\n', encoding="utf-8")
-        lessons.lesson(script, depends_on=[], quotes=[quoted], cache=tmp_path / "cache")
-        kept |= {path.name for path in (tmp_path / "cache").iterdir()}
-    assert len(kept) == 2
+        lessons.lesson(script, roots=[], inputs=[quoted], cache=cache)
+    assert len(list(cache.iterdir())) == 2

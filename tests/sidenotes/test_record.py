@@ -254,37 +254,48 @@ def test_nothing_is_run_when_nothing_has_changed(
 
     def look(path: Path, setup: str = "") -> Any:
         cache = tmp_path / "cache"
-        return recording(path, depends_on=files, setup=setup, cache=cache)
+        return recording(
+            path, modules=files, roots=[tmp_path], setup=setup, cache=cache
+        )
 
     first = look(a)
     assert first["calls"]
     look(b)
     assert look(a) == first
     assert ran == [{"a.py", "b.py"}]  # all at once, and once
-    # A note of one module is of no interest to the other.
-    b.write_text("# a note\n" + b.read_text())
-    look(a)
+    # A note moves the lines, and executes nothing.
+    b.write_text("# a note\n\n" + b.read_text())
+    assert look(b)["calls"][0]["line"] == first["calls"][0]["line"] + 2
     assert len(ran) == 1
-    assert look(b)["calls"][0]["line"] == first["calls"][0]["line"] + 1
+    # Code and examples of a module concern those that import it, and no other.
+    before = b.read_text()
+    b.write_text(before.replace("T(3)", "T(3, 5)"))
+    look(a)
+    look(b)
     assert ran[1:] == [{"b.py"}]
-    # Its code is, and so are the setup and the other files.
-    b.write_text(b.read_text().replace("T(3)", "T(3, 5)"))
+    a.write_text("import b\n" + a.read_text())
+    look(a)
     b.write_text(b.read_text() + "x = 1\n")
     look(a)
+    assert ran[2:] == [{"a.py"}, {"a.py", "b.py"}]
     look(a, setup="pass")
-    (tmp_path / "versions.txt").write_text("2")
-    look(a)
-    assert ran[2:] == [{"a.py", "b.py"}] * 3
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert ran[4:] == [{"a.py", "b.py"}]
+    # What is undone was recorded before.
+    b.write_text(before)
+    look(b)
+    assert len(ran) == 5
 
 
 def test_a_file_that_is_not_named_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("raise SystemExit('run')\n")
     cache = tmp_path / "cache"
-    assert recording(tmp_path / "a.py", depends_on=[], setup="", cache=cache) is None
+    assert (
+        recording(tmp_path / "a.py", modules=[], roots=[], setup="", cache=cache)
+        is None
+    )
     init = tmp_path / "__init__.py"
     init.write_text("raise SystemExit('run')\n")
-    assert recording(init, depends_on=[init], setup="", cache=cache) is None
+    assert recording(init, modules=[init], roots=[], setup="", cache=cache) is None
     assert not cache.exists()
 
 
@@ -292,7 +303,7 @@ def test_a_failing_example_stops_the_build_with_its_place(tmp_path: Path) -> Non
     path = tmp_path / "a.py"
     path.write_text('def f():\n    """\n    >>> f()\n    """\n    return 1 / 0\n')
     with pytest.raises(LiterateError, match=r"a\.py:3: the example raises ZeroDiv"):
-        recording(path, depends_on=[path], setup="", cache=tmp_path / "cache")
+        recording(path, modules=[path], roots=[], setup="", cache=tmp_path / "cache")
 
 
 def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
@@ -304,7 +315,7 @@ def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
     setup = "import random; random.seed(7)"
     cache = tmp_path / "cache"
     a, b = (
-        recording(path, depends_on=files, setup=setup, cache=cache)
+        recording(path, modules=files, roots=[], setup=setup, cache=cache)
         for path in files
         if path.suffix == ".py"
     )

@@ -18,7 +18,7 @@ import torch
 
 from sidenotes.examples import Examples, imported
 from sidenotes.trace import Call, Recorder, Trace, TraceError, Value, trace
-from sidenotes.watch import watched
+from sidenotes.watch import tracing
 
 ROOT = Path(__file__).parent.parent.parent
 CORE = ROOT / "src" / "headnotes" / "mha.py"
@@ -1072,7 +1072,7 @@ def test_recording_costs_at_most_five_times_the_run(
                 recorder = Recorder(CORE, module, 2048)
                 examples = Examples(module, recorder.begin)
                 start = time.process_time()
-                with watched(recorder) if record else nullcontext():
+                with tracing(recorder) if record else nullcontext():
                     examples.run_all()
                 times.append(time.process_time() - start)
         return min(times)

@@ -510,7 +510,7 @@ def test_inputs_are_left_alone(device: torch.device) -> None:
 
 @pytest.mark.slow
 def test_all_laws_are_kept(device: torch.device) -> None:
-    report = check(InBlocks, device=device.type)
+    report = check(BlockwiseAttention, device=device.type)
     assert report.ok, report
     assert len(report.passed) >= 16, report
 

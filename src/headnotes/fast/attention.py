@@ -196,8 +196,8 @@ def attention(
         transformed,
         eager,
     )
-    clean = mask is None or (call.bounded(query.dtype) and all_finite(value))
-    if mask is not None and eager and not clean:
+    clean = mask is None or (call.bounded(query.dtype) and is_moderate(value))
+    if mask is not None and not clean:
         # Padding may hold anything, a number too that overflows when it is projected.
         key, value = clear_fully_masked(key, value, mask, is_causal, query.shape[0])
         call = replace(call, key=key, value=value)
@@ -484,9 +484,12 @@ def max_abs(x: Tensor) -> float:
     return math.nan if math.isnan(low) else max(-low, high)
 
 
-def all_finite(x: Tensor) -> bool:
-    """Whether `x` is known to hold neither NaN nor infinity."""
-    return math.isfinite(max_abs(x))
+def is_moderate(x: Tensor) -> bool:
+    """Whether `x` is known to hold finite numbers whose products do not overflow.
+
+    That of a value in padding and a gradient could be infinite, and 0 * inf is NaN.
+    """
+    return max_abs(x) <= math.sqrt(torch.finfo(x.dtype).max)
 
 
 # Dropout ------------------------------------------------------------------------------
@@ -693,7 +696,10 @@ class Tiles:
         fit = max(TILE_HEADS, TILE_SCORES // max(1, self.tile_rows * self.k_len))
         self.step = max(1, fit // self.heads), min(fit, self.heads)
         self.like = query
+        heads = min(self.step[0], self.batch_size) * self.step[1]
+        self.tile_size = heads * self.tile_rows * self.k_len
         self.buffers: dict[str, Tensor] = {}
+        self.random_bits: Tensor | None = None
         if spec.is_causal and mask is None:
             past = query.new_ones(self.tile_rows, self.tile_rows, dtype=torch.bool)
             self.past = past.tril()  # [tile_rows, tile_rows]
@@ -714,14 +720,10 @@ class Tiles:
                         end + shift if self.spec.is_causal else self.k_len,
                     )
 
-    def buffer(
-        self, name: str, shape: torch.Size, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Memory for one tile, with whatever was left there."""
+    def buffer(self, name: str, shape: torch.Size) -> Tensor:
+        """Memory for the weights of one tile, with whatever was left there."""
         if name not in self.buffers:
-            heads = min(self.step[0], self.batch_size) * self.step[1]
-            size = max(1, heads * self.tile_rows * self.k_len)
-            self.buffers[name] = self.like.new_empty(size, dtype=dtype)
+            self.buffers[name] = self.like.new_empty(self.tile_size)
         return self.buffers[name][: shape.numel()].view(shape)
 
     def empty_output(self) -> Tensor:
@@ -784,8 +786,10 @@ class Tiles:
 
     def dropout_mask(self, shape: torch.Size) -> Tensor:
         """1 for each weight of the next tile that is kept, 0 for the others."""
-        n = shape.numel() // 4 + 1
-        bits = self.buffer("random_bits", torch.Size((n,)), torch.int64)
+        if self.random_bits is None:
+            size = self.tile_size // 4 + 1
+            self.random_bits = self.like.new_empty(size, dtype=torch.int64)
+        bits = self.random_bits[: shape.numel() // 4 + 1]
         bits.random_(torch.iinfo(torch.int64).min, None, generator=self.generator)
         return dropout_mask(bits, shape, self.spec.dropout_threshold)
 

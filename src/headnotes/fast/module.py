@@ -7,7 +7,8 @@ What differs is how the numbers move through memory.
 **How a query and a mask travel.**
 
 1. `forward` checks the inputs as the core does, and turns the mask into bool.
-2. Keys and values that no query may attend to are set to zero if they hold NaN.
+2. Keys and values that no query may attend to are set to zero, unless a look shows
+   that they hold no NaN and nothing large.
 3. `query`, `key` and `value`, the submodules, project and split into heads:
    `[seq_len, batch_size, heads, d_k]`. No packed copy of their weights exists, so there
    is none that could become stale, and hooks and replaced submodules work.
@@ -32,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
-from headnotes.fast.attention import all_finite, attention, clear_fully_masked
+from headnotes.fast.attention import attention, clear_fully_masked, is_moderate
 
 
 class MultiHeadAttention(nn.Module):
@@ -123,7 +124,7 @@ class MultiHeadAttention(nn.Module):
             mask = mask.bool()
             # In the inputs, not only in the projections: the gradient of a projection's
             # weight multiplies them by zero, and 0 * NaN is NaN.
-            if not (all_finite(key) and (value is key or all_finite(value))):
+            if not (is_moderate(key) and (value is key or is_moderate(value))):
                 q_len = query.shape[0]
                 key, value = clear_fully_masked(key, value, mask, is_causal, q_len)
 

@@ -1,0 +1,161 @@
+"""Find the files that a script imports, directly or through other files.
+
+Only files below the given folders count: what is installed changes with its version.
+Imports are read from the syntax tree, so nothing is executed; those inside of functions
+count, too. A name that a program puts together while it runs
+(`importlib.import_module(f"package.{name}")`) is not seen: name such files as inputs.
+"""
+
+import ast
+import doctest
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from sidenotes.cache import PARSING
+from sidenotes.split import LiterateError, named, read
+
+
+class Import(NamedTuple):
+    """`from module import name`, or `import module` where `name` is empty."""
+
+    module: str
+    name: str
+    bound: str  # the name that the importing module gets
+    typing_only: bool  # in a block `if TYPE_CHECKING:`
+
+
+class Source(NamedTuple):
+    """What a file imports, and whether it looks names up when they are used."""
+
+    imports: tuple[Import, ...]
+    example_imports: tuple[Import, ...]
+    is_lazy: bool  # a module with a function `__getattr__`
+
+
+def dependencies(file: Path, roots: Sequence[Path]) -> set[Path]:
+    """The files below `roots` that `file`, or an example in it, imports in the end."""
+    package = package_of(file, roots)
+    source = source_of(file, package)
+    found: set[Path] = set()
+    waiting = [*runtime(source), *source.example_imports]
+    # Importing a module executes the packages around it.
+    waiting.append(Import(package, "__name__", "__name__", False))
+    seen: set[Import] = set()
+    while waiting:
+        item = waiting.pop()
+        if item in seen:
+            continue
+        seen.add(item)
+        for path, package, all_names in files_of(item, roots):
+            found.add(path)
+            source = source_of(path, package)
+            waiting += runtime(source)
+            if all_names:
+                waiting += source.imports
+                if source.is_lazy and not any(i.typing_only for i in source.imports):
+                    # Nothing says what it may import: count the whole package.
+                    found |= set(path.parent.rglob("*.py"))
+            elif item.name and path.name == "__init__.py":
+                waiting += [i for i in source.imports if i.bound == item.name]
+    return found - {file}
+
+
+def runtime(source: Source) -> list[Import]:
+    """The imports that are executed."""
+    return [item for item in source.imports if not item.typing_only]
+
+
+def files_of(item: Import, roots: Sequence[Path]) -> Iterator[tuple[Path, str, bool]]:
+    """The files that an import executes: the packages around a module, and itself.
+
+    With each comes its package, and whether any name of it may be used afterwards.
+    """
+    parts = item.module.split(".")
+    if item.name and find([*parts, item.name], roots):
+        parts.append(item.name)
+    for count in range(1, len(parts) + 1):
+        path = find(parts[:count], roots)
+        if path is None:
+            return
+        inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
+        any_name = count == len(parts) and item.name in ("", "*")
+        yield path, ".".join(inside), any_name
+
+
+def find(parts: Sequence[str], roots: Sequence[Path]) -> Path | None:
+    """The file of a module, by the parts of its dotted name."""
+    for root in roots:
+        path = root.joinpath(*parts)
+        for candidate in (path / "__init__.py", path.with_suffix(".py")):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def package_of(file: Path, roots: Iterable[Path]) -> str:
+    """The dotted name of the package that a file lies in."""
+    for root in roots:
+        if file.is_relative_to(root):
+            return ".".join(file.relative_to(root).parent.parts)
+    return ""
+
+
+def source_of(file: Path, package: str) -> Source:
+    """What a file imports; parsed once until it changes."""
+    with PARSING:
+        return parse(file, package, file.stat().st_mtime_ns)
+
+
+@cache
+def parse(file: Path, package: str, changed: int) -> Source:
+    """Read the imports of a file, and those of the examples in its docstrings."""
+    try:
+        tree = ast.parse(read(file))
+    except SyntaxError as error:
+        reason = f"{file}:{error.lineno}: does not parse: {error}"
+        raise LiterateError(reason) from None
+    examples: list[Import] = []
+    for node in [tree, *(definition for _, definition in named(tree))]:
+        docstring = ast.get_docstring(node)
+        if docstring and ">>>" in docstring:
+            examples += imports_of_examples(docstring, package)
+    is_lazy = any(
+        isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+        for node in tree.body
+    )
+    return Source(tuple(imports_of(tree, package)), tuple(examples), is_lazy)
+
+
+def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Import]:
+    """All imports below a node."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                yield Import(alias.name, "", bound, typing)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(node, package)
+            for alias in node.names:
+                yield Import(module, alias.name, alias.asname or alias.name, typing)
+        else:
+            only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+            yield from imports_of(node, package, typing or only)
+
+
+def absolute(node: ast.ImportFrom, package: str) -> str:
+    """The full name of the module that a relative import names."""
+    parts = package.split(".") if package and node.level else []
+    parts = parts[: len(parts) - node.level + 1] if node.level else []
+    return ".".join([*parts, *(node.module or "").split(".")]).strip(".")
+
+
+def imports_of_examples(docstring: str, package: str) -> Iterator[Import]:
+    """The imports in doctest examples."""
+    try:
+        examples = doctest.DocTestParser().get_examples(docstring)
+        for example in examples:
+            yield from imports_of(ast.parse(example.source), package)
+    except (SyntaxError, ValueError):
+        return  # running the examples says what is wrong with them, and where

@@ -1,0 +1,271 @@
+"""The MkDocs plugin: `plugins: [sidenotes]` is all that a site needs.
+
+It adds the style sheet, the script and the Markdown extension, executes the lessons in
+the folder of the pages, makes a page for each module of the configured packages, and
+renders only those pages anew that have changed. Every path in its options starts from
+the folder of `mkdocs.yml`.
+"""
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from os import cpu_count
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config import config_options as option
+from mkdocs.config.base import Config
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.plugins import BasePlugin, CombinedEvent, event_priority
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Navigation
+from mkdocs.structure.pages import Page
+from mkdocs.utils.templates import TemplateContext
+
+from sidenotes.cache import prune
+from sidenotes.extension import SidenotesExtension, no_editions
+from sidenotes.page_cache import render_cached, site_key
+from sidenotes.split import LiterateError
+
+ASSETS = Path(__file__).parent / "assets"
+
+# A lesson is a script in the percent format. Other scripts among the pages are files.
+PERCENT = re.compile(r"# %%(\s|$)")
+
+# A search index holds words: the markup of colors in code, of figures and of formulas
+# only slows the indexing down.
+BLOCK = re.compile(r"<(pre|svg|math)\b[^>]*>(.*?)</\1>", re.DOTALL)
+MARKUP = {
+    "pre": re.compile(r"</?(span|a)\b[^>]*>"),
+    "svg": re.compile(r"<[^>]*>"),
+    "math": re.compile(r"<[^>]*>"),
+}
+
+
+class Options(Config):  # type: ignore[no-untyped-call]
+    """The options of the plugin in `mkdocs.yml`."""
+
+    packages = option.Type(dict, default={})
+    """Folders of Python sources, each with the folder of its pages:
+    `{src/softmax: source}`."""
+
+    execute = option.Type(bool, default=True)
+    """Execute the doctest examples of these modules, to show shapes and values."""
+
+    setup = option.Type(str, default="")
+    """Statements before the examples of a module, such as `import random;
+    random.seed(1)`."""
+
+    lesson_inputs = option.Type(dict, default={})
+    """Files that lessons read, beside the modules that they import: lists of patterns,
+    by a pattern of lessons: `{"*": [data/*.csv]}`. A change in one of these files
+    executes the lesson anew."""
+
+    editions = option.Type(object, default=no_editions)
+    """A function from the path of a module to texts that its page offers to copy, by
+    label: `!!python/name:package.editions`."""
+
+    links = option.Type(dict, default={})
+    """Links at the top of the page of a module, by label; `{stem}` stands for its
+    name."""
+
+    sizes = option.Type(dict, default={})
+    """By module, the sizes that a reader can change on its page."""
+
+    cache = option.Type(str, default=".cache/sidenotes")
+    """Folder for what was executed and rendered; it can be removed at any time."""
+
+
+class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
+    """The events of a build, in their order."""
+
+    def on_startup(self, *, command: str, dirty: bool) -> None:
+        """Stay loaded between two builds of `mkdocs serve`."""
+
+    def on_config(self, config: MkDocsConfig) -> MkDocsConfig:
+        """Add the extension, styles and script; complete the navigation."""
+        self.root = Path(config.config_file_path).resolve().parent
+        self.cache = self.root / self.config.cache
+        self.pages = {
+            module: page
+            for folder, pages in self.config.packages.items()
+            for module, page in self.pages_of(folder, pages.strip("/"))
+        }
+        if "sidenotes" in config.markdown_extensions:
+            raise PluginError(
+                "mkdocs.yml: remove `sidenotes` from `markdown_extensions`; the plugin "
+                "adds the extension, and takes its options"
+            )
+        self.extension = SidenotesExtension(
+            root=str(self.root),
+            execute=[f"{folder}/**/*.py" for folder in self.config.packages]
+            if self.config.execute
+            else [],
+            import_roots=[str(folder) for folder in self.import_roots()],
+            cache=str(self.cache / "recordings"),
+            **{name: self.config[name] for name in ("editions", "links", "setup")},
+            sizes=self.config.sizes,
+        )
+        self.extension.in_plugin = True
+        self.sources = self.extension.sources()
+        config.markdown_extensions.append(self.extension)  # type: ignore[arg-type]
+        if config.nav:
+            config.nav = self.complete(config.nav)
+        for asset in sorted(ASSETS.iterdir()):
+            path = f"assets/{asset.name}"
+            if asset.suffix == ".css":
+                # Before the style sheets of the site, which can change what it says.
+                config.extra_css.insert(0, path)
+            else:
+                script = option.ExtraScriptValue(path)
+                script.defer = True
+                config.extra_javascript.append(script)
+        config.watch += [str(self.root / folder) for folder in self.config.packages]
+        return config
+
+    def pages_of(self, folder: str, pages: str) -> Iterable[tuple[Path, str]]:
+        """The modules in a folder of sources, each with its page."""
+        path = self.root / folder
+        if not path.is_dir():
+            raise PluginError(
+                f"sidenotes, `packages`: there is no folder `{folder}` in {self.root}"
+            )
+        for module in sorted(path.rglob("*.py")):
+            if module.stem != "__init__":
+                inside = module.relative_to(path).with_suffix(".md").as_posix()
+                yield module, f"{pages}/{inside}"
+
+    def import_roots(self) -> list[Path]:
+        """The folders in which lessons and modules find what they import."""
+        parents = [(self.root / folder).parent for folder in self.config.packages]
+        return [*dict.fromkeys([*parents, self.root])]
+
+    def complete(self, nav: Any) -> Any:
+        """Put the pages of a package where the navigation names their folder."""
+        if isinstance(nav, list):
+            return [self.complete(each) for each in nav]
+        if isinstance(nav, dict):
+            return {title: self.complete(each) for title, each in nav.items()}
+        folders = {f"{pages.strip('/')}/" for pages in self.config.packages.values()}
+        if nav not in folders:
+            return nav
+        return [page for page in self.pages.values() if page.startswith(nav)]
+
+    def on_files(self, files: Files, *, config: MkDocsConfig) -> Files:
+        """Add the pages of the modules and the lessons, the style sheet and script."""
+        for module, page in self.pages.items():
+            directive = f"::literate {module.relative_to(self.root).as_posix()}\n"
+            files.append(File.generated(config, page, content=directive))
+        for asset in sorted(ASSETS.iterdir()):
+            content = asset.read_text(encoding="utf-8")
+            path = f"assets/{asset.name}"
+            files.append(File.generated(config, path, content=content))
+
+        lessons = [file for file in files if is_lesson(file)]
+        # Two at a time on two cores: a kernel spends half of its life importing.
+        with ThreadPoolExecutor(max_workers=cpu_count()) as kernels:
+            pages = kernels.map(partial(self.executed, config), lessons)
+            for file, page in zip(lessons, pages, strict=True):
+                files.remove(file)
+                name = str(Path(file.src_uri).with_suffix(".md").as_posix())
+                files.append(File.generated(config, name, content=page))
+        return files
+
+    def executed(self, config: MkDocsConfig, file: File) -> str:
+        """The Markdown of a lesson."""
+        try:
+            from sidenotes.lessons import lesson
+        except ImportError as error:
+            reason = f"{error}; lessons need `pip install 'sidenotes[lessons]'`"
+            raise PluginError(f"{file.src_uri}: {reason}") from None
+
+        inputs = set()
+        for lessons, patterns in self.config.lesson_inputs.items():
+            if Path(file.src_uri).match(lessons):
+                for pattern in patterns:
+                    found = set(self.root.glob(pattern))
+                    if not found:
+                        reason = f"no file matches `{pattern}` in {self.root}"
+                        raise PluginError(f"sidenotes, `lesson_inputs`: {reason}")
+                    inputs |= found
+        try:
+            return lesson(
+                Path(str(file.abs_src_path)),
+                roots=self.import_roots(),
+                inputs=inputs,
+                cache=self.cache / "lessons",
+            )
+        except LiterateError as error:
+            raise PluginError(str(error)) from None
+
+    def on_nav(
+        self, nav: Navigation, *, config: MkDocsConfig, files: Files
+    ) -> Navigation:
+        """Note what the pages depend on: their set is complete now."""
+        self.site_key = site_key(config, files)
+        return nav
+
+    @event_priority(-100)  # the text is as the other plugins want it
+    def on_page_markdown(
+        self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
+    ) -> str:
+        """Render the page from the cache, or anew."""
+        page.render = partial(self.render, page)  # type: ignore[method-assign]
+        return markdown
+
+    def render(self, page: Page, config: MkDocsConfig, files: Files) -> None:
+        """What MkDocs calls in place of `page.render`."""
+        try:
+            if self.site_key is None:
+                Page.render(page, config, files)
+                return
+            inputs = self.sources.inputs(page.markdown or "")
+            parts = [self.site_key, *inputs]
+            render_cached(page, config, files, parts, self.cache / "pages")
+        except LiterateError as error:
+            raise PluginError(str(error)) from None
+
+    @event_priority(100)
+    def hide_markup(
+        self,
+        context: TemplateContext,
+        *,
+        page: Page,
+        config: MkDocsConfig,
+        nav: Navigation,
+    ) -> None:
+        """Before the search plugin reads the page: make code and figures text."""
+        self.content = page.content or ""
+        page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), self.content)
+        self.searched = page.content
+
+    @event_priority(-100)
+    def show_markup(
+        self,
+        context: TemplateContext,
+        *,
+        page: Page,
+        config: MkDocsConfig,
+        nav: Navigation,
+    ) -> None:
+        """After it: the page as it was, unless a plugin has changed it."""
+        if page.content == self.searched:
+            page.content = self.content
+
+    on_page_context = CombinedEvent(hide_markup, show_markup)
+
+    def on_post_build(self, *, config: MkDocsConfig) -> None:
+        """Keep the cache within its limits."""
+        for folder in self.cache.glob("*"):
+            prune(folder)
+
+
+def is_lesson(file: File) -> bool:
+    """Whether a file among the pages is a script in the percent format."""
+    path = file.abs_src_path
+    excluded = file.inclusion == InclusionLevel.EXCLUDED
+    if not file.src_uri.endswith(".py") or path is None or excluded:
+        return False
+    return bool(PERCENT.match(Path(path).read_text(encoding="utf-8")))

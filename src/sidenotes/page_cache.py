@@ -1,0 +1,192 @@
+"""Cache the HTML that MkDocs makes of a Markdown page.
+
+A page is used again only while nothing that it depends on has changed: its text, the
+sources that its directives name, the settings of the site, the set of its pages (a link
+is checked against it), the installed packages and the renderer. Some Markdown
+extensions read other files, or leave something behind for other pages; where the site
+uses one that is not known to do neither, no page is cached.
+"""
+
+import inspect
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+from mkdocs.structure.toc import AnchorLink, get_toc
+
+from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
+
+LOG = logging.getLogger("mkdocs")
+
+# As it was when this process loaded it.
+RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+
+# Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
+SETTINGS = ("site_url", "use_directory_urls", "validation")
+
+# Extensions of pymdownx that read other files.
+READERS = {"pymdownx.b64", "pymdownx.snippets"}
+
+# mkdocstrings and autorefs are known, but work on a page leaves anchors for others.
+LEAVES_ANCHORS = re.compile(r"^\s*:::|\[\]\(\)\{", re.MULTILINE)
+KNOWN_OBJECTS = {"SidenotesExtension", "MkdocstringsExtension", "AutorefsExtension"}
+
+
+def site_key(config: MkDocsConfig, files: Files) -> str | None:
+    """A hash of what all pages depend on; None if the site's pages cannot be cached."""
+    if not are_pure(config) or LOG.isEnabledFor(logging.DEBUG):
+        return None  # in a debugging session, MkDocs does not list links to anchors
+    known = sorted(f"{f.src_uri} {f.url} {f.inclusion.name}" for f in files)
+    settings = [describe(config[name]) for name in SETTINGS]
+    parts = [ENVIRONMENT, *known, *settings, extensions_of(config)]
+    return hash_of([*parts, *RENDERER])
+
+
+def render_cached(
+    page: Page, config: MkDocsConfig, files: Files, parts: list[str], folder: Path
+) -> None:
+    """What `page.render` does, or what it did for the same page, text and `parts`."""
+    text = page.markdown or ""
+    if LEAVES_ANCHORS.search(text):
+        Page.render(page, config, files)
+        return
+    name = page.file.src_uri
+    stored = path_for(
+        folder, name.replace("/", "-"), hash_of([name, text, *parts]), ".json"
+    )
+    if found := load(stored):
+        restore(page, json.loads(found), files)
+        return
+    with messages(LOG) as said:
+        Page.render(page, config, files)
+    # A page with a broken link is rendered anew, so that each build reports it.
+    if not said:
+        store(stored, json.dumps(content_of(page)))
+
+
+def are_pure(config: MkDocsConfig) -> bool:
+    """Whether the site's Markdown extensions depend on the text of a page only."""
+    ours = {entry.name for entry in metadata.distribution("markdown").entry_points}
+    for each in config.markdown_extensions:
+        if isinstance(each, str):
+            name = each.removeprefix("markdown.extensions.")
+            known = name in ours or name.startswith("pymdownx.")
+            if not known or name in READERS:
+                return False
+        elif type(each).__name__ not in KNOWN_OBJECTS:
+            return False
+    return True
+
+
+def extensions_of(config: MkDocsConfig) -> str:
+    """The Markdown extensions of a site and their options, as text."""
+    objects: list[Any] = [*config.markdown_extensions]
+    options = {
+        # Not where the site lies: a copy of it can use a copy of its cache.
+        describe(each): {
+            **each.getConfigs(),
+            "root": "",
+            "cache": "",
+            "import_roots": "",
+        }
+        for each in objects
+        if type(each).__name__ == "SidenotesExtension"
+    }
+    return describe([config.markdown_extensions, config.mdx_configs, options])
+
+
+def describe(value: Any) -> str:
+    """A setting as text; of a function or an object also the file that defines it."""
+    if isinstance(value, dict):
+        pairs = [f"{describe(k)}: {describe(v)}" for k, v in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(describe, value))}]"
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    if hasattr(value, "items"):  # a section of the configuration
+        return describe(dict(value.items()))
+    owner: Any = value if callable(value) else type(value)
+    return f"{owner.__module__}.{owner.__qualname__} {source_of(owner)}"
+
+
+@cache
+def source_of(owner: Any) -> str:
+    """The text of the file that defines a function or a class."""
+    try:
+        return Path(inspect.getfile(owner)).read_text(encoding="utf-8")
+    except (TypeError, OSError):
+        return ""  # built into Python
+
+
+@contextmanager
+def messages(log: logging.Logger) -> Iterator[list[str]]:
+    """Collect what is logged from `INFO` up, also where nothing of it is shown."""
+    said: list[str] = []
+    level = log.level
+
+    def collect(record: logging.LogRecord) -> bool:
+        said.append(record.getMessage())
+        return record.levelno >= level
+
+    heard = [log, *children(log)]
+    for each in heard:
+        each.addFilter(collect)
+    log.setLevel(min(level, logging.INFO))
+    try:
+        yield said
+    finally:
+        log.setLevel(level)
+        for each in heard:
+            each.removeFilter(collect)
+
+
+def children(log: logging.Logger) -> list[logging.Logger]:
+    """The loggers below a logger: a filter hears its own logger only."""
+    found = logging.Logger.manager.loggerDict.items()
+    return [
+        each
+        for name, each in found
+        if name.startswith(f"{log.name}.") and isinstance(each, logging.Logger)
+    ]
+
+
+def content_of(page: Page) -> dict[str, Any]:
+    """What rendering has set on a page."""
+    links = page.links_to_anchors or {}
+    return {
+        "content": page.content,
+        "title": page._title_from_render,
+        "toc": [entry(item) for item in page.toc.items],
+        "anchors": sorted(page.present_anchor_ids or ()),
+        "links": {file.src_uri: anchors for file, anchors in links.items()},
+    }
+
+
+def entry(item: AnchorLink) -> dict[str, Any]:
+    """An entry of the table of contents, in the form in which Markdown gives it."""
+    children = [entry(child) for child in item.children]
+    head = {"name": item.title, "id": item.id, "level": item.level}
+    return {**head, "children": children}
+
+
+def restore(page: Page, stored: dict[str, Any], files: Files) -> None:
+    """Set what rendering had set on a page."""
+    page.content = stored["content"]
+    page._title_from_render = stored["title"]
+    page.toc = get_toc(stored["toc"])
+    page.present_anchor_ids = set(stored["anchors"])
+    page.links_to_anchors = {
+        file: anchors
+        for name, anchors in stored["links"].items()
+        if (file := files.get_file_from_path(name)) is not None
+    }

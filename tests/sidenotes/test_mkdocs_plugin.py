@@ -1,0 +1,229 @@
+"""The MkDocs plugin: nothing more to configure, no stale page, and clear refusals."""
+
+import json
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort, PluginError
+from mkdocs.structure.pages import Page
+
+from sidenotes import page_cache
+from sidenotes.split import LiterateError
+
+MODULE = '''"""# Title
+
+Prose with $x$, and a [lesson](../lesson.md).
+"""
+
+from .b import ONE
+
+
+def f():
+    """
+    >>> f()
+    1
+    """
+    # Why
+    return ONE
+'''
+LESSON = "# %% [markdown]\n# # Lesson\n# %%\nfrom p.a import f\nprint(f() + 1)\n"
+OPTIONS: dict[str, Any] = {
+    "site_name": "Tiny",
+    "theme": {"name": "material", "font": False},
+    "plugins": ["search", {"sidenotes": {"packages": {"src/p": "source"}}}],
+    "nav": ["index.md", "lesson.md", {"Source": "source/"}],
+}
+
+Build = Callable[..., list[str]]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """A function that builds a small site and names the pages that were rendered."""
+    files = {"src/p/__init__.py": "", "src/p/b.py": '"""# B"""\nONE = 1\n'}
+    files |= {"src/p/a.py": MODULE, "docs/lesson.py": LESSON}
+    files |= {"docs/index.md": "# Home\n\n[A](source/a.md#f)\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    rendered: list[str] = []
+    render = Page.render
+
+    def counted(page: Page, *args: Any) -> None:
+        rendered.append(page.file.src_uri)
+        render(page, *args)
+
+    monkeypatch.setattr(Page, "render", counted)
+    # Nothing may depend on the working directory.
+    monkeypatch.chdir(tmp_path.parent)
+
+    def make(**changes: Any) -> list[str]:
+        config = tmp_path / "mkdocs.yml"
+        config.write_text(yaml.dump(OPTIONS | changes))
+        rendered.clear()
+        build(load_config(config_file=str(config), strict=True))
+        return sorted(rendered)
+
+    return make
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+ALL = ["index.md", "lesson.md", "source/a.md", "source/b.md"]
+
+
+def test_the_plugin_is_all_that_a_site_needs(site: Build, tmp_path: Path) -> None:
+    assert site() == ALL
+    out = tmp_path / "site"
+    page = (out / "source/a/index.html").read_text()
+    assert 'href="../../assets/sidenotes.css"' in page
+    assert 'src="../../assets/sidenotes.js" defer' in page
+    assert (out / "assets/sidenotes.css").is_file()
+    assert (out / "assets/sidenotes.js").is_file()
+    assert '<h2 id="f">' in page
+    assert "<math" in page
+    assert '<a href="../b/"' in page  # the navigation names each module
+    lesson = (out / "lesson/index.html").read_text()
+    assert re.search(r"lesson-output.*?>2\n", lesson, re.DOTALL)
+    assert not (out / "lesson.py").exists()
+
+
+def test_only_what_has_changed_is_rendered(site: Build, tmp_path: Path) -> None:
+    site()
+    pages = {path: path.read_bytes() for path in tmp_path.glob("site/**/index.html")}
+    assert site() == []
+    assert all(path.read_bytes() == content for path, content in pages.items())
+
+    module = tmp_path / "src/p/a.py"
+    edit(module, "# Why", "# The reason")
+    assert site() == ["source/a.md"]
+    assert "The reason" in (tmp_path / "site/source/a/index.html").read_text()
+    edit(module, "# The reason", "# Why")
+    assert site() == []
+    assert "The reason" not in (tmp_path / "site/source/a/index.html").read_text()
+
+    edit(tmp_path / "docs/index.md", "Home", "Start")
+    assert site() == ["index.md"]
+
+
+def test_no_change_leaves_a_stale_page(
+    site: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site()
+    # A module that another one and the lesson import.
+    edit(tmp_path / "src/p/b.py", "ONE = 1", "ONE = 6")
+    assert site() == ["lesson.md", "source/a.md", "source/b.md"]
+    assert ">7\n" in (tmp_path / "site/lesson/index.html").read_text()
+    edit(tmp_path / "docs/lesson.py", "f() + 1", "f() + 2")
+    assert site() == ["lesson.md"]
+    # A page that others may link to.
+    (tmp_path / "docs/new.md").write_text("# New\n")
+    assert site(nav=[*OPTIONS["nav"], "new.md"]) == [*ALL[:2], "new.md", *ALL[2:]]
+    # Options, of the plugin and of other extensions, and the renderer itself.
+    assert site(markdown_extensions=["admonition"], nav=None) == [
+        *ALL[:2],
+        "new.md",
+        *ALL[2:],
+    ]
+    plugin = {"packages": {"src/p": "source"}, "links": {"More": "https://example.org"}}
+    assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
+    assert site(plugins=["search", {"sidenotes": plugin}], nav=None) == []
+    monkeypatch.setattr(page_cache, "RENDERER", [b"changed"])
+    assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
+
+
+def test_pages_are_not_cached_where_an_extension_reads_other_files(
+    site: Build,
+) -> None:
+    for _ in range(2):
+        assert site(markdown_extensions=["pymdownx.snippets"]) == ALL
+
+
+def test_a_broken_link_is_reported_by_each_build(
+    site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit(tmp_path / "docs/index.md", "source/a.md#f", "source/c.md")
+    for _ in range(2):
+        # Also after a build that shows errors only.
+        logging.getLogger("mkdocs").setLevel(logging.ERROR)
+        site()
+        logging.getLogger("mkdocs").setLevel(logging.INFO)
+        with pytest.raises(Abort, match="1 warning"):
+            site()
+    edit(tmp_path / "docs/index.md", "source/c.md", "source/a.md#g")
+    for _ in range(2):
+        with pytest.raises(Abort, match="1 warning"):
+            site(validation={"links": {"anchors": "warn"}})
+
+
+def test_the_search_index_holds_each_word_of_the_code(
+    site: Build, tmp_path: Path
+) -> None:
+    site()
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text())
+    (entry,) = [e for e in index["docs"] if e["location"] == "lesson/"]
+    assert "from p.a import f\nprint(f() + 1)" in entry["text"]
+    assert 'class="n"' in (tmp_path / "site/lesson/index.html").read_text()
+
+
+def sidenotes(**options: Any) -> list[Any]:
+    return ["search", {"sidenotes": options}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"plugins": ["search"], "markdown_extensions": ["sidenotes"], "nav": None},
+            r"write `plugins: \[search, sidenotes\]` in mkdocs.yml, and remove",
+        ),
+        (
+            {"markdown_extensions": ["sidenotes"]},
+            "remove `sidenotes` from `markdown_extensions`; the plugin adds",
+        ),
+        (
+            {"markdown_extensions": ["pymdownx.arithmatex"]},
+            r"write `- pymdownx.arithmatex: \{generic: true\}` in `markdown_ext",
+        ),
+        (
+            {"plugins": sidenotes(packages={"lib/p": "source"})},
+            "`packages`: there is no folder `lib/p` in ",
+        ),
+        (
+            {"plugins": sidenotes(lesson_inputs={"*": ["data/*.csv"]}), "nav": None},
+            r"`lesson_inputs`: no file matches `data/\*.csv` in ",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_line_to_write(
+    site: Build,
+    tmp_path: Path,
+    changes: dict[str, Any],
+    message: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    if changes.get("plugins") == ["search"]:
+        (tmp_path / "docs/index.md").write_text("::literate src/p/a.py\n")
+    with pytest.raises((Abort, PluginError, LiterateError)) as caught:
+        site(**changes)
+    assert re.search(message, f"{caught.value}{caplog.text}")
+
+
+def test_a_failing_lesson_stops_the_build_with_its_place(
+    site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "docs/lesson.py").write_text("# %%\n1 / 0\n")
+    with pytest.raises(Abort):
+        site()
+    assert re.search(r"lesson\.py: a cell failed[^$]*ZeroDivisionError", caplog.text)
