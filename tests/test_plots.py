@@ -372,9 +372,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    message = (
-        "plots need matplotlib; install it with `pip install matplotlib`"
-    )
+    message = "plots need matplotlib; install it with `pip install matplotlib`"
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
         display_attention(QUERIES, KEYS, weights(5, 7))
     with pytest.raises(ImportError, match=f"^{re.escape(message)}$"):
