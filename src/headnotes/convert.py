@@ -232,9 +232,9 @@ def blocks_of_fused(module: Any, parameter: str) -> Blocks:
         return [[], [], [], output]
     axes = module.order.split()
     heads = module.heads
-    sizes = {"3": 3, "heads": heads, "d_k": -1}
-    split = rows.unflatten(0, [sizes[axis] for axis in axes])
-    split = split.movedim(axes.index("3"), 0)  # [3, heads, d_k, ...]
+    sizes = [{"3": 3, "heads": heads, "d_k": -1}[axis] for axis in axes]
+    three = axes.index("3")
+    split = rows.unflatten(0, sizes).movedim(three, 0)  # [3, heads, d_k, ...]
     return [*map(list, split), output]
 
 

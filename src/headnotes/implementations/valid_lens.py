@@ -97,7 +97,10 @@ def lens_by_query(valid_lens: Tensor) -> Tensor:
     """
     # In int64, so that a comparison with positions does not wrap around.
     lens = valid_lens.long()
-    return lens if lens.dim() == 2 else lens.unsqueeze(1)
+    if lens.dim() == 2:
+        return lens
+    batch_size = len(lens)
+    return lens.view(batch_size, 1)  # [batch_size, 1]
 
 
 class DotProductAttention(nn.Module):

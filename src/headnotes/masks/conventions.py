@@ -168,10 +168,10 @@ def from_sdpa(attn_mask: Tensor) -> Tensor:
     shapes = "[q_len or 1, k_len]", "[batch_size or 1, heads or 1, q_len or 1, k_len]"
     allowed = torch_to_bool(
         "attn_mask", attn_mask, *shapes, true_hides=False
-    )  # [..., k_len]
+    )  # [..., q_len, k_len]
     if allowed.dim() == 2:
-        return allowed.unsqueeze(-1)  # [..., k_len, 1]
-    return without_heads("attn_mask", allowed)
+        return allowed.unsqueeze(-1)  # [q_len, k_len, 1]
+    return without_heads("attn_mask", allowed)  # [q_len, k_len, ...]
 
 
 def to_keras(mask: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def from_mask_mod(
     )  # [batch_size, heads, q_len, k_len]
     if allowed.dtype != torch.bool:
         raise TypeError(f"`mask_mod` returned {allowed.dtype}, not a bool tensor")
-    return without_heads("mask_mod", allowed)
+    return without_heads("mask_mod", allowed)  # [q_len, k_len, batch_size]
 
 
 def to_block_mask(mask: Tensor, block_size: int = 128) -> "BlockMask":
@@ -151,7 +151,7 @@ def from_block_mask(block_mask: "BlockMask") -> Tensor:
             f"`block_mask` and its own `mask_mod` differ on key {j} for query {i}; "
             f"FlexAttention follows the blocks where it is compiled, and else the rule"
         )
-    return without_heads("block_mask", allowed)
+    return without_heads("block_mask", allowed)  # [q_len, k_len, batch_size]
 
 
 def in_listed_blocks(block_mask: "BlockMask") -> Tensor:

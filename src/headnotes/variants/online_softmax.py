@@ -232,17 +232,17 @@ class Blockwise(torch.autograd.Function):
         # ($L$ has a gradient in a second derivative only; its own derivative is $P$.)
         delta = (grad_output * output).sum(2, keepdim=True) - grad_log_sum  # [..., 1]
         dq, dk, dv = (delta.new_zeros(x.shape) for x in (query, key, value))
-        buffers = delta.new_empty(2, len(key), *blocks)
+        buffer, other_buffer = delta.new_empty(2, len(key), *blocks)  # [items, ...]
         for i in spans(0, query.shape[1], blocks[0]):
             do = grad_output[:, i]  # [items, rows, d_v]
             for j in spans(0, min(i.stop + offset, key.shape[1]), blocks[1]):
                 # Scores are computed again: a fifth product, in exchange for memory.
                 log_weights = block_scores(
-                    query, key, mask, offset, i, j, buffers[0], log_sum[:, i]
-                )
+                    query, key, mask, offset, i, j, buffer, log_sum[:, i]
+                )  # [items, rows, columns]
                 weights = log_weights.exp_()  # [items, rows, columns]
                 v = value[:, j]  # [items, columns, d_v]
-                ds = product(do, v, buffers[1], delta[:, i])  # [items, rows, columns]
+                ds = product(do, v, other_buffer, delta[:, i])  # [items, rows, columns]
                 ds.mul_(weights)
                 dv[:, j] += weights.mT @ do
                 dq[:, i] += ds @ key[:, j]
