@@ -28,7 +28,7 @@ EXEMPT = {
     "bench/contestants.py": "tensors lie as each contestant wants them",
     "bench/decoding.py": "tensors lie as each decoder wants them",
     "cli.py": "it handles text; and pytest rewrites its asserts once it is imported",
-    "compare/probes.py": "each line sees modules of every layout, and what it gives is words",
+    "compare/probes.py": "a line sees modules of every layout, and gives only words",
     "laws/adapter.py": "tensors lie as the module that is checked wants them",
     "laws/tools.py": "tensors come and go in any layout",
 }
