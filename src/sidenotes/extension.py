@@ -234,7 +234,8 @@ class Directives(BlockProcessor):
         # An anchor must be an element, or MkDocs does not know of it: the lines between
         # two of them are stashed together.
         code, anchor = "", None
-        for number, html in enumerate(highlight_lines(source.rstrip("\n")), start=1):
+        last = source.rstrip("\n").count("\n") + 1
+        for number, html in enumerate(highlight_lines(source)[:last], start=1):
             if number in names:
                 place_code(block, anchor, self.md.htmlStash.store(code))
                 anchor = SubElement(block, "i", {"id": names[number]})
