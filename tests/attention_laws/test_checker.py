@@ -40,7 +40,6 @@ def called(attention: Any) -> str:
     return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attention", OURS, ids=called)
 def test_no_false_alarm_on_ours(attention: Any, device: torch.device) -> None:
     report = check(attention, device=device.type)
@@ -58,7 +57,6 @@ def test_ours_keep_the_strict_law_too(attention: Any, device: torch.device) -> N
     assert len(report.kept) == 1, report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "options"), SOUND)
 def test_no_false_alarm_on_who_is_sound(
     attention: Any, options: dict[str, Any], device: torch.device
@@ -67,7 +65,6 @@ def test_no_false_alarm_on_who_is_sound(
     assert report.ok, report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=called)
 def test_no_false_alarm_whatever_the_seed(attention: Any, seed: int) -> None:
@@ -76,7 +73,6 @@ def test_no_false_alarm_whatever_the_seed(attention: Any, seed: int) -> None:
     assert report.ok, report
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_no_false_alarm_in_other_dtypes(
     dtype: torch.dtype, device: torch.device

@@ -81,7 +81,6 @@ OTHERS: list[tuple[Any, dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "options", "broken"), OTHERS)
 def test_no_false_alarm_on_others(
     attention: Any, options: dict[str, Any], broken: set[str], device: torch.device
