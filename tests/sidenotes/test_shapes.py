@@ -21,16 +21,10 @@ HEADNOTES = ROOT / "src" / "headnotes"
 SOURCES = sorted(HEADNOTES.rglob("*.py"))
 MODULES = [path for path in SOURCES if claims(path.read_text(encoding="utf-8"))]
 
-# Whose lines need not say their shapes, and why.
+# Modules whose lines need not say their shapes, and why.
 EXEMPT = {
-    "bench/asking.py": "tensors lie as each contestant wants them",
-    "bench/calls.py": "tensors lie as each contestant wants them",
-    "bench/contestants.py": "tensors lie as each contestant wants them",
-    "bench/decoding.py": "tensors lie as each decoder wants them",
     "cli.py": "it handles text; and pytest rewrites its asserts once it is imported",
     "compare/probes.py": "each line runs in every layout, and its result is words",
-    "laws/adapter.py": "tensors lie as the module that is checked wants them",
-    "laws/tools.py": "tensors come and go in any layout",
 }
 
 
