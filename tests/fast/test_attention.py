@@ -1350,10 +1350,12 @@ def test_dropout_masks_are_zeros_and_ones_that_follow_the_seed() -> None:
     assert not torch.equal(masks[0][0], masks[2][0])
 
 
-def test_the_dropout_mask_in_full_holds_those_of_all_tiles() -> None:
+def test_dropout_in_full_drops_what_all_tiles_drop() -> None:
     tiles, query, key = tiles_of(is_causal=True, p=0.3, seed=5)
     again, *_ = tiles_of(is_causal=True, p=0.3, seed=5)
-    full = again.dropout_mask_in_full()
+    ones = torch.ones(again.batch_size, again.heads, again.q_len, again.k_len)
+    full, scale = again.drop_in_full(ones.double())
+    assert scale == ways.dropout_scale(again.spec.dropout_threshold)
     for tile in tiles:
         keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
         part = full[tile.items, tile.heads, tile.rows, : tile.k_len]

@@ -54,12 +54,16 @@ Drop = Callable[[Tensor], tuple[Tensor, float]]
 
 @dataclass
 class Call:
-    """One call of `attention`, and what the choice of a way depends on."""
+    """One call of `attention`, and what the choice of a way depends on.
 
-    query: Tensor  # [q_len, batch_size, heads, d_k]
-    key: Tensor  # [k_len, batch_size, heads, d_k]
-    value: Tensor  # [k_len, batch_size, heads, d_k]
-    mask: Tensor | None  # [q_len or 1, k_len, batch_size or 1]
+    `query`, `key` and `value` are `[seq_len, batch_size, heads, d_k]`, `mask` is
+    `[q_len or 1, k_len, batch_size or 1]`.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
     is_causal: bool
     dropout: nn.Module
     need_weights: bool
@@ -147,7 +151,9 @@ class Call:
         if self.is_causal:
             past = causal_mask(self.query.shape[0], self.key)  # [q_len, k_len, 1]
             mask = past if mask is None else past & mask  # [q_len, k_len, ...]
-        return None if mask is None else mask.permute(2, 0, 1).unsqueeze(1)
+        if mask is None:
+            return None
+        return mask.permute(2, 0, 1).unsqueeze(1)  # [..., k_len]
 
 
 def attention(
@@ -202,18 +208,18 @@ def attention(
         key, value = clear_fully_masked(key, value, mask, is_causal, query.shape[0])
         call = replace(call, key=key, value=value)
     way = next(way for way, serves in DISPATCH if serves(call))
-    return way(call)
+    return way(call)  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
 
 
 def fused(call: Call) -> tuple[Tensor, None]:
     """PyTorch's own kernel, which never holds all weights at once."""
     use_mask = call.mask is not None or call.causal_needs_mask
-    allowed = call.allowed() if use_mask else None  # [..., 1, q_len, k_len]
+    allowed = call.allowed() if use_mask else None  # [..., k_len]
     key, value, factor, empty = call.key, call.value, None, None
     if allowed is not None:
         if not call.eager:
             key, value, factor = isolate_nonfinite(key, value, allowed)
-        allowed, empty = open_empty_rows(allowed)
+        allowed, empty = open_empty_rows(allowed)  # [..., k_len], [..., 1]
     q, k, v = (
         x.permute(1, 2, 0, 3) for x in (call.query, key, value)
     )  # [batch_size, heads, ..., d_k]
@@ -249,24 +255,40 @@ def in_full(call: Call) -> tuple[Tensor, Tensor | None]:
     tensor([[1, 1, 1, 0, 0],
             [0, 0, 0, 0, 0],
             [1, 1, 1, 1, 1]], dtype=torch.int32)
+
+    >>> _, mean = attention(query, key, key, average_weights=True, **options)
+    >>> torch.allclose(mean, weights.mean(-1))
+    True
+
+    Any module may stand in the place of dropout; this one leaves the weights as they
+    are:
+
+    >>> context, _ = attention(query, key, key, dropout=nn.ReLU())
+    >>> torch.allclose(context, attention(query, key, key)[0], atol=1e-6)
+    True
     """
     if call.custom_dropout:
-        # Any module may stand in the place of dropout. It sees the weights in the
-        # layout of the core.
+        # It sees the weights in the layout of the core.
         def drop(weights: Tensor) -> tuple[Tensor, float]:
-            weights = call.dropout(weights.permute(2, 3, 0, 1))  # [q_len, k_len, ...]
-            return weights.permute(2, 3, 0, 1), 1.0  # [..., q_len, k_len]
+            weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, heads]
+            weights = call.dropout(weights)  # [q_len, k_len, batch_size, heads]
+            weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
+            return weights, 1.0
     else:
         p, cheap = call.dropout_prob, call.eager
 
         def drop(weights: Tensor) -> tuple[Tensor, float]:
             return cheap_dropout(weights, p) if cheap else (F.dropout(weights, p), 1.0)
 
-    context, weights = formula(call, drop)  # [q_len, ..., d_k], [..., q_len, k_len]
+    context, weights = formula(
+        call, drop
+    )  # [q_len, batch_size, heads, ...], [batch_size, heads, q_len, k_len]
     if not call.need_weights:
         return context, None
     weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, heads]
-    return context, weights.mean(-1) if call.average_weights else weights
+    if call.average_weights:
+        weights = weights.mean(-1)  # [q_len, k_len, batch_size]
+    return context, weights
 
 
 def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -289,11 +311,15 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
         shown, call.is_causal, call.bounded(call.query.dtype), threshold, seed
     )
     apply: Any = Blockwise.apply
-    context, weights = apply(call.query, call.key, call.value, call.mask, *spec)
+    context, weights = apply(
+        call.query, call.key, call.value, call.mask, *spec
+    )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, k_len]
     if not call.need_weights:
         return context, None
-    weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, ...]
-    return context, weights[..., 0] if call.average_weights else weights
+    weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, shown]
+    if call.average_weights:
+        weights = weights.squeeze(-1)  # [q_len, k_len, batch_size]
+    return context, weights
 
 
 # The first row whose condition holds computes the call.
@@ -326,23 +352,26 @@ DISPATCH: list[tuple[Way, Callable[[Call], bool]]] = [
 
 def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     """The context, `[q_len, batch_size, heads, d_k]`, and the weights, heads first."""
-    query, (batch_size, heads, d_k) = call.query, call.query.shape[1:]
+    query = call.query  # [q_len, batch_size, heads, d_k]
+    batch_size, heads, d_k = query.shape[1:]
     q, k, v = (
         x.flatten(1, 2).transpose(0, 1) for x in (query, call.key, call.value)
     )  # [batch_size * heads, ..., d_k]
     scale = 1 / math.sqrt(d_k)
-    allowed, empty = call.allowed(), None  # [..., 1, q_len, k_len]
+    allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
-        allowed, empty = open_empty_rows(allowed)
+        allowed, empty = open_empty_rows(allowed)  # [..., k_len], [..., 1]
     adds = allowed is not None and call.bounded(query.dtype)
     if allowed is not None and adds:
         # Adding takes one pass, forward and backward; filling takes several.
-        bias = additive_mask(allowed, q.dtype)  # [..., 1, q_len, k_len]
-        bias = bias.expand(-1, heads if len(bias) > 1 else 1, -1, -1).flatten(0, 1)
+        bias = additive_mask(allowed, q.dtype)  # [..., k_len]
+        copies = heads if bias.shape[0] > 1 else 1
+        bias = bias.expand(-1, copies, -1, -1).flatten(0, 1)  # [..., k_len]
         scores = torch.baddbmm(bias, q, k.mT, alpha=scale)  # [..., q_len, k_len]
     else:
         scores = scaled_bmm(q, k.mT, scale)  # [..., q_len, k_len]
-    scores = scores.view(batch_size, heads, *scores.shape[1:])
+    sizes = batch_size, heads, *scores.shape[1:]
+    scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
     if allowed is not None and not adds:
         scores = scores.masked_fill(~allowed, -math.inf)
         if empty is not None:
@@ -353,7 +382,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         weights = weights.masked_fill(empty, 0)
     dropped, factor = drop(weights)  # [batch_size, heads, q_len, k_len]
     context = scaled_bmm(dropped.flatten(0, 1), v, factor)  # [..., q_len, d_k]
-    return context.transpose(0, 1).reshape(query.shape), weights
+    context = context.transpose(0, 1)  # [q_len, batch_size * heads, d_k]
+    context = context.reshape(query.shape)  # [q_len, batch_size, heads, d_k]
+    return context, weights
 
 
 # Masks ------------------------------------------------------------------------------
@@ -362,7 +393,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
 def causal_mask(q_len: int, key: Tensor) -> Tensor:
     """True for every key that is not later than the query, `[q_len, k_len, 1]`."""
     k_len = key.shape[0]
-    past = torch.ones(q_len, k_len, dtype=torch.bool, device=key.device)
+    past = torch.ones(
+        q_len, k_len, dtype=torch.bool, device=key.device
+    )  # [q_len, k_len]
     return past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
 
 
@@ -372,7 +405,7 @@ def open_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
     A softmax over no keys is NaN, forward and backward. So such a row is computed over
     all keys and set to zero afterwards.
     """
-    has_key = allowed.any(-1, keepdim=True)  # [..., q_len, 1]
+    has_key = allowed.any(-1, keepdim=True)  # [..., 1]
     if known_true(has_key.all()):
         return allowed, None
     return allowed | ~has_key, ~has_key
@@ -395,8 +428,9 @@ def clear_fully_masked(
     tensor([2., 0.])
     """
     mask = causal_mask(q_len, key) & mask if is_causal else mask
-    unseen = ~mask.any(dim=0)  # [k_len, batch_size or 1]
-    unseen = unseen.view(*unseen.shape, *[1] * (key.dim() - 2))  # [k_len, ..., 1]
+    unseen = ~mask.any(dim=0)  # [k_len, ...]
+    while unseen.dim() < key.dim():
+        unseen = unseen.unsqueeze(-1)  # [k_len, ...]
     cleared = key.masked_fill(unseen, 0)
     return cleared, cleared if value is key else value.masked_fill(unseen, 0)
 
@@ -412,13 +446,26 @@ def isolate_nonfinite(
     rows too that may not attend to it. So it is cleared, and the rows that may attend
     to it are multiplied by NaN. A value reaches all rows: its weight may be 0, but
     0 * NaN is NaN.
+
+    >>> key, value = torch.randn(2, 5, 2, 7, 11)
+    >>> key[4, 0] = torch.nan
+    >>> allowed = torch.ones(2, 1, 3, 5).bool()
+    >>> allowed[0, 0, 1, 4] = False
+    >>> key, value, factor = isolate_nonfinite(key, value, allowed)
+    >>> key.isfinite().all()
+    tensor(True)
+    >>> factor[:, 0, :, 0]
+    tensor([[nan, 1., nan],
+            [1., 1., 1.]])
     """
     bad_key, bad_value = (
         ~x.isfinite().flatten(2).all(-1) for x in (key, value)
     )  # [k_len, batch_size]
-    reached = (allowed & bad_key.T[:, None, None]).any(-1, keepdim=True)  # [..., 1]
-    reached = reached | bad_value.any(0).view(-1, 1, 1, 1)  # [batch_size, ..., 1]
-    factor = torch.where(reached, math.nan, 1.0).to(key.dtype)  # [batch_size, ..., 1]
+    reached = allowed & bad_key.T[:, None, None]  # [batch_size, 1, q_len, k_len]
+    reached = reached.any(-1, keepdim=True)  # [batch_size, 1, q_len, 1]
+    reached = reached | bad_value.any(0).view(-1, 1, 1, 1)  # [batch_size, 1, q_len, 1]
+    factor = torch.where(reached, math.nan, 1.0)  # [batch_size, 1, q_len, 1]
+    factor = factor.to(key.dtype)
     key, value = (
         x.masked_fill(bad[..., None, None], 0)
         for x, bad in ((key, bad_key), (value, bad_value))
@@ -536,7 +583,10 @@ def dropout_mask(random_bits: Tensor, shape: torch.Size, threshold: int) -> Tens
     On a CPU a random number costs more than the weight that it decides on. So one
     integer of 64 bits serves four weights: of 16 bits each, with a sign.
     """
-    bits = random_bits.view(torch.int16)[: shape.numel()].view(shape)
+    *others, k_len = shape
+    bits = random_bits.view(torch.int16)[: shape.numel()].view(
+        *others, k_len
+    )  # [..., k_len]
     if threshold == 2**16:  # more than an int16 can be compared with
         return bits.zero_()
     return bits.ge_(threshold - 2**15)
@@ -549,6 +599,16 @@ class FusedOnCPU(torch.autograd.Function):
     """PyTorch's fused kernel, with the second derivative that it lacks.
 
     A backward pass that is itself recorded (`create_graph=True`) goes by the formula.
+
+    >>> query = torch.randn(3, 2, 7, 11).requires_grad_()
+    >>> key, value = torch.randn(2, 131, 2, 7, 11)
+    >>> mask = torch.ones(1, 131, 2).bool()
+    >>> context, _ = attention(query, key, value, mask=mask)
+    >>> loss = context.pow(3).sum()
+    >>> (first,) = torch.autograd.grad(loss, query, create_graph=True)
+    >>> (second,) = torch.autograd.grad(first.sum(), query)
+    >>> second.abs().sum() > 0
+    tensor(True)
     """
 
     @staticmethod
@@ -557,24 +617,33 @@ class FusedOnCPU(torch.autograd.Function):
         query: Tensor,  # [batch_size, heads, q_len, d_k]
         key: Tensor,  # [batch_size, heads, k_len, d_k]
         value: Tensor,  # [batch_size, heads, k_len, d_k]
-        allowed: Tensor | None,  # [batch_size or 1, 1, q_len, k_len]
+        allowed: Tensor | None,  # [..., k_len]
         is_causal: bool,
     ) -> Tensor:
         bias = None if allowed is None else additive_mask(allowed, query.dtype)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         x = query, key, value
-        context, logsumexp = kernel(*x, 0.0, is_causal, attn_mask=bias)
+        context, logsumexp = kernel(
+            *x, 0.0, is_causal, attn_mask=bias
+        )  # [batch_size, heads, q_len, d_k], [batch_size, ...]
         ctx.save_for_backward(query, key, value, bias, context, logsumexp)
         ctx.is_causal = is_causal
         result: Tensor = context  # [batch_size, heads, q_len, d_k]
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_context: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any,
+        grad_context: Tensor,  # [batch_size, heads, q_len, d_k]
+    ) -> tuple[Tensor | None, ...]:
         query, key, value, bias, context, logsumexp = ctx.saved_tensors
         x = query, key, value
         if torch.is_grad_enabled():
-            mask = None if bias is None else (bias == 0)[:, 0].permute(1, 2, 0)
+            mask = None
+            if bias is not None:
+                _, _, n_q, k_len = bias.shape
+                mask = (bias == 0).view(-1, n_q, k_len)  # [..., n_q, k_len]
+                mask = mask.permute(1, 2, 0)  # [n_q, k_len, ...]
             by_position = [each.permute(2, 0, 1, 3) for each in x]
             grad = grad_context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_k]
             grads = recorded_gradients(x, by_position, mask, ctx.is_causal, grad)
@@ -584,7 +653,8 @@ class FusedOnCPU(torch.autograd.Function):
             )
             saved = *x, context, logsumexp
             grads = backward(grad_context, *saved, 0.0, ctx.is_causal, attn_mask=bias)
-        return *grads, None, None
+        d_query, d_key, d_value = grads
+        return d_query, d_key, d_value, None, None
 
 
 def recorded_gradients(
@@ -654,22 +724,32 @@ class Tile(NamedTuple):
     k_len: int
 
     def queries(self, x: Tensor) -> Tensor:
-        """Its rows, with items and heads as one dimension: `[folded, rows, ...]`."""
-        return x[self.rows, self.items, self.heads].flatten(1, 2).transpose(0, 1)
+        """Its rows of `x`, with items and heads as one dimension."""
+        x = x[self.rows, self.items, self.heads].flatten(1, 2)  # [rows, folded, ...]
+        return x.transpose(0, 1)  # [folded, rows, ...]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The keys or values that it may attend to, `[folded, k_len, d_k]`."""
-        return x[: self.k_len, self.items, self.heads].flatten(1, 2).transpose(0, 1)
+        """The keys or values that it may attend to."""
+        x = x[: self.k_len, self.items, self.heads].flatten(
+            1, 2
+        )  # [k_len, folded, d_k]
+        return x.transpose(0, 1)  # [folded, k_len, d_k]
 
-    def by_head(self, x: Tensor) -> Tensor:
-        """What was computed for it, `[items, heads, rows, k_len]`."""
+    def by_head(
+        self,
+        x: Tensor,  # [..., rows, k_len]
+    ) -> Tensor:
+        """What was computed for it, with items and heads apart."""
         items = self.items.stop - self.items.start
-        return x.view(items, -1, *x.shape[1:])
+        return x.view(items, -1, *x.shape[1:])  # [items, ..., rows, k_len]
 
-    def of_weights(self, x: Tensor) -> Tensor:
+    def of_weights(
+        self,
+        x: Tensor,  # [..., k_len]
+    ) -> Tensor:
         """Its part of returned weights, `[items, shown, rows, k_len]`."""
         heads = self.heads if x.shape[1] > 1 else slice(1)
-        return x[self.items, heads, self.rows, : self.k_len]
+        return x[self.items, heads, self.rows, : self.k_len]  # [..., k_len]
 
 
 class Tiles:
@@ -678,9 +758,13 @@ class Tiles:
     A causal tile ends at the last key that one of its queries may attend to:
 
     >>> x = torch.randn(300, 1, 7, 11)
-    >>> tiles = Tiles(x, x, None, TileSpec(0, True, True, 0, 0))
+    >>> tiles = Tiles(x, x, None, TileSpec(0, True, True, 2**15, 0))
     >>> [(tile.rows.start, tile.rows.stop, tile.k_len) for tile in tiles]
     [(0, 128, 128), (128, 256, 256), (256, 300, 300)]
+    >>> shapes = [torch.Size((7, 44, tile.k_len)) for tile in tiles]
+    >>> masks = [tiles.dropout_mask(shape) for shape in shapes]
+    >>> masks[2].unique()
+    tensor([0, 1], dtype=torch.int16)
     """
 
     def __init__(
@@ -701,8 +785,9 @@ class Tiles:
         self.buffers: dict[str, Tensor] = {}
         self.random_bits: Tensor | None = None
         if spec.is_causal and mask is None:
-            past = query.new_ones(self.tile_rows, self.tile_rows, dtype=torch.bool)
-            self.past = past.tril()  # [tile_rows, tile_rows]
+            rows = self.tile_rows
+            past = query.new_ones(rows, rows, dtype=torch.bool)  # [rows, rows]
+            self.past = past.tril()
         # What forward dropped, backward drops again.
         self.generator = torch.Generator().manual_seed(spec.seed)
 
@@ -724,11 +809,15 @@ class Tiles:
         """Memory for the weights of one tile, with whatever was left there."""
         if name not in self.buffers:
             self.buffers[name] = self.like.new_empty(self.tile_size)
-        return self.buffers[name][: shape.numel()].view(shape)
+        folded, rows, k_len = shape
+        return self.buffers[name][: shape.numel()].view(
+            folded, rows, k_len
+        )  # [folded, rows, k_len]
 
     def empty_output(self) -> Tensor:
         """Like the query, with zeros for the rows that no tile will write."""
-        output = torch.empty_like(self.like, memory_format=torch.contiguous_format)
+        q_len, *others = self.like.shape
+        output = self.like.new_empty(q_len, *others)  # [q_len, ...]
         output[: self.first_row] = 0
         return output
 
@@ -741,9 +830,15 @@ class Tiles:
             return x
         return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
-    def weights(self, query: Tensor, key: Tensor, tile: Tile) -> Tensor:
+    def weights(
+        self,
+        query: Tensor,  # [q_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, heads, d_k]
+        tile: Tile,
+    ) -> Tensor:
         """The weights of a tile, `[folded, rows, k_len]`."""
-        q, k = tile.queries(query), tile.keys(key)  # [folded, ..., d_k]
+        q = tile.queries(query)  # [folded, rows, d_k]
+        k = tile.keys(key)  # [folded, k_len, d_k]
         shape = torch.Size((*q.shape[:2], tile.k_len))
         scores = self.buffer("weights", shape)  # [folded, rows, k_len]
         torch.baddbmm(scores, q, k.mT, beta=0, alpha=self.scale, out=scores)
@@ -755,8 +850,10 @@ class Tiles:
                 self.forbid(scores[:, :, -n:], self.past[:n, :n])
             return torch.softmax(scores, -1, out=scores)
 
-        allowed, empty = open_empty_rows(self.allowed(tile, self.mask))
-        by_head = tile.by_head(scores)  # [items, heads, rows, k_len]
+        allowed, empty = open_empty_rows(
+            self.allowed(tile, self.mask)
+        )  # [..., k_len], [..., 1]
+        by_head = tile.by_head(scores)  # [..., rows, k_len]
         self.forbid(by_head, allowed)
         torch.softmax(scores, -1, out=scores)
         if empty is not None:
@@ -776,8 +873,9 @@ class Tiles:
     def allowed(self, tile: Tile, mask: Tensor) -> Tensor:
         """The mask of a tile, `[items or 1, 1, rows or 1, k_len]`."""
         mask = mask[tile.rows] if mask.shape[0] > 1 else mask
-        mask = mask[..., tile.items] if mask.shape[2] > 1 else mask
-        mask = mask[:, : tile.k_len].permute(2, 0, 1).unsqueeze(1)
+        mask = mask[..., tile.items] if mask.shape[2] > 1 else mask  # [..., items]
+        mask = mask[:, : tile.k_len]  # [..., k_len, items]
+        mask = mask.permute(2, 0, 1).unsqueeze(1)  # [items, ..., k_len]
         if self.spec.is_causal:
             rows = tile.rows.stop - tile.rows.start
             past = mask.new_ones(rows, tile.k_len).tril(tile.k_len - rows)
@@ -787,21 +885,21 @@ class Tiles:
     def dropout_mask(self, shape: torch.Size) -> Tensor:
         """1 for each weight of the next tile that is kept, 0 for the others."""
         if self.random_bits is None:
-            size = self.tile_size // 4 + 1
-            self.random_bits = self.like.new_empty(size, dtype=torch.int64)
-        bits = self.random_bits[: shape.numel() // 4 + 1]
+            most = self.tile_size // 4 + 1
+            self.random_bits = self.like.new_empty(most, dtype=torch.int64)  # [most]
+        n = shape.numel() // 4 + 1
+        bits = self.random_bits[:n]  # [n]
         bits.random_(torch.iinfo(torch.int64).min, None, generator=self.generator)
         return dropout_mask(bits, shape, self.spec.dropout_threshold)
 
-    def dropout_mask_in_full(self) -> Tensor:
-        """The dropout masks of all tiles, `[batch_size, heads, q_len, k_len]`."""
-        shape = self.batch_size, self.heads, self.q_len, self.k_len
-        full = self.like.new_ones(shape)
-        for tile in self:
-            part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
+    def drop_in_full(self, weights: Tensor) -> tuple[Tensor, float]:
+        """The dropout of all tiles at once, for `[batch_size, heads, q_len, k_len]`."""
+        keep = torch.ones_like(weights)
+        for tile in self if self.spec.dropout_threshold else ():
+            part = keep[tile.items, tile.heads, tile.rows, : tile.k_len]  # [..., k_len]
             folded = torch.Size((part.shape[0] * part.shape[1], *part.shape[2:]))
             part.copy_(tile.by_head(self.dropout_mask(folded)))
-        return full
+        return weights * keep, dropout_scale(self.spec.dropout_threshold)
 
 
 class Blockwise(torch.autograd.Function):
@@ -820,6 +918,30 @@ class Blockwise(torch.autograd.Function):
     takes from the others. Weights that are returned bring a gradient $W$ of their
     own, from before dropout: it joins the first sum, and $\sum_j P_{ij} W_{ij}$ the
     second. Where the backward pass is itself recorded, the formula takes its place.
+
+    A row of weights sums to 1, or to 0 if it is fully masked. So no query can change
+    the sum of them all:
+
+    >>> query = torch.randn(256, 4, 7, 11).requires_grad_()
+    >>> key, value = torch.randn(2, 131, 4, 7, 11)
+    >>> mask = torch.rand(1, 131, 4) < 0.9
+    >>> mask[:, :, 3] = False
+    >>> options = {"mask": mask, "need_weights": True}
+    >>> _, weights = attention(query, key, value, **options)
+    >>> _, mean = attention(query, key, value, average_weights=True, **options)
+    >>> (weights.sum() + mean.sum()).backward()
+    >>> torch.allclose(query.grad, torch.zeros(256, 4, 7, 11), atol=1e-5)
+    True
+
+    The backward pass drops the weights that the forward pass has dropped, whether it is
+    recorded or not:
+
+    >>> context, _ = attention(query, key, value, dropout=nn.Dropout(0.5))
+    >>> loss = context.pow(2).sum()
+    >>> (first,) = torch.autograd.grad(loss, query, retain_graph=True)
+    >>> (same,) = torch.autograd.grad(loss, query, create_graph=True)
+    >>> torch.allclose(first, same, atol=1e-4)
+    True
     """
 
     @staticmethod
@@ -828,7 +950,7 @@ class Blockwise(torch.autograd.Function):
         query: Tensor,  # [q_len, batch_size, heads, d_k]
         key: Tensor,  # [k_len, batch_size, heads, d_k]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
-        mask: Tensor | None,  # [q_len or 1, k_len, batch_size or 1]
+        mask: Tensor | None,  # [..., k_len, batch_size]
         *spec: Any,
     ) -> tuple[Tensor, Tensor]:
         tiles = Tiles(query, key, mask, TileSpec(*spec))
@@ -870,23 +992,14 @@ class Blockwise(torch.autograd.Function):
             if grad_shown is not None:  # of the mean, each head has its share
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share
-            drop = in_full_drop(tiles)
-            causal = tiles.spec.is_causal
+            causal, drop = tiles.spec.is_causal, tiles.drop_in_full
             grads = recorded_gradients(
                 x, x, mask, causal, grad_context, grad_shown, drop
             )
         else:
             grads = tile_gradients(tiles, *x, context, grad_context, grad_shown)
-        return *grads, None, *(None for _ in ctx.spec)
-
-
-def in_full_drop(tiles: Tiles) -> Drop:
-    """The dropout of all tiles, as one function of all weights."""
-    threshold = tiles.spec.dropout_threshold
-    if not threshold:
-        return lambda weights: (weights, 1.0)
-    keep = tiles.dropout_mask_in_full()  # [batch_size, heads, q_len, k_len]
-    return lambda weights: (weights * keep, dropout_scale(threshold))
+        d_query, d_key, d_value = grads
+        return d_query, d_key, d_value, None, *(None for _ in ctx.spec)
 
 
 def tile_gradients(
@@ -938,7 +1051,9 @@ def tile_gradients(
         part = tile.queries(grad_query)  # [folded, rows, d_k]
         part.copy_(scaled_bmm(grad_scores, tile.keys(key), tiles.scale))
         accumulate_bmm(grad_key, tile, grad_scores.mT, tile.queries(query), tiles.scale)
-    grad_key, grad_value = (x.permute(2, 0, 1, 3) for x in (grad_key, grad_value))
+    grad_key, grad_value = (
+        x.permute(2, 0, 1, 3) for x in (grad_key, grad_value)
+    )  # [k_len, batch_size, heads, d_k]
     return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype)
 
 
@@ -955,15 +1070,15 @@ def scaled_bmm(
 
 
 def accumulate_bmm(
-    total: Tensor,  # [batch_size, heads, k_len, d_k]
+    total: Tensor,  # [..., k_len, d_k]
     tile: Tile,
-    a: Tensor,  # [folded, keys, rows]
+    a: Tensor,  # [folded, k_len, rows]
     b: Tensor,  # [folded, rows, d_k]
     scale: float,
 ) -> None:
     """Add the product of `a` and `b` to what other tiles gave to the same keys."""
-    part = total[tile.items, tile.heads, : tile.k_len]  # [..., keys, d_k]
-    part = part.flatten(0, 1)  # [folded, keys, d_k]
+    part = total[tile.items, tile.heads, : tile.k_len]  # [..., k_len, d_k]
+    part = part.flatten(0, 1)  # [folded, k_len, d_k]
     if part.dtype == a.dtype:
         part.baddbmm_(a, b, alpha=scale)
     else:
