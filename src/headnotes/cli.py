@@ -152,9 +152,17 @@ def with_flat_imports(source: str) -> str:
 
 
 def editions(path: Path) -> dict[str, str]:
-    """What the page of a module offers to copy: all of it, or all but the notes."""
+    r"""What the page of a module offers to copy: with and without its notes.
+
+    A module that needs others beside it has a button for each file:
+
+    >>> list(editions(modules()["fast"]))
+    ['Copy fast.py', 'Copy attention.py', 'Copy mha.py']
+    """
     if path.resolve() not in modules().values():
         return {}
+    if needed := companions(path):
+        return {f"Copy {copied_name(file)}": edition(file) for file in [path, *needed]}
     return {
         "Copy module": edition(path),
         "Copy without notes": edition(path, plain=True),

@@ -14,9 +14,8 @@ All give the same result; they differ in speed, in memory, and in what they supp
   128 queries at a time, uses them while they are in the processor's cache, and computes
   them again in the backward pass. It is for what the fused kernel lacks on a CPU.
 
-Which way a call takes is read off one table, [`DISPATCH`](#DISPATCH): the first row
-whose condition holds. The conditions come from
-[measurements](../../compare/benchmarks.md).
+One table, `DISPATCH`, chooses the way of a call: the first row whose condition holds.
+The conditions come from [measurements](../../compare/benchmarks.md).
 
 Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix B,
 for the backward pass and for dropout masks that are generated again;

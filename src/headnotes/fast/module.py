@@ -13,7 +13,7 @@ What differs is how the numbers move through memory.
    `[seq_len, batch_size, heads, d_k]`. No packed copy of their weights exists, so there
    is none that could become stale, and hooks and replaced submodules work.
 4. [`attention`](attention.md#attention) looks the call up in a
-   [table](attention.md#DISPATCH): the fused kernel of PyTorch, the formula, or blocks.
+   table, `DISPATCH`: the fused kernel of PyTorch, the formula, or blocks.
 5. In each, the mask and causality become one bool tensor, `[batch_size or 1, 1, q_len,
    k_len]`. Fully masked rows are opened before the softmax and set to zero after it.
 6. The context comes back sequence first, the heads are concatenated by a view, and
