@@ -7,7 +7,7 @@ All give the same result; they differ in speed, in memory, and in what they supp
 - **fused**: `F.scaled_dot_product_attention`, PyTorch's own kernel. It never holds all
   weights at once. On a CPU it has no dropout, does not return the weights, and knows
   causality only without a mask and for as many keys as queries.
-- **math**: the formula, with all weights in memory. It supports everything, forward
+- **in full**: the formula, with all weights in memory. It supports everything, forward
   mode and second derivatives included, and is the fastest for short sequences that
   are trained.
 - **blockwise**: this module's own kernel, in plain PyTorch. It computes the weights of
