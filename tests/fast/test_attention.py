@@ -435,6 +435,7 @@ def derivative_case(
     return function, x
 
 
+@pytest.mark.slow
 @CAUSAL
 @MASKED
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -451,15 +452,16 @@ def test_first_and_second_derivatives_match_finite_differences(
         pytest.skip("the fused kernel of the CPU has no dropout")
     monkeypatch.setattr(ways, "TILE_HEADS", 2)
     function, x = derivative_case(way, returned, is_causal, masked, p)
-    assert torch.autograd.gradcheck(function, x)
-    assert torch.autograd.gradgradcheck(function, x)
+    # In the fast mode a random projection of the derivatives is compared, not each entry.
+    assert torch.autograd.gradcheck(function, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
 
 
 @WAYS
 def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
     way: Callable[[Call], Any],
 ) -> None:
-    x = torch.randn(5, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(3, 1, 5, 2, dtype=torch.float64, requires_grad=True)
     for inputs in (
         lambda x: (x, x, x),
         lambda x: (x, 2 * x, 2 * x),
@@ -469,7 +471,7 @@ def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
         def function(x: Tensor, inputs: Any = inputs) -> Any:
             return way(call_of(*inputs(x), is_causal=True))[0]
 
-        upstream = torch.randn(5, 2, 3, 2, dtype=torch.float64)
+        upstream = torch.randn_like(x)
         right, _ = reference(*inputs(x), None, True)
         (right,) = torch.autograd.grad(right, x, upstream)
         for create_graph in (False, True):
@@ -477,7 +479,7 @@ def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
                 function(x), x, upstream, create_graph=create_graph
             )
             torch.testing.assert_close(ours, right, **CLOSE)
-        assert torch.autograd.gradgradcheck(function, x)
+        assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
 
 
 @pytest.mark.parametrize("k_len", [7, K_LEN])
@@ -538,6 +540,7 @@ def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
             assert all(g.isfinite().all() for g in (query, key, value))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nan_memory")
 @pytest.mark.parametrize(("q_len", "k_len"), [(13, 5), (5, 13)])
 @pytest.mark.parametrize("p", [0.0, 0.5])
@@ -818,6 +821,7 @@ def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
     assert off.abs().max() < 5  # of 330 numbers the largest is expected at 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nan_memory")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("p", [1.0, 1, 1 - 2.0**-18])
@@ -933,6 +937,7 @@ def test_hooks_of_the_dropout_module_are_called(when: str) -> None:
 # Transforms ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SLOW)
 @CAUSAL
 @pytest.mark.parametrize("kind", MASKS)
@@ -997,6 +1002,7 @@ def test_dropout_under_vmap_obeys_its_randomness_as_the_module_does(
         torch.testing.assert_close(contexts[1], plain)
 
 
+@pytest.mark.slow
 @CAUSAL
 @MASKED
 def test_recorded_and_compiled_calls_give_the_same(

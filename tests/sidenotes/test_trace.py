@@ -878,6 +878,7 @@ def interpreter(version: str) -> str:
     pytest.skip(f"there is no Python {version} on this machine")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_python_gives_the_same_record(tmp_path: Path, version: str) -> None:
     # `sys.settrace` here and `sys.monitoring` there, or the other way round.
