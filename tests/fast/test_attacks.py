@@ -379,6 +379,7 @@ REPLACEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 def test_a_replaced_part_is_used(replace: Callable[[Any], None], seq_len: int) -> None:

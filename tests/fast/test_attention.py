@@ -186,6 +186,7 @@ def test_every_way_matches_loops_in_float64(
             torch.testing.assert_close(shown, right, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q_len", "k_len"), [(5, 13), (13, 5), (13, 13), (1, 13), (13, 1), (5, 7)]
 )
@@ -452,7 +453,7 @@ def test_first_and_second_derivatives_match_finite_differences(
         pytest.skip("the fused kernel of the CPU has no dropout")
     monkeypatch.setattr(ways, "TILE_HEADS", 2)
     function, x = derivative_case(way, returned, is_causal, masked, p)
-    # In the fast mode a random projection of the derivatives is compared, not each entry.
+    # The fast mode compares a random projection of all entries.
     assert torch.autograd.gradcheck(function, x, fast_mode=True)
     assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
 
@@ -807,6 +808,7 @@ def test_activation_checkpointing_repeats_the_dropout_mask(
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @DROPPING
 def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
     way: Callable[[Call], Any],
@@ -1198,6 +1200,7 @@ def test_every_call_takes_the_way_of_the_table(
     assert ways.DISPATCH[row][0].__name__ == way
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SLOW)
 def test_every_row_of_the_table_is_chosen_for_some_call(
     monkeypatch: pytest.MonkeyPatch,

@@ -96,6 +96,7 @@ def both(mask: Tensor | None, is_causal: bool, q_len: int, k_len: int) -> Any:
 # The same answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [1, 2 * HEADS * 4 * K_LEN])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)], ids=str

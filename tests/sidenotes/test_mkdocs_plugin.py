@@ -227,6 +227,7 @@ def test_what_cannot_work_is_refused_with_the_line_to_write(
     assert re.search(message, f"{caught.value}{caplog.text}")
 
 
+@pytest.mark.slow
 def test_a_failing_lesson_stops_the_build_with_its_place(
     site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

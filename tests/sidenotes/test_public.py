@@ -221,6 +221,7 @@ def test_an_error_in_the_code_is_found(
     assert not [claim for claim in claimed if claim.symbol.endswith("Model.forward")]
 
 
+@pytest.mark.slow
 def test_an_error_that_keeps_every_shape_is_not_found() -> None:
     # Queries for keys: what `pytest --shapes` cannot see.
     run("gpt2")
