@@ -831,8 +831,8 @@ def test_a_folder_is_a_package_where_relative_imports_say_so(
     (tmp_path / neighbour).parent.mkdir(exist_ok=True)
     (tmp_path / neighbour).write_text(DUCK)
     top = tmp_path / "flock" / "__init__.py"
-    # Of two lengths: Python takes compiled code for current if neither second nor size of
-    # the file has changed.
+    # Of two lengths: bytecode counts as current while the second in which the file was
+    # written and its size stay the same.
     for size in (2, 13):
         example = f'def f(x):\n    """\n    >>> f(T({size}))\n    """\n    y = x\n'
         path.write_text(f"{line}\n\n\n{example}")
