@@ -190,6 +190,7 @@ def test_many_cells_show_colours_only() -> None:
         assert len(ax.texts) == texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q_len", "k_len", "heads"), [(1, 1, 1), (1, 2, 2), (5, 7, 3), (29, 31, 2)]
 )
@@ -283,6 +284,7 @@ def some_scores(samples: int = 101, k_len: int = 7) -> dict[int, Tensor]:
     return scores
 
 
+@pytest.mark.slow
 def test_scaling_shows_scores_weights_and_jacobians_of_each_width() -> None:
     scores = some_scores()
     figure = display_scaling(scores)
@@ -328,6 +330,7 @@ def assert_histogram(path: Any, values: Tensor) -> None:
         assert abs(share - inside) < 2 / len(values)
 
 
+@pytest.mark.slow
 def test_scaling_names_its_two_colours_once() -> None:
     figure = display_scaling(some_scores())
     (legend,) = figure.legends

@@ -32,6 +32,7 @@ COMMAND = [sys.executable, "-m", "headnotes.cli", "bench"]
 TINY = ["--sizes", "2x3", "--masks", "causal", "--seconds", "0.01"]
 
 
+@pytest.mark.slow
 def test_a_process_prints_a_table_and_writes_records(tmp_path: Path) -> None:
     results, file = tmp_path / "results", tmp_path / "all.json"
     words = ["tiny", "--only", "core,nn,sdpa", *TINY]
@@ -57,6 +58,7 @@ def test_a_process_prints_a_table_and_writes_records(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_peak_rates_are_measured_for_times_on_all_threads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 LIBRARIES = {"gpt2": "transformers", "x-transformers": "x_transformers"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DECODERS)
 def test_all_compute_the_reference(name: str, device: torch.device) -> None:
     library = LIBRARIES.get(name, "torch")

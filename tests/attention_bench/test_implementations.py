@@ -55,6 +55,7 @@ def test_all_compute_the_same(
     assert check_equal(outputs, reference(setting), 1e-5)[1] == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_those_of_other_packages_compute_the_same(
     name: str, device: torch.device

@@ -32,6 +32,7 @@ def test_the_peak_of_a_call_is_seen_and_reset() -> None:
     assert resident_bytes()[1] - before < 30 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not LINUX, reason="the high-water mark cannot be reset here")
 def test_a_process_of_its_own_sees_what_is_retained() -> None:
     settings = [Setting(1, n, d_model=32, heads=8) for n in (64, 512)]

@@ -83,6 +83,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     pyplot.close("all")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_numbers_are_those_of_the_records(page: Any) -> None:
     records = [planted(suite, "A CPU", "cpu", "float32") for suite in SUITES]
@@ -142,6 +143,7 @@ def test_settings_in_which_fast_is_slower_are_listed(page: Any) -> None:
     assert "A CPU, 2 threads, float32, torch" in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_fast_is_summarized_by_the_settings_that_are_not_slower(page: Any) -> None:
     inference = planted("inference", "A CPU", "cpu", "float32")

@@ -61,6 +61,7 @@ def test_each_follows_each_other_equally_often(count: int) -> None:
     assert set(places.values()) == {1 + count % 2}
 
 
+@pytest.mark.slow
 def test_samples_are_interleaved() -> None:
     log: list[str] = []
 

@@ -48,6 +48,7 @@ def test_ours_pass(attention: Any, device: torch.device) -> None:
     assert len(report.passed) >= 13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
     [OURS[0], OURS[2], batch_first.MultiHeadAttention, valid_lens.MultiHeadAttention],
@@ -87,6 +88,7 @@ def test_correct_attention_passes_in_other_dtypes(
         assert report.ok, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "options"), TORCH)
 def test_torch_fails_two_laws_and_no_others(
     attention: Any, options: dict[str, Any], device: torch.device
@@ -112,6 +114,7 @@ def heads_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "options", "seen"),
     [
@@ -139,6 +142,7 @@ def test_every_law_has_texts_and_an_attention_that_violates_it() -> None:
         assert law.reason.endswith((".", ")"))
 
 
+@pytest.mark.slow
 def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
     report = check(
         ScalesByTheWidth, only=["formula", "nonfinite_padding", "sliding_window"]
@@ -162,6 +166,7 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
     assert text.endswith("0 passed, 2 failed, 1 not applicable")
 
 
+@pytest.mark.slow
 def test_a_strict_law_runs_only_on_request() -> None:
     result = check(MultipliesByTheMask, **MASK).results[
         list(LAWS).index("nonfinite_padding")
@@ -191,6 +196,7 @@ def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_wrong_output_is_shown_rather_than_an_exception() -> None:
 
     class Meets(Honest):

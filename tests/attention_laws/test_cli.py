@@ -62,6 +62,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_command_checks_a_file(model: str) -> None:
     command = [sys.executable, "-m", "headnotes.cli", "check", f"{model}:Bad"]
     command += ["--causal", "--only", "causality,formula"]
@@ -73,6 +74,7 @@ def test_the_command_checks_a_file(model: str) -> None:
     assert result.stdout.endswith("0 passed, 2 failed, 0 not applicable\n")
 
 
+@pytest.mark.slow
 def test_the_counterexample_runs_on_its_own(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -303,6 +305,7 @@ DEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("files", "module"),
     [

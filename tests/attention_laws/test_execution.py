@@ -16,6 +16,7 @@ from specimens import AnswersOnTheCpu, Honest, OtherwiseCompiled, assert_caught
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_law_fails_on_implementations_that_violate_it(
     name: str, device: torch.device
@@ -37,6 +38,7 @@ def compiled(attention: type[nn.Module], heads: int, thorough: bool = False) -> 
     LAWS["compiled"].test(Script(adapter, sizes, thorough=thorough))
 
 
+@pytest.mark.slow
 def test_the_compiled_law_compiles_after_too_many_recompilations() -> None:
     # After `recompile_limit` compilations torch would run the function eagerly.
     with torch._dynamo.config.patch(recompile_limit=1):

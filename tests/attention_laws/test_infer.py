@@ -278,6 +278,7 @@ def attention_with_mask(name: str, kind: str, axes: str) -> type[Honest]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["attend", "ignore", "additive"])
 @pytest.mark.parametrize(
     "axes", ["b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk"]

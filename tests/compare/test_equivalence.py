@@ -204,6 +204,7 @@ def within_bounds(record: Path) -> bool:
     return all(0 < worst[str(d).split(".")[1]] <= bound for d, bound in BOUNDS.items())
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_with_its_machine(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "equivalence.py"), str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True)

@@ -379,6 +379,7 @@ REPLACEMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("replace", REPLACEMENTS)
 def test_a_replaced_part_is_used(replace: Callable[[Any], None], seq_len: int) -> None:
@@ -504,6 +505,7 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("p", [1.0, 1 - 2**-18, 1 - 2**-26])
 @pytest.mark.parametrize("seq_len", LENGTHS)
@@ -529,6 +531,7 @@ def test_dropout_of_everything_gives_the_output_bias(
         assert torch.equal(y, module.output.bias.expand_as(y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("seq_len", [*LENGTHS, 257])
@@ -605,6 +608,7 @@ def test_a_key_that_overflows_reaches_only_rows_that_may_attend_to_it(
         torch.testing.assert_close(output[rows], expected[rows], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("way", ["compile", "make_fx", "trace", "export"])
 def test_compiled_and_traced_agree_on_nan_and_on_fully_masked_rows(
@@ -670,6 +674,7 @@ def test_randomness_under_vmap_is_that_of_the_core(
 # Derivatives -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("of", ["input", "weights"])
 @pytest.mark.parametrize("way", ["dual numbers", "torch.func"])
@@ -744,6 +749,7 @@ def test_a_second_derivative_under_dropout_drops_the_same_weights() -> None:
     torch.testing.assert_close(second, (ends[1] - ends[0]) / 2e-5, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("seq_len", LENGTHS)
 def test_a_tracer_records_the_function_and_leaves_nothing_behind(

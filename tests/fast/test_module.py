@@ -96,6 +96,7 @@ def both(mask: Tensor | None, is_causal: bool, q_len: int, k_len: int) -> Any:
 # The same answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scores", [1, 2 * HEADS * 4 * K_LEN])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)], ids=str
@@ -416,6 +417,7 @@ def alive() -> int:
         return sum(issubclass(type(x), Tensor) for x in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_nothing_of_a_call_is_kept(grad: Any, is_causal: bool) -> None:
@@ -568,6 +570,7 @@ def test_empty_sequences_and_batches_give_what_the_core_gives(
 # Dropout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [0, 64], ids=["many keys", "few keys"])
 def test_the_mean_over_many_draws_is_the_output_without_dropout(
     device: torch.device, few: int, monkeypatch: pytest.MonkeyPatch
@@ -656,6 +659,7 @@ def test_without_dropout_no_random_number_is_drawn(device: torch.device) -> None
 # What it works under
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)], ids=str
 )
@@ -715,6 +719,7 @@ def test_shapes_can_be_found_without_any_data(
     assert (y.shape, len(cache)) == ((Q_LEN, BATCH, D_MODEL), Q_LEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 def test_compiles_whole_and_gives_the_same(
     device: torch.device, is_causal: bool
@@ -745,6 +750,7 @@ def test_compiles_whole_and_gives_the_same(
         torch.testing.assert_close(compiled(**x), module(**x))
 
 
+@pytest.mark.slow
 def test_compiles_at_most_twice_for_all_lengths(device: torch.device) -> None:
     torch.compiler.reset()
     module = build().to(device).eval()
@@ -758,6 +764,7 @@ def test_compiles_at_most_twice_for_all_lengths(device: torch.device) -> None:
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 @pytest.mark.parametrize("shown", [False, True], ids=["bare", "shown"])
 def test_exports_with_dynamic_lengths_and_batch(
@@ -973,6 +980,7 @@ def test_beams_go_on_from_what_they_were_told_to(device: torch.device) -> None:
     torch.testing.assert_close(output, expected[-1:])
 
 
+@pytest.mark.slow
 def test_decoding_never_learns_drops_nothing_and_holds_on_to_nothing() -> None:
     module = build(dropout_prob=0.5)
     x = torch.randn(7, BATCH, D_MODEL, requires_grad=True)
@@ -1014,6 +1022,7 @@ class Decoding(fast.MultiHeadAttention):
         return decode(self, x, [1 + len(x) // 2, *[1] * (len(x) - 1 - len(x) // 2)])
 
 
+@pytest.mark.slow
 def test_decoding_keeps_every_law_that_needs_no_gradient() -> None:
     with_gradients = [
         "causal_gradient",

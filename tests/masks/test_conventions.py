@@ -67,6 +67,7 @@ KEY_ROUND_TRIPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ROUND_TRIPS, *KEY_ROUND_TRIPS])
 def test_there_and_back_is_the_same_mask(name: str, device: torch.device) -> None:
     to, back = {**ROUND_TRIPS, **KEY_ROUND_TRIPS}[name]

@@ -64,6 +64,7 @@ def test_an_axis_of_1_is_for_all(device: torch.device) -> None:
         assert torch.equal(again, part.expand(sizes))
 
 
+@pytest.mark.slow
 @torch.no_grad()  # FlexAttention has no backward on a CPU
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_is_the_same_through_flex_attention(device: torch.device) -> None:

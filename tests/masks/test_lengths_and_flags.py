@@ -55,6 +55,7 @@ def test_every_random_mask_has_lengths_or_a_refusal(device: torch.device) -> Non
     assert 300 < refused < 950
 
 
+@pytest.mark.slow
 def test_documents_come_back(device: torch.device) -> None:
     for _ in range(1000):
         documents = int(torch.randint(0, 6, ()))
@@ -71,6 +72,7 @@ def test_documents_come_back(device: torch.device) -> None:
         assert torch.equal(masks.to_cu_seqlens(alone)[1], cu_q)
 
 
+@pytest.mark.slow
 def test_documents_without_queries_or_keys_are_the_same_mask(
     device: torch.device,
 ) -> None:

@@ -58,6 +58,7 @@ def test_of_python_only_code_counts(tmp_path: Path) -> None:
     assert code_of(text) == "missing"
 
 
+@pytest.mark.slow
 def test_files_may_be_read_by_several_threads() -> None:
     # Two kernels run at a time, each started by a thread of its own. While one of them
     # parses, the collector of garbage may run, and let the other in.

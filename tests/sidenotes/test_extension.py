@@ -74,6 +74,7 @@ def test_every_definition_has_a_heading_and_an_anchor(tmp_path: Path) -> None:
         assert f'<{tag} id="{symbol}"><code>{name}</code></{tag}>' in html
 
 
+@pytest.mark.slow
 def test_an_overloaded_name_keeps_one_anchor_each(tmp_path: Path) -> None:
     html = page(tmp_path, "if x:\n    def f(): pass\nelse:\n    def f(): pass\n")
     ids = re.findall(r'<h2 id="([^"]+)"', html)
@@ -163,6 +164,7 @@ def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
     ] == [".json"]
 
 
+@pytest.mark.slow
 def test_a_weak_claim_has_no_tick_and_a_false_one_is_answered(tmp_path: Path) -> None:
     weak = SHAPED.replace("    z = T(5, 3)  # [n, m]\n", "")
     html = page(tmp_path, weak, execute=["*.py"])

@@ -31,6 +31,7 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
     return make
 
 
+@pytest.mark.slow
 def test_prose_code_and_output_follow_one_another(write) -> None:  # type: ignore[no-untyped-def]
     page = write(
         """\
@@ -56,6 +57,7 @@ def test_prose_code_and_output_follow_one_another(write) -> None:  # type: ignor
     )
 
 
+@pytest.mark.slow
 def test_a_table_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped-def]
     page = write(
         """\
@@ -67,11 +69,13 @@ def test_a_table_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped-
     assert page == "| a |\n|---|\n| 1 |\n"
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LiterateError, match=r"lesson\.py: a cell failed[^$\x1b]*1/0"):
         write("# %%\n1/0\n")
 
 
+@pytest.mark.slow
 def test_a_warning_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(
         LiterateError, match=r"lesson\.py: cell 0: unexpected output.*old"
@@ -79,11 +83,13 @@ def test_a_warning_stops_the_build(write) -> None:  # type: ignore[no-untyped-de
         write("# %%\nimport warnings\nwarnings.warn('old')\n")
 
 
+@pytest.mark.slow
 def test_a_figure_without_a_description_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LiterateError, match=r"lesson\.py: cell 0: the figure needs"):
         write("# %%\nimport matplotlib.pyplot as plt\nplt.plot([1])\nplt.show()\n")
 
 
+@pytest.mark.slow
 def test_a_figure_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped-def]
     page = write(
         """\
@@ -150,6 +156,7 @@ def test_what_is_stored_is_used_only_while_nothing_has_changed(
     assert not ran(other, module.replace("X = 1", "X = 3"), "1")
 
 
+@pytest.mark.slow
 def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     text = "# %%\nfrom module import X\nprint(X)\n"
     for value in (1, 2):

@@ -83,6 +83,7 @@ def edit(path: Path, old: str, new: str) -> None:
 ALL = ["index.md", "lesson.md", "source/a.md", "source/b.md"]
 
 
+@pytest.mark.slow
 def test_the_plugin_is_all_that_a_site_needs(site: Build, tmp_path: Path) -> None:
     assert site() == ALL
     out = tmp_path / "site"
@@ -99,6 +100,7 @@ def test_the_plugin_is_all_that_a_site_needs(site: Build, tmp_path: Path) -> Non
     assert not (out / "lesson.py").exists()
 
 
+@pytest.mark.slow
 def test_only_what_has_changed_is_rendered(site: Build, tmp_path: Path) -> None:
     site()
     pages = {path: path.read_bytes() for path in tmp_path.glob("site/**/index.html")}
@@ -117,6 +119,7 @@ def test_only_what_has_changed_is_rendered(site: Build, tmp_path: Path) -> None:
     assert site() == ["index.md"]
 
 
+@pytest.mark.slow
 def test_no_change_leaves_a_stale_page(
     site: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +146,7 @@ def test_no_change_leaves_a_stale_page(
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
 
 
+@pytest.mark.slow
 def test_pages_are_not_cached_where_an_extension_reads_other_files(
     site: Build,
 ) -> None:
@@ -150,6 +154,7 @@ def test_pages_are_not_cached_where_an_extension_reads_other_files(
         assert site(markdown_extensions=["pymdownx.snippets"]) == ALL
 
 
+@pytest.mark.slow
 def test_a_broken_link_is_reported_by_each_build(
     site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,6 +172,7 @@ def test_a_broken_link_is_reported_by_each_build(
             site(validation={"links": {"anchors": "warn"}})
 
 
+@pytest.mark.slow
 def test_the_search_index_holds_each_word_of_the_code(
     site: Build, tmp_path: Path
 ) -> None:
@@ -181,6 +187,7 @@ def sidenotes(**options: Any) -> list[Any]:
     return ["search", {"sidenotes": options}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -220,6 +227,7 @@ def test_what_cannot_work_is_refused_with_the_line_to_write(
     assert re.search(message, f"{caught.value}{caplog.text}")
 
 
+@pytest.mark.slow
 def test_a_failing_lesson_stops_the_build_with_its_place(
     site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -111,6 +111,7 @@ def wrong(found: list[Claim], record: Trace) -> list[Claim]:
     return [f.claim for f in judge(found, record) if f.verdict == "wrong"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_every_claim_holds(name: str) -> None:
     found, record = run(name)
@@ -207,6 +208,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "old", "new", "line"), ERRORS.values(), ids=ERRORS)
 def test_an_error_in_the_code_is_found(
     name: str, old: str, new: str, line: str
@@ -219,6 +221,7 @@ def test_an_error_in_the_code_is_found(
     assert not [claim for claim in claimed if claim.symbol.endswith("Model.forward")]
 
 
+@pytest.mark.slow
 def test_an_error_that_keeps_every_shape_is_not_found() -> None:
     # Queries for keys: what `pytest --shapes` cannot see.
     run("gpt2")

@@ -238,6 +238,7 @@ def files_of(tmp_path: Path) -> list[Path]:
     return sorted([*tmp_path.glob("*.py"), tmp_path / "versions.txt"])
 
 
+@pytest.mark.slow
 def test_nothing_is_run_when_nothing_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,8 @@ def lens_by_query(valid_lens: Tensor) -> Tensor:
     lens = valid_lens.long()
     if lens.dim() == 2:
         return lens
-    batch_size = len(lens)
+    # Not `len(lens)`: under `torch.export` that would be a constant.
+    batch_size = lens.shape[0]
     return lens.view(batch_size, 1)  # [batch_size, 1]
 
 
