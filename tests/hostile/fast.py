@@ -178,9 +178,14 @@ def forward(dice: Dice) -> Call:
             return  # a subclass hides its values, so its projections are not cleared
         output, attn = right_or_long(*xs, may, weights, heads)
         if drops_all and module.dropout.training:
-            # What is left is the bias of the last layer.
+            # What is left is the bias of the last layer, and 0 * NaN where a value that
+            # may be attended to is not finite.
             bias = weights["output"][1]
-            output = output * 0 if bias is None else wide(bias).expand(output.shape)
+            unit = torch.zeros(output.shape[-1]) if bias is None else wide(bias)
+            whole_values = (
+                wide(xs[2]).isfinite().all(0).all(-1)[:, None]
+            )  # [batch_size, 1]
+            output = torch.where(whole_values, unit, math.nan).expand(output.shape)
         if flags["need_weights"]:
             attn = attn.mean(-1) if flags["average_weights"] else attn
             compare(result[1], attn, weight)

@@ -570,6 +570,9 @@ def cheap_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
     threshold = dropout_threshold(p)
     if not threshold:
         return weights, 1.0
+    if threshold == 2**16:
+        everything = torch.ones((), dtype=torch.bool, device="cpu")
+        return weights.masked_fill(everything, 0), 1.0
     ends, n = torch.iinfo(torch.int64), weights.numel() // 4 + 1
     random_bits = torch.randint(ends.min, ends.max, (n,), device="cpu")  # [n]
     keep = dropout_mask(random_bits, weights.shape, threshold)
@@ -891,6 +894,13 @@ class Tiles:
         bits.random_(torch.iinfo(torch.int64).min, None, generator=self.generator)
         return dropout_mask(bits, shape, self.spec.dropout_threshold)
 
+    def drop(self, weights: Tensor) -> None:
+        """Drop weights of the next tile, in place."""
+        if self.spec.dropout_threshold == 2**16:
+            weights.zero_()  # a product with zero leaves NaN
+        else:
+            weights.mul_(self.dropout_mask(weights.shape))
+
     def drop_in_full(self, weights: Tensor) -> tuple[Tensor, float]:
         """The dropout of all tiles at once, for `[batch_size, heads, q_len, k_len]`."""
         keep = torch.ones_like(weights)
@@ -968,7 +978,7 @@ class Blockwise(torch.autograd.Function):
                 else:
                     part.add_(by_head.sum(1, keepdim=True), alpha=1 / tiles.heads)
             if tiles.spec.dropout_threshold:
-                weights.mul_(tiles.dropout_mask(weights.shape))
+                tiles.drop(weights)
             part = tile.queries(context)  # [folded, rows, d_k]
             part.copy_(scaled_bmm(weights, tile.keys(near_value), scale))
         ctx.save_for_backward(context, query, key, value, mask)

@@ -130,15 +130,9 @@ class MultiHeadAttention(nn.Module):
 
         q = self.query(query)  # [q_len, batch_size, heads, d_k]
         k, v = self.key(key), self.value(value)  # [k_len, batch_size, heads, d_k]
+        shown = {"need_weights": need_weights, "average_weights": average_weights}
         context, weights = attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            is_causal=is_causal,
-            dropout=self.dropout,
-            need_weights=need_weights,
-            average_weights=average_weights,
+            q, k, v, mask=mask, is_causal=is_causal, dropout=self.dropout, **shown
         )  # [q_len, batch_size, heads, d_k], [q_len, k_len, batch_size, ...]
         output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return (output, weights) if need_weights else output
