@@ -65,7 +65,7 @@ def copied_name(path: Path) -> str:
 
 
 def edition(path: Path, *, plain: bool = False) -> str:
-    r"""A module as it leaves the house: origin and licence first, then the source.
+    r"""The copy of a module: its origin and license first, then the source.
 
     >>> print(edition(modules()["mha"])[:24])
     # mha.py, from Headnotes
@@ -154,14 +154,14 @@ def with_flat_imports(source: str) -> str:
 def editions(path: Path) -> dict[str, str]:
     r"""What the page of a module offers to copy: with and without its notes.
 
-    A module that needs others beside it has a button for each file:
+    A module that needs one or two others beside it has a button for each file:
 
     >>> list(editions(modules()["fast"]))
     ['Copy fast.py', 'Copy attention.py', 'Copy mha.py']
     """
     if path.resolve() not in modules().values():
         return {}
-    if needed := companions(path):
+    if 0 < len(needed := companions(path)) <= 2:
         return {f"Copy {copied_name(file)}": edition(file) for file in [path, *needed]}
     return {
         "Copy module": edition(path),
@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     take.add_argument("--plain", action="store_true", help="leave out the notes")
     take.add_argument("--force", action="store_true", help="overwrite an existing file")
     ask = commands.add_parser(
-        "check", help="ask an attention whether it obeys the laws"
+        "check", help="test whether an attention obeys the laws"
     )
     race = commands.add_parser(
         "bench", help="time attentions that compute the same, side by side"

@@ -186,7 +186,7 @@ def test_stepping_visits_the_lines_in_the_order_of_execution(
 def test_what_is_alive_is_what_has_been_assigned(page: Page, url: str) -> None:
     page.goto(f"{url}/{CORE}#L{SCORES}&t=scores")
     alive = page.get_by_role("group", name="Tensors alive").get_by_role("button")
-    living = ["query", "key", "value", "mask", "unread", "scores"]
+    living = ["query", "key", "value", "mask", "hidden", "scores"]
     assert alive.all_text_contents() == living
     page.keyboard.press("ArrowRight")
     assert alive.all_text_contents()[-1] == "attn"
@@ -223,7 +223,7 @@ def test_the_keyboard_does_all_of_it(page: Page, url: str) -> None:
             )
         )
     wanted = ["Step back", "Step forward", "Close the inspector"]
-    wanted += ["query", "key", "value", "mask", "unread", "scores", "attn"]
+    wanted += ["query", "key", "value", "mask", "hidden", "scores", "attn"]
     wanted += ["rows", "columns"]
     wanted += ["at2", "at3", "Values of attn"]
     assert reached[: len(wanted)] == wanted

@@ -7,8 +7,8 @@ What differs is how the numbers move through memory.
 **How a query and a mask travel.**
 
 1. `forward` checks the inputs as the core does, and turns the mask into bool.
-2. Keys and values that no query may attend to are set to zero, unless a look shows
-   that they hold no NaN and nothing large.
+2. Keys and values that no query may attend to are set to zero, unless they are known
+   to hold neither NaN nor large numbers.
 3. `query`, `key` and `value`, the submodules, project and split into heads:
    `[seq_len, batch_size, heads, d_k]`. No packed copy of their weights exists, so there
    is none that could become stale, and hooks and replaced submodules work.
