@@ -258,9 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     take.add_argument("destination", nargs="?", default=".", type=Path, metavar="DEST")
     take.add_argument("--plain", action="store_true", help="leave out the notes")
     take.add_argument("--force", action="store_true", help="overwrite an existing file")
-    ask = commands.add_parser(
-        "check", help="test whether an attention obeys the laws"
-    )
+    ask = commands.add_parser("check", help="test whether an attention obeys the laws")
     race = commands.add_parser(
         "bench", help="time attentions that compute the same, side by side"
     )
