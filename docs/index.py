@@ -64,7 +64,7 @@ plt.show()
 # ## Where to begin
 #
 # - **To understand it**, start with [a sentence and its
-#   weights](learn/00_from_a_sentence_to_its_weights.md) and go on [by
+#   weights](learn/00_a_first_look.md) and go on [by
 #   hand](learn/01_attention_by_hand.md), lesson by lesson; or read [the whole module,
 #   line by line](source/mha.md).
 # - **To use it**, copy the module from the buttons above its page, or take it with

@@ -272,7 +272,7 @@ assert (contexts >= inputs.amin(dim=0)).all()
 #
 # This is all of attention but the learning. One and the same vector asks, is compared
 # and is read, so *journey* cannot look for one thing and offer another. Three matrices
-# mend that, and [the next lesson](02_trainable_projections.md) begins with them. But
+# mend that, and [the next lesson](02_queries_keys_and_values.md) begins with them. But
 # for these, and a division that keeps the scores small, this page is already
 # `SelfAttention_v1` of the [four stages](../source/implementations/stages.md).
 #

@@ -12,14 +12,14 @@ from headnotes.cli import edition, modules
 
 pytestmark = pytest.mark.slow
 
-LESSON = "learn/00_from_a_sentence_to_its_weights.html"
+LESSON = "learn/00_a_first_look.html"
 CORE = "source/mha.html"
 SHOWN = ["index.html", CORE, LESSON, "compare/differences.html"]
 # One page of each kind: each page costs seconds, and those of a kind are made by one
 # template. `test_build.py` looks at the files of all pages.
 KINDS = [
     *SHOWN,
-    "learn/05_from_sentences_to_pictures.html",  # pictures, the largest lesson
+    "learn/05_embeddings_and_positional_encoding.html",  # pictures, the largest lesson
     "source/cli.html",  # a module without shapes
     "source/tests/test_mha.html",
     "compare/errata.html",  # Markdown

@@ -218,15 +218,15 @@ SHOWN_BLOCKS = {
         "weights_all",
         "context_all",
     ],
-    "02_trainable_projections": ["v1_out", "v2_weights"],
-    "03_looking_only_backwards": [
+    "02_queries_keys_and_values": ["v1_out", "v2_weights"],
+    "03_causal_self_attention": [
         "masked_simple",
         "masked_simple_norm",
         "masked_scores",
         "weights_masked",
         "context_masked",
     ],
-    "04_many_heads": [
+    "04_multi_head_attention": [
         "wrapper_out",
         "mha_out",
         "a_aT",

@@ -117,7 +117,7 @@ assert scores.flatten().data_ptr() != scores.data_ptr()  # a copy
 # A score is a sum of `d` products. If the components are independent, with variance 1,
 # each product has variance 1 too, and their sum has variance `d`. Dividing by
 # $\sqrt{d_k}$ brings the scores back to where softmax is neither flat nor one-hot.
-# [Another lesson](05_from_sentences_to_pictures.md) has the pictures. (The core divides
+# [Another lesson](05_embeddings_and_positional_encoding.md) has the pictures. (The core divides
 # the query, so that half precision does not overflow; the scores are the same.)
 
 # %%

@@ -32,7 +32,7 @@ batch = torch.stack([inputs, inputs])  # the same sentence twice
 # ## Side by side
 #
 # The plainest way is to take `CausalAttention` of
-# [the last lesson](03_looking_only_backwards.md) several times over, each with weights
+# [the last lesson](03_causal_self_attention.md) several times over, each with weights
 # of its own, and to put what they say side by side. This is the fourth of the
 # [four stages](../source/implementations/stages.md). Two heads, each two wide:
 
@@ -351,7 +351,7 @@ assert torch.allclose(by_hand, side_by_side[0], atol=1e-6)
 
 # %% [markdown]
 # Other implementations split in other ways still, and agree all the same:
-# [one computation, five ways](08_one_computation_five_ways.md).
+# [one computation, five ways](09_equivalent_implementations.md).
 #
 # ## Try it
 #

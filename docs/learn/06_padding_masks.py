@@ -126,7 +126,7 @@ print("weights:", weights)
 # Positions are compared with the length, filler gets a score of $-\infty$, and
 # $e^{-\infty} = 0$: it has no part in the sum, so the two words share all there is. They
 # share it as if the other two did not exist. (Why not set *weights* to zero afterwards?
-# That is told in [looking only backwards](03_looking_only_backwards.md).)
+# That is told in [looking only backwards](03_causal_self_attention.md).)
 
 # %%
 assert torch.allclose(weights[:2], scores[:2].softmax(dim=0))
@@ -446,7 +446,7 @@ assert size == 512 * 2**20
 
 # %% [markdown]
 # The same computation without any folding, each axis under its own name, is
-# [the next lesson](07_sequence_first_with_einsum.md).
+# [the next lesson](08_sequence_first_with_einsum.md).
 #
 # ## Try it
 #

@@ -95,7 +95,7 @@ print("'the' asks and is read alike at positions", first, "and", second)
 # This is no accident, but what attention *is*. A score depends on two vectors and on
 # nothing else, and softmax treats all keys alike; the same word is the same vector,
 # wherever it stands. **Attention knows no order.** Whoever wants it to must write the
-# position into the vector; [another lesson](05_from_sentences_to_pictures.md) does.
+# position into the vector; [another lesson](05_embeddings_and_positional_encoding.md) does.
 #
 # ## The short sentence
 #

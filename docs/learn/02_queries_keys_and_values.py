@@ -85,7 +85,7 @@ print("scores:", scores)
 # Before the softmax, scores are divided by $\sqrt{d_k}$, where $d_k$ is how many
 # numbers a key has, here 2. A dot product adds up $d_k$ terms, so it strays further the
 # more there are; divided by the root, it strays equally far at any width. Why that
-# matters is told in [a later lesson](05_from_sentences_to_pictures.md).
+# matters is told in [a later lesson](05_embeddings_and_positional_encoding.md).
 
 # %%
 weights = (scores / math.sqrt(keys.shape[-1])).softmax(dim=-1)
@@ -324,7 +324,7 @@ for x, y in zip(batch, each, strict=True):
 
 # %% [markdown]
 # A batch axis of its own comes with the next stage, together with a mask:
-# [looking only backwards](03_looking_only_backwards.md).
+# [looking only backwards](03_causal_self_attention.md).
 #
 # ## Try it
 #

@@ -170,7 +170,7 @@ draw(seen)
 #
 # A tensor is a row of numbers in memory, and a way to count through them: its *strides*
 # tell how far apart two neighbours along each axis are. [We have met
-# them](07_sequence_first_with_einsum.md#what-lies-in-memory) in a tensor of small
+# them](08_sequence_first_with_einsum.md#what-lies-in-memory) in a tensor of small
 # primes. Here are those of the scores, and of the weights that softmax makes of them:
 
 # %%

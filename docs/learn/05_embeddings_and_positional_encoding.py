@@ -66,7 +66,7 @@ assert torch.equal(x[0, 0], x[3, 0])  # 'the', twice in the first sentence
 # ## Vectors learn where they are
 #
 # Attention treats all keys alike and so [knows no
-# order](00_from_a_sentence_to_its_weights.md). Each vector is therefore given a second
+# order](00_a_first_look.md). Each vector is therefore given a second
 # one, made of sines and cosines of its position.
 
 # %%
@@ -156,7 +156,7 @@ figure = display_attention(words, words, maps)
 
 # %% [markdown]
 # Compare the two rows of *the*. Without positions they would be equal, in every head, as
-# they were in [the first lesson](00_from_a_sentence_to_its_weights.md). Now they differ.
+# they were in [the first lesson](00_a_first_look.md). Now they differ.
 
 # %%
 gap = (maps[first] - maps[second]).abs().max()
