@@ -173,10 +173,10 @@ assert half.softmax(dim=0)[0] == 0
 #
 # ## Context vectors
 #
-# The context vectors are the weights times the values. The walk-through from which these
-# numbers come multiplies by a `values` that it does not define, and prints a result. The
-# printed numbers come from the values of `SelfAttention_v1` (seed 123), not from those of
-# the layer that gave the weights (`SelfAttention_v2`, seed 789):
+# The context vectors are the weights times the values. One of the walk-throughs in the
+# [errata](../compare/errata.md) multiplies by a `values` that it does not define, and
+# prints a result. Its numbers come from the values of `SelfAttention_v1` (seed 123), not
+# from those of the layer that gave the weights (`SelfAttention_v2`, seed 789):
 
 # %%
 from headnotes.implementations.stages import SelfAttention_v1
