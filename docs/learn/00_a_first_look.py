@@ -62,7 +62,9 @@ print("[seq_len, batch_size, d_model] =", list(x.shape))
 # is passed three times. This layer does it twice in parallel, with two **heads**. Each
 # head has its own projections to queries, keys and values of width
 # `d_k = d_model / heads = 4`, and so its own attention weights. (`eval` turns off
-# dropout, which only training needs.)
+# dropout, which only training needs.) [Lesson 1](01_attention_by_hand.md) computes all
+# of this by hand, [lesson 2](02_queries_keys_and_values.md) explains the projections,
+# and [lesson 4](04_multi_head_attention.md) the heads.
 
 # %%
 mha = MultiHeadAttention(heads=2, d_model=d_model).eval()
@@ -78,39 +80,44 @@ print("sums over the keys:", weights.sum(dim=1)[:, 0, 0])
 # There is one map per head. A row is a query, a column is a key, and the six weights of
 # a row sum to 1.
 
-# %% alt="Two heat maps of attention weights, one per head, for ‘the cat sat on the mat’. Most rows have one weight near 1. In both maps the two rows and the two columns of ‘the’ are equal."
+# %% alt="Two heat maps of attention weights, one per head, for ‘the cat sat on the mat’. Some rows have one weight near 1. In both maps the two rows and the two columns of ‘the’ are equal."
 words = vocabulary.decode(tokens)
 figure = display_attention(words, words, weights[:, :, 0])
 
 # %% [markdown]
-# ## Why these untrained weights are nearly one-hot
+# ## Why these untrained weights are far from even
 #
-# The map looks decided: in most rows, one key has nearly all of the weight. This is not
-# knowledge, since nothing has been trained. It is caused by the size of the embeddings.
-# The table starts out with entries of size 1, the factor $\sqrt{8}$ makes them 2.8 times
-# as large, and each score is a product of two such vectors, so that scores are 8 times
-# as large. The larger the differences between scores, the nearer softmax comes to
-# one-hot.
+# In most rows of these maps, one key dominates: seven of the twelve rows have a weight
+# above 0.5, and some are nearly one-hot. The layer has not learned this, since nothing
+# has been trained. The cause is the size of the embeddings. The table is initialized
+# with a standard deviation of 1; the factor $\sqrt{8}$ makes embeddings 2.8 times as
+# large, and scores, which are products of two such vectors, 8 times as large. The larger
+# the differences between scores, the nearer softmax comes to one-hot.
 #
-# With inputs of size 1, as the normalization layers of a real model produce them,
-# untrained weights are nearly even. Here is the largest weight of a row, as the mean
-# over all rows, heads and 200 random initializations; six even weights would be 0.17
-# each:
+# For embeddings with a standard deviation of 1, untrained weights are nearly even. (In
+# most models, normalization layers give the inputs of attention that size.) To compare
+# the two, we take the largest weight of each row, and its mean over all rows, heads and
+# 200 random initializations. Six even weights would be 0.17 each:
 
 # %%
-largest = {"times √d_model": [], "of size 1": []}
+top = weights.amax(dim=1)
+print("rows with a weight above 0.5:", (top > 0.5).sum().item(), "of", top.numel())
+assert (top > 0.5).sum() == 7
+
+largest = {"√8": [], "1": []}
 for seed in range(200):
     torch.manual_seed(seed)
     table = Embeddings(len(vocabulary), d_model)
     layer = MultiHeadAttention(heads=2, d_model=d_model).eval()
     scaled = table(tokens[:, None])
-    for name, z in zip(largest, (scaled, scaled / table.scale), strict=True):
+    for size, z in zip(largest, (scaled, scaled / table.scale), strict=True):
         layer(query=z, key=z, value=z)
-        largest[name].append(layer.attn.amax(dim=1).mean())
-for name, values in largest.items():
-    print(f"embeddings {name}: {torch.stack(values).mean():.2f}")
-assert torch.stack(largest["times √d_model"]).mean() > 0.5
-assert torch.stack(largest["of size 1"]).mean() < 0.3
+        largest[size].append(layer.attn.amax(dim=1).mean())
+for size, values in largest.items():
+    mean = torch.stack(values).mean()
+    print(f"standard deviation {size:2}: largest weight {mean:.2f}")
+assert torch.stack(largest["√8"]).mean() > 0.5
+assert torch.stack(largest["1"]).mean() < 0.3
 
 # %% [markdown]
 # [Lesson 2](02_queries_keys_and_values.md#scores-at-initialization) derives the size of
@@ -209,7 +216,7 @@ ways = {
     "ALiBi": lambda x: attend(x, x, x, bias=-0.5 * distance),
     "causal mask": lambda x: attend(x, x, x, bias=future),
 }
-sentence = x[:, 0] / embeddings.scale  # of size 1, so that all keys count
+sentence = x[:, 0] / embeddings.scale  # so that no weight is tiny
 for name, way in ways.items():
     same = torch.allclose(way(sentence[order]), way(sentence)[order], atol=1e-5)
     print(f"{name:12} permutation-equivariant: {same}")

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Queries, keys and values
 #
-# In [the previous lesson](01_attention_by_hand.md), the embedding of a token served as
-# its query, its key and its value at once. This lesson replaces it by three trainable
-# projections, and follows the same six tokens through two small classes of the [four
+# This lesson computes queries, keys and values with three trainable projections, where
+# [the previous one](01_attention_by_hand.md) used the embedding of a token for all three.
+# It follows the same six tokens through two small classes of the [four
 # stages](../source/implementations/stages.md), `SelfAttention_v1` and
 # `SelfAttention_v2`. It also shows how large scores are at initialization, and why one
 # seed gives the two classes different weights. You need lesson 1 and `nn.Linear`.
@@ -47,8 +47,8 @@ assert torch.equal((unit @ unit.T).argmax(dim=-1), torch.arange(6))
 # %% [markdown]
 # At length 1, each token attends most to itself. This is true of any sentence: among
 # vectors of length 1, none has a larger dot product with a vector than that vector
-# itself. Otherwise length decides: here *journey*, the longest embedding, has the
-# largest weight also for *starts*, *with* and *step*.
+# itself. Without scaling, long embeddings are at an advantage: here *journey*, the
+# longest, has the largest weight also for *starts*, *with* and *step*.
 #
 # Moreover, the scores are symmetric. Since $a \cdot b = b \cdot a$, the score of *step*
 # for the query *journey* is the score of *journey* for the query *step*. (The weights
@@ -62,6 +62,9 @@ assert torch.equal((unit @ unit.T).argmax(dim=-1), torch.arange(6))
 # **values** are what is averaged:
 #
 # $$Q = X W_Q, \quad K = X W_K, \quad V = X W_V$$
+#
+# (In self-attention, all three come from the same sequence $X$. In
+# [cross-attention](07_cross_attention.md), keys and values come from another one.)
 #
 # Here each of them has two components, so that we can plot them. `SelfAttention_v1`
 # initializes its matrices uniformly on $[0, 1)$, and seed 123 gives the numbers of
@@ -209,9 +212,10 @@ _ = display_attention(words, words, both, titles=["v1", "v2"])
 #
 # If the inputs are $\sigma$ times as large, queries and keys are too, and the scores are
 # $\sigma^2$ times as large. This is why the untrained maps of [lesson
-# 0](00_a_first_look.md) are nearly one-hot: there $\sigma = \sqrt 8$, so scores have a
-# standard deviation of $8/3$. We measure both, with the largest weight of a row, which
-# is 0.17 where six weights are even:
+# 0](00_a_first_look.md) are far from even: there $\sigma = \sqrt 8$, so scores have a
+# standard deviation of $8/3$. We measure both. The table shows the standard deviations
+# of inputs and scores, and the mean of the largest weight of a row, which would be 0.17
+# if six weights were even:
 
 # %%
 torch.manual_seed(0)

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Causal (masked) self-attention
 #
-# A language model learns to predict the next token. In training it gets whole sequences,
-# so attention must not use the tokens that come later: they are what is to be predicted.
-# In *causal* self-attention, each token may attend to itself and to the tokens before
-# it. This lesson masks later tokens in two ways, shows where one of them gives NaN, and
-# adds dropout on the attention weights. You need lessons [1](01_attention_by_hand.md)
-# and [2](02_queries_keys_and_values.md). Reading time: 15 minutes.
+# In *causal* self-attention, each token may attend to itself and to the tokens before it,
+# but not to later ones. Language models need this: they learn to predict the next token,
+# and in training they get whole sequences, which contain the tokens to be predicted. This
+# lesson masks later tokens in two ways, shows where one of them gives NaN, and adds
+# dropout on the attention weights. You need [attention by hand](01_attention_by_hand.md)
+# and [queries, keys and values](02_queries_keys_and_values.md). Reading time: 15 minutes.
 #
 # The sentence and the seeds are those of the previous lessons. We begin with the
 # attention weights of [`SelfAttention_v2`](../source/implementations/stages.md), without

@@ -1,14 +1,13 @@
 # %% [markdown]
 # # Multi-head attention
 #
-# One head gives each query one row of attention weights, and so one average of the
-# values. But a token may need several at once, a verb its subject and its object, for
-# example. Multi-head attention computes several heads in parallel, each with its own
-# projections, and concatenates their context vectors. This lesson computes the heads
-# first one after the other, then all in one matrix product, and shows what breaks when
-# that product is split into heads in the wrong way. You need lessons 1 to
-# [3](03_causal_self_attention.md), and `view` and `transpose` of PyTorch. Reading time:
-# 15 minutes.
+# Multi-head attention runs several attention heads in parallel, each with its own
+# projections, and concatenates their context vectors. One head gives each query one
+# average of the values; a token may need several, a verb its subject and its object, for
+# example. This lesson computes the heads first one after the other, then all in one
+# matrix product, and shows what breaks when that product is split into heads in the wrong
+# way. You need the lessons up to [causal self-attention](03_causal_self_attention.md),
+# and `view` and `transpose` of PyTorch. Reading time: 15 minutes.
 
 # %%
 import math
@@ -51,9 +50,10 @@ assert torch.equal(concatenated[0], concatenated[1])
 
 # %% [markdown]
 # The first two columns come from head 0, the other two from head 1. The heads do not
-# influence each other. Since nothing has been trained, the attention weights of both are
-# nearly even, as [lesson 2](02_queries_keys_and_values.md#scores-at-initialization)
-# explains. But they are not equal:
+# influence each other. Since nothing has been trained, both spread their attention
+# weights nearly evenly over the keys that the mask allows, as [lesson
+# 2](02_queries_keys_and_values.md#scores-at-initialization) explains. But the two maps
+# are not equal:
 
 # %% alt="Two heat maps of attention weights, one per head, both zero above the diagonal. Each row is nearly even, but head 1 gives ‘Your’ a little less weight than head 0 does."
 from headnotes.plots import display_attention
@@ -411,8 +411,8 @@ assert complete < 1e-5
 #   the weight matrix.
 # - Split with `view(batch_size, seq_len, num_heads, head_dim).transpose(1, 2)`. `view`
 #   alone gives the same shape, but divides the tokens among the heads.
-# - Test for leaks *and* for permutation equivariance: the one does not find what the
-#   other finds.
+# - Test for permutation equivariance, too: a test for leaks alone misses heads that are
+#   split and merged wrongly.
 # - With `d_out` fixed, the number of heads does not change the number of parameters.
 #
 # Next: where the vectors come from, in [embeddings and positional

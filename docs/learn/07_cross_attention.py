@@ -14,6 +14,8 @@
 # the English ones the *target*. Each batch has its own padding:
 
 # %%
+import textwrap
+
 import torch
 
 from headnotes import MultiHeadAttention, convert, masks
@@ -23,10 +25,8 @@ from headnotes.positions import Embeddings, PositionalEncoding, Vocabulary
 
 source_texts = ["Nous avons mangé du pain et du fromage.", "Elle dort bien."]
 target_texts = ["We ate bread and cheese.", "She is sleeping well."]
-source_vocabulary, target_vocabulary = (
-    Vocabulary(source_texts),
-    Vocabulary(target_texts),
-)
+source_vocabulary = Vocabulary(source_texts)
+target_vocabulary = Vocabulary(target_texts)
 source, source_lens = source_vocabulary.encode_batch(source_texts)
 target, target_lens = target_vocabulary.encode_batch(target_texts)
 print("source:", list(source.shape), "valid lengths", source_lens.tolist())
@@ -42,7 +42,7 @@ print("target:", list(target.shape), "valid lengths", target_lens.tolist())
 # here are random: nothing has been trained.)
 
 # %%
-torch.set_grad_enabled(False)
+torch.set_grad_enabled(False)  # nothing is trained on this page
 torch.manual_seed(4)
 d_model = 16
 positions = PositionalEncoding(d_model).eval()
@@ -105,9 +105,9 @@ assert (weights[:, 3:, 1] == 0).all()
 # all queries, `[1, k_len, batch_size]`.
 #
 # No causal mask is needed. The source is complete before the first target token is
-# generated, so no part of it is in the future. Nor can target tokens leak: each query
-# attends to the memory alone, and no output depends on another query. Change the last
-# target token, and only the last output changes:
+# generated, so no part of it is in the future. Nor can later target tokens leak: an
+# output of cross-attention depends on its own query and on the memory, and on no other
+# query. Change the last target token, and only the last output changes:
 
 # %%
 x_changed = x_target.clone()
@@ -137,7 +137,7 @@ try:
     wrong_mask = masks.padding(target_lens, k_len=len(target))
     cross(query=state, key=memory, value=memory, mask=wrong_mask)
 except ValueError as error:
-    print(error)
+    print(textwrap.fill(str(error), 80))
 
 # %% [markdown]
 # But if both batches happen to be padded to the same length, or if the mask is made from
@@ -156,32 +156,34 @@ assert on_padding > 0.1
 assert (difference > 0.1).all()
 
 # %% [markdown]
-# Both translations would suffer, and no error says so. A test finds it: change the
-# source padding, and no output may change.
+# Both outputs are wrong, and there is no error. Two tests find the mistake: the output
+# must depend on the last real token of each source sentence, and must not depend on its
+# padding.
 
 
 # %%
-def uses_padding(mask):
-    """Whether the output depends on the memory of the second sentence's padding."""
-    noisy = memory.clone()
-    noisy[3:, 1] = torch.randn(5, d_model)
-    y_noisy = cross(query=state, key=noisy, value=noisy, mask=mask)
-    y_clean = cross(query=state, key=memory, value=memory, mask=mask)
-    return not torch.allclose(y_noisy, y_clean, atol=1e-5)
+def depends_on(position, sentence, mask):
+    """Whether the output for a sentence depends on this vector of its memory."""
+    changed = memory.clone()
+    changed[position, sentence] += 1
+    before = cross(query=state, key=memory, value=memory, mask=mask)
+    after = cross(query=state, key=changed, value=changed, mask=mask)
+    return not torch.allclose(before[:, sentence], after[:, sentence], atol=1e-5)
 
 
-print("source lengths: uses padding:", uses_padding(source_mask))
-print("target lengths: uses padding:", uses_padding(wrong_mask))
-assert not uses_padding(source_mask)
-assert uses_padding(wrong_mask)
+print("the output depends on:  last token of 0  padding of 1")
+for name, mask in (("source", source_mask), ("target", wrong_mask)):
+    last_token, pad = depends_on(7, 0, mask), depends_on(3, 1, mask)
+    print(f"lengths of the {name}:  {last_token!s:15}  {pad}")
+    assert (last_token, pad) == (name == "source", name == "target")
 
 # %% [markdown]
 # ## Decoding: keys and values of the encoder are computed once
 #
-# In generation, the decoder runs once per target token, each time with one query. The
-# memory is the same in every step, and so are its keys and values. They are projected
-# once, before the first step, and kept. Here are the steps of the layer, one query at a
-# time:
+# In generation, the decoder runs once per target token, each time with one query per
+# sentence. The memory is the same in every step, and so are its keys and values. They are
+# computed once, before the first step, and stored: 8 source vectors are projected instead
+# of 8 in each of 5 steps. Here is what the layer does, one query at a time:
 
 # %%
 key = cross.key(memory)  # [k_len, batch_size, heads, d_k], computed once
@@ -199,9 +201,9 @@ print(f"largest difference: {(step_by_step - y).abs().max():.0e}")
 assert torch.allclose(step_by_step, y, atol=1e-5)
 
 # %% [markdown]
-# This is the simpler of the two caches of a decoder. The [KV cache of its
-# self-attention](../source/fast/module.md#KeyValueCache) grows by one key and one value
-# with each generated token; that of its cross-attention has a fixed size, `k_len`.
+# This is the simpler of a decoder's two KV caches: it has a fixed size, `k_len`. The [KV
+# cache of self-attention](../source/fast/module.md#KeyValueCache) grows by one key and
+# one value with each generated token.
 #
 # ## In PyTorch: `memory_key_padding_mask`
 #
@@ -222,7 +224,7 @@ assert torch.allclose(y_torch, y, atol=1e-5)
 # ## Try it
 #
 # Shuffle the vectors of the memory, together with the mask. What happens to the output of
-# cross-attention, and what to its weights? What does it mean for the encoder?
+# cross-attention, and what to its weights? What follows for the input of the encoder?
 
 # %% fold="Answer"
 order = torch.tensor([3, 0, 7, 5, 1, 4, 2, 6])
@@ -238,10 +240,7 @@ print("the output is the same, the columns of the weights are shuffled")
 unordered = Embeddings(len(source_vocabulary), d_model)(source)
 no_positions = [
     encoder(query=x, key=x, value=x, mask=m)
-    for x, m in (
-        (unordered, source_mask),
-        (unordered[order], source_mask[:, order]),
-    )
+    for x, m in ((unordered, source_mask), (unordered[order], shuffled_mask))
 ]
 assert torch.allclose(no_positions[0][order], no_positions[1], atol=1e-5)
 print("without positions, the encoder could not tell the two orders apart")
