@@ -3,10 +3,10 @@
 #
 # This page sends one sentence through an attention layer and looks at what comes out:
 # tokens, embeddings, attention weights, and a first mask. It is a five-minute overview
-# for readers who know Python and a little PyTorch (tensors and their shapes). Each step
-# has a lesson of its own later, to which this page links.
+# for readers who know Python and a little PyTorch (tensors and their shapes). It links
+# to the lesson that explains each step.
 #
-# Whatever is printed or drawn in these lessons is computed by the code above it when
+# Everything printed or drawn in these lessons is computed by the code above it when
 # the site is built.
 #
 # ## From text to embeddings
@@ -30,8 +30,8 @@ print(tokens)
 
 # %% [markdown]
 # Each number selects a row of a table: the **embedding** of the token, a vector of
-# `d_model` numbers. As in section 3.4 of [the
-# paper](https://arxiv.org/abs/1706.03762), embeddings are multiplied by
+# `d_model` numbers. As in section 3.4 of [Attention Is All You
+# Need](https://arxiv.org/abs/1706.03762), embeddings are multiplied by
 # $\sqrt{d_{model}}$. The table is random, like all weights on this page: nothing has
 # been trained.
 
@@ -49,22 +49,23 @@ print("[seq_len, batch_size, d_model] =", list(x.shape))
 # ## Self-attention: queries, keys and values
 #
 # Attention computes a new vector for each token, its **context vector**, from the
-# vectors of all tokens. To do so it makes three vectors of each token, a **query**, a
-# **key** and a **value**. The query of one token is compared with the keys of all
-# tokens by dot products, which are called scores. Softmax turns the scores into
-# **attention weights**, which are positive and sum to 1, and the context vector is the
-# average of the values with these weights:
+# vectors of all tokens. Each token has three projections: a **query**, a **key** and a
+# **value**. The dot products of the query of one token with the keys of all tokens are
+# its **scores**. Softmax turns them into **attention weights**, which are positive and
+# sum to 1. The context vector is the average of the values with these weights:
 #
 # $$\operatorname{Attention}(Q, K, V) =
 #   \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 #
-# In *self*-attention, queries, keys and values all come from the same sequence, so `x`
-# is passed three times. This layer does it twice in parallel, with two **heads**. Each
-# head has its own projections to queries, keys and values of width
-# `d_k = d_model / heads = 4`, and so its own attention weights. (`eval` turns off
-# dropout, which only training needs.) [Lesson 1](01_attention_by_hand.md) computes all
-# of this by hand, [lesson 2](02_queries_keys_and_values.md) explains the projections,
-# and [lesson 4](04_multi_head_attention.md) the heads.
+# where $d_k$ is the width of a key; the division keeps the scores small. In
+# *self*-attention, queries, keys and values all come from the same sequence, so `x` is
+# passed three times.
+#
+# The layer [`MultiHeadAttention`](../source/mha.md) does this in several **heads** in
+# parallel, here two. Each head has its own projections, of width
+# `d_k = d_model / heads = 4`, and so its own attention weights. The context vectors of
+# the heads are concatenated, and a last projection mixes them. (`eval` turns off
+# dropout, which only training needs.)
 
 # %%
 mha = MultiHeadAttention(heads=2, d_model=d_model).eval()
@@ -75,6 +76,10 @@ print("weights: [q_len, k_len, batch_size, heads] =", list(weights.shape))
 print("sums over the keys:", weights.sum(dim=1)[:, 0, 0])
 
 # %% [markdown]
+# [Lesson 1](01_attention_by_hand.md) computes attention weights by hand, [lesson
+# 2](02_queries_keys_and_values.md) adds the projections, [lesson
+# 4](04_multi_head_attention.md) the heads.
+#
 # ## Attention weights as a heat map
 #
 # There is one map per head. A row is a query, a column is a key, and the six weights of
@@ -87,17 +92,15 @@ figure = display_attention(words, words, weights[:, :, 0])
 # %% [markdown]
 # ## Why these untrained weights are far from even
 #
-# In most rows of these maps, one key dominates: seven of the twelve rows have a weight
-# above 0.5, and some are nearly one-hot. The layer has not learned this, since nothing
-# has been trained. The cause is the size of the embeddings. The table is initialized
-# with a standard deviation of 1; the factor $\sqrt{8}$ makes embeddings 2.8 times as
-# large, and scores, which are products of two such vectors, 8 times as large. The larger
-# the differences between scores, the nearer softmax comes to one-hot.
+# In seven of these twelve rows, one key has more than half of the weight. The layer has
+# not learned this, since nothing has been trained. The cause is the size of the
+# embeddings. The factor $\sqrt{8}$ makes them 2.8 times as large, and scores, which are
+# products of two such vectors, 8 times as large. The larger the differences between
+# scores, the nearer softmax comes to one-hot.
 #
-# For embeddings with a standard deviation of 1, untrained weights are nearly even. (In
-# most models, normalization layers give the inputs of attention that size.) To compare
-# the two, we take the largest weight of each row, and its mean over all rows, heads and
-# 200 random initializations. Six even weights would be 0.17 each:
+# With inputs of standard deviation 1, as normalization layers give them in most models,
+# untrained weights are nearly even; six even weights would be 0.17 each. Here is the
+# largest weight of a row, the mean over all rows, heads and 200 random initializations:
 
 # %%
 top = weights.amax(dim=1)
@@ -166,8 +169,7 @@ padded = vocabulary.decode(batch[:, 1])
 figure = display_attention(padded, padded, mha.attn[:, :, 1])
 
 # %% [markdown]
-# The short sentence therefore has the output that it would have without padding, and
-# the long one the output that it had alone:
+# So each sentence has the output that it has alone, without padding:
 
 # %%
 alone = x_batch[:3, 1:]  # the second sentence without its padding

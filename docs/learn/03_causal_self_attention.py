@@ -6,7 +6,7 @@
 # and in training they get whole sequences, which contain the tokens to be predicted. This
 # lesson masks later tokens in two ways, shows where one of them gives NaN, and adds
 # dropout on the attention weights. You need [attention by hand](01_attention_by_hand.md)
-# and [queries, keys and values](02_queries_keys_and_values.md). Reading time: 15 minutes.
+# and [queries, keys and values](02_queries_keys_and_values.md). Reading time: 10 minutes.
 #
 # The sentence and the seeds are those of the previous lessons. We begin with the
 # attention weights of [`SelfAttention_v2`](../source/implementations/stages.md), without
