@@ -6,7 +6,7 @@
 # three sentences through these steps and through four attention heads. It then shows
 # two things that are easy to get wrong: how to read a heat map of attention weights,
 # and why scores are divided by $\sqrt{d_k}$. You need [multi-head
-# attention](04_multi_head_attention.md); the reading time is about 15 minutes.
+# attention](04_multi_head_attention.md). Reading time: 10 minutes.
 #
 # ## Tokens and vocabulary
 #
@@ -86,7 +86,7 @@ from headnotes.positions import PositionalEncoding, sinusoids
 table = sinusoids(32, 16)
 products = table @ table.T
 
-# %% fold="How the figure is drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
@@ -262,7 +262,7 @@ for d_k in scores:
     assert saturated[d_k, "/ √d_k"] < 0.01
 
 # %% [markdown]
-# ## Exercise: divide by d_k instead
+# ## Try it: divide by d_k instead
 #
 # If dividing by $\sqrt{d_k}$ is good, would dividing by $d_k$ be better? Predict the
 # weights of the widest head, and the size of the gradient that reaches the queries. (The

@@ -7,7 +7,7 @@
 # lengths, one integer per sequence, prevent it: also for an empty sequence, together
 # with a causal mask, and in several heads. You need [causal
 # self-attention](03_causal_self_attention.md) and [multi-head
-# attention](04_multi_head_attention.md); the reading time is about 20 minutes.
+# attention](04_multi_head_attention.md). Reading time: 20 minutes.
 #
 # The attention module of this lesson is that of [Dive into Deep
 # Learning](https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html),
@@ -76,7 +76,7 @@ def with_padding(count, lens=None):
     return weights[:, 3:].sum(dim=-1).mean(), outputs
 
 
-# %% fold="How the table is made"
+# %% fold="Code of the table"
 def show(rows):
     """Show rows of text as a table; the first is its head."""
     lines = ["|".join(row) for row in rows]
@@ -259,7 +259,7 @@ assert difference < 1e-5
 # %% [markdown]
 # Valid lengths are small and cheap, but they can only describe *prefixes*. Padding in
 # front, gaps in the middle, or a sliding window of the last five tokens need a mask (or a
-# trick, which is the exercise).
+# trick, which is the exercise below).
 #
 # ## Test a mask with inputs that differ
 #
@@ -338,7 +338,7 @@ print("repeat:           ", repeated.tolist())
 print("items that differ:", (interleaved != repeated).nonzero().flatten().tolist())
 
 
-# %% fold="How the figure is drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
@@ -428,7 +428,7 @@ for heads in (1, 2, 8):
     assert flops == 4 * 2 * 64 * 128**2 + 2 * 2 * 64**2 * 128 == 10_485_760
     assert size == heads * 64**2 * 4
 
-# %% fold="How the figure is drawn"
+# %% fold="Plotting code"
 heads = [2**n for n in range(8)]
 flops, sizes = zip(*(cost(h) for h in heads), strict=True)
 _, axes = plt.subplots(1, 2, figsize=(6.2, 2.6))
@@ -458,7 +458,7 @@ assert size == 512 * 2**20
 # (Fused kernels avoid it by never storing the whole table of weights; see [the profiling
 # lesson](10_profiling_the_reference_implementation.md).)
 #
-# ## Exercise: padding in front (left padding)
+# ## Try it: padding in front (left padding)
 #
 # Generation with decoder-only models usually pads in *front*, so that all sequences of a
 # batch end together. Valid lengths cannot describe this, and this module accepts nothing

@@ -7,8 +7,8 @@
 # [core module](../source/mha.md) from plain loops, one step at a time; each step is
 # asserted to equal the one before. The second half trains it on a lookup task and tracks
 # its attention weights with labml. You need [multi-head
-# attention](04_multi_head_attention.md), and a training loop in PyTorch should be
-# familiar; the reading time is about 25 minutes.
+# attention](04_multi_head_attention.md) and training loops in PyTorch. Reading time: 25
+# minutes.
 #
 # ## One letter per axis
 #
@@ -359,7 +359,7 @@ class Lookup(nn.Module):
 # By default it writes to the screen and, within an `experiment`, to a folder `logs/` and
 # to a server if one is configured. This page keeps the values in memory.
 
-# %% fold="How labml is kept in memory, quiet and offline"
+# %% fold="Keep the values of labml in memory"
 from collections import defaultdict
 from contextlib import chdir
 from pathlib import Path
@@ -460,7 +460,7 @@ tracked = train(model)
 model(*example)
 after = model.mha.attn[:, :, 0]  # [i, j, h]
 
-# %% fold="How the curves are drawn"
+# %% fold="Plotting code"
 import math
 
 import matplotlib.pyplot as plt
@@ -515,7 +515,7 @@ for h in range(2):
 # Here is the example that we kept aside. A row is a question, a column is a card, and a
 # frame marks the right card.
 
-# %% fold="How the maps are drawn"
+# %% fold="Plotting code"
 from headnotes.plots import display_attention
 
 
@@ -594,7 +594,7 @@ assert not hasattr(tracker, "debug")
 # call](../source/mha.md#MultiHeadAttention.forward) in `attn`, detached and before
 # dropout, so that you can track or plot them, as on this page.
 #
-# ## Exercise: one wrong letter
+# ## Try it: one wrong letter
 #
 # A subclass can override `get_scores`. Suppose that one letter `b` has become `c`, so that
 # the equation is `ibhd,jchd->ijbh`. Does it raise an error? What does it compute, and does

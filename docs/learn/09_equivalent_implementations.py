@@ -6,7 +6,7 @@
 # them, compute the same function: it moves **one set of weights** from class to class,
 # calls each in its own convention, and compares the outputs and attention weights. You
 # need [padding masks](06_padding_masks.md) and [sequence-first
-# attention](08_sequence_first_with_einsum.md); the reading time is about 15 minutes.
+# attention](08_sequence_first_with_einsum.md). Reading time: 10 minutes.
 #
 # The input consists of two sequences of six random vectors. They are float64, so that
 # a real difference cannot hide behind rounding.
@@ -138,10 +138,10 @@ outputs["torch"] = y.transpose(0, 1)
 # **above** the diagonal, of attention weights **below** it.
 
 
-# %% fold="How the table is made"
+# %% fold="Code of the table"
 def table(outputs, weights):
     """Largest differences: of outputs above the diagonal, of weights below."""
-    rows = [["system", *outputs], ["---", *["---:"] * len(outputs)]]
+    rows = [["implementation", *outputs], ["---", *["---:"] * len(outputs)]]
     for i, a in enumerate(outputs):
         cells = []
         for j, b in enumerate(outputs):
@@ -191,7 +191,7 @@ _ = display_attention(words, words, maps, titles=list(systems), columns=3)
 # gives the same weights, bit for bit.
 
 
-# %% fold="How the five are made"
+# %% fold="Code that builds the five"
 def new(name):
     """A new module with all biases, made from the same seed."""
     torch.manual_seed(5)
@@ -261,7 +261,7 @@ assert difference > 0.1
 # whenever you replace one class by another, do what this page does: convert the weights,
 # call both with the same input, and look at the largest difference.
 #
-# ## Exercise: permute the heads
+# ## Try it: permute the heads
 #
 # Permute the four heads of the core module: reorder the rows of its query, key and value
 # weights by head. The output changes. What else has to be permuted so that it does not?

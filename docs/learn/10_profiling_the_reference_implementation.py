@@ -7,8 +7,8 @@
 # module takes longer. This lesson finds out why with PyTorch's profiler, and then changes
 # the computation step by step until it is fast. After each step the output is asserted
 # to be that of the core module. You need [sequence-first attention with
-# einsum](08_sequence_first_with_einsum.md), strides in particular; the reading time is
-# about 25 minutes.
+# einsum](08_sequence_first_with_einsum.md), strides in particular. Reading time: 20
+# minutes.
 #
 # We use a batch of four sequences of 512 tokens and a layer of common size. Everything
 # runs on one thread, so that the times of the parts add up, and without gradients.
@@ -120,7 +120,7 @@ measured = shortest(steps)
 for name, time in time_by_kind(measured["core module"]).items():
     print(f"{name:10} {time:6.1f} ms")
 
-# %% fold="How the figure is drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 COLORS = {
@@ -308,7 +308,7 @@ run = check(steps["in place"])
 # %% [markdown]
 # This works for inference only: with gradients, autograd refuses `out=`.
 #
-# ## Step 3: a fused kernel (scaled_dot_product_attention)
+# ## Step 3: use a fused kernel (SDPA)
 #
 # How many tables of the size of the scores did each step have in memory at once?
 
@@ -325,8 +325,9 @@ assert table < peak(run) < 2 * table
 # weights, and only while it is computed. So one can process a few queries at a time and
 # discard their weights before the next. With an [online
 # softmax](../source/variants/online_softmax.md), which corrects a running sum, not even a
-# whole row is needed at once. PyTorch's fused kernel does this, from the first product to
-# the second, and it accepts our flattened views.
+# whole row is needed at once. The fused kernel behind PyTorch's
+# `scaled_dot_product_attention` (SDPA) does this, from the first product to the second,
+# and it accepts our flattened views.
 
 
 # %%
@@ -397,7 +398,7 @@ before = project(x)[0]
 core.query.linear.weight.data.mul_(2)
 assert torch.equal(project(x)[0], before)  # the copy has not changed
 assert not torch.allclose(core.query(x), before)
-core.query.linear.weight.data.div_(2)
+_ = core.query.linear.weight.data.div_(2)
 
 # %% [markdown]
 # An optimizer, a moving average of the weights or another process may change them at any
@@ -416,7 +417,7 @@ measured = shortest(steps)
 # %% alt="One timeline per step, from the core module to the fast module, with the operators in order of time. From row to row the copies disappear, then part of the softmax, then both products and the softmax become one fused kernel; the projections take the same time in each row."
 draw(measured)
 
-# %% fold="How the table is made"
+# %% fold="Code of the table"
 rows = ["|step|ms|numbers copied|peak MiB|", "|---|--:|--:|--:|"]
 for name, run in measured.items():
     mebibytes = f"{peak(run) / 2**20:.0f}"
@@ -465,15 +466,15 @@ assert peak(blocks) < table < peak(kernel)
 #
 # | purpose | implementation | note |
 # |---|---|---|
-# | understand attention, change the scores, inspect the weights | [the core module](../source/mha.md) | keeps all weights of its last call |
+# | understand attention, change the scores, look at the weights | [the core module](../source/mha.md) | keeps all weights of its last call |
 # | the same function at full speed; training with dropout on a CPU; decoding with a KV cache | [the fast module](../source/fast/module.md) | has no hooks to override; returns weights only on request |
-# | a layer in a model made of PyTorch modules | [`torch.nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html) | bool masks have the opposite polarity; stores all weights unless `need_weights=False` |
-# | a layer of your own | [`scaled_dot_product_attention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) | returns no weights; `is_causal` aligns the first query with the first key, which is wrong with a KV cache |
+# | a layer in a model made of PyTorch modules | [`nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html) | bool masks have the opposite polarity; stores all weights unless `need_weights=False` |
+# | a layer of your own | [PyTorch's SDPA](https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html) | returns no weights; `is_causal` aligns the first query with the first key, which is wrong with a KV cache |
 # | scores changed by a formula, or mostly masked, on a GPU | [FlexAttention](../source/masks/flex.md) | has no dropout; stores all scores unless compiled |
 #
 # The [benchmarks](../compare/benchmarks.md) compare their speed, by size and machine.
 #
-# ## Exercise: chunk the queries
+# ## Try it: chunk the queries
 #
 # Use `in_memory_order` as it is, without a fused kernel, such that the whole table of
 # scores is never in memory and the output is the same. Does it take longer?
@@ -508,7 +509,7 @@ assert peak(measured["chunked"]) < table
 #
 # ## In short
 #
-# - The core module is slow because of copies: `einsum` returns a permuted view, and
+# - The core module is slow mainly because of copies: `einsum` returns a permuted view, and
 #   softmax and the second product each copy it into another order.
 # - Keeping the axes in memory order removes these copies; softmax in place removes a table
 #   of scores; a fused kernel removes the last one, and memory grows linearly.
