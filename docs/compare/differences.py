@@ -30,8 +30,8 @@ def table(properties):
 # Headnotes; [`causal`](../source/implementations/causal.md), which is always causal;
 # [`valid_lens`](../source/implementations/valid_lens.md), which takes valid lengths
 # instead of a mask; [`batch_first`](../source/implementations/batch_first.md), which
-# returns its weights; and `torch`, which is `torch.nn.MultiheadAttention`. The first four
-# follow published implementations, with [corrections](errata.md).
+# returns its weights; and `torch`, which is `torch.nn.MultiheadAttention`. The first
+# four follow published implementations, with [corrections](errata.md).
 #
 # ## Layout, masks and return values
 
@@ -41,8 +41,8 @@ display(table(["layout", "mask", "returned"]))
 # %% [markdown]
 # Three common mistakes follow from these rows:
 #
-# - A batch-first tensor is accepted by a sequence-first module without an error, and then
-#   sequences attend to each other instead of tokens.
+# - A batch-first tensor is accepted by a sequence-first module without an error, and
+#   then sequences attend to each other instead of tokens.
 # - A bool mask of one implementation is the inverse of the mask of another. It has the
 #   right shape, so there is no error either.
 # - The weights that `torch` returns are averaged over the heads: they have no axis for
@@ -64,13 +64,13 @@ display(
 )
 
 # %% [markdown]
-# *Below −1e30*: a key that may be attended to has all of the weight beside a masked one,
-# even if its score is −10³⁰. *Shown before it*: the returned or stored weights are those
-# before dropout, so they sum to 1 in training as well.
+# *Below −1e30*: a key that may be attended to has all of the weight beside a masked
+# one, even if its score is −10³⁰. *Shown before it*: the returned or stored weights are
+# those before dropout, so they sum to 1 in training as well.
 #
-# A fully masked row of `torch` is NaN if the weights are requested, which is the default.
-# With `need_weights=False` it uses another code path, and the context vector is zero, so
-# the output is the output bias:
+# A fully masked row of `torch` is NaN if the weights are requested, which is the
+# default. With `need_weights=False` it uses another code path, and the context vector
+# is zero, so the output is the output bias:
 
 # %%
 import torch
@@ -95,11 +95,11 @@ display(table(["biases by default", "initial weights", "retained on the module"]
 # %% [markdown]
 # ## Fill value of masked scores: −∞, −1e6 or −1e10
 #
-# The implementations of Headnotes are corrected: they work in float16, and a fully masked
-# row gives zero. Their originals use three different values for a masked score, and the
-# value matters. Here each of them goes through the same softmax of two scores: in a fully
-# masked row, in a row whose only allowed score is very low, and in float16. The cells are
-# the two weights.
+# The implementations of Headnotes are corrected: they work in float16, and a fully
+# masked row gives zero. Their originals use three different values for a masked score,
+# and the value matters. Here each of them goes through the same softmax of two scores:
+# in a fully masked row, in a row whose only allowed score is very low, and in float16.
+# The cells are the two weights.
 
 # %% fold="How it is measured"
 
@@ -151,9 +151,9 @@ for name, (_, value) in ORIGINALS.items():
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Weights of ½ and ½ give the mean of all values, masked ones included. With −10⁶, a very
-# low but allowed score loses all of its weight to the masked key. Neither −10⁶ nor −10¹⁰
-# exists in float16: assigned by an index, as the original of `valid_lens` does, the value
-# becomes −∞, and `masked_fill` raises an error. −∞ exists in every dtype and is below
-# every score, but it needs a rule for fully masked rows. In Headnotes, their [weights are
-# zero](../source/mha.md#masked_softmax).
+# Weights of ½ and ½ give the mean of all values, masked ones included. With −10⁶, a
+# very low but allowed score loses all of its weight to the masked key. Neither −10⁶ nor
+# −10¹⁰ exists in float16: assigned by an index, as the original of `valid_lens` does,
+# the value becomes −∞, and `masked_fill` raises an error. −∞ exists in every dtype and
+# is below every score, but it needs a rule for fully masked rows. In Headnotes, their
+# [weights are zero](../source/mha.md#masked_softmax).

@@ -12,10 +12,10 @@
 # ## How to read the tables
 #
 # A cell contains one number for float32 and one for float64. Each is the largest
-# difference between this implementation and **any of the others**, in any entry, relative
-# to the largest entry. One rounding is $6 \cdot 10^{-8}$ in float32 and $10^{-16}$ in
-# float64. A dash means that the implementation cannot compute the case: `causal` is
-# always causal, and has neither padding masks nor cross-attention.
+# difference between this implementation and **any of the others**, in any entry,
+# relative to the largest entry. One rounding is $6 \cdot 10^{-8}$ in float32 and
+# $10^{-16}$ in float64. A dash means that the implementation cannot compute the case:
+# `causal` is always causal, and has neither padding masks nor cross-attention.
 
 # %% fold="How it is measured"
 import torch
@@ -89,9 +89,9 @@ assert worst[torch.float64] <= 1e-13
 # %% [markdown]
 # ## Number of parameters
 #
-# Here are the parameters of each implementation by default, with 8 heads and
-# `d_model` = 512. The numbers differ only by [the biases](differences.md); with all biases
-# they are the same.
+# Here are the parameters of each implementation by default, with 8 heads and `d_model`
+# = 512. The numbers differ only by [the biases](differences.md); with all biases they
+# are the same.
 
 # %% hide="true"
 from headnotes.compare.probes import biases, default_module
@@ -138,13 +138,13 @@ for heads, names in STAGES.items():
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Here a cell is the largest difference of the output and of both gradients. The gradient
-# of the output projection is left out if an implementation has none.
+# Here a cell is the largest difference of the output and of both gradients. The
+# gradient of the output projection is left out if an implementation has none.
 #
 # ## Other machines and GPUs
 #
-# `python benchmarks/equivalence.py` measures the same on each device of your machine, and
-# records the result with the device and the versions. The recorded runs:
+# `python benchmarks/equivalence.py` measures the same on each device of your machine,
+# and records the result with the device and the versions. The recorded runs:
 
 # %% hide="true"
 import json

@@ -62,9 +62,10 @@ assert torch.equal(x[0, 0], x[3, 0])  # 'the', twice in the first sentence
 # [the paper](https://arxiv.org/abs/1706.03762) multiplies them by $\sqrt{d_{model}}$
 # (section 3.4), without giving a reason. A likely one is that it uses the same table
 # twice. At the end of the model, the table turns vectors into logits by dot products.
-# There its entries should be small, about $1/\sqrt{d_{model}}$, or the logits would grow
-# with the width. At the beginning, positional encodings are added to its rows, and their
-# entries do not shrink with the width; without the factor, they would dominate the sum.
+# There its entries should be small, about $1/\sqrt{d_{model}}$, or the logits would
+# grow with the width. At the beginning, positional encodings are added to its rows, and
+# their entries do not shrink with the width; without the factor, they would dominate
+# the sum.
 #
 # Our table is initialized like `torch.nn.Embedding`, with a standard deviation of 1. So
 # here it is the embeddings that dominate, and large embeddings make large scores: the
@@ -74,11 +75,12 @@ assert torch.equal(x[0, 0], x[3, 0])  # 'the', twice in the first sentence
 # ## Sinusoidal positional encoding
 #
 # Self-attention without a mask is permutation-equivariant: if the tokens change places,
-# the outputs change places with them and are otherwise the same. The order of the tokens
-# must therefore enter in some way. The paper adds to each embedding a second vector,
-# which is not learned: it consists of sines and cosines of the position. (Other ways are
-# to rotate queries and keys by their position, as RoPE does, or to add a bias for the
-# distance to the scores, as ALiBi does. A causal mask breaks the symmetry as well.)
+# the outputs change places with them and are otherwise the same. The order of the
+# tokens must therefore enter in some way. The paper adds to each embedding a second
+# vector, which is not learned: it consists of sines and cosines of the position. (Other
+# ways are to rotate queries and keys by their position, as RoPE does, or to add a bias
+# for the distance to the scores, as ALiBi does. A causal mask breaks the symmetry as
+# well.)
 
 # %%
 from headnotes.positions import PositionalEncoding, sinusoids
@@ -203,10 +205,10 @@ assert tops[3] < 0.42
 #
 # ## Why scores are divided by the square root of d_k
 #
-# A score is a sum of $d_k$ products. If the components of query and key are independent,
-# with mean 0 and variance 1, each product has variance 1 and their variances add up: the
-# score has variance $d_k$. We check this with 2,000 queries, each with 6 keys, for heads
-# of width 2, 64 and 512.
+# A score is a sum of $d_k$ products. If the components of query and key are
+# independent, with mean 0 and variance 1, each product has variance 1 and their
+# variances add up: the score has variance $d_k$. We check this with 2,000 queries, each
+# with 6 keys, for heads of width 2, 64 and 512.
 
 # %%
 scores = {}
@@ -221,10 +223,10 @@ for d_k in (2, 64, 512):
 # %% [markdown]
 # Softmax depends on the differences between scores. A difference of 1 makes one weight
 # $e$ times as large as the other; a difference of 20 makes it half a billion times as
-# large. So the wider the head, the closer its weights are to one-hot, for no other reason
-# than its width. And a softmax that is nearly one-hot is saturated: its Jacobian,
-# $\operatorname{diag}(p) - p\,p^\top$, vanishes as one weight approaches 1, and the
-# gradient vanishes with it.
+# large. So the wider the head, the closer its weights are to one-hot, for no other
+# reason than its width. And a softmax that is nearly one-hot is saturated: its
+# Jacobian, $\operatorname{diag}(p) - p\,p^\top$, vanishes as one weight approaches 1,
+# and the gradient vanishes with it.
 
 # %% alt="Three columns, for heads of width 2, 64 and 512. Top: unscaled scores have an ever larger spread; divided by the root of the width, they keep the same spread. Middle: the mean of the largest weight of a row rises from 0.46 to 0.96 without scaling, and stays near 0.4 with it. Bottom: the norms of the Jacobian of softmax pile up at 0 for wide heads without scaling, and stay near 0.4 with it."
 from headnotes.plots import display_scaling, jacobian_norms
@@ -249,8 +251,8 @@ for d_k, unscaled in scores.items():
 # %% [markdown]
 # The table shows means over all rows. At a width of 2, scaling hardly matters. At a
 # width of 512 without scaling, one key has nearly all of the weight in each row, and in
-# most rows almost no gradient reaches the scores. With scaling, the weights and gradients
-# of a wide head are like those of a narrow one.
+# most rows almost no gradient reaches the scores. With scaling, the weights and
+# gradients of a wide head are like those of a narrow one.
 
 # %%
 assert largest_weight[2, "unscaled"] - largest_weight[2, "/ √d_k"] < 0.1
@@ -265,8 +267,8 @@ for d_k in scores:
 # ## Try it: divide by d_k instead
 #
 # If dividing by $\sqrt{d_k}$ is good, would dividing by $d_k$ be better? Predict the
-# weights of the widest head, and the size of the gradient that reaches the queries. (The
-# derivative of the weights with respect to the query is $J K / c$: the Jacobian of
+# weights of the widest head, and the size of the gradient that reaches the queries.
+# (The derivative of the weights with respect to the query is $J K / c$: the Jacobian of
 # softmax, times the keys, divided by the divisor $c$.)
 
 # %% fold="Answer"

@@ -36,8 +36,8 @@ print("valid lengths:", valid_lens)
 # %% [markdown]
 # Token id 0 is padding, written `<pad>`. To the model it is a token like any other: it
 # has an embedding, and so a query, a key and a value. (All weights of this page are
-# random; nothing is trained. Positional encodings are left out, so all padding positions
-# have the same vector.)
+# random; nothing is trained. Positional encodings are left out, so all padding
+# positions have the same vector.)
 
 # %%
 torch.manual_seed(4)
@@ -61,9 +61,9 @@ for word, row in zip(words[1][:3], unmasked[1, :3], strict=True):
     print(f"{word:5} {row[3:].sum():.0%} of its weight on padding")
 
 # %% [markdown]
-# The amount of padding depends on the *longest* sequence of the batch, which has nothing
-# to do with this sentence. So we pad it to ever greater lengths, and compare its outputs
-# with those that it has without padding:
+# The amount of padding depends on the *longest* sequence of the batch, which has
+# nothing to do with this sentence. So we pad it to ever greater lengths, and compare
+# its outputs with those that it has without padding:
 
 
 # %%
@@ -96,11 +96,11 @@ for count in (0, 1, 3, 10, 100, 1000):
 show(rows)
 
 # %% [markdown]
-# The last two columns are the largest absolute differences of any component: between the
-# outputs with and without padding, and between the outputs of different tokens. As
-# padding grows, the outputs of *we*, *slept* and *well* all approach the projected value
-# of padding and become nearly indistinguishable. No error is raised, and all shapes are
-# right.
+# The last two columns are the largest absolute differences of any component: between
+# the outputs with and without padding, and between the outputs of different tokens. As
+# padding grows, the outputs of *we*, *slept* and *well* all approach the projected
+# value of padding and become nearly indistinguishable. No error is raised, and all
+# shapes are right.
 
 # %%
 weight, outputs = with_padding(1000)
@@ -112,8 +112,8 @@ assert torch.allclose(outputs, value_of_padding.expand(3, -1), atol=0.1)
 # ## Valid lengths and masked softmax
 #
 # If padding is always at the end, one integer per sequence describes it: its *valid
-# length*, the number of keys, from the first on, that queries may attend to. Here is the
-# computation for a row of four scores with a valid length of 2. One of the padding
+# length*, the number of keys, from the first on, that queries may attend to. Here is
+# the computation for a row of four scores with a valid length of 2. One of the padding
 # positions has the largest score, so that a mistake would show.
 
 # %%
@@ -131,8 +131,8 @@ print("weights:      ", weights)
 
 # %% [markdown]
 # Positions from the valid length on get a score of $-\infty$. Since $e^{-\infty} = 0$,
-# their weight is 0 and they add nothing to the sum. The weights of the first two keys are
-# the softmax of their two scores alone. ([Causal
+# their weight is 0 and they add nothing to the sum. The weights of the first two keys
+# are the softmax of their two scores alone. ([Causal
 # self-attention](03_causal_self_attention.md) shows why weights should not be set to
 # zero *after* the softmax.)
 
@@ -144,8 +144,8 @@ print(rows)
 assert torch.allclose(rows[0], weights)
 
 # %% [markdown]
-# Now the whole layer. The first sentence has no padding, so its valid length of 6 changes
-# nothing. In the second, the columns of padding become 0.
+# Now the whole layer. The first sentence has no padding, so its valid length of 6
+# changes nothing. In the second, the columns of padding become 0.
 
 # %%
 mha(x, x, x, valid_lens)
@@ -172,9 +172,9 @@ for count in (3, 100, 1000):
     assert change < 1e-5
 
 # %% [markdown]
-# Padding positions still have queries, so they have attention weights (the lower rows of
-# the maps) and outputs. These do no harm as long as no token attends to them in the next
-# layer and the loss ignores them.
+# Padding positions still have queries, so they have attention weights (the lower rows
+# of the maps) and outputs. These do no harm as long as no token attends to them in the
+# next layer and the loss ignores them.
 #
 # ## Fully masked rows: an empty sequence
 #
@@ -205,8 +205,8 @@ assert (original == 1 / 4).all()
 assert (ours == 0).all()
 
 # %% [markdown]
-# In the whole layer, with one sequence of six tokens and an empty one, the outputs of the
-# empty sequence are zero (this module has no biases), and every gradient is finite.
+# In the whole layer, with one sequence of six tokens and an empty one, the outputs of
+# the empty sequence are zero (this module has no biases), and every gradient is finite.
 
 # %%
 y = mha(x, x, x, torch.tensor([6, 0]))
@@ -218,10 +218,10 @@ assert all(p.grad.isfinite().all() for p in mha.parameters())
 # %% [markdown]
 # ## Causal and padding mask combined
 #
-# Valid lengths may also differ by query: `[batch_size, q_len]` instead of `[batch_size]`.
-# Lengths of 1, 2, 3, … are a causal mask: each token attends to itself and to the tokens
-# before it. For a causal mask *and* a padding mask, a key must be allowed by both, so the
-# smaller length counts.
+# Valid lengths may also differ by query: `[batch_size, q_len]` instead of
+# `[batch_size]`. Lengths of 1, 2, 3, … are a causal mask: each token attends to itself
+# and to the tokens before it. For a causal mask *and* a padding mask, a key must be
+# allowed by both, so the smaller length counts.
 
 # %%
 causal = torch.arange(1, 7)  # [q_len]
@@ -258,14 +258,14 @@ assert difference < 1e-5
 
 # %% [markdown]
 # Valid lengths are small and cheap, but they can only describe *prefixes*. Padding in
-# front, gaps in the middle, or a sliding window of the last five tokens need a mask (or a
-# trick, which is the exercise below).
+# front, gaps in the middle, or a sliding window of the last five tokens need a mask (or
+# a trick, which is the exercise below).
 #
 # ## Test a mask with inputs that differ
 #
-# How would you notice that a mask is wrong? The book runs its class on inputs of ones and
-# checks the shape of the output. Here is that example with correct and with incorrect
-# valid lengths, on ones and on random inputs:
+# How would you notice that a mask is wrong? The book runs its class on inputs of ones
+# and checks the shape of the output. Here is that example with correct and with
+# incorrect valid lengths, on ones and on random inputs:
 
 # %%
 torch.manual_seed(0)
@@ -289,17 +289,17 @@ show(rows)
 # %% [markdown]
 # The last two columns show how much the outputs differ from those with the correct
 # lengths, `[3, 2]`. With ones, no mask that leaves at least one key changes anything
-# beyond rounding: all values are the same vector, and so is their weighted mean, whatever
-# the weights are. Such an example tests shapes and nothing else. **Test attention with
-# inputs that differ.**
+# beyond rounding: all values are the same vector, and so is their weighted mean,
+# whatever the weights are. Such an example tests shapes and nothing else. **Test
+# attention with inputs that differ.**
 #
 # ## Flatten batch and heads
 #
 # So far one head was enough. With five heads, the attention function itself does not
 # change: the heads are flattened into the batch, which becomes five times as large. Two
-# sentences with five heads are ten independent attention problems, each a fifth as wide.
-# To see which component goes where, we number the components by sentence, position and
-# component:
+# sentences with five heads are ten independent attention problems, each a fifth as
+# wide. To see which component goes where, we number the components by sentence,
+# position and component:
 
 # %%
 sentence, position, component = torch.meshgrid(
@@ -314,9 +314,9 @@ print("[batch_size * num_heads, seq_len, d_k] =", list(flat.shape))
 print("item 7:", flat[7], sep="\n")
 
 # %% [markdown]
-# Item 7 is sentence 1, head 2: components 4 and 5 of all its positions. In general, item
-# `b * num_heads + i` is head `i` of sentence `b`, and `transpose_output` reverses the
-# flattening: it concatenates the heads again.
+# Item 7 is sentence 1, head 2: components 4 and 5 of all its positions. In general,
+# item `b * num_heads + i` is head `i` of sentence `b`, and `transpose_output` reverses
+# the flattening: it concatenates the heads again.
 
 # %%
 for b in range(2):
@@ -396,16 +396,17 @@ assert torch.allclose(outputs[0], attention(X, Y, Y, correct), atol=1e-6)
 # %% [markdown]
 # ## What more heads cost: FLOPs and memory
 #
-# With more heads, each head is narrower. For $H$ heads of width $D/H$ and $L$ tokens, the
-# products of queries and keys take $H \cdot 2 L^2 \cdot D/H$ operations, in which $H$
-# cancels. The products with the values take as many, and the four linear maps do not
-# depend on the number of heads:
+# With more heads, each head is narrower. For $H$ heads of width $D/H$ and $L$ tokens,
+# the products of queries and keys take $H \cdot 2 L^2 \cdot D/H$ operations, in which
+# $H$ cancels. The products with the values take as many, and the four linear maps do
+# not depend on the number of heads:
 #
 # $$4 \cdot 2 L D^2 + 2 \cdot 2 L^2 D$$
 #
-# For $L = 64$ and $D = 128$ this is 10,485,760. But each head has $L^2$ attention weights
-# of its own, which are stored for the backward pass. So their memory grows with $H L^2$,
-# and with it the work of the softmax, which is not a matrix product. PyTorch counts both:
+# For $L = 64$ and $D = 128$ this is 10,485,760. But each head has $L^2$ attention
+# weights of its own, which are stored for the backward pass. So their memory grows with
+# $H L^2$, and with it the work of the softmax, which is not a matrix product. PyTorch
+# counts both:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -455,15 +456,15 @@ print(f"8 heads, 4096 tokens: {size / 2**20:.0f} MiB per sequence and layer")
 assert size == 512 * 2**20
 
 # %% [markdown]
-# (Fused kernels avoid it by never storing the whole table of weights; see [the profiling
-# lesson](10_profiling_the_reference_implementation.md).)
+# (Fused kernels avoid it by never storing the whole table of weights; see [the
+# profiling lesson](10_profiling_the_reference_implementation.md).)
 #
 # ## Try it: padding in front (left padding)
 #
-# Generation with decoder-only models usually pads in *front*, so that all sequences of a
-# batch end together. Valid lengths cannot describe this, and this module accepts nothing
-# else. It can still compute attention under the mask below, without a change to its code.
-# How?
+# Generation with decoder-only models usually pads in *front*, so that all sequences of
+# a batch end together. Valid lengths cannot describe this, and this module accepts
+# nothing else. It can still compute attention under the mask below, without a change to
+# its code. How?
 
 # %%
 may_attend = torch.tensor(
@@ -504,16 +505,16 @@ print("equal for padding in front, and for gaps")
 # %% [markdown]
 # ## In short
 #
-# - Without a padding mask, tokens attend to padding, and the output of a sequence depends
-#   on the length of the longest one in its batch. No error is raised.
+# - Without a padding mask, tokens attend to padding, and the output of a sequence
+#   depends on the length of the longest one in its batch. No error is raised.
 # - A padding mask sets the scores of padding to $-\infty$ before the softmax. Valid
 #   lengths describe it if padding is at the end; other masks need a bool tensor.
-# - A fully masked row needs a rule of its own: $-\infty$ alone gives NaN, a large negative
-#   number gives even weights, Headnotes gives zeros.
+# - A fully masked row needs a rule of its own: $-\infty$ alone gives NaN, a large
+#   negative number gives even weights, Headnotes gives zeros.
 # - Flattening heads into the batch needs `repeat_interleave` for the valid lengths.
 # - Test masks with inputs that differ.
 # - The number of heads does not change the FLOPs of the matrix products; the memory of
 #   the attention weights grows with it.
 #
-# Next: in [cross-attention](07_cross_attention.md), queries and keys come from different
-# sequences, each with its own length.
+# Next: in [cross-attention](07_cross_attention.md), queries and keys come from
+# different sequences, each with its own length.

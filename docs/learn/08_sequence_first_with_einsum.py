@@ -3,10 +3,10 @@
 #
 # Most implementations of multi-head attention keep their axes apart by views and
 # transposes, and readers have to remember what each axis means. With `einsum`, every
-# axis has a letter instead. The first half of this lesson derives the
-# [core module](../source/mha.md) from plain loops, one step at a time; each step is
-# asserted to equal the one before. The second half trains it on a lookup task and tracks
-# its attention weights with labml. You need [multi-head
+# axis has a letter instead. The first half of this lesson derives the [core
+# module](../source/mha.md) from plain loops, one step at a time; each step is asserted
+# to equal the one before. The second half trains it on a lookup task and tracks its
+# attention weights with labml. You need [multi-head
 # attention](04_multi_head_attention.md) and training loops in PyTorch. Reading time: 25
 # minutes.
 #
@@ -61,8 +61,8 @@ for i in range(q_len):
 assert torch.allclose(dots, loops, atol=1e-5)
 
 # %% [markdown]
-# All dot products of the rows of two matrices are one matrix product, which replaces the
-# loops over `i` and `j`:
+# All dot products of the rows of two matrices are one matrix product, which replaces
+# the loops over `i` and `j`:
 
 # %%
 products = torch.zeros_like(loops)
@@ -85,8 +85,8 @@ print("[i, j, b, h] =", list(scores.shape))
 #
 # - `d` is missing in the output, so it is **summed over**.
 # - `i` and `j` occur in one input each, so the output contains **all pairs** of them.
-# - `b` and `h` occur in both inputs and in the output, so they are **batch dimensions**:
-#   nothing is mixed between batch items or between heads.
+# - `b` and `h` occur in both inputs and in the output, so they are **batch
+#   dimensions**: nothing is mixed between batch items or between heads.
 #
 # This line is [`get_scores`](../source/mha.md#MultiHeadAttention.get_scores) of the
 # core module.
@@ -117,8 +117,8 @@ assert scores.flatten().data_ptr() != scores.data_ptr()  # a copy
 # variance 1, the score has variance `d_k`. Dividing by $\sqrt{d_k}$ restores a variance
 # of 1, so that the softmax does not saturate; [Embeddings and positional
 # encoding](05_embeddings_and_positional_encoding.md) shows it in figures. (The core
-# module scales the queries instead of the scores. The result is the same up to rounding,
-# and products in half precision overflow later.)
+# module scales the queries instead of the scores. The result is the same up to
+# rounding, and products in half precision overflow later.)
 
 # %%
 print(f"standard deviation {scores.std():.2f}, √d_k {d_k**0.5:.2f}")
@@ -132,8 +132,8 @@ print(f"after scaling {scores.std():.2f}")
 # Each query distributes a total weight of 1 over the keys, so the weights must sum to 1
 # over `j`, which is axis 1 here. Softmax accepts any of the four axes and returns the
 # same shape without an error. For each axis, we print the sums over the keys, and check
-# whether the weights of the first query in the first batch item and head are the same as
-# if they were computed alone:
+# whether the weights of the first query in the first batch item and head are the same
+# as if they were computed alone:
 
 
 # %%
@@ -152,12 +152,13 @@ for dim, letter in enumerate("ijbh"):
 assert same_as_alone == {"i": False, "j": True, "b": False, "h": False}
 
 # %% [markdown]
-# Over `i`, each *key* distributes a total weight of 1 over the queries: the weights of a
-# query depend on the other queries, which in a language model include future tokens. Over
-# `b`, unrelated sequences of the same batch compete for weight; over `h`, heads do.
+# Over `i`, each *key* distributes a total weight of 1 over the queries: the weights of
+# a query depend on the other queries, which in a language model include future tokens.
+# Over `b`, unrelated sequences of the same batch compete for weight; over `h`, heads
+# do.
 #
-# The most likely mistake is `dim=-1`. It is right in batch-first code, where the keys are
-# the last axis. Here the last axis is `h`.
+# The most likely mistake is `dim=-1`. It is right in batch-first code, where the keys
+# are the last axis. Here the last axis is `h`.
 
 # %%
 weights = scores.softmax(dim=1)  # [i, j, b, h]
@@ -166,8 +167,9 @@ assert torch.allclose(weights.sum(dim=1), torch.ones(q_len, batch_size, heads))
 # %% [markdown]
 # ## Context vectors: the weighted sum of the values
 #
-# The context vector of a query is the sum of the values, each multiplied by its attention
-# weight. In the equation, `j` is missing in the output, so the keys are summed over.
+# The context vector of a query is the sum of the values, each multiplied by its
+# attention weight. In the equation, `j` is missing in the output, so the keys are
+# summed over.
 
 # %%
 loops = torch.zeros(q_len, batch_size, heads, d_k)  # [i, b, h, d]
@@ -184,8 +186,9 @@ assert torch.allclose(context, loops, atol=1e-5)
 # ## Multi-head attention in einsum notation
 #
 # The projections are sums of products as well. Let `m` be the axis of the input vectors
-# (`d_model`) and `n` that of the output vectors. The weight of a linear layer, viewed as
-# `[h, d, m]`, consists of one small matrix per head. This is all of multi-head attention:
+# (`d_model`) and `n` that of the output vectors. The weight of a linear layer, viewed
+# as `[h, d, m]`, consists of one small matrix per head. This is all of multi-head
+# attention:
 
 
 # %%
@@ -230,13 +233,13 @@ print(f"largest weight: {weights.max():.2f}, mean: {weights.mean():.2f}")
 print("the outputs and weights equal those of the core module")
 
 # %% [markdown]
-# On the annotated page of the core module, these are
-# [the split into heads](../source/mha.md#PrepareForMultiHeadAttention.forward),
-# [the scores](../source/mha.md#MultiHeadAttention.get_scores),
-# [the softmax over `j`](../source/mha.md#masked_softmax),
-# [the weighted sum](../source/mha.md#MultiHeadAttention.apply_weights) and
-# [the output projection](../source/mha.md#MultiHeadAttention.forward), which is written
-# there as `flatten` and a linear layer. The core module also has masks, dropout and input
+# On the annotated page of the core module, these are [the split into
+# heads](../source/mha.md#PrepareForMultiHeadAttention.forward), [the
+# scores](../source/mha.md#MultiHeadAttention.get_scores), [the softmax over
+# `j`](../source/mha.md#masked_softmax), [the weighted
+# sum](../source/mha.md#MultiHeadAttention.apply_weights) and [the output
+# projection](../source/mha.md#MultiHeadAttention.forward), which is written there as
+# `flatten` and a linear layer. The core module also has masks, dropout and input
 # checks.
 #
 # ## Common mistake: batch-first input
@@ -254,8 +257,8 @@ print("weights:", list(mha.attn.shape))
 # %% [markdown]
 # There is no error, and the output has the expected shape. Only the weights show the
 # mistake: they are 5 × 5. The module takes the five *sequences* for positions, so they
-# attend to each other, and the tokens of a sequence do not. A test that changes one input
-# and looks at one output finds it. It works for any attention module:
+# attend to each other, and the tokens of a sequence do not. A test that changes one
+# input and looks at one output finds it. It works for any attention module:
 
 
 # %%
@@ -285,8 +288,9 @@ assert affects(transposed, sequence=0, token=1)
 assert not affects(transposed, sequence=1, token=0)
 
 # %% [markdown]
-# The solution, `transpose(0, 1)`, is a view and costs nothing. A mask reveals the mistake
-# if batch size and sequence length differ, since it must have one row per query:
+# The solution, `transpose(0, 1)`, is a view and costs nothing. A mask reveals the
+# mistake if batch size and sequence length differ, since it must have one row per
+# query:
 
 # %%
 from textwrap import fill
@@ -308,9 +312,9 @@ else:
 # letter and a digit each. Then come five questions, each a letter; the answer is the
 # digit on the card with this letter.
 #
-# To answer, a head must find the card by its letter (query and key) and return its digit
-# (value). The loss depends on the digits only: which card is the right one is never given
-# to the model.
+# To answer, a head must find the card by its letter (query and key) and return its
+# digit (value). The loss depends on the digits only: which card is the right one is
+# never given to the model.
 
 
 # %%
@@ -353,11 +357,11 @@ class Lookup(nn.Module):
 # $-\sum_j w_j \ln w_j$. The entropy is 0 if one key has all of the weight, and
 # $\ln 7 = 1.95$ if all seven keys have the same.
 #
-# The numbers go through `labml.tracker`, which the
-# [annotated source](https://nn.labml.ai/transformers/mha.html) of the core module uses.
+# The numbers go through `labml.tracker`, which the [annotated
+# source](https://nn.labml.ai/transformers/mha.html) of the core module uses.
 # `tracker.add` collects values; `tracker.save` writes their mean since the last `save`.
-# By default it writes to the screen and, within an `experiment`, to a folder `logs/` and
-# to a server if one is configured. This page keeps the values in memory.
+# By default it writes to the screen and, within an `experiment`, to a folder `logs/`
+# and to a server if one is configured. This page keeps the values in memory.
 
 # %% fold="Keep the values of labml in memory"
 from collections import defaultdict
@@ -492,8 +496,8 @@ draw_curves(tracked)
 # %% [markdown]
 # At first the weights are nearly even and the accuracy is that of guessing one of ten
 # digits. Then all curves change together: the model can return the right digit only if
-# its weight is on the right card. (Each printed number and each point is a mean over five
-# steps.)
+# its weight is on the right card. (Each printed number and each point is a mean over
+# five steps.)
 
 # %%
 for name, means in tracked.means.items():
@@ -547,12 +551,13 @@ print("after: ", weight_on(right, after[:, :, None]).mean(dim=(0, 1)))
 assert (weight_on(right, after[:, :, None]).amax(dim=-1) > 0.5).all()
 
 # %% [markdown]
-# For each question, at least one head has more than half of its weight on the right card.
+# For each question, at least one head has more than half of its weight on the right
+# card.
 #
 # ## Do the attention weights explain the answers?
 #
-# A map alone does not show that the model *uses* these weights. An intervention does: on
-# new examples, we mask the right card and measure the accuracy again.
+# A map alone does not show that the model *uses* these weights. An intervention does:
+# on new examples, we mask the right card and measure the accuracy again.
 
 # %%
 letters, digits, right = sample(batch_size=1000)
@@ -588,17 +593,17 @@ except AttributeError as error:
 assert not hasattr(tracker, "debug")
 
 # %% [markdown]
-# The function was removed for labml 0.5, in November 2023. Before, it did nothing unless
-# it was switched on; then it appended the weights, with their autograd graph, to a list
-# that kept growing. The core module calls no tracker. It [keeps the weights of the last
-# call](../source/mha.md#MultiHeadAttention.forward) in `attn`, detached and before
-# dropout, so that you can track or plot them, as on this page.
+# The function was removed for labml 0.5, in November 2023. Before, it did nothing
+# unless it was switched on; then it appended the weights, with their autograd graph, to
+# a list that kept growing. The core module calls no tracker. It [keeps the weights of
+# the last call](../source/mha.md#MultiHeadAttention.forward) in `attn`, detached and
+# before dropout, so that you can track or plot them, as on this page.
 #
 # ## Try it: one wrong letter
 #
-# A subclass can override `get_scores`. Suppose that one letter `b` has become `c`, so that
-# the equation is `ibhd,jchd->ijbh`. Does it raise an error? What does it compute, and does
-# the model still learn the task?
+# A subclass can override `get_scores`. Suppose that one letter `b` has become `c`, so
+# that the equation is `ibhd,jchd->ijbh`. Does it raise an error? What does it compute,
+# and does the model still learn the task?
 
 
 # %% fold="Answer"
@@ -635,8 +640,8 @@ assert on_a_card > 0.9
 #
 # - In an `einsum` equation, letters that are missing in the output are summed over;
 #   letters in both inputs and in the output are batch dimensions.
-# - Scores are `ibhd,jbhd->ijbh`, context vectors `ijbh,jbhd->ibhd`, and softmax runs over
-#   `j`, which is axis 1 in this layout.
+# - Scores are `ibhd,jbhd->ijbh`, context vectors `ijbh,jbhd->ibhd`, and softmax runs
+#   over `j`, which is axis 1 in this layout.
 # - Batch-first input to a sequence-first module raises no error, but mixes sequences.
 #   Change one input and check which outputs change.
 # - Attention weights show where a trained model attends; masking a key shows whether it

@@ -30,9 +30,9 @@ x = 3 * torch.randn(length, batch_size, d_model, dtype=torch.float64)
 # ## Convert weights between implementations
 #
 # We create [the core module](../source/mha.md), and
-# [`convert.to`](../source/convert.md) builds the other four with its weights. The causal
-# class also needs the longest sequence length that it will accept, which no weight
-# determines.
+# [`convert.to`](../source/convert.md) builds the other four with its weights. The
+# causal class also needs the longest sequence length that it will accept, which no
+# weight determines.
 
 # %%
 core = MultiHeadAttention(heads, d_model).double().eval()
@@ -80,8 +80,9 @@ weights["core"] = core.attn.permute(2, 3, 0, 1)
 
 # %% [markdown]
 # **[The causal class](../source/implementations/causal.md)** is batch first, as are the
-# next two. It takes no mask, because it is always causal. It does not return its weights,
-# but they pass through its dropout module, where a forward hook can record them.
+# next two. It takes no mask, because it is always causal. It does not return its
+# weights, but they pass through its dropout module, where a forward hook can record
+# them.
 
 # %%
 x_batch_first = x.transpose(0, 1)
@@ -108,8 +109,8 @@ weights["valid_lens"] = flat.unflatten(0, (batch_size, heads))
 
 # %% [markdown]
 # **[Batch first](../source/implementations/batch_first.md)** takes a mask of zeros and
-# ones, `[q_len, k_len]`, in which 1 means *may attend*. It returns its weights beside the
-# output.
+# ones, `[q_len, k_len]`, in which 1 means *may attend*. It returns its weights beside
+# the output.
 
 # %%
 ones = torch.ones(length, length).int().tril()
@@ -121,8 +122,8 @@ outputs["batch_first"], weights["batch_first"] = system(
 # %% [markdown]
 # **[`torch.nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html)**
 # is sequence first unless it was built with `batch_first=True`. Its bool mask has the
-# opposite polarity: True means *may not attend*. By default it averages the weights over
-# the heads.
+# opposite polarity: True means *may not attend*. By default it averages the weights
+# over the heads.
 
 # %%
 blocked = ~keep.squeeze(-1)
@@ -171,18 +172,18 @@ assert worst(weights) <= 1e-14
 
 # %% [markdown]
 # All differences are at most $10^{-14}$, which is checked each time this page is built.
-# They are rounding: a floating-point sum depends on the order of its terms, and the five
-# classes call different kernels. A 0 in the table means that two classes agree bit for
-# bit on the machine that built this page; on another CPU, they may differ in the last
-# bits. The weights are the same in a plot as well:
+# They are rounding: a floating-point sum depends on the order of its terms, and the
+# five classes call different kernels. A 0 in the table means that two classes agree bit
+# for bit on the machine that built this page; on another CPU, they may differ in the
+# last bits. The weights are the same in a plot as well:
 
 # %% alt="Five heat maps of causal attention weights, one per implementation. They are the same in every cell: zero above the diagonal, and the first query has all of its weight on the first key."
 maps = torch.stack([weights[name][0, 1] for name in systems], dim=-1)
 _ = display_attention(words, words, maps, titles=list(systems), columns=3)
 
 # %% [markdown]
-# These are the weights of one head and one sequence in all five classes. They compute the
-# same function; the names and layouts differ.
+# These are the weights of one head and one sequence in all five classes. They compute
+# the same function; the names and layouts differ.
 #
 # ## Same seed, same initial weights
 #
@@ -226,9 +227,9 @@ for name in systems:
     assert same == (name != "torch")
 
 # %% [markdown]
-# `torch.nn.MultiheadAttention` initializes the output matrix first, then the other three
-# as one matrix and from another interval, and its biases with zeros. Its *output* weights
-# therefore equal the *query* weights of the others:
+# `torch.nn.MultiheadAttention` initializes the output matrix first, then the other
+# three as one matrix and from another interval, and its biases with zeros. Its *output*
+# weights therefore equal the *query* weights of the others:
 
 # %%
 theirs, ours = convert.extract(new("torch")), convert.extract(new("core"))
@@ -254,17 +255,18 @@ print(f"largest difference: {difference:.1f}")
 assert difference > 0.1
 
 # %% [markdown]
-# Each token now attends only to the tokens after it, and the last row is fully masked: its
-# output is the output bias. (With `need_weights=True` the row would be NaN, which is
-# easier to notice.) A model with this mistake trains without an error, and its training
-# loss looks good, because each position can see the token that it has to predict. So
-# whenever you replace one class by another, do what this page does: convert the weights,
-# call both with the same input, and look at the largest difference.
+# Each token now attends only to the tokens after it, and the last row is fully masked:
+# its output is the output bias. (With `need_weights=True` the row would be NaN, which
+# is easier to notice.) A model with this mistake trains without an error, and its
+# training loss looks good, because each position can see the token that it has to
+# predict. So whenever you replace one class by another, do what this page does: convert
+# the weights, call both with the same input, and look at the largest difference.
 #
 # ## Try it: permute the heads
 #
-# Permute the four heads of the core module: reorder the rows of its query, key and value
-# weights by head. The output changes. What else has to be permuted so that it does not?
+# Permute the four heads of the core module: reorder the rows of its query, key and
+# value weights by head. The output changes. What else has to be permuted so that it
+# does not?
 
 # %% fold="Answer"
 order = torch.tensor([2, 0, 3, 1])
@@ -288,8 +290,8 @@ assert (y - before).abs().max() <= 1e-14
 assert (permuted.attn - core.attn[..., order]).abs().max() <= 1e-14
 
 # %% [markdown]
-# The columns of the output weight must be permuted like the heads; its rows and its bias
-# stay. So the order of the heads has no meaning: "head 3" is a position in memory.
+# The columns of the output weight must be permuted like the heads; its rows and its
+# bias stay. So the order of the heads has no meaning: "head 3" is a position in memory.
 #
 # ## In short
 #

@@ -3,10 +3,10 @@
 #
 # [The core module](../source/mha.md) is the reference implementation: it is written to
 # be read. [The fast module](../source/fast/module.md) has the same parameters and gives
-# the same results up to rounding, and both compute the same matrix products. Yet the core
-# module takes longer. This lesson finds out why with PyTorch's profiler, and then changes
-# the computation step by step until it is fast. After each step the output is asserted
-# to be that of the core module. You need [sequence-first attention with
+# the same results up to rounding, and both compute the same matrix products. Yet the
+# core module takes longer. This lesson finds out why with PyTorch's profiler, and then
+# changes the computation step by step until it is fast. After each step the output is
+# asserted to be that of the core module. You need [sequence-first attention with
 # einsum](08_sequence_first_with_einsum.md), strides in particular. Reading time: 20
 # minutes.
 #
@@ -41,10 +41,11 @@ print(f"two products:     {attention / 1e6:5,.0f} million")
 # %% [markdown]
 # ## Run the PyTorch profiler
 #
-# The profiler records each operator that PyTorch runs: its name, start and duration, the
-# shapes of its inputs, the operator that called it, and the memory that was allocated and
-# freed. This gives some hundred events, which we group into a few kinds. An operator
-# without a kind of its own belongs to the kind of the operator that called it.
+# The profiler records each operator that PyTorch runs: its name, start and duration,
+# the shapes of its inputs, the operator that called it, and the memory that was
+# allocated and freed. This gives some hundred events, which we group into a few kinds.
+# An operator without a kind of its own belongs to the kind of the operator that called
+# it.
 
 # %%
 from itertools import accumulate
@@ -97,9 +98,9 @@ def time_by_kind(run):
 
 
 # %% [markdown]
-# Other processes on the machine disturb a measurement, so a single time means little. We
-# profile the calls that are to be compared in turn, several times, until the two shortest
-# runs of each agree within 5 % (three rounds at most), and take the shortest.
+# Other processes on the machine disturb a measurement, so a single time means little.
+# We profile the calls that are to be compared in turn, several times, until the two
+# shortest runs of each agree within 5 % (three rounds at most), and take the shortest.
 
 
 # %%
@@ -160,8 +161,8 @@ def draw(runs):
 draw(measured)
 
 # %% [markdown]
-# From left to right: three projections, the scores, the softmax, the weighted sum of the
-# values, and the output projection. The products and the softmax are the work of
+# From left to right: three projections, the scores, the softmax, the weighted sum of
+# the values, and the output projection. The products and the softmax are the work of
 # attention. The copies are not part of any formula: a large one before the softmax, and
 # many small ones before the second product. No line of the core module asks for a copy.
 # Where do they come from?
@@ -171,8 +172,8 @@ draw(measured)
 # A tensor is a block of memory and its *strides*, the distances between neighbors along
 # each axis. [Sequence-first attention with
 # einsum](08_sequence_first_with_einsum.md#memory-layout-strides-of-an-einsum-result)
-# looked at those of a small tensor. Here are the strides of the scores, and of the weights
-# that softmax returns:
+# looked at those of a small tensor. Here are the strides of the scores, and of the
+# weights that softmax returns:
 
 # %%
 query, key, value = core.query(x), core.key(x), core.value(x)  # [i, b, h, d]
@@ -187,14 +188,14 @@ assert weights.stride("ijbh".index("j")) == batch_size * heads
 
 # %% [markdown]
 # The scores of a query are contiguous: along `j` the stride is 1. This is how a matrix
-# product stores them, one matrix after another; `einsum` returns a permuted view, `[i, j,
-# b, h]`.
+# product stores them, one matrix after another; `einsum` returns a permuted view,
+# `[i, j, b, h]`.
 #
-# Softmax runs over `j`, which is contiguous. But PyTorch's softmax first makes its input
-# contiguous in the order of its axes. It copies all scores into that order, in which two
-# neighboring keys of a query are 32 numbers apart, and then reads memory with that stride.
-# The second product needs matrices again and copies each of the 32 back. The profiler has
-# the shapes of everything that was copied:
+# Softmax runs over `j`, which is contiguous. But PyTorch's softmax first makes its
+# input contiguous in the order of its axes. It copies all scores into that order, in
+# which two neighboring keys of a query are 32 numbers apart, and then reads memory with
+# that stride. The second product needs matrices again and copies each of the 32 back.
+# The profiler has the shapes of everything that was copied:
 
 
 # %%
@@ -222,8 +223,8 @@ assert copied(measured["core module"]) == scores_and_weights + context
 # %% [markdown]
 # ## Step 1: keep the axes in memory order
 #
-# The smallest change is to ask `einsum` for the axes in the order of the memory, `[b, h,
-# i, j]`. Then the keys are the last axis, and softmax has nothing to copy.
+# The smallest change is to ask `einsum` for the axes in the order of the memory,
+# `[b, h, i, j]`. Then the keys are the last axis, and softmax has nothing to copy.
 
 
 # %%
@@ -267,21 +268,21 @@ assert torch.allclose(view, weights, atol=1e-6)
 
 # %% [markdown]
 # The core module does not do this, so that all of its tensors have the same order of
-# axes: softmax over `j` is written as softmax over `j`, beside a mask and weights in the
-# same order. That makes it easier to read, and slower.
+# axes: softmax over `j` is written as softmax over `j`, beside a mask and weights in
+# the same order. That makes it easier to read, and slower.
 #
 # ## Step 2: run softmax in place
 #
-# Besides the products, a softmax and one copy are left. Softmax reads one large tensor and
-# writes another, so both are in memory at once. And new memory may cost time: the
+# Besides the products, a softmax and one copy are left. Softmax reads one large tensor
+# and writes another, so both are in memory at once. And new memory may cost time: the
 # operating system may have to provide it page by page and fill each page with zeros.
-# (Whether it does depends on the allocator and on what was allocated before, so the gain
-# in the figure below varies.) Softmax can write into its own input instead.
+# (Whether it does depends on the allocator and on what was allocated before, so the
+# gain in the figure below varies.) Softmax can write into its own input instead.
 #
 # For this, we write out what `einsum` did. Batch items and heads are flattened into one
-# axis of 32 matrices. This is a view, since these two axes are adjacent in memory; and a
-# matrix product accepts a view as long as one of its axes has stride 1. The product can
-# apply the scale too.
+# axis of 32 matrices. This is a view, since these two axes are adjacent in memory; and
+# a matrix product accepts a view as long as one of its axes has stride 1. The product
+# can apply the scale too.
 
 
 # %%
@@ -321,11 +322,11 @@ assert table < peak(run) < 2 * table
 
 # %% [markdown]
 # Even one table is a lot: for twice the length it is four times as large, and at some
-# length larger than any cache. But the context vector of a query needs only its own row of
-# weights, and only while it is computed. So one can process a few queries at a time and
-# discard their weights before the next. With an [online
-# softmax](../source/variants/online_softmax.md), which corrects a running sum, not even a
-# whole row is needed at once. The fused kernel behind PyTorch's
+# length larger than any cache. But the context vector of a query needs only its own row
+# of weights, and only while it is computed. So one can process a few queries at a time
+# and discard their weights before the next. With an [online
+# softmax](../source/variants/online_softmax.md), which corrects a running sum, not even
+# a whole row is needed at once. The fused kernel behind PyTorch's
 # `scaled_dot_product_attention` (SDPA) does this, from the first product to the second,
 # and it accepts our flattened views.
 
@@ -344,13 +345,13 @@ assert round(peak(run) / (4 * x.numel())) == 5
 
 # %% [markdown]
 # Nothing is copied: the kernel stores its result sequence first, so even the `flatten`
-# before the output projection is a view. And the table of scores is gone. What is left are
-# queries, keys, values, context vectors and outputs: five tensors of the size of the
-# input. They grow linearly with the length, not quadratically.
+# before the output projection is a view. And the table of scores is gone. What is left
+# are queries, keys, values, context vectors and outputs: five tensors of the size of
+# the input. They grow linearly with the length, not quadratically.
 #
-# In inference, [the fast module](../source/fast/module.md) runs exactly these operators.
-# It adds masks, dropout, causal attention, a KV cache, returned weights, and the input
-# checks of the core module.
+# In inference, [the fast module](../source/fast/module.md) runs exactly these
+# operators. It adds masks, dropout, causal attention, a KV cache, returned weights, and
+# the input checks of the core module.
 
 # %%
 from headnotes import fast
@@ -371,8 +372,8 @@ assert theirs == ours
 # %% [markdown]
 # ## Why not one QKV projection instead of three?
 #
-# In self-attention, queries, keys and values are three products with the same input. With
-# stacked weights, they are one:
+# In self-attention, queries, keys and values are three products with the same input.
+# With stacked weights, they are one:
 
 # %%
 parts = [part.linear for part in (core.query, core.key, core.value)]
@@ -390,8 +391,8 @@ for one, part in zip(project(x), (core.query, core.key, core.value), strict=True
 
 # %% [markdown]
 # This saves two products, which matters for short sequences; many modules, such as
-# PyTorch's, store the stacked weight only. But a stacked *copy* beside the three weights
-# becomes stale as soon as one of them changes:
+# PyTorch's, store the stacked weight only. But a stacked *copy* beside the three
+# weights becomes stale as soon as one of them changes:
 
 # %%
 before = project(x)[0]
@@ -401,10 +402,11 @@ assert not torch.allclose(core.query(x), before)
 _ = core.query.linear.weight.data.div_(2)
 
 # %% [markdown]
-# An optimizer, a moving average of the weights or another process may change them at any
-# time, and not every change can be detected. The fast module once had such a copy and
-# returned wrong results because of it. Now it has the three projections of the core module
-# and nothing else. The [benchmarks](../compare/benchmarks.md) show what this costs.
+# An optimizer, a moving average of the weights or another process may change them at
+# any time, and not every change can be detected. The fast module once had such a copy
+# and returned wrong results because of it. Now it has the three projections of the core
+# module and nothing else. The [benchmarks](../compare/benchmarks.md) show what this
+# costs.
 #
 # ## Results: time, copies and peak memory
 #
@@ -427,10 +429,11 @@ for name, run in measured.items():
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
-# No formula was changed: only the memory layout, and the number of intermediate tensors.
+# No formula was changed: only the memory layout, and the number of intermediate
+# tensors.
 #
-# For short sequences, there is little to copy and no memory to save. Then the overhead of
-# calling operators counts, and with it their number:
+# For short sequences, there is little to copy and no memory to save. Then the overhead
+# of calling operators counts, and with it their number:
 
 # %%
 few, counts = 3 * torch.randn(5, 1, d_model), {}
@@ -458,9 +461,9 @@ print(f"fast, projections included:   {peak(blocks) / 2**20:4.0f} MiB at peak")
 assert peak(blocks) < table < peak(kernel)
 
 # %% [markdown]
-# Fused kernels do not return attention weights either, and each supports some masks better
-# than others. So profile what a kernel really does, as on this page. Unlike times, the
-# names and shapes of operators do not depend on the load of the machine.
+# Fused kernels do not return attention weights either, and each supports some masks
+# better than others. So profile what a kernel really does, as on this page. Unlike
+# times, the names and shapes of operators do not depend on the load of the machine.
 #
 # ## Which implementation to use
 #
@@ -502,20 +505,20 @@ assert peak(measured["chunked"]) < table
 
 # %% [markdown]
 # The arithmetic is the same, with more calls. But the scores of a chunk may still be in
-# the cache when softmax and the second product read them, and the next chunk can reuse the
-# memory of the last. [Tiles](../source/fast/attention.md#Tiles) in the fast module
+# the cache when softmax and the second product read them, and the next chunk can reuse
+# the memory of the last. [Tiles](../source/fast/attention.md#Tiles) in the fast module
 # implement this idea with one buffer for all chunks, less work under a causal mask, and
 # [a backward pass](../source/fast/attention.md#Blockwise).
 #
 # ## In short
 #
-# - The core module is slow mainly because of copies: `einsum` returns a permuted view, and
-#   softmax and the second product each copy it into another order.
-# - Keeping the axes in memory order removes these copies; softmax in place removes a table
-#   of scores; a fused kernel removes the last one, and memory grows linearly.
+# - The core module is slow mainly because of copies: `einsum` returns a permuted view,
+#   and softmax and the second product each copy it into another order.
+# - Keeping the axes in memory order removes these copies; softmax in place removes a
+#   table of scores; a fused kernel removes the last one, and memory grows linearly.
 # - A stacked copy of weights can become stale.
-# - Fused kernels have limits, such as dropout on CPUs. The profiler shows which operators
-#   run, what they copy and how much memory they use.
+# - Fused kernels have limits, such as dropout on CPUs. The profiler shows which
+#   operators run, what they copy and how much memory they use.
 #
 # This is the last lesson. Next: the annotated code of [the core
 # module](../source/mha.md) and [the fast module](../source/fast/module.md), or the
