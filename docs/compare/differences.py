@@ -97,9 +97,9 @@ display(table(["biases by default", "initial weights", "retained on the module"]
 #
 # The implementations of Headnotes are corrected: they work in float16, and a fully
 # masked row gives zero. Their originals use three different values for a masked score,
-# and the value matters. Here each of them goes through the same softmax of two scores:
-# in a fully masked row, in a row whose only allowed score is very low, and in float16.
-# The cells are the two weights.
+# and the value matters. Here each of them goes through the same softmax of two scores,
+# which returns two weights: with both keys masked, with the second key masked beside an
+# allowed score of −2e6, and in float16 with one or both keys masked.
 
 # %% fold="How it is measured"
 
@@ -131,10 +131,10 @@ def weights(original, scores, masked, dtype=torch.float32):
 columns = [
     "original of",
     "value",
-    "fully masked row",
-    "−2e6, other key masked",
-    "float16, one key masked",
-    "float16, fully masked row",
+    "both masked",
+    "−2e6, other masked",
+    "float16",
+    "float16, both masked",
 ]
 lines = [f"| {' | '.join(columns)} |", "|---|--:|---|---|---|---|"]
 for name, (_, value) in ORIGINALS.items():

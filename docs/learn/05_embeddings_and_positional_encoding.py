@@ -60,12 +60,12 @@ assert torch.equal(x[0, 0], x[3, 0])  # 'the', twice in the first sentence
 # %% [markdown]
 # The embeddings are $\sqrt{8} \approx 2.83$ times as large as the rows of the table:
 # [the paper](https://arxiv.org/abs/1706.03762) multiplies them by $\sqrt{d_{model}}$
-# (section 3.4), without giving a reason. A likely one is that it uses the same table
-# twice. At the end of the model, the table turns vectors into logits by dot products.
-# There its entries should be small, about $1/\sqrt{d_{model}}$, or the logits would
-# grow with the width. At the beginning, positional encodings are added to its rows, and
-# their entries do not shrink with the width; without the factor, they would dominate
-# the sum.
+# (section 3.4), without giving a reason. A likely one is that it uses one table for
+# the embeddings and for the logits. For the logits, which are dot products of its rows
+# with the outputs of the model, its entries should be small, about
+# $1/\sqrt{d_{model}}$, or the logits would grow with the width. For the embeddings,
+# positional encodings are added to its rows, and their entries do not shrink with the
+# width; without the factor, they would dominate the sum.
 #
 # Our table is initialized like `torch.nn.Embedding`, with a standard deviation of 1. So
 # here it is the embeddings that dominate, and large embeddings make large scores: the

@@ -179,10 +179,10 @@ for count in (3, 100, 1000):
 # ## Fully masked rows: an empty sequence
 #
 # A sequence may be empty. Its valid length is 0, and all of its scores are masked. The
-# original uses $-10^6$ for masked scores instead of $-\infty$. As long as one key is
-# valid, the result is nearly always the same, since the difference to its score is so
-# large that the weight underflows to 0. But if all four scores are $-10^6$, they are
-# equal, and softmax depends only on differences:
+# code of the book sets masked scores to $-10^6$ instead of $-\infty$. As long as one
+# key is valid, the result is nearly always the same, since the difference to its score
+# is so large that the weight underflows to 0. But if all four scores are $-10^6$, they
+# are equal, and softmax depends only on differences:
 #
 # $$\frac{e^{-10^6}}{4 \cdot e^{-10^6}} = \frac{1}{4}$$
 #
@@ -198,7 +198,7 @@ infinite = scores.masked_fill(~keep, -math.inf).softmax(dim=0)
 original = scores.masked_fill(~keep, -1e6).softmax(dim=0)
 ours = masked_softmax(scores.view(1, 1, 4), torch.tensor([0])).flatten()
 print("−∞ alone:     ", infinite)
-print("the original: ", original)
+print("the book:     ", original)
 print("Headnotes:    ", ours)
 assert infinite.isnan().all()
 assert (original == 1 / 4).all()
