@@ -1,11 +1,12 @@
 # %% [markdown]
-# # Who differs how
+# # How implementations differ
 #
-# The five systems [compute the same](equivalence.md) once they hold the same weights
-# and are asked the same question. What differs is everything around it, and that is
-# where people stumble when they carry code or a checkpoint from one to another. No cell
-# of these tables was typed: each is the answer of a [probe](../source/compare/probes.md), which
-# does something to the module and looks at what happens.
+# This page compares the conventions of five implementations of multi-head attention:
+# layout, masks, return values, scale, dropout, biases, initial weights. Read it before
+# you move code or a checkpoint from one to another: with the same weights and the same
+# input, the five [compute the same function](equivalence.md), but in everything else
+# they differ. Each cell of the tables is measured when this page is built, by a
+# [probe](../source/compare/probes.md), an experiment on the module.
 
 # %% hide="true"
 from IPython.display import Markdown, display
@@ -14,35 +15,40 @@ from headnotes.compare.equivalence import SYSTEMS
 from headnotes.compare.probes import PROBES
 
 
-def table(questions):
-    """One row a question, one column a system."""
-    lines = ["| question |" + "|".join(f"`{name}`" for name in SYSTEMS) + "|"]
+def table(properties):
+    """One row per property, one column per implementation."""
+    lines = ["| property |" + "|".join(f"`{name}`" for name in SYSTEMS) + "|"]
     lines.append("|---" * (len(SYSTEMS) + 1) + "|")
-    for question in questions:
-        answers = "|".join(PROBES[question](name) for name in SYSTEMS)
-        lines.append(f"| {question} | {answers} |")
+    for name in properties:
+        found = "|".join(PROBES[name](system) for system in SYSTEMS)
+        lines.append(f"| {name} | {found} |")
     return Markdown("\n".join(lines))
 
 
 # %% [markdown]
-# `core` is [the page](../source/mha.md), `causal`, `valid_lens` and `batch_first` are
-# [as others](../source/implementations/causal.md)
-# [write](../source/implementations/valid_lens.md)
-# [it](../source/implementations/batch_first.md), and `torch` is
-# `torch.nn.MultiheadAttention`.
+# The implementations are [`core`](../source/mha.md), the reference implementation of
+# Headnotes; [`causal`](../source/implementations/causal.md), which is always causal;
+# [`valid_lens`](../source/implementations/valid_lens.md), which takes valid lengths
+# instead of a mask; [`batch_first`](../source/implementations/batch_first.md), which
+# returns its weights; and `torch`, which is `torch.nn.MultiheadAttention`. The first
+# four follow published implementations, with [corrections](errata.md).
 #
-# ## How it is called
+# ## Layout, masks and return values
 
 # %% hide="true"
 display(table(["layout", "mask", "returned"]))
 
 # %% [markdown]
-# Three traps lie in these rows. A batch-first tensor fits into a sequence-first module
-# without complaint, and attends across the batch. A mask for one of the columns,
-# inverted, is a mask for another. And the weights that `torch` returns are averaged
-# over the heads: the axis is missing.
+# Three common mistakes follow from these rows:
 #
-# ## What it computes
+# - A batch-first tensor is accepted by a sequence-first module without an error, and
+#   then sequences attend to each other instead of tokens.
+# - A bool mask of one implementation is the inverse of the mask of another. It has the
+#   right shape, so there is no error either.
+# - The weights that `torch` returns are averaged over the heads: they have no axis for
+#   heads.
+#
+# ## Scale, masked scores, dropout and float16
 
 # %% hide="true"
 display(
@@ -58,12 +64,13 @@ display(
 )
 
 # %% [markdown]
-# *Below −1e30* means that a key which may be read wins against one which may not, even
-# if its score is −10³⁰. *Shown before it* means that the weights which you can look at
-# still sum to 1 in training.
+# *Below −1e30*: a key that may be attended to has all of the weight beside a masked
+# one, even if its score is −10³⁰. *Shown before it*: the returned or stored weights are
+# those before dropout, so they sum to 1 in training as well.
 #
-# `torch` reads NaN from an empty row when it is asked for the weights. If it is not,
-# it takes another path, and reads zero there too:
+# A fully masked row of `torch` is NaN if the weights are requested, which is the
+# default. With `need_weights=False` it uses another code path, and the context vector
+# is zero, so the output is the output bias:
 
 # %%
 import torch
@@ -71,60 +78,82 @@ from torch import nn
 
 theirs = nn.MultiheadAttention(6, 2)
 x = torch.randn(3, 1, 6)
-nothing = torch.ones(3, 3, dtype=torch.bool)  # True forbids
-with_weights, _ = theirs(x, x, x, attn_mask=nothing)
-without, _ = theirs(x, x, x, attn_mask=nothing, need_weights=False)
+mask_all = torch.ones(3, 3, dtype=torch.bool)  # True: may not attend
+with_weights, _ = theirs(x, x, x, attn_mask=mask_all)
+without, _ = theirs(x, x, x, attn_mask=mask_all, need_weights=False)
 print("need_weights=True: ", with_weights[0, 0, :3].tolist())
 print("need_weights=False:", without[0, 0, :3].tolist())
 assert with_weights.isnan().all()
 assert torch.equal(without, theirs.out_proj.bias.expand_as(without))
 
 # %% [markdown]
-# ## What it holds
+# ## Biases, initial weights and retained tensors
 
 # %% hide="true"
 display(table(["biases by default", "initial weights", "retained on the module"]))
 
 # %% [markdown]
-# ## What the originals fill in
+# ## Fill value of masked scores: −∞, −1e6 or −1e10
 #
-# Ours agree on empty rows and on float16 because they were made to. The published
-# originals write three different numbers over a forbidden score, and the number
-# decides. Here each of the three goes through the same softmax, in a row that may see
-# nothing, in a row whose one permitted score is very low, and in float16:
+# The implementations of Headnotes are corrected: they work in float16, and a fully
+# masked row gives zero. Their originals use three different values for a masked score,
+# and the value matters. Here each of them goes through the same softmax of two scores,
+# which returns two weights: with both keys masked, with the second key masked beside an
+# allowed score of −2e6, and in float16 with one or both keys masked.
 
 # %% fold="How it is measured"
-FILLS = {"`causal`, `core`": -torch.inf, "`valid_lens`": -1e6, "`batch_first`": -1e10}
 
 
-def weights(scores, allowed, fill, dtype=torch.float32):
-    """A row of weights, the forbidden scores overwritten by `fill`."""
-    row = torch.tensor(scores, dtype=dtype)
-    return row.masked_fill(~torch.tensor(allowed), fill).softmax(dim=0).tolist()
+def fill(row, masked, value):
+    return row.masked_fill(masked, value)
 
 
-def say(row):
-    return ", ".join(f"{weight:.2g}" for weight in row)
+def assign(row, masked, value):
+    row[masked] = value
+    return row
 
 
-lines = ["| the original of | fills | a row without keys | a score of −2e6 beside a "]
-lines[0] += "forbidden key | float16, one key forbidden | float16, no keys |"
-lines.append("|---|--:|---|---|---|---|")
-for name, fill in FILLS.items():
-    empty = say(weights([1.0, 2.0], [False, False], fill))
-    low = say(weights([-2e6, 0.0], [True, False], fill))
+ORIGINALS = {
+    "`causal`, `core`": (fill, -torch.inf),
+    "`valid_lens`": (assign, -1e6),
+    "`batch_first`": (fill, -1e10),
+}
+
+
+def weights(original, scores, masked, dtype=torch.float32):
+    """A row of weights, as the original computes it."""
+    fill, value = ORIGINALS[original]
+    row = fill(torch.tensor(scores, dtype=dtype), torch.tensor(masked), value)
+    found = ", ".join(f"{weight:.2g}" for weight in row.softmax(dim=0).tolist())
+    return found.replace("nan", "NaN")
+
+
+columns = [
+    "original of",
+    "value",
+    "both masked",
+    "−2e6, other masked",
+    "float16",
+    "float16, both masked",
+]
+lines = [f"| {' | '.join(columns)} |", "|---|--:|---|---|---|---|"]
+for name, (_, value) in ORIGINALS.items():
+    full = weights(name, [1.0, 2.0], [True, True])
+    low = weights(name, [-2e6, 0.0], [False, True])
     try:
-        half = say(weights([1.0, 2.0], [True, False], fill, torch.half))
-        none = say(weights([1.0, 2.0], [False, False], fill, torch.half))
+        half = weights(name, [1.0, 2.0], [False, True], torch.half)
+        half_full = weights(name, [1.0, 2.0], [True, True], torch.half)
     except RuntimeError:
-        half = none = "RuntimeError"
-    lines.append(f"| {name} | {fill:g} | {empty} | {low} | {half} | {none} |")
+        half = half_full = "RuntimeError"
+    lines.append(f"| {name} | {value:g} | {full} | {low} | {half} | {half_full} |")
 
 # %% hide="true"
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# A row of ½ and ½ is the mean of all values, the forbidden ones among them. Minus
-# infinity is the one number that exists in every dtype and lies below every score; it
-# only needs a rule for the row without keys, and the rule of this house is
-# [zero](../source/mha.md#masked_softmax).
+# Weights of ½ and ½ give the mean of all values, masked ones included. With −10⁶, a
+# very low but allowed score loses all of its weight to the masked key. Neither −10⁶ nor
+# −10¹⁰ exists in float16: assigned by an index, as the original of `valid_lens` does,
+# the value becomes −∞, and `masked_fill` raises an error. −∞ exists in every dtype and
+# is below every score, but it needs a rule for fully masked rows. In Headnotes, their
+# [weights are zero](../source/mha.md#masked_softmax).

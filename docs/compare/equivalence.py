@@ -1,19 +1,21 @@
 # %% [markdown]
-# # The equivalence matrix
+# # Equivalence matrix
 #
-# Five systems hold the same weights and are asked the same five questions, each in its
-# own dialect. Do they compute the same function, and would they learn the same? They
-# do, as closely as rounding allows. All numbers below were measured when this page was
-# built, by [`compare`](../source/compare/equivalence.md), whose lines the
-# [tests](../source/compare/tests/test_equivalence.md) run too.
+# Do five implementations of multi-head attention compute the same function, and would
+# they train alike? This page gives them the same weights and the same inputs in five
+# cases, and compares outputs and gradients pair by pair. They agree up to rounding. All
+# numbers were measured when this page was built, by
+# [`compare`](../source/compare/equivalence.md), which has
+# [tests](../source/compare/tests/test_equivalence.md) of its own. The five
+# implementations are described in [How implementations differ](differences.md).
 #
-# ## How to read it
+# ## How to read the tables
 #
-# A cell holds two numbers, for float32 and for float64. Each is the distance from the
-# system named in its row to **the farthest of the others**: the largest difference of
-# any entry, relative to the largest entry. One rounding is $6 \cdot 10^{-8}$ in
-# float32 and $10^{-16}$ in float64. A dash means that the system has no words for the
-# question: `causal` always looks backwards, and only at itself.
+# A cell contains one number for float32 and one for float64. Each is the largest
+# difference between this implementation and **any of the others**, in any entry,
+# relative to the largest entry. One rounding is $6 \cdot 10^{-8}$ in float32 and
+# $10^{-16}$ in float64. A dash means that the implementation cannot compute the case:
+# `causal` is always causal, and has neither padding masks nor cross-attention.
 
 # %% fold="How it is measured"
 import torch
@@ -30,20 +32,20 @@ for dtype in (torch.float32, torch.float64):
 
 
 def number(value):
-    """A distance, or a dash for a question without words."""
+    """A difference, or a dash for a case that cannot be computed."""
     return "–" if isinstance(value, str) else f"{value:.1e}".replace("e-0", "e-")
 
 
 def table(quantity, rows):
-    """One row a system, one column a question, float32 above float64."""
-    questions = list(measured[torch.float32])
-    lines = ["| system |" + "|".join(questions) + "|"]
-    lines.append("|---" * (len(questions) + 1) + "|")
+    """One row per implementation, one column per case, float32 above float64."""
+    cases = list(measured[torch.float32])
+    lines = ["| implementation |" + "|".join(cases) + "|"]
+    lines.append("|---" * (len(cases) + 1) + "|")
     for row in rows:
         cells = []
-        for question in questions:
+        for case in cases:
             single, double = (
-                number(measured[dtype][question][quantity][row])
+                number(measured[dtype][case][quantity][row])
                 for dtype in (torch.float32, torch.float64)
             )
             cells.append(single if single == double else f"{single}<br>{double}")
@@ -58,24 +60,24 @@ def table(quantity, rows):
 display(table("output", compare.SYSTEMS))
 
 # %% [markdown]
-# ## Gradients of the input
+# ## Input gradients
 #
-# The same random gradient arrives at each output; this is what leaves at the input.
+# Each output receives the same random gradient in the backward pass.
 
 # %% hide="true"
 display(table("input gradient", compare.SYSTEMS))
 
 # %% [markdown]
-# ## Gradients of the weights
+# ## Weight gradients
 #
-# All four projections with their biases, carried to one layout by
+# The gradients of all four projections and their biases, converted to one layout by
 # [`convert`](../source/convert.md).
 
 # %% hide="true"
 display(table("weight gradients", compare.SYSTEMS))
 
 # %% [markdown]
-# ## The worst pair
+# ## Largest difference of all
 
 # %%
 worst = {dtype: compare.worst(cells) for dtype, cells in measured.items()}
@@ -85,48 +87,46 @@ assert worst[torch.float32] <= 1e-6
 assert worst[torch.float64] <= 1e-13
 
 # %% [markdown]
-# ## Parameters
+# ## Number of parameters
 #
-# As each is built if nobody asks for more or for less, with 8 heads and a width of 512.
-# They differ only in [which biases they have](differences.md); with all biases it is
-# the same number for all.
+# Here are the parameters of each implementation by default, with 8 heads and `d_model`
+# = 512. The numbers differ only by [the biases](differences.md); with all biases they
+# are the same.
 
 # %% hide="true"
 from headnotes.compare.probes import biases, default_module
 
-lines = ["| system | parameters | biases |", "|---|--:|---|"]
+lines = ["| implementation | parameters | biases |", "|---|--:|---|"]
 for name in compare.SYSTEMS:
     count = sum(p.numel() for p in default_module(name, 512, 8).parameters())
     lines.append(f"| `{name}` | {count:,} | {biases(name)} |")
 display(Markdown("\n".join(lines)))
 
-everything = {
-    name: sum(p.numel() for p in module.parameters())
-    for name, module in systems.items()
+with_all_biases = {
+    sum(p.numel() for p in module.parameters()) for module in systems.values()
 }
-assert len(set(everything.values())) == 1
+assert len(with_all_biases) == 1
 
 # %% [markdown]
-# ## The stages
+# ## The four stages that lead to `causal`
 #
-# The [four stages](../source/implementations/stages.md) that lead to `causal` have no
-# output projection, and no biases here. So the others are given an identity in its
-# place, and the stages join the table: `v1` and `v2` with one head, the `wrapper` with
-# four.
+# The [four stages](../source/implementations/stages.md) have no output projection, and
+# no biases here. So the others get an identity matrix as output projection. `v1`, `v2`
+# and `causal_head` have one head, the `wrapper` has four.
 
 # %% hide="true"
 STAGES = {
     1: ("v1", "v2", "causal_head", "core", "causal", "torch"),
     HEADS: ("wrapper", "core", "causal", "torch"),
 }
-lines = ["| heads | system | no mask | causal |", "|--:|---|---|---|"]
+lines = ["| heads | implementation | no mask | causal |", "|--:|---|---|---|"]
 for heads, names in STAGES.items():
     rows = {name: [] for name in names}
-    for question in ("no mask", "causal"):
+    for case in ("no mask", "causal"):
         for dtype in (torch.float32, torch.float64):
-            case = {question: compare.cases(D_MODEL, dtype=dtype)[question]}
+            cases = {case: compare.cases(D_MODEL, dtype=dtype)[case]}
             modules = compare.systems(names, heads=heads, d_model=D_MODEL, dtype=dtype)
-            cells = compare.matrix(modules, case)[question]
+            cells = compare.matrix(modules, cases)[case]
             for name in names:
                 values = [by_name[name] for by_name in cells.values()]
                 refused = isinstance(values[0], str)
@@ -138,13 +138,13 @@ for heads, names in STAGES.items():
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Here a cell is the worst of the output and both gradients. The gradient of the output
-# projection is left out where a system has none.
+# Here a cell is the largest difference of the output and of both gradients. The
+# gradient of the output projection is left out if an implementation has none.
 #
-# ## On your machine
+# ## Other machines and GPUs
 #
-# `python benchmarks/equivalence.py` measures the same on each device that you have, and
-# writes down what it found with the machine and the versions. The recorded runs:
+# `python benchmarks/equivalence.py` measures the same on each device of your machine,
+# and records the result with the device and the versions. The recorded runs:
 
 # %% hide="true"
 import json

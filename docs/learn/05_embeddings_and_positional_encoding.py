@@ -1,15 +1,17 @@
 # %% [markdown]
-# # From sentences to pictures
+# # Embeddings and positional encoding
 #
-# How does a sentence become something that attention can compare, and how does one look
-# at what it did? We follow three sentences the whole way: words, numbers, vectors,
-# positions, heads, maps. At the end stands the smallest part of the formula, and perhaps
-# the most puzzling: why are scores divided by $\sqrt{d_k}$?
+# A model turns text into vectors in three steps: it splits the text into tokens, looks
+# up an embedding for each token, and adds a positional encoding. This lesson follows
+# three sentences through these steps and through four attention heads. It then shows
+# two things that are easy to get wrong: how to read a heat map of attention weights,
+# and why scores are divided by $\sqrt{d_k}$. You need [multi-head
+# attention](04_multi_head_attention.md). Reading time: 10 minutes.
 #
-# ## Words, and numbers for them
+# ## Tokens and vocabulary
 #
-# Three sentences of six words. They share some words, and each but the last uses a word
-# twice.
+# Here are three sentences of six tokens each; a token is a word here. The sentences
+# share some tokens, and in the first two one token occurs twice.
 
 # %%
 import torch
@@ -25,21 +27,23 @@ for sentence in sentences:
     print(tokenize(sentence))
 
 # %% [markdown]
-# The [vocabulary](../source/positions.md) numbers each different word, in order of the
-# alphabet. A word that it does not know becomes number 1.
+# The [vocabulary](../source/positions.md) assigns a token id to each distinct token, in
+# alphabetical order. Id 0 is padding; id 1 stands for every token that is not in the
+# vocabulary.
 
 # %%
 vocabulary = Vocabulary(sentences)
 tokens, _ = vocabulary.encode_batch(sentences)
 print(len(vocabulary), "entries:", *vocabulary.words)
-print(tokens.T)  # a row is a sentence
+print(tokens.T)  # one row per sentence
 print(vocabulary.decode(vocabulary.encode("The wise owl")))
 
 # %% [markdown]
-# ## Numbers become vectors
+# ## Token embeddings
 #
-# Each number picks a row of a learned table, 8 numbers wide here. What is learned starts
-# out random, and so it stays on this page.
+# Each id selects a row of a table, the embedding of the token: here a vector of 8
+# numbers. The table is a parameter that training adjusts. Nothing is trained on this
+# page, so its entries are random.
 
 # %%
 from headnotes.positions import Embeddings
@@ -50,24 +54,33 @@ embeddings = Embeddings(len(vocabulary), d_model)
 x = embeddings(tokens)
 print("[seq_len, batch_size, d_model] =", list(x.shape))
 rows = embeddings.table.weight[tokens]
-print(f"size of their entries: {rows.std():.2f} as rows, {x.std():.2f} now")
+print(f"standard deviation: {rows.std():.2f} in the table, {x.std():.2f} in x")
 assert torch.equal(x[0, 0], x[3, 0])  # 'the', twice in the first sentence
 
 # %% [markdown]
-# The vectors are $\sqrt{8} \approx 2.83$ times as large as their rows of the table. Why?
-# The paper uses one table for two jobs. At the end of the model it turns vectors back
-# into words, by dot products, and there its entries should be small, about
-# $1/\sqrt{d_{model}}$: else the scores of the words would grow with the width. At the
-# beginning its rows are added to the positions, whose entries do not shrink with the
-# width, and the factor makes up for it. Without it, position would drown out meaning.
-# (Our table starts out with entries of size 1, as PyTorch likes it, so here it is the
-# words that are louder.)
+# The embeddings are $\sqrt{8} \approx 2.83$ times as large as the rows of the table:
+# [the paper](https://arxiv.org/abs/1706.03762) multiplies them by $\sqrt{d_{model}}$
+# (section 3.4), without giving a reason. A likely one is that it uses one table for
+# the embeddings and for the logits. For the logits, which are dot products of its rows
+# with the outputs of the model, its entries should be small, about
+# $1/\sqrt{d_{model}}$, or the logits would grow with the width. For the embeddings,
+# positional encodings are added to its rows, and their entries do not shrink with the
+# width; without the factor, they would dominate the sum.
 #
-# ## Vectors learn where they are
+# Our table is initialized like `torch.nn.Embedding`, with a standard deviation of 1. So
+# here it is the embeddings that dominate, and large embeddings make large scores: the
+# maps below are [far from even although nothing is
+# trained](00_a_first_look.md).
 #
-# Attention treats all keys alike and so [knows no
-# order](00_a_first_look.md). Each vector is therefore given a second
-# one, made of sines and cosines of its position.
+# ## Sinusoidal positional encoding
+#
+# Self-attention without a mask is permutation-equivariant: if the tokens change places,
+# the outputs change places with them and are otherwise the same. The order of the
+# tokens must therefore enter in some way. The paper adds to each embedding a second
+# vector, which is not learned: it consists of sines and cosines of the position. (Other
+# ways are to rotate queries and keys by their position, as RoPE does, or to add a bias
+# for the distance to the scores, as ALiBi does. A causal mask breaks the symmetry as
+# well.)
 
 # %%
 from headnotes.positions import PositionalEncoding, sinusoids
@@ -75,7 +88,7 @@ from headnotes.positions import PositionalEncoding, sinusoids
 table = sinusoids(32, 16)
 products = table @ table.T
 
-# %% fold="How the pictures are drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
@@ -88,66 +101,69 @@ def draw_positions(table, products):
     left.set(xlabel="column", ylabel="position")
     bar = left.figure.colorbar(mesh, ax=left, ticks=[-1, 0, 1])
     bar.solids.set(rasterized=False, edgecolor="face")
-    for here, color in ((8, "#d55e00"), (24, "#2f86d6")):
-        right.plot(products[here], "-", color=color, label=f"row {here}")
-        right.plot(here, products[here, here], "o", color=color)
+    for row, color in ((8, "#d55e00"), (24, "#2f86d6")):
+        right.plot(products[row], "-", color=color, label=f"row {row}")
+        right.plot(row, products[row, row], "o", color=color)
     right.set(xlabel="position of the other row", ylabel="dot product")
     right.legend(frameon=False)
     plt.show()
 
 
-# %% alt="Left: the table of positions, 32 rows by 16 columns, as colours from minus one to one; the first columns change from row to row, the last hardly at all. Right: the dot products of row 8 and of row 24 with all rows: two curves of the same shape, each with its peak of 8 at its own row."
+# %% alt="Left: the table of positional encodings, 32 positions by 16 columns, as colors from minus one to one; the first columns change from row to row, the last hardly at all. Right: the dot products of row 8 and of row 24 with all rows: two curves of the same shape, each with its peak of 8 at its own row."
 draw_positions(table, products)
 
 # %% [markdown]
-# Each pair of columns is a hand of a clock. The first turns once in $2\pi \approx 6$
-# positions, those on the right hardly move. To move by three positions is to turn every
-# hand by an angle of its own, the same angle wherever one starts. So a dot product of
-# two rows depends on their distance and on nothing else: the two curves are one curve,
-# shifted.
+# Two neighboring columns hold the sine and the cosine of the same angle, which is
+# proportional to the position: together they are a clock hand. The first hand makes a
+# full turn in $2\pi \approx 6$ positions, the last hardly moves. Moving by three
+# positions rotates each hand by an angle that depends on the hand only, not on the
+# starting position. So the dot product of two rows depends only on their distance: the
+# two curves are the same curve, shifted.
 
 # %%
 for distance in (0, 1, 3, 10):
     values = products.diagonal(distance)
     assert torch.allclose(values, values[:1])
-    print(f"{distance:2} apart: {values[0]:6.3f}, at all {len(values)} places")
+    print(f"distance {distance:2}: {values[0]:6.3f} for all {len(values)} pairs")
 
 # %% [markdown]
-# Now the two *the* of the first sentence are no longer the same vector, and they differ
-# by just the difference of their positions. (`eval` turns off the dropout, which
-# would drop some entries in training.)
+# With positional encodings, the two occurrences of *the* in the first sentence have
+# different vectors. Their difference is that of the two encodings. (`eval` turns off
+# the dropout of this layer, which sets some entries to zero in training.)
 
 # %%
 positions = PositionalEncoding(d_model).eval()
-placed = positions(x)
-first, second = 0, 3  # where 'the' stands
-difference = placed[second, 0] - placed[first, 0]
+encoded = positions(x)
+first, second = 0, 3  # the positions of 'the'
+difference = encoded[second, 0] - encoded[first, 0]
 rows = sinusoids(4, d_model).float()
 assert torch.allclose(difference, rows[second] - rows[first], atol=1e-6)
 print(*(f"{number:.4f}" for number in difference))
 
 # %% [markdown]
-# ## Four heads
+# ## Attention weights of four heads
 #
-# Up to here the sequence came first. Much code wants the batch first, so we turn the
-# finished vectors and take a [module of that kind](../source/implementations/batch_first.md).
-# It hands back the weights beside the output.
+# So far the layout was sequence first, `[seq_len, batch_size, d_model]`. Much code is
+# batch first, so we transpose the first two axes and use a [batch-first
+# module](../source/implementations/batch_first.md), which returns its attention weights
+# beside the output.
 
 # %%
 from headnotes.implementations.batch_first import MultiHeadAttention
 
 mha = MultiHeadAttention(d_model=d_model, n_heads=4).eval()
-batch = placed.transpose(0, 1)  # [batch_size, seq_len, d_model]
+batch = encoded.transpose(0, 1)  # [batch_size, seq_len, d_model]
 output, attn_probs = mha(batch, batch, batch)
 print("output: ", list(output.shape))
 print("weights:", list(attn_probs.shape))
 assert torch.allclose(attn_probs.sum(dim=-1), torch.ones(3, 4, 6))
 
 # %% [markdown]
-# The weights are `[batch_size, heads, q_len, k_len]`. For the first sentence, with
-# heads last, [a map a head](../source/plots.md):
+# The shape of the weights is `[batch_size, heads, q_len, k_len]`. Here are the weights
+# of the first sentence, [one map per head](../source/plots.md); a row is a query, a
+# column is a key:
 
-# %% alt="Four heat maps, one a head, of how much each word of ‘the owl watched the old fox’ reads from each other word, on one colour scale. The heads differ, and the two rows of ‘the’ differ too."
+# %% alt="Four heat maps of attention weights for ‘the owl watched the old fox’, one per head, on one color scale. The heads differ, and so do the two rows of ‘the’."
 from headnotes.plots import display_attention
 
 words = tokenize(sentences[0])
@@ -155,27 +171,26 @@ maps = attn_probs[0].permute(1, 2, 0)  # [q_len, k_len, heads]
 figure = display_attention(words, words, maps)
 
 # %% [markdown]
-# Compare the two rows of *the*. Without positions they would be equal, in every head, as
-# they were in [the first lesson](00_a_first_look.md). Now they differ.
+# Compare the two rows of *the*. Without positional encodings they are equal in every
+# head, since equal queries have equal weights. With them they differ:
 
 # %%
 gap = (maps[first] - maps[second]).abs().max()
-bare = x.transpose(0, 1)
-_, without = mha(bare, bare, bare)
+unencoded = x.transpose(0, 1)
+_, without = mha(unencoded, unencoded, unencoded)
 gap_without = (without[0, :, first] - without[0, :, second]).abs().max()
 print(f"largest difference of the two rows: {gap:.2f}")
-print(f"without positions:                  {gap_without:.2f}")
+print(f"without positional encodings:       {gap_without:.2f}")
 assert gap > 0.3
 assert gap_without < 1e-6
 
 # %% [markdown]
-# ## What a colour means
+# ## Reading a heat map: check the color scale
 #
-# All four maps share one scale: it starts at 0 and ends at the largest weight of all.
-# Published maps are often drawn otherwise, with a scale of its own for each head. Here
-# is head 3 like that:
+# All four maps share one color scale, from 0 to the largest weight of all heads. Many
+# published maps have one scale per head instead. Here is head 3 drawn that way:
 
-# %% alt="Head 3 alone, on its own scale from 0 to about 0.4. Its largest weights are now as bright as the largest of any head were before, although the numbers on the cells are the same."
+# %% alt="Head 3 alone, on its own color scale from 0 to about 0.4. Its largest weights are now as bright as the largest weight of any head was before, although the numbers in the cells are the same."
 figure = display_attention(words, words, maps[:, :, 3])
 
 tops = maps.amax(dim=(0, 1))
@@ -184,16 +199,16 @@ assert tops.max() > 0.9
 assert tops[3] < 0.42
 
 # %% [markdown]
-# The numbers are the same, but the picture now tells of a head that has found something,
-# where before it told of one that looks around. Bright meant *much*; now it only means
-# *the most that this head has*. Whoever reads a map should look at its colour bar first.
+# The numbers are the same, but head 3 now looks as decided as the others. On the shared
+# scale, a bright cell is a large weight; on a scale of its own, it is only the largest
+# weight of this head. Look at the color bar before you interpret a map.
 #
-# ## Why divide by the square root?
+# ## Why scores are divided by the square root of d_k
 #
-# A score is a sum of $d_k$ products. If the components of a query and a key are
-# independent, with mean 0 and variance 1, so is each product, and the variances add up:
-# the score has variance $d_k$. Let us see, for 2,000 queries with 6 keys each, in heads
-# that are 2, 64 and 512 wide.
+# A score is a sum of $d_k$ products. If the components of query and key are
+# independent, with mean 0 and variance 1, each product has variance 1 and their
+# variances add up: the score has variance $d_k$. We check this with 2,000 queries, each
+# with 6 keys, for heads of width 2, 64 and 512.
 
 # %%
 scores = {}
@@ -202,73 +217,89 @@ for d_k in (2, 64, 512):
     key = torch.randn(2000, 6, d_k)
     scores[d_k] = (query * key).sum(dim=-1)  # [samples, k_len]
     spread = scores[d_k].std()
-    print(f"d_k {d_k:3}: spread {spread:5.2f}, √d_k {d_k**0.5:5.2f}")
+    print(f"d_k {d_k:3}: standard deviation {spread:5.2f}, √d_k {d_k**0.5:5.2f}")
     assert abs(spread / d_k**0.5 - 1) < 0.05
 
 # %% [markdown]
-# Softmax looks at differences of scores. A difference of 1 makes one weight $e$ times
-# the other; a difference of 20, half a billion times. So the wider the head, the more
-# of the row goes to a single key, for no reason but the width. And a row that is decided
-# is hard to change: the Jacobian of softmax, $\operatorname{diag}(p) - p\,p^\top$,
-# vanishes as one weight comes near 1.
+# Softmax depends on the differences between scores. A difference of 1 makes one weight
+# $e$ times as large as the other; a difference of 20 makes it half a billion times as
+# large. So the wider the head, the closer its weights are to one-hot, for no other
+# reason than its width. And a softmax that is nearly one-hot is saturated: its
+# Jacobian, $\operatorname{diag}(p) - p\,p^\top$, vanishes as one weight approaches 1,
+# and the gradient vanishes with it.
 
-# %% alt="Three columns, for heads 2, 64 and 512 wide. Top: scores as they are spread ever wider, divided by the root of the width they keep their spread. Middle: the mean weight of the most read key rises from 0.46 to 0.96 as they are, and stays near 0.4 when divided. Bottom: the steepness of softmax piles up at 0 for wide heads as they are, and stays near 0.4 when divided."
+# %% alt="Three columns, for heads of width 2, 64 and 512. Top: unscaled scores have an ever larger spread; divided by the root of the width, they keep the same spread. Middle: the mean of the largest weight of a row rises from 0.46 to 0.96 without scaling, and stays near 0.4 with it. Bottom: the norms of the Jacobian of softmax pile up at 0 for wide heads without scaling, and stay near 0.4 with it."
 from headnotes.plots import display_scaling, jacobian_norms
 
 figure = display_scaling(scores)
 
 # %%
-most_read, steep, still = {}, {}, {}
-print("             largest weight   steepness   rows below 0.01")
-for d_k, plain in scores.items():
-    for name, x in (("as is", plain), ("/ √d_k", plain / d_k**0.5)):
+largest_weight, norm, saturated = {}, {}, {}
+print("             largest weight   Jacobian norm   norm below 0.01")
+for d_k, unscaled in scores.items():
+    for name, x in (("unscaled", unscaled), ("/ √d_k", unscaled / d_k**0.5)):
         weights = x.softmax(dim=-1)
-        most_read[d_k, name] = weights.amax(dim=-1).mean().item()
+        largest_weight[d_k, name] = weights.amax(dim=-1).mean().item()
         norms = jacobian_norms(weights)
-        steep[d_k, name] = norms.mean().item()
-        still[d_k, name] = (norms < 0.01).float().mean().item()
+        norm[d_k, name] = norms.mean().item()
+        saturated[d_k, name] = (norms < 0.01).float().mean().item()
         print(
-            f"{d_k:3} {name:8} {most_read[d_k, name]:11.3f}"
-            f"{steep[d_k, name]:14.3f} {still[d_k, name]:14.0%}"
+            f"{d_k:3} {name:8} {largest_weight[d_k, name]:14.3f}"
+            f"{norm[d_k, name]:16.3f} {saturated[d_k, name]:17.0%}"
         )
 
 # %% [markdown]
-# At a width of 2 the division hardly matters. At 512, without it, one key takes nearly
-# all of each row, and in most rows no gradient to speak of passes back to the scores.
-# With it, the softmax of a wide head is as easy to move as that of a narrow one.
+# The table shows means over all rows. At a width of 2, scaling hardly matters. At a
+# width of 512 without scaling, one key has nearly all of the weight in each row, and in
+# most rows almost no gradient reaches the scores. With scaling, the weights and
+# gradients of a wide head are like those of a narrow one.
 
 # %%
-assert most_read[2, "as is"] - most_read[2, "/ √d_k"] < 0.1
-assert most_read[512, "as is"] > 0.94
-assert still[512, "as is"] > 0.6
+assert largest_weight[2, "unscaled"] - largest_weight[2, "/ √d_k"] < 0.1
+assert largest_weight[512, "unscaled"] > 0.94
+assert saturated[512, "unscaled"] > 0.6
 for d_k in scores:
-    assert abs(most_read[d_k, "/ √d_k"] - 0.4) < 0.03
-    assert abs(steep[d_k, "/ √d_k"] - 0.385) < 0.015
-    assert still[d_k, "/ √d_k"] < 0.01
+    assert abs(largest_weight[d_k, "/ √d_k"] - 0.4) < 0.03
+    assert abs(norm[d_k, "/ √d_k"] - 0.385) < 0.015
+    assert saturated[d_k, "/ √d_k"] < 0.01
 
 # %% [markdown]
-# ## Try it
+# ## Try it: divide by d_k instead
 #
-# If dividing by $\sqrt{d_k}$ is good, would dividing by $d_k$ be better? Guess what the
-# weights of the widest head would look like, and how much of a gradient would reach the
-# queries. (From the weights to a query it passes through the Jacobian, the keys and the
-# divisor: $J K / c$.)
+# If dividing by $\sqrt{d_k}$ is good, would dividing by $d_k$ be better? Predict the
+# weights of the widest head, and the size of the gradient that reaches the queries.
+# (The derivative of the weights with respect to the query is $J K / c$: the Jacobian of
+# softmax, times the keys, divided by the divisor $c$.)
 
-# %% fold="Too much of a good thing"
+# %% fold="Answer"
 d_k = 512
-reaches = {}
+gradient = {}
 for name, divisor in (("√d_k", d_k**0.5), ("d_k", d_k)):
     weights = (scores[d_k] / divisor).softmax(dim=-1)
     jacobian = weights.diag_embed() - weights[:, :, None] * weights[:, None]
-    reaches[name] = (jacobian @ key / divisor).norm(dim=(1, 2)).mean().item()
+    gradient[name] = (jacobian @ key / divisor).norm(dim=(1, 2)).mean().item()
     largest = weights.amax(dim=-1).mean()
-    print(f"/ {name:4}  largest {largest:.3f}, gradient {reaches[name]:.3f}")
+    print(f"/ {name:4}  largest {largest:.3f}, gradient {gradient[name]:.3f}")
 
-assert largest < 0.2  # six equal weights would be 0.167 each
-assert reaches["d_k"] < reaches["√d_k"] / 20
-print("all keys look alike, and the query hardly learns why")
+# The weights are nearly even, whatever the query is: six equal weights would be
+# 0.167 each. And the gradient of the query is more than 20 times smaller.
+assert largest < 0.2
+assert gradient["d_k"] < gradient["√d_k"] / 20
 
 # %% [markdown]
-# How it is done: [words, vectors, positions](../source/positions.md), [batch-first
-# heads](../source/implementations/batch_first.md) and [the
-# pictures](../source/plots.md), line by line.
+# ## In short
+#
+# - A token id selects an embedding; the paper multiplies it by $\sqrt{d_{model}}$.
+# - Self-attention without a mask ignores the order of its tokens. Sinusoidal positional
+#   encodings, which are fixed and not learned, are added to the embeddings; their dot
+#   products depend only on the distance.
+# - Compare heat maps only on the same color scale.
+# - Scores have variance $d_k$ if queries and keys have variance 1. Dividing by
+#   $\sqrt{d_k}$ keeps softmax from saturating in wide heads.
+#
+# The code of this lesson, line by line: [embeddings and
+# positions](../source/positions.md), [batch-first
+# attention](../source/implementations/batch_first.md), [plots](../source/plots.md).
+#
+# Next: sentences of different lengths in one batch need [padding
+# masks](06_padding_masks.md).

@@ -1,14 +1,18 @@
 # %% [markdown]
-# # Sentences of different lengths
+# # Padding masks and variable lengths
 #
-# A batch is a rectangle of numbers; sentences are not all equally long. So the short
-# ones are filled up, and what fills them means nothing. What happens if it is read all
-# the same? And how do we say, in one integer a sentence, that it must not be?
+# The sequences of a batch rarely have the same length, but a tensor is rectangular. So
+# short sequences are padded with a special token, and a padding mask keeps attention
+# from using it. This lesson measures what padding does without a mask, and how valid
+# lengths, one integer per sequence, prevent it: also for an empty sequence, together
+# with a causal mask, and in several heads. You need [causal
+# self-attention](03_causal_self_attention.md) and [multi-head
+# attention](04_multi_head_attention.md). Reading time: 20 minutes.
 #
-# The attention of this lesson is that of
-# [Dive into Deep Learning](https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html),
-# [annotated here](../source/implementations/valid_lens.md). It lies batch first, takes
-# lengths where others take masks, and folds its heads into the batch.
+# The attention module of this lesson is that of [Dive into Deep
+# Learning](https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html),
+# [annotated here](../source/implementations/valid_lens.md). It is batch first, takes
+# valid lengths instead of a mask, and flattens the heads into the batch.
 
 # %%
 import math
@@ -25,15 +29,15 @@ from headnotes.positions import Embeddings, Vocabulary
 texts = ["Rain fell on the old roof.", "We slept well."]
 vocabulary = Vocabulary(texts)
 tokens, valid_lens = vocabulary.encode_batch(texts)
-tokens = tokens.T  # batch first: a sentence is a row
+tokens = tokens.T  # batch first: one row per sentence
 print(tokens)
 print("valid lengths:", valid_lens)
 
 # %% [markdown]
-# Number 0 is the filler, written `<pad>`. To the model it is a word like any other: it
-# has a row in the table of vectors, and so it has a key to be compared with, and a value
-# to be read. (The table and all weights are random here: nothing has been trained. Nor
-# are positions added, so all filler is alike.)
+# Token id 0 is padding, written `<pad>`. To the model it is a token like any other: it
+# has an embedding, and so a query, a key and a value. (All weights of this page are
+# random; nothing is trained. Positional encodings are left out, so all padding
+# positions have the same vector.)
 
 # %%
 torch.manual_seed(4)
@@ -41,38 +45,38 @@ x = Embeddings(len(vocabulary), d_model=8)(tokens).detach()
 print("[batch_size, seq_len, d_model] =", list(x.shape))
 
 mha = MultiHeadAttention(num_hiddens=8, num_heads=1, dropout=0).eval()
-y = mha(x, x, x, None)  # None: every word reads everything
+y = mha(x, x, x, None)  # None: every token attends to every position
 unmasked = mha.attention.attention_weights
 print("[batch_size, q_len, k_len] =", list(unmasked.shape))
 
 # %% [markdown]
-# ## What filler does
+# ## What happens without a padding mask
 #
-# The second sentence has three words, and three of filler. How much of what its words
-# read is filler?
+# The second sentence has three tokens and three positions of padding. How much of the
+# attention weight of its tokens goes to padding?
 
 # %%
 words = [vocabulary.decode(row) for row in tokens]
 for word, row in zip(words[1][:3], unmasked[1, :3], strict=True):
-    print(f"{word:5} reads {row[3:].sum():.0%} filler")
+    print(f"{word:5} {row[3:].sum():.0%} of its weight on padding")
 
 # %% [markdown]
-# This is not a matter of three more or less. How much filler there is depends on the
-# *longest* sentence of the batch, on a stranger. So let us put ours beside ever longer
-# strangers, and compare its outputs with those it has alone:
+# The amount of padding depends on the *longest* sequence of the batch, which has
+# nothing to do with this sentence. So we pad it to ever greater lengths, and compare
+# its outputs with those that it has without padding:
 
 
 # %%
-def with_filler(count, lens=None):
-    """Mean weight on filler, and the outputs, of three words before filler."""
-    filler = x[1:, 3:4].expand(-1, count, -1)
-    padded = torch.cat([x[1:, :3], filler], dim=1)
+def with_padding(count, lens=None):
+    """Mean weight on padding, and the outputs, of three tokens before padding."""
+    padding = x[1:, 3:4].expand(-1, count, -1)
+    padded = torch.cat([x[1:, :3], padding], dim=1)
     outputs = mha(padded, padded, padded, lens)[0, :3].detach()
     weights = mha.attention.attention_weights[0, :3]
     return weights[:, 3:].sum(dim=-1).mean(), outputs
 
 
-# %% fold="How the table is made"
+# %% fold="Code of the table"
 def show(rows):
     """Show rows of text as a table; the first is its head."""
     lines = ["|".join(row) for row in rows]
@@ -80,53 +84,57 @@ def show(rows):
     display(Markdown("\n".join(f"|{line}|" for line in lines)))
 
 
-_, alone = with_filler(0)
-rows = [["filler", "weight on filler", "outputs move by", "words differ by"]]
+_, unpadded = with_padding(0)
+rows = [["padding", "weight on padding", "change of outputs", "difference of tokens"]]
 for count in (0, 1, 3, 10, 100, 1000):
-    weight, outputs = with_filler(count)
-    moved = (outputs - alone).abs().max()
+    weight, outputs = with_padding(count)
+    change = (outputs - unpadded).abs().max()
     apart = (outputs - outputs.roll(1, dims=0)).abs().max()
-    rows.append([f"{count}", f"{weight:.2f}", f"{moved:.2f}", f"{apart:.2f}"])
+    rows.append([f"{count}", f"{weight:.2f}", f"{change:.2f}", f"{apart:.2f}"])
 
 # %% hide="true"
 show(rows)
 
 # %% [markdown]
-# (Differences are the largest of any component.) The words drown. In the end all that
-# *we*, *slept* and *well* read is the value of the filler, and they can hardly be told
-# apart. No error was raised on the way, and the shapes are right.
+# The last two columns are the largest absolute differences of any component: between
+# the outputs with and without padding, and between the outputs of different tokens. As
+# padding grows, the outputs of *we*, *slept* and *well* all approach the projected
+# value of padding and become nearly indistinguishable. No error is raised, and all
+# shapes are right.
 
 # %%
-weight, drowned = with_filler(1000)
-value_of_filler = mha.W_o(mha.W_v(x[1, 3]))
+weight, outputs = with_padding(1000)
+value_of_padding = mha.W_o(mha.W_v(x[1, 3]))
 assert weight > 0.99
-assert torch.allclose(drowned, value_of_filler.expand(3, -1), atol=0.1)
+assert torch.allclose(outputs, value_of_padding.expand(3, -1), atol=0.1)
 
 # %% [markdown]
-# ## One integer a sentence
+# ## Valid lengths and masked softmax
 #
-# Filler stands at the end, always. So it is enough to know how many of the keys, from
-# the first on, may be read: the *valid length*. Here it is at work on one row of four
-# scores, of which two are valid. The largest score belongs to filler, on purpose.
+# If padding is always at the end, one integer per sequence describes it: its *valid
+# length*, the number of keys, from the first on, that queries may attend to. Here is
+# the computation for a row of four scores with a valid length of 2. One of the padding
+# positions has the largest score, so that a mistake would show.
 
 # %%
 scores = torch.tensor([1.0, 3.0, 2.0, 4.0])
 valid_len = 2
 
 keep = torch.arange(4) < valid_len
-filled = scores.masked_fill(~keep, -math.inf)
-powers = (filled - filled.max()).exp()
+masked_scores = scores.masked_fill(~keep, -math.inf)
+powers = (masked_scores - masked_scores.max()).exp()
 weights = powers / powers.sum()
-print("keep:   ", keep)
-print("filled: ", filled)
-print("powers: ", powers, "sum:", f"{powers.sum():.4f}")
-print("weights:", weights)
+print("keep:         ", keep)
+print("masked scores:", masked_scores)
+print("powers:       ", powers, "sum:", f"{powers.sum():.4f}")
+print("weights:      ", weights)
 
 # %% [markdown]
-# Positions are compared with the length, filler gets a score of $-\infty$, and
-# $e^{-\infty} = 0$: it has no part in the sum, so the two words share all there is. They
-# share it as if the other two did not exist. (Why not set *weights* to zero afterwards?
-# That is told in [looking only backwards](03_causal_self_attention.md).)
+# Positions from the valid length on get a score of $-\infty$. Since $e^{-\infty} = 0$,
+# their weight is 0 and they add nothing to the sum. The weights of the first two keys
+# are the softmax of their two scores alone. ([Causal
+# self-attention](03_causal_self_attention.md) shows why weights should not be set to
+# zero *after* the softmax.)
 
 # %%
 assert torch.allclose(weights[:2], scores[:2].softmax(dim=0))
@@ -136,9 +144,8 @@ print(rows)
 assert torch.allclose(rows[0], weights)
 
 # %% [markdown]
-# Now for our sentences. The long one has no filler, and its length of 6 changes nothing.
-# In the short one the columns of the filler go dark, and its words have all their
-# attention for themselves.
+# Now the whole layer. The first sentence has no padding, so its valid length of 6
+# changes nothing. In the second, the columns of padding become 0.
 
 # %%
 mha(x, x, x, valid_lens)
@@ -146,41 +153,44 @@ masked = mha.attention.attention_weights
 assert torch.equal(masked[0], unmasked[0])
 assert (masked[1, :, 3:] == 0).all()
 
-# %% alt="Two maps of what ‘we slept well’ and its three of filler read. Without a length, the columns of filler hold up to 0.27 a cell in the rows of the words. With a length of 3 they are zero, and the words hold everything."
+# %% alt="Two heat maps of the attention weights of ‘we slept well’ and its three padding positions. Without a valid length, the columns of padding have up to 0.27 in a cell in the rows of the three tokens. With a valid length of 3 they are zero, and each row sums to 1 over the three tokens."
 from headnotes.plots import display_attention
 
 maps = torch.stack([unmasked[1], masked[1]], dim=-1)
-titles = ["no length", "valid length 3"]
+titles = ["no valid length", "valid length 3"]
 _ = display_attention(words[1], words[1], maps, titles=titles)
 
 # %% [markdown]
-# And the strangers? However long they are, they no longer matter:
+# With a valid length, the amount of padding no longer matters:
 
 # %%
 for count in (3, 100, 1000):
-    weight, outputs = with_filler(count, torch.tensor([3]))
-    moved = (outputs - alone).abs().max()
-    print(f"{count:4} of filler: outputs move by {moved:.0e}")
+    weight, outputs = with_padding(count, torch.tensor([3]))
+    change = (outputs - unpadded).abs().max()
+    print(f"{count:4} padding positions: outputs change by {change:.0e}")
     assert weight == 0
-    assert moved < 1e-5
+    assert change < 1e-5
 
 # %% [markdown]
-# Filler still *asks*, in the lower rows of the maps, and gets answers. They do no harm:
-# nobody reads them, as long as the loss leaves them out as well.
+# Padding positions still have queries, so they have attention weights (the lower rows
+# of the maps) and outputs. These do no harm as long as no token attends to them in the
+# next layer and the loss ignores them.
 #
-# ## Nothing to read
+# ## Fully masked rows: an empty sequence
 #
-# What if a sentence is empty? Its length is 0, and all of its scores are filled. The
-# original fills them with $-10^6$ instead of $-\infty$, which most often makes no
-# difference, for $e^{-10^6}$ is zero in every float. But if all four scores become
-# $-10^6$, they are equal, and softmax knows only differences:
+# A sequence may be empty. Its valid length is 0, and all of its scores are masked. The
+# code of the book sets masked scores to $-10^6$ instead of $-\infty$. As long as one
+# key is valid, the result is nearly always the same, since the difference to its score
+# is so large that the weight underflows to 0. But if all four scores are $-10^6$, they
+# are equal, and softmax depends only on differences:
 #
 # $$\frac{e^{-10^6}}{4 \cdot e^{-10^6}} = \frac{1}{4}$$
 #
-# So the empty sentence reads all of its filler, evenly. With $-\infty$ alone it is worse:
-# between infinities there is no difference at all, and the row is NaN, as is whatever is
-# made of it. The [softmax of this house](../source/implementations/valid_lens.md) gives
-# such a row zeros: who may read nothing reads nothing.
+# So the empty sequence attends evenly to all of its padding. With $-\infty$ alone it is
+# worse: the difference of two infinities is undefined, so the row is NaN, and so is
+# everything that is computed from it. The [masked softmax of
+# Headnotes](../source/implementations/valid_lens.md#masked_softmax) returns zeros for a
+# fully masked row.
 
 # %%
 keep = torch.arange(4) < 0
@@ -188,15 +198,15 @@ infinite = scores.masked_fill(~keep, -math.inf).softmax(dim=0)
 original = scores.masked_fill(~keep, -1e6).softmax(dim=0)
 ours = masked_softmax(scores.view(1, 1, 4), torch.tensor([0])).flatten()
 print("−∞ alone:     ", infinite)
-print("the original: ", original)
-print("ours:         ", ours)
+print("the book:     ", original)
+print("Headnotes:    ", ours)
 assert infinite.isnan().all()
 assert (original == 1 / 4).all()
 assert (ours == 0).all()
 
 # %% [markdown]
-# The whole layer, for one sentence of six words and one of none: what comes out for the
-# empty one is zero, as there are no biases here, and every gradient is finite.
+# In the whole layer, with one sequence of six tokens and an empty one, the outputs of
+# the empty sequence are zero (this module has no biases), and every gradient is finite.
 
 # %%
 y = mha(x, x, x, torch.tensor([6, 0]))
@@ -206,12 +216,12 @@ assert (y[1] == 0).all()
 assert all(p.grad.isfinite().all() for p in mha.parameters())
 
 # %% [markdown]
-# ## One integer a word
+# ## Causal and padding mask combined
 #
-# Lengths may differ by query, too: `[batch_size, q_len]` in place of `[batch_size]`. And
-# lengths of 1, 2, 3, … are a causal mask: each word reads itself and what stands before.
-# To look backwards *and* keep off the filler, both must allow it, so the smaller length
-# counts.
+# Valid lengths may also differ by query: `[batch_size, q_len]` instead of
+# `[batch_size]`. Lengths of 1, 2, 3, … are a causal mask: each token attends to itself
+# and to the tokens before it. For a causal mask *and* a padding mask, a key must be
+# allowed by both, so the smaller length counts.
 
 # %%
 causal = torch.arange(1, 7)  # [q_len]
@@ -219,19 +229,19 @@ both = torch.minimum(causal, valid_lens[:, None])  # [batch_size, q_len]
 print(both)
 
 mha(x, x, x, both)
-backwards = mha.attention.attention_weights
+causal_weights = mha.attention.attention_weights
 
-# %% alt="Two maps, of the six words of ‘rain fell on the old roof’ and of ‘we slept well’ followed by three of filler. Above the diagonal both are zero, and in the second so are the three columns of filler."
-maps = backwards.movedim(0, -1)  # [q_len, k_len, batch_size]
+# %% alt="Two heat maps of attention weights, for the six tokens of ‘rain fell on the old roof’ and for ‘we slept well’ with three padding positions. Above the diagonal both are zero, and in the second the three columns of padding are zero as well."
+maps = causal_weights.movedim(0, -1)  # [q_len, k_len, batch_size]
 titles = ["sentence 0", "sentence 1"]
 figure = display_attention(words[0], words[0], maps, titles=titles)
 figure.axes[1].set_xticklabels(words[1])
 _ = figure.axes[1].set_yticklabels(words[1])
 
 # %% [markdown]
-# This is the same that [masks](../source/masks/build.md) say, and the
-# [core page](../source/mha.md) computes with the same weights. It takes its data
-# sequence first:
+# The same mask can be [built as a bool tensor](../source/masks/build.md). The [core
+# module](../source/mha.md), which takes such masks and sequence-first inputs, then
+# computes the same with the same weights:
 
 # %%
 from headnotes import convert, masks
@@ -247,48 +257,49 @@ print(f"largest difference: {difference:.0e}")
 assert difference < 1e-5
 
 # %% [markdown]
-# A length is small and cheap, but it can only say *prefixes*. Filler in front, a hole in
-# the middle, a window of the last five words: for these you need a mask. (Or a trick,
-# which is the exercise.)
+# Valid lengths are small and cheap, but they can only describe *prefixes*. Padding in
+# front, gaps in the middle, or a sliding window of the last five tokens need a mask (or
+# a trick, which is the exercise below).
 #
-# ## An example that cannot fail
+# ## Test a mask with inputs that differ
 #
-# How would you notice that a mask is wrong? The book tries its class on inputs of ones,
-# and looks at the shape of what comes out. Let us do so with lengths that are right, and
-# with some that are not, and then once more with inputs that differ.
+# How would you notice that a mask is wrong? The book runs its class on inputs of ones
+# and checks the shape of the output. Here is that example with correct and with
+# incorrect valid lengths, on ones and on random inputs:
 
 # %%
 torch.manual_seed(0)
 attention = MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5).eval()
 ones = torch.ones(2, 4, 100), torch.ones(2, 6, 100)
 random = torch.randn(2, 4, 100), torch.randn(2, 6, 100)
-right = torch.tensor([3, 2])
+correct = torch.tensor([3, 2])
 
-rows = [["lengths", "shape", "ones: output moves by", "random: moves by"]]
+rows = [["valid lengths", "shape", "change, ones", "change, random inputs"]]
 for lens in ([3, 2], [2, 3], [1, 1], [6, 6], None):
-    tried = None if lens is None else torch.tensor(lens)
-    moved = []
+    given = None if lens is None else torch.tensor(lens)
+    changes = []
     for X, Y in (ones, random):
-        output = attention(X, Y, Y, tried)
-        moved.append((output - attention(X, Y, Y, right)).abs().max())
-    moves = [f"{m:.1g}" for m in moved]
-    rows.append([f"{lens}", f"{tuple(output.shape)}", *moves])
-    assert moved[0] < 1e-6
-    assert lens == [3, 2] or moved[1] > 0.1
+        output = attention(X, Y, Y, given)
+        changes.append((output - attention(X, Y, Y, correct)).abs().max())
+    rows.append([f"{lens}", f"{tuple(output.shape)}", *(f"{c:.1g}" for c in changes)])
+    assert changes[0] < 1e-6
+    assert lens == [3, 2] or changes[1] > 0.1
 show(rows)
 
 # %% [markdown]
-# With ones, no mask that leaves something to read can change anything beyond rounding.
-# All values are the same vector, and a mean of the same is the same, whatever the
-# weights. Such an example tests shapes, and nothing else. **Try attention on inputs that
-# differ**, or it will tell you that all is well.
+# The last two columns show how much the outputs differ from those with the correct
+# lengths, `[3, 2]`. With ones, no mask that leaves at least one key changes anything
+# beyond rounding: all values are the same vector, and so is their weighted mean,
+# whatever the weights are. Such an example tests shapes and nothing else. **Test
+# attention with inputs that differ.**
 #
-# ## Heads, folded into the batch
+# ## Flatten batch and heads
 #
-# All of this can be said of one head. For five, attention itself does not change: the
-# batch becomes five times as large. Two sentences and five heads are ten problems that
-# know nothing of each other, each a fifth as wide. To see what goes where, we give each
-# entry a number that says where it comes from: sentence, position, component.
+# So far one head was enough. With five heads, the attention function itself does not
+# change: the heads are flattened into the batch, which becomes five times as large. Two
+# sentences with five heads are ten independent attention problems, each a fifth as
+# wide. To see which component goes where, we number the components by sentence,
+# position and component:
 
 # %%
 sentence, position, component = torch.meshgrid(
@@ -298,104 +309,104 @@ X = 100 * sentence + 10 * position + component
 print("sentence 1:", X[1], sep="\n")
 
 five = MultiHeadAttention(num_hiddens=10, num_heads=5, dropout=0)
-folded = five.transpose_qkv(X)
-print("[batch_size * num_heads, seq_len, d_k] =", list(folded.shape))
-print("row 7:", folded[7], sep="\n")
+flat = five.transpose_qkv(X)
+print("[batch_size * num_heads, seq_len, d_k] =", list(flat.shape))
+print("item 7:", flat[7], sep="\n")
 
 # %% [markdown]
-# Row 7 is sentence 1, head 2: components 4 and 5 of all its positions. In general, row
-# `b * num_heads + i` is head `i` of sentence `b`, and `transpose_output` lays the heads
-# side by side again.
+# Item 7 is sentence 1, head 2: components 4 and 5 of all its positions. In general,
+# item `b * num_heads + i` is head `i` of sentence `b`, and `transpose_output` reverses
+# the flattening: it concatenates the heads again.
 
 # %%
 for b in range(2):
     for i in range(5):
-        assert torch.equal(folded[b * 5 + i], X[b, :, 2 * i : 2 * i + 2])
-assert torch.equal(five.transpose_output(folded), X)
+        assert torch.equal(flat[b * 5 + i], X[b, :, 2 * i : 2 * i + 2])
+assert torch.equal(five.transpose_output(flat), X)
 
 # %% [markdown]
-# The lengths must follow. Sentence 0 fills the first five rows, so its length comes five
-# times, then that of sentence 1. This is `repeat_interleave`. Plain `repeat` makes ten
-# numbers as well, but in another order:
+# The valid lengths must be repeated in the same order. The first five items belong to
+# sentence 0, so its length comes five times, then that of sentence 1. This is what
+# `repeat_interleave` does. `repeat` returns ten lengths as well, but in another order:
 
 # %%
 lens = torch.tensor([3, 2])
-proper = lens.repeat_interleave(5)
-mixed = lens.repeat(5)
-print("repeat_interleave:", proper.tolist())
-print("repeat:           ", mixed.tolist())
-print("rows that differ: ", (proper != mixed).nonzero().flatten().tolist())
+interleaved = lens.repeat_interleave(5)
+repeated = lens.repeat(5)
+print("repeat_interleave:", interleaved.tolist())
+print("repeat:           ", repeated.tolist())
+print("items that differ:", (interleaved != repeated).nonzero().flatten().tolist())
 
 
-# %% fold="How the rows are drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
-def draw_rows(lengths):
-    """Which of six keys each row of the folded batch may read."""
+def draw_items(lengths):
+    """Which of six keys each item of the flattened batch may attend to."""
     _, axes = plt.subplots(1, len(lengths), figsize=(6.2, 3.5), sharey=True)
     for ax, (title, lens) in zip(axes, lengths.items(), strict=True):
-        for row, length in enumerate(lens.tolist()):
-            color = ["#2f86d6", "#d55e00"][row // 5]
+        for item, length in enumerate(lens.tolist()):
+            color = ["#2f86d6", "#d55e00"][item // 5]
             for key in range(6):
                 style = {"alpha": 1 if key < length else 0.15, "linewidth": 0}
                 ax.add_patch(
-                    plt.Rectangle((key, row), 0.92, 0.86, color=color, **style)
+                    plt.Rectangle((key, item), 0.92, 0.86, color=color, **style)
                 )
-            for key in range(*sorted((length, proper[row].item()))):
+            for key in range(*sorted((length, interleaved[item].item()))):
                 style = {"ha": "center", "va": "center", "size": 13}
-                ax.text(key + 0.46, row + 0.45, "×", **style)
+                ax.text(key + 0.46, item + 0.45, "×", **style)
         ax.set(title=title, xlabel="key", xlim=(-0.2, 6), ylim=(10, -0.1))
         ax.set_xticks([key + 0.46 for key in range(6)], range(6))
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
-    labels = [f"row {r}: sentence {r // 5}, head {r % 5}" for r in range(10)]
-    axes[0].set_yticks([r + 0.43 for r in range(10)], labels)
+    labels = [f"item {n}: sentence {n // 5}, head {n % 5}" for n in range(10)]
+    axes[0].set_yticks([n + 0.43 for n in range(10)], labels)
     plt.show()
 
 
-# %% alt="Two grids of ten rows by six keys. With repeat_interleave, rows 0 to 4, which are sentence 0, may read three keys, rows 5 to 9 two. With repeat, key 2 is wrong in rows 1, 3, 6 and 8."
-draw_rows({"repeat_interleave": proper, "repeat": mixed})
+# %% alt="Two grids of ten items by six keys. With repeat_interleave, items 0 to 4, which are sentence 0, may attend to three keys, items 5 to 9 to two. With repeat, key 2 is wrong in items 1, 3, 6 and 8."
+draw_items({"repeat_interleave": interleaved, "repeat": repeated})
 
 # %% [markdown]
-# Each cross is a mistake: two heads of sentence 0 miss its last word, two heads of
-# sentence 1 read filler. No shape gives it away, so we measure, with the class and the
-# random inputs from above:
+# Each cross is a mistake: two heads of sentence 0 miss its last token, two heads of
+# sentence 1 attend to padding. All shapes are right, so only the values show it. We
+# measure them with the module and the random inputs from above:
 
 # %%
 X, Y = random
-fold = attention.transpose_qkv
-queries, keys = fold(attention.W_q(X)), fold(attention.W_k(Y))
-values = fold(attention.W_v(Y))
+flatten_heads = attention.transpose_qkv
+queries, keys = flatten_heads(attention.W_q(X)), flatten_heads(attention.W_k(Y))
+values = flatten_heads(attention.W_v(Y))
 
 outputs = []
-for order in (proper, mixed):
+for order in (interleaved, repeated):
     context = attention.attention(queries, keys, values, order)
     outputs.append(attention.W_o(attention.transpose_output(context)))
 
-weights = attention.attention.attention_weights.view(2, 5, 4, 6)  # of the last
-on_filler = weights[1, :, :, 2:].sum(dim=-1).mean(dim=-1)
-moved = (outputs[1] - outputs[0]).abs().amax(dim=(1, 2))
-print("sentence 1, filler by head:", *(f"{w:.0%}" for w in on_filler))
-print("sentences 0 and 1 move by: ", *(f"{m:.2f}" for m in moved))
-assert (on_filler > 0).tolist() == [False, True, False, True, False]
-assert (moved > 0.1).all()
-assert torch.allclose(outputs[0], attention(X, Y, Y, right), atol=1e-6)
+weights = attention.attention.attention_weights.view(2, 5, 4, 6)  # of `repeat`
+on_padding = weights[1, :, :, 2:].sum(dim=-1).mean(dim=-1)
+change = (outputs[1] - outputs[0]).abs().amax(dim=(1, 2))
+print("sentence 1, weight on padding by head:", *(f"{w:.0%}" for w in on_padding))
+print("change of the outputs by sentence:    ", *(f"{m:.2f}" for m in change))
+assert (on_padding > 0).tolist() == [False, True, False, True, False]
+assert (change > 0.1).all()
+assert torch.allclose(outputs[0], attention(X, Y, Y, correct), atol=1e-6)
 
 # %% [markdown]
-# ## What more heads cost
+# ## What more heads cost: FLOPs and memory
 #
-# More heads are narrower heads. With $H$ heads of width $D/H$, over $L$ words, all
-# products of queries with keys take $H \cdot 2 L^2 \cdot D/H$ operations, where $H$
-# cancels. The products with the values take as many, and the four linear maps know
-# nothing of heads:
+# With more heads, each head is narrower. For $H$ heads of width $D/H$ and $L$ tokens,
+# the products of queries and keys take $H \cdot 2 L^2 \cdot D/H$ operations, in which
+# $H$ cancels. The products with the values take as many, and the four linear maps do
+# not depend on the number of heads:
 #
 # $$4 \cdot 2 L D^2 + 2 \cdot 2 L^2 D$$
 #
-# For $L = 64$ and $D = 128$ this is 10,485,760. But each head has a map of weights of
-# its own, $L^2$ numbers, which training keeps for the way back. So memory grows with
-# $H L^2$, and with it the work of the softmax, which is no matrix product. Let PyTorch
-# count:
+# For $L = 64$ and $D = 128$ this is 10,485,760. But each head has $L^2$ attention
+# weights of its own, which are stored for the backward pass. So their memory grows with
+# $H L^2$, and with it the work of the softmax, which is not a matrix product. PyTorch
+# counts both:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -403,10 +414,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 def cost(heads, length=64, width=128):
     """Operations in matrix products, and bytes of the attention weights."""
-    with torch.device("meta"):  # shapes without numbers: nothing is computed
+    with torch.device("meta"):  # tensors with shapes, but without data
         mha = MultiHeadAttention(width, heads, dropout=0).eval()
         x = torch.empty(1, length, width)
-    mha(x, x, x, None)  # the lazy layers learn their widths
+    mha(x, x, x, None)  # the first call sets the sizes of the lazy layers
     with FlopCounterMode(display=False) as counter:
         mha(x, x, x, None)
     return counter.get_total_flops(), mha.attention.attention_weights.nbytes
@@ -418,7 +429,7 @@ for heads in (1, 2, 8):
     assert flops == 4 * 2 * 64 * 128**2 + 2 * 2 * 64**2 * 128 == 10_485_760
     assert size == heads * 64**2 * 4
 
-# %% fold="How the curves are drawn"
+# %% fold="Plotting code"
 heads = [2**n for n in range(8)]
 flops, sizes = zip(*(cost(h) for h in heads), strict=True)
 _, axes = plt.subplots(1, 2, figsize=(6.2, 2.6))
@@ -433,29 +444,30 @@ for ax in axes:
     ax.set_xticks(heads, heads)
 plt.close()
 
-# %% hide="true" alt="Two panels over 1 to 128 heads, on logarithmic axes. Operations stay level at 10.5 million. The memory of the weights is a straight line from 16 KiB up to 2 MiB."
+# %% hide="true" alt="Two panels over 1 to 128 heads, on logarithmic axes. The number of operations is constant at 10.5 million. The memory of the attention weights is a straight line from 16 KiB up to 2 MiB."
 display(axes[0].figure)
 
 # %% [markdown]
-# In a lesson that is little. At the size of a real model it no longer is:
+# At the size of a lesson this is little memory. At the size of a real model it is not:
 
 # %%
 flops, size = cost(heads=8, length=4096, width=512)
-print(f"8 heads, 4096 words: {size / 2**20:.0f} MiB a sentence and layer")
+print(f"8 heads, 4096 tokens: {size / 2**20:.0f} MiB per sequence and layer")
 assert size == 512 * 2**20
 
 # %% [markdown]
-# The same computation without any folding, each axis under its own name, is
-# [the next lesson](08_sequence_first_with_einsum.md).
+# (Fused kernels avoid it by never storing the whole table of weights; see [the
+# profiling lesson](10_profiling_the_reference_implementation.md).)
 #
-# ## Try it
+# ## Try it: padding in front (left padding)
 #
-# Some libraries put filler in *front*, so that all sentences end together. A valid
-# length cannot say that, and this attention takes nothing else. Still it can be made to
-# obey the mask below, without a change to its code. How?
+# Generation with decoder-only models usually pads in *front*, so that all sequences of
+# a batch end together. Valid lengths cannot describe this, and this module accepts
+# nothing else. It can still compute attention under the mask below, without a change to
+# its code. How?
 
 # %%
-may_read = torch.tensor(
+may_attend = torch.tensor(
     [
         [True, True, True, True, True, True],
         [False, False, False, True, True, True],
@@ -463,29 +475,46 @@ may_read = torch.tensor(
 )
 
 
-# %% fold="A solution"
-def read_by_mask(x, may_read):
-    """Self-attention under a mask [batch_size, k_len], said by lengths."""
-    # Attention knows no order: keys may change places if their values come
-    # along. So those that may be read go to the front, and are counted.
-    order = may_read.int().argsort(dim=1, descending=True)
+# %% fold="Answer"
+def attend_by_lengths(x, may_attend):
+    """Self-attention under a mask [batch_size, k_len], by valid lengths."""
+    # The order of the keys does not matter if the values are in the same order.
+    # So move the allowed ones to the front, and count them.
+    order = may_attend.int().argsort(dim=1, descending=True)
     memory = torch.take_along_dim(x, order[..., None], dim=1)
-    return mha(x, memory, memory, may_read.sum(dim=1))
+    return mha(x, memory, memory, may_attend.sum(dim=1))
 
 
-def read_by_core(x, may_read):
-    """The same, said by a mask to the core."""
+def attend_by_mask(x, may_attend):
+    """The same in the core module, by a mask."""
     x = x.transpose(0, 1)
-    y = core(query=x, key=x, value=x, mask=may_read.T[None])
+    y = core(query=x, key=x, value=x, mask=may_attend.T[None])
     return y.transpose(0, 1)
 
 
-holes = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 1]]).bool()
-for mask in (may_read, holes):
-    ours, theirs = read_by_mask(x, mask), read_by_core(x, mask)
+gaps = torch.tensor([[1, 0, 0, 1, 1, 0], [0, 1, 0, 1, 0, 1]]).bool()
+for mask in (may_attend, gaps):
+    ours, theirs = attend_by_lengths(x, mask), attend_by_mask(x, mask)
     assert torch.allclose(ours, theirs, atol=1e-5)
     assert not torch.allclose(ours, mha(x, x, x, None), atol=0.1)
-print("filler in front, and even holes")
+print("equal for padding in front, and for gaps")
 
-# It ends where queries have masks of their own, such as a window: each would
-# need the keys in an order of its own.
+# This does not work if the mask differs by query, as a sliding window does: each
+# query would need the keys in an order of its own.
+
+# %% [markdown]
+# ## In short
+#
+# - Without a padding mask, tokens attend to padding, and the output of a sequence
+#   depends on the length of the longest one in its batch. No error is raised.
+# - A padding mask sets the scores of padding to $-\infty$ before the softmax. Valid
+#   lengths describe it if padding is at the end; other masks need a bool tensor.
+# - A fully masked row needs a rule of its own: $-\infty$ alone gives NaN, a large
+#   negative number gives even weights, Headnotes gives zeros.
+# - Flattening heads into the batch needs `repeat_interleave` for the valid lengths.
+# - Test masks with inputs that differ.
+# - The number of heads does not change the FLOPs of the matrix products; the memory of
+#   the attention weights grows with it.
+#
+# Next: in [cross-attention](07_cross_attention.md), queries and keys come from
+# different sequences, each with its own length.
