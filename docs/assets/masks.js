@@ -160,9 +160,11 @@ for (const root of document.querySelectorAll(".mk")) {
   const past = []; // each as text, with its heads
   let now = "";
 
+  const inText = () => `${written(state.mask)}|${state.heads}`;
+
   /** Keep the mask in the address, and the one before it to go back to. */
   const keep = () => {
-    const next = `${written(state.mask)}|${state.heads}`;
+    const next = inText();
     if (now && next !== now) past.push(now);
     if (past.length > 100) past.shift();
     now = next;
@@ -338,7 +340,7 @@ for (const root of document.querySelectorAll(".mk")) {
 
   const MEANINGS = {
     "may attend": "scaled_dot_product_attention, FlexAttention, Keras, Hugging Face",
-    hidden: "nn.MultiheadAttention",
+    hidden: "nn.MultiheadAttention (attn_mask, key_padding_mask)",
   };
 
   /** Ask what the text leaves open; an answer holds while texts of its kind follow. */
@@ -379,7 +381,8 @@ for (const root of document.querySelectorAll(".mk")) {
         show(mask, state.heads, true);
       } else fromPasted(parse(text.value));
     } catch ({ message }) {
-      say(`Not a mask yet: ${message}.`, true);
+      questions.replaceChildren();
+      say(`Not a mask: ${message}.`, true);
     }
   };
 
@@ -405,14 +408,12 @@ for (const root of document.querySelectorAll(".mk")) {
     const [name, mask] = found.find(([each]) => each === answers.axes) ?? found[0];
     answers.axes = name;
     const isOpen = !/valid|cu_/.test(name) && kind !== "additive";
+    const flag = kind === "bool" ? "True" : "1";
     questions.replaceChildren();
     if (isOpen) {
-      const means = kind === "bool" ? "True" : "1";
-      const meanings = Object.entries(MEANINGS).map(([word, who]) => [
-        word,
-        `${word}: ${who}`,
-      ]);
-      ask("meaning", `What does ${means} mean here?`, meanings);
+      const meanings = Object.entries(MEANINGS);
+      const options = meanings.map(([word, who]) => [word, `${word}: ${who}`]);
+      ask("meaning", `What does ${flag} mean here?`, options);
     }
     if (found.length > 1) {
       ask("axes", "Which axes are these?", found.map(([each]) => [each, each]));
@@ -421,10 +422,10 @@ for (const root of document.querySelectorAll(".mk")) {
       questions.querySelector(`[name=${focused.name}]:checked`)?.focus();
     }
     if (isOpen && !answers.meaning) {
-      say(`Two libraries read this in opposite ways: say which of them wrote it.`);
+      say(`Libraries disagree on what ${flag} means: choose its meaning.`);
       return;
     }
-    const meaning = isOpen ? `, ${kind === "bool" ? "True" : "1"} is ${answers.meaning}` : "";
+    const meaning = isOpen ? `: ${flag} means ${answers.meaning}` : "";
     say(`Read as ${kind}, ${name}${meaning}.`);
     const allows = { bool: Boolean, "0 and 1": Boolean, additive: (each) => each > LOW };
     const inverts = isOpen && answers.meaning === "hidden";
@@ -1053,7 +1054,7 @@ for (const root of document.querySelectorAll(".mk")) {
   for (const control of [...presets, ...sliders, undo]) control.hidden = false;
   text.readOnly = false;
   show(read(text.value), sliders[3].valueAsNumber);
-  now = `${written(state.mask)}|${state.heads}`;
   addEventListener("hashchange", fromLink);
   fromLink();
+  now ||= inText();
 }

@@ -198,17 +198,17 @@ def converter():
         '<div class="mk"><link rel="stylesheet" href="../assets/masks.css">'
         f'<script type="application/json">{data}</script>'
         '<div class="mk-left">'
-        f'<form aria-label="Mask"><p class="mk-presets">{presets}</p>'
-        f'<p class="mk-sizes">{sliders}</p>'
-        '<p class="mk-tools"><button type="button" class="mk-undo" title="Ctrl+Z" hidden '
-        "disabled>Undo</button></p></form>"
-        f'<div class="mk-items">{items()}</div>'
         '<p class="mk-paste"><label for="mk-text">Mask as text: edit it, or paste a '
         "tensor, array or list</label>"
         '<textarea id="mk-text" rows="2" readonly spellcheck="false" autocomplete="off" '
         f'aria-describedby="mk-status">{text_of(mask)}</textarea></p>'
         '<p class="mk-status" id="mk-status" role="status"></p>'
         '<div class="mk-questions"></div>'
+        f'<form aria-label="Mask"><p class="mk-presets">{presets}</p>'
+        f'<p class="mk-sizes">{sliders}</p>'
+        '<p class="mk-tools"><button type="button" class="mk-undo" title="Ctrl+Z" hidden '
+        "disabled>Undo</button></p></form>"
+        f'<div class="mk-items">{items()}</div>'
         '<p class="mk-facts"><span>Headnotes</span> '
         f'<code class="mk-named">{EXAMPLE}</code></p>'
         '<div class="mk-facts"><span>Description</span>'

@@ -310,6 +310,62 @@ def test_a_variable_shows_its_uses_and_its_card(page: Page, url: str) -> None:
     assert all(int(use[1:]) < outside for use in uses)
 
 
+def test_the_page_says_what_can_be_done_with_its_shapes(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    legend = page.locator(".sn-legend")
+    expect(legend).to_contain_text("\u2713 marks a shape comment")
+    expect(legend).to_contain_text("Click a shape to step through the run")
+    button = page.get_by_role("button", name="Step through")
+    expect(button).to_be_in_viewport()
+    button.click()
+    expect(panel(page)).to_be_focused()
+    expect(panel(page)).to_contain_text("MultiHeadAttention.forward")
+    expect(panel(page)).to_contain_text("Step 1 of")
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.goto(f"{url}/source/cli.html")  # without shapes
+    expect(page.locator(".sn-legend, .sn-step")).to_have_count(0)
+
+
+def test_one_escape_closes_all(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.get_by_role("button", name="Try other sizes").click()
+    strip(page, ATTN).click()
+    line = page.locator(f"#L{PROJECTED} .n").first
+    line.scroll_into_view_if_needed()
+    line.hover()
+    sizes = page.locator(".sn-foot.sn-open")
+    card = page.get_by_role("tooltip")
+    for part in (panel(page), sizes, card):
+        expect(part).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel(page)).to_have_count(0)
+    expect(sizes).to_have_count(0)
+    expect(card).to_be_hidden()
+
+
+def test_no_card_opens_under_a_pointer_that_rests(page: Page, url: str) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(f"{url}/{CORE}#L{PROJECTED}&t=query")
+    card = page.get_by_role("tooltip")
+    for target in (strip(page, SCALED), page.locator(f"#L{PROJECTED} .n").first):
+        target.scroll_into_view_if_needed()
+        box = target.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        page.mouse.move(x, y + 200)
+        page.wait_for_timeout(300)
+        expect(card).to_be_hidden()
+        page.evaluate("scrollBy({top: -200, behavior: 'instant'})")
+        page.wait_for_timeout(500)  # the browser tells what lies under the pointer now
+        under = page.evaluate(
+            "([x, y]) => document.elementFromPoint(x, y).className", [x, y + 200]
+        )
+        assert set(under.split()) & {"n", "sn-claim", "sn-mark", "sn-shape"}, under
+        expect(card).to_be_hidden()
+        page.mouse.move(x + 1, y + 200)
+        expect(card).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_open_inspector_is_accessible(
