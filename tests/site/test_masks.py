@@ -294,6 +294,7 @@ def test_a_finger_paints_and_does_not_scroll(browser: Browser, url: str) -> None
     blank(page, url)
     cell(page, 0, 0).tap()
     assert text(page) == "1000 0000 0000 / 0000 0000 0000"
+    cell(page, 2, 1).scroll_into_view_if_needed()
     before = page.evaluate("scrollY")
     session = context.new_cdp_session(page)
 
@@ -576,7 +577,8 @@ def test_a_text_has_an_undo_of_its_own(page: Page, url: str) -> None:
     field.fill("")
     field.press_sequentially("10 11")
     field.press("Control+z")
-    assert painted(page) != "10 11"
+    assert field.input_value() == "10 1"
+    assert painted(page) == "10 11"
     field.fill("10 11")
     field.blur()
     page.keyboard.press("Control+z")
@@ -600,7 +602,7 @@ def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
 def test_the_padding_preset_hides_a_key(page: Page, url: str, batch_size: int) -> None:
     page.goto(f"{url}/{CONVERTER}")
     page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
-    page.get_by_role("button", name="padding").click()
+    page.get_by_role("button", name="padding", exact=True).click()
     assert "0" in text(page)
     if batch_size == 1:
         assert text(page) == "11100 11100 11100"
