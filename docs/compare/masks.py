@@ -3,8 +3,8 @@
 #
 # This page converts an attention mask between the conventions of PyTorch
 # (`nn.MultiheadAttention`, `scaled_dot_product_attention`, FlexAttention), Keras, Hugging
-# Face, FlashAttention and d2l. Paint a mask or paste one as it was printed; below, each
-# library has its own form of it, or the reason why it cannot represent it. Rows are
+# Face, FlashAttention and d2l. Paint a mask, or paste one as it was printed. The page
+# shows it in each convention, or why the convention cannot represent it. Rows are
 # queries, columns are keys, and 1 means *may attend*. The address keeps the mask, so that
 # you can share it.
 

@@ -32,7 +32,7 @@ LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
 # What the code of a page and its recorded run may weigh, compressed; beyond it the
 # largest tensors are left out.
-BUDGET = 22_500
+BUDGET = 21_000
 
 # Tokens that a line without code may hold.
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}

@@ -175,6 +175,7 @@ def test_the_buttons_copy_what_the_command_line_copies(
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == edition(modules()[name])
+        expect(page.get_by_role("button", name=f"Copy {label}")).to_be_visible()
     context.close()
 
 
