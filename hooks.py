@@ -1,12 +1,14 @@
 """MkDocs hooks: downloads of the modules, and a page for the tests of each module."""
 
+import io
 import os
 from pathlib import Path
+from zipfile import ZipFile, ZipInfo
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from headnotes.cli import edition, modules
+from headnotes.cli import companions, copied_name, edition, modules
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
@@ -22,13 +24,22 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add each module to download, as `headnotes copy` gives it, and its tests."""
+    """Add each module to copy, as `headnotes copy` gives it, and its tests."""
     copied = set(modules().values())
     pages = config.plugins["sidenotes"].pages
     for module, page in pages.items():
-        own = module.read_text(encoding="utf-8")
-        download = edition(module) if module in copied else own
-        add(files, config, page.removesuffix(".md") + ".py", download)
+        folder = Path(page).parent
+        if module not in copied:
+            own = module.read_text(encoding="utf-8")
+            add(files, config, f"{folder}/{module.name}", own)
+            continue
+        add(files, config, f"{folder}/{module.name}", edition(module))
+        if needed := companions(module):
+            name = copied_name(module).replace(".py", ".zip")
+            add(files, config, f"{folder}/{name}", archive([module, *needed]))
+        else:
+            plain = edition(module, plain=True)
+            add(files, config, f"{folder}/plain/{module.name}", plain)
 
     for tests in sorted((ROOT / "tests").rglob("test_*.py")):
         inside = tests.relative_to(ROOT / "tests").with_suffix(".md")
@@ -42,7 +53,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     return files
 
 
-def add(files: Files, config: MkDocsConfig, path: str, content: str) -> None:
+def archive(paths: list[Path]) -> bytes:
+    """The copies of some modules in one file, which is the same at each build."""
+    content = io.BytesIO()
+    with ZipFile(content, "w") as archive:
+        for path in paths:
+            archive.writestr(ZipInfo(copied_name(path)), edition(path))
+    return content.getvalue()
+
+
+def add(files: Files, config: MkDocsConfig, path: str, content: str | bytes) -> None:
     """Put a file into the site that is not in `docs/`."""
     files.append(File.generated(config, path, content=content))
 

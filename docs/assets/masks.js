@@ -1,13 +1,16 @@
-// The mask converter: paint a mask, and read it in every convention. Without this script
-// the page shows one worked example; with it, the same places show the mask of the reader.
+// The mask converter: paint or paste a mask, and see it in every convention. Without this
+// script the page shows one worked example; with it, the same places show your mask.
 
 for (const root of document.querySelectorAll(".mk")) {
   const scores = JSON.parse(root.querySelector("script").textContent); // [item][query][key]
   const form = root.querySelector("form");
-  const presets = [...form.querySelectorAll("button")];
+  const presets = [...form.querySelectorAll(".mk-presets button")];
+  const undo = form.querySelector(".mk-undo");
   const sliders = [...form.querySelectorAll("input")];
   const items = root.querySelector(".mk-items");
   const text = root.querySelector("#mk-text");
+  const status = root.querySelector(".mk-status");
+  const questions = root.querySelector(".mk-questions");
   const named = root.querySelector(".mk-named");
   const words = root.querySelector(".mk-words");
   const cards = [...root.querySelectorAll(".mk-card")];
@@ -38,7 +41,7 @@ for (const root of document.querySelectorAll(".mk")) {
 
   const lens = (B, of) =>
     `torch.tensor([${Array.from({ length: B }, (_, b) => of(b)).join(", ")}])`;
-  const valid = (K, b) => Math.max(1, K - 2 * b);
+  const valid = (K, b, B) => Math.max(1, K - 2 * (B === 1 ? 1 : b));
   const prefix = (Q, K, b) => Math.max(0, Math.ceil((K + Math.max(0, K - Q)) / 2) - b);
   const halves = (n) => `torch.tensor([${Math.ceil(n / 2)}, ${Math.floor(n / 2)}])`;
   const second = (n, i) => i >= Math.ceil(n / 2);
@@ -53,8 +56,8 @@ for (const root of document.querySelectorAll(".mk")) {
       code: ({ Q, K }) => `masks.causal(${Q}, ${K}, corner="top left")`,
     },
     padding: {
-      allows: (q, k, b, { K }) => k < valid(K, b),
-      code: ({ B, K }) => `masks.padding(${lens(B, (b) => valid(K, b))}, k_len=${K})`,
+      allows: (q, k, b, { B, K }) => k < valid(K, b, B),
+      code: ({ B, K }) => `masks.padding(${lens(B, (b) => valid(K, b, B))}, k_len=${K})`,
     },
     "sliding window": {
       allows: (q, k, b, { Q, K }) => k <= q + K - Q && k > q + K - Q - 2,
@@ -88,19 +91,51 @@ for (const root of document.querySelectorAll(".mk")) {
   const written = (mask) =>
     mask.map((item) => item.map((row) => row.map(Number).join("")).join(" ")).join(" / ");
 
+  /** The mask that rows of 0 and 1 stand for. */
   const read = (text) => {
-    const mask = text
-      .trim()
-      .split(/\s*\/\s*/)
-      .map((item) =>
-        item.split(/\s+/).map((row) => [...row].map((cell) => cell === "1")),
-      );
-    const { B, Q, K } = sizesOf(mask);
-    const fits = B <= 3 && Q <= 8 && K >= 1 && K <= 8 && /^[01\s/]+$/.test(text);
-    const even = mask.every(
-      (item) => item.length === Q && item.every((r) => r.length === K),
-    );
-    return fits && even ? mask : null;
+    const items = text.trim().split("/");
+    const mask = items.map((item) => {
+      // Cells apart, a row on each line: as a matrix is printed.
+      const lines = item.trim().split(/\s*\n\s*/);
+      const apart = lines.length > 1 && lines.every((line) => /^\d(\s\d)+$/.test(line));
+      const rows = apart ? lines.map((line) => line.replace(/\s/g, "")) : item.split(/\s+/);
+      return rows.filter(Boolean).map((row) => [...row].map((cell) => cell === "1"));
+    });
+    if (mask.some((rows) => !rows.length)) throw Error("a batch item is empty");
+    rankOf(mask);
+    return checkSizes(mask);
+  };
+
+  const SIZES = { B: [3, "batch item"], Q: [8, "query"], K: [8, "key"] };
+
+  /** Refuse a mask that is larger than what can be painted. */
+  const checkSizes = (mask) => {
+    for (const [size, n] of Object.entries(sizesOf(mask))) {
+      const [most, word] = SIZES[size];
+      if (n > most) throw Error(`${count(n, word)}: this page shows at most ${most}`);
+    }
+    return mask;
+  };
+
+  /** The number of axes of nested lists; refuses parts that differ from the first. */
+  const rankOf = (lists) => {
+    const lengths = [];
+    for (let part = lists; Array.isArray(part); part = part[0]) lengths.push(part.length);
+    const check = (part, depth, where) => {
+      if (Array.isArray(part) !== depth < lengths.length) {
+        throw Error(`${where}: a number stands beside a list`);
+      }
+      if (depth === lengths.length) return;
+      const word = depth + 1 < lengths.length ? "row" : "cell";
+      if (part.length !== lengths[depth]) {
+        throw Error(`${where} has ${count(part.length, word)}, not ${lengths[depth]}`);
+      }
+      for (const [n, each] of part.entries()) {
+        check(each, depth + 1, where ? `${where}, ${word} ${n}` : `${word} ${n}`);
+      }
+    };
+    check(lists, 0, "");
+    return lengths.length;
   };
 
   const toLink = () => {
@@ -110,13 +145,292 @@ for (const root of document.querySelectorAll(".mk")) {
 
   const fromLink = () => {
     const asked = new URLSearchParams(location.hash.slice(1));
-    const mask = read(
-      (asked.get("mask") ?? "").replaceAll("_", "/").replaceAll(".", " "),
+    const mask = (asked.get("mask") ?? "").replaceAll("_", "/").replaceAll(".", " ");
+    if (!/^[01 /]+$/.test(mask)) return;
+    try {
+      show(read(mask), Number(asked.get("heads")));
+      keep();
+    } catch {
+      // A link that was cut off changes nothing.
+    }
+  };
+
+  // What changed can be undone, up to a limit; a stroke of the pointer is one change.
+
+  const past = []; // each as text, with its heads
+  let now = "";
+
+  const inText = () => `${written(state.mask)}|${state.heads}`;
+
+  /** Keep the mask in the address, and the one before it to go back to. */
+  const keep = () => {
+    const next = inText();
+    if (now && next !== now) past.push(now);
+    if (past.length > 100) past.shift();
+    now = next;
+    undo.disabled = !past.length;
+    toLink();
+  };
+
+  const goBack = () => {
+    if (!past.length) return;
+    now = past.pop();
+    const [mask, heads] = now.split("|");
+    show(read(mask), Number(heads));
+    undo.disabled = !past.length;
+    toLink();
+  };
+
+  // A mask that was pasted: printed by a library, in a convention that must be found out
+
+  const NUMBER = /^[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i;
+  const LOW = -1e4; // libraries write so little, or less, instead of minus infinity
+
+  /** The nested lists in a text of Python or NumPy, and what their entries are. */
+  const parse = (text) => {
+    if (text.includes("...")) {
+      throw Error("`...` stands for numbers that were not printed; print all of them");
+    }
+    const bare = text
+      .replace(/torch\.finfo\([\w.]+\)\.min/g, "-inf")
+      .replace(/-\s*((torch|np|numpy|math)\.)?inf\b|float\(\s*["']-inf["']\s*\)/g, "-inf")
+      .replace(/^\s*low = .*\n/, "")
+      .replace(/\blow\b/g, "-inf")
+      .replace(/^\s*\w+\s*=(?!=)/, "")
+      .replace(/,?\s*\b(dtype|device|requires_grad|grad_fn)=[^,)]*/g, "")
+      .replace(/\.(bool|int|long|float|permute|to|cuda|cpu)\([^()]*\)/g, " ")
+      .replace(/\b((torch|np|numpy|tf|jnp)\.)?(\w*[tT]ensor|as\w*array|array)\(/g, " ")
+      .replace(/[(),]/g, " ");
+    const root = [];
+    const open = [root];
+    const cells = [];
+    for (const token of bare.match(/[[\]]|[^\s[\]]+/g) ?? []) {
+      if (token === "[") {
+        const list = [];
+        open.at(-1).push(list);
+        open.push(list);
+      } else if (token === "]") {
+        if (open.length === 1) throw Error("`]` closes no bracket");
+        open.pop();
+      } else {
+        open.at(-1).push(entry(token));
+        cells.push(token);
+      }
+    }
+    if (open.length > 1) throw Error(`${count(open.length - 1, "bracket")} not closed`);
+    const value = root.length === 1 ? root[0] : root;
+    if (!Array.isArray(value) || !cells.length || !root.every(Array.isArray)) {
+      throw Error("type rows of 0 and 1, or paste a tensor in brackets");
+    }
+    return { value, rank: rankOf(value), kind: kindOf(cells) };
+  };
+
+  const entry = (token) => {
+    if (/^(true|false)$/i.test(token)) return token.toLowerCase() === "true";
+    if (token === "-inf") return -Infinity;
+    if (NUMBER.test(token)) return Number(token);
+    throw Error(`\`${token}\` is no entry of a mask`);
+  };
+
+  /** What entries are: flags, whose meaning is unknown; additive; or lengths. */
+  const kindOf = (cells) => {
+    const values = cells.map(entry);
+    if (values.every((each) => typeof each === "boolean")) return "bool";
+    if (values.some((each) => typeof each === "boolean")) {
+      throw Error("bools and numbers are mixed");
+    }
+    const isFloat = cells.some((cell) => /[.e]|inf/i.test(cell));
+    const isAdditive = values.some((each) => each <= LOW) || !values.some(Boolean);
+    if (isFloat && isAdditive) {
+      const bias = cells.find((cell) => entry(cell) > LOW && entry(cell) !== 0);
+      if (bias) throw Error(`an additive mask holds 0 and -inf, not \`${bias}\``);
+      return "additive";
+    }
+    if (values.every((each) => each === 0 || each === 1)) return "0 and 1";
+    if (values.every((each) => Number.isInteger(each) && each >= 0)) return "lengths";
+    const odd = cells.find((cell) => entry(cell) !== 0 && entry(cell) !== 1);
+    throw Error(`\`${odd}\` is neither 0, 1, -inf nor a length`);
+  };
+
+  const flags = ["bool", "0 and 1", "additive"];
+  const whole = ["lengths", "0 and 1"];
+
+  /** The axes that a text may have: each with what it gives, or nothing. */
+  const READINGS = [
+    ["[q_len, k_len]", 2, flags, (value) => [value]],
+    [
+      "[batch_size, k_len], as in a padding mask",
+      2,
+      flags,
+      (value, { Q }) => value.map((row) => Array(Q).fill(row)),
+    ],
+    ["[batch_size, q_len, k_len]", 3, flags, (value) => value],
+    [
+      "[batch_size * heads, q_len, k_len]",
+      3,
+      flags,
+      (value, _, heads) => {
+        const [parts, rest] = [value.length / heads, value.length % heads];
+        if (heads === 1 || rest) return null;
+        const items = Array.from({ length: parts }, (_, b) => value[b * heads]);
+        return value.every((each, n) => same(each, items[Math.floor(n / heads)]))
+          ? items
+          : null;
+      },
+    ],
+    [
+      "[q_len, k_len, batch_size]",
+      3,
+      flags,
+      (value) =>
+        build(
+          { B: value[0][0].length, Q: value.length, K: value[0].length },
+          (q, k, b) => value[q][k][b],
+        ),
+    ],
+    [
+      "[batch_size, heads, q_len, k_len]",
+      4,
+      flags,
+      (value) =>
+        value.every((item) => item.every((head) => same(head, item[0])))
+          ? value.map((item) => item[0])
+          : null,
+    ],
+    ["[k_len]", 1, flags, (value, { Q }) => [Array(Q).fill(value)]],
+    [
+      "[batch_size], valid lengths",
+      1,
+      whole,
+      (value, { Q, K }) =>
+        build(
+          { B: value.length, Q, K: Math.max(K, ...value) },
+          (q, k, b) => k < value[b],
+        ),
+    ],
+    [
+      "[batch_size, q_len], valid lengths",
+      2,
+      whole,
+      (value, { K }) =>
+        build(
+          { B: value.length, Q: value[0].length, K: Math.max(K, ...value.flat()) },
+          (q, k, b) => k < value[b][q],
+        ),
+    ],
+    ["[documents + 1], cu_seqlens", 1, whole, (value) => packed(value, value)],
+    [
+      "[documents + 1] of queries and of keys, cu_seqlens",
+      2,
+      whole,
+      (value) => (value.length === 2 ? packed(...value) : null),
+    ],
+  ];
+
+  /** The mask of packed documents, from where they begin and the last one ends. */
+  const packed = (queries, keys) => {
+    const rises = (starts) => starts.every((each, n) => (n ? each >= starts[n - 1] : !each));
+    if (![queries, keys].every((s) => rises(s) && s.at(-1) > 0)) return null;
+    const of = (starts, n) => starts.findLastIndex((first) => first <= n);
+    return build(
+      { B: 1, Q: queries.at(-1), K: keys.at(-1) },
+      (q, k) => of(queries, q) === of(keys, k),
     );
-    if (!mask) return;
-    const heads = Number(asked.get("heads"));
-    if (Number.isInteger(heads) && heads >= 1 && heads <= 4) state.heads = heads;
-    show(mask);
+  };
+
+  const MEANINGS = {
+    "may attend": "scaled_dot_product_attention, FlexAttention, Keras, Hugging Face",
+    hidden: "nn.MultiheadAttention (attn_mask, key_padding_mask)",
+  };
+
+  /** Ask what the text leaves open; an answer holds while texts of its kind follow. */
+  const answers = {};
+
+  const ask = (topic, title, options) => {
+    const group = make("fieldset", {}, make("legend", {}, title));
+    for (const [value, label] of options) {
+      const choice = make("input", { type: "radio", name: topic, value });
+      choice.checked = answers[topic] === value;
+      choice.addEventListener("change", () => {
+        answers[topic] = value;
+        fromText();
+        keep();
+      });
+      group.append(make("label", {}, choice, ` ${label}`));
+    }
+    questions.append(group);
+  };
+
+  const say = (message, wrong = false) => {
+    const parts = message.split("`");
+    status.replaceChildren(
+      ...parts.map((part, i) => (i % 2 ? make("code", {}, part) : part)),
+    );
+    status.classList.toggle("mk-wrong", wrong);
+    text.ariaInvalid = wrong;
+    text.setCustomValidity(wrong ? message : "");
+  };
+
+  /** Show the mask that was typed or pasted, or say what is wrong with it. */
+  const fromText = () => {
+    try {
+      if (/^[01\s/]+$/.test(text.value.trim())) {
+        questions.replaceChildren();
+        const mask = read(text.value);
+        say("");
+        show(mask, state.heads, true);
+      } else fromPasted(parse(text.value));
+    } catch ({ message }) {
+      questions.replaceChildren();
+      say(`Not a mask: ${message}.`, true);
+    }
+  };
+
+  const fromPasted = ({ value, rank, kind }) => {
+    if (answers.kind !== `${kind} ${rank}`) {
+      for (const topic of ["axes", "meaning"]) delete answers[topic];
+      answers.kind = `${kind} ${rank}`;
+    }
+    const [sizes, refusals] = [sizesOf(state.mask), []];
+    const found = READINGS.filter(([, axes, kinds]) => axes === rank && kinds.includes(kind))
+      .map(([name, , , of]) => [name, of(value, sizes, state.heads)])
+      .filter(([, mask]) => {
+        try {
+          return mask && checkSizes(mask);
+        } catch ({ message }) {
+          refusals.push(message);
+          return false;
+        }
+      });
+    if (!found.length) throw Error(refusals[0] ?? `no mask has ${rank} axes of ${kind}`);
+
+    const focused = document.activeElement;
+    const [name, mask] = found.find(([each]) => each === answers.axes) ?? found[0];
+    answers.axes = name;
+    const isOpen = !/valid|cu_/.test(name) && kind !== "additive";
+    const flag = kind === "bool" ? "True" : "1";
+    questions.replaceChildren();
+    if (isOpen) {
+      const meanings = Object.entries(MEANINGS);
+      const options = meanings.map(([word, who]) => [word, `${word}: ${who}`]);
+      ask("meaning", `What does ${flag} mean here?`, options);
+    }
+    if (found.length > 1) {
+      ask("axes", "Which axes are these?", found.map(([each]) => [each, each]));
+    }
+    if (focused.name in answers) {
+      questions.querySelector(`[name=${focused.name}]:checked`)?.focus();
+    }
+    if (isOpen && !answers.meaning) {
+      say(`Libraries disagree on what ${flag} means: choose its meaning.`);
+      return;
+    }
+    const meaning = isOpen ? `: ${flag} means ${answers.meaning}` : "";
+    say(`Read as ${kind}, ${name}${meaning}.`);
+    const allows = { bool: Boolean, "0 and 1": Boolean, additive: (each) => each > LOW };
+    const inverts = isOpen && answers.meaning === "hidden";
+    const may = each(mask, (cell) => (allows[kind] ?? Boolean)(cell) !== inverts);
+    show(may, state.heads, true);
   };
 
   // The weights: softmax over the keys that a query may read, zero where there are none
@@ -543,8 +857,9 @@ for (const root of document.querySelectorAll(".mk")) {
   };
 
   /** Show a mask: in the grids, in words, and in every convention. */
-  function show(mask) {
+  function show(mask, heads = state.heads, keepsText = false) {
     const sizes = sizesOf(mask);
+    if (Number.isInteger(heads) && heads >= 1 && heads <= 4) state.heads = heads;
     if (!state.mask || !same(Object.values(sizes), Object.values(sizesOf(state.mask)))) {
       layOut(sizes);
     }
@@ -573,8 +888,11 @@ for (const root of document.querySelectorAll(".mk")) {
       }),
     );
 
-    text.value = document.activeElement === text ? text.value : written(mask);
-    text.setCustomValidity("");
+    if (!keepsText) {
+      text.value = written(mask);
+      questions.replaceChildren();
+      say("");
+    }
     const size = {
       q_len: sizes.Q,
       k_len: sizes.K,
@@ -643,7 +961,7 @@ for (const root of document.querySelectorAll(".mk")) {
   });
   for (const end of ["pointerup", "pointercancel"]) {
     addEventListener(end, () => {
-      if (brush !== null) toLink();
+      if (brush !== null) keep();
       brush = null;
     });
   }
@@ -652,7 +970,7 @@ for (const root of document.querySelectorAll(".mk")) {
     const cell = target.closest("button");
     if (!cell || detail) return;
     set(cell, !isOn(cell));
-    toLink();
+    keep();
   });
   items.addEventListener("keydown", (event) => {
     const cell = event.target.closest("button");
@@ -682,30 +1000,32 @@ for (const root of document.querySelectorAll(".mk")) {
     button.addEventListener("click", () => {
       state.preset = button.textContent;
       show(preset(state.preset, sizesOf(state.mask)));
-      toLink();
+      keep();
     });
   }
   form.addEventListener("input", () => {
     const [Q, K, B, heads] = sliders.map((slider) => slider.valueAsNumber);
     const { mask } = state;
     const sizes = { B, Q, K };
-    state.heads = heads;
     // A preset stays what it is; of a painted mask remains what fits, and more may attend.
     show(
       state.preset
         ? preset(state.preset, sizes)
         : build(sizes, (q, k, b) => mask[b]?.[q]?.[k] ?? true),
+      heads,
     );
   });
-  form.addEventListener("change", toLink);
+  form.addEventListener("change", keep);
   form.addEventListener("submit", (event) => event.preventDefault());
-  text.addEventListener("input", () => {
-    const mask = read(text.value);
-    if (mask) show(mask);
-    else text.setCustomValidity("Rows of 0 and 1, of one length: 100 110 / 110 110");
-  });
-  text.addEventListener("change", () => {
-    if (text.reportValidity()) toLink();
+  text.addEventListener("input", fromText);
+  text.addEventListener("change", keep);
+
+  undo.addEventListener("click", goBack);
+  addEventListener("keydown", (event) => {
+    const asked = (event.ctrlKey || event.metaKey) && event.key === "z" && !event.shiftKey;
+    if (!asked || event.target === text) return; // a text has an undo of its own
+    event.preventDefault();
+    goBack();
   });
 
   // A block that scrolls must be reachable by keyboard; one that does not is no tab stop.
@@ -731,10 +1051,10 @@ for (const root of document.querySelectorAll(".mk")) {
     });
   }
 
-  for (const control of [...presets, ...sliders]) control.hidden = false;
+  for (const control of [...presets, ...sliders, undo]) control.hidden = false;
   text.readOnly = false;
-  state.heads = sliders[3].valueAsNumber;
-  show(read(text.value));
+  show(read(text.value), sliders[3].valueAsNumber);
   addEventListener("hashchange", fromLink);
   fromLink();
+  now ||= inText();
 }

@@ -1,9 +1,12 @@
 # %% [markdown]
 # # Mask converter
 #
-# Your mask is in one convention, and the library wants another. Paint it here, or type
-# it as text, and read what each of them calls it, or why it cannot. Rows are queries,
-# columns are keys, and 1 means *may attend*. The address keeps the mask: share it.
+# This page converts an attention mask between the conventions of PyTorch
+# (`nn.MultiheadAttention`, `scaled_dot_product_attention`, FlexAttention), Keras, Hugging
+# Face, FlashAttention and d2l. Paint a mask, or paste one as it was printed. The page
+# shows it in each convention, or why the convention cannot represent it. Rows are
+# queries, columns are keys, and 1 means *may attend*. The address keeps the mask, so that
+# you can share it.
 
 # %% hide="true"
 import re
@@ -23,30 +26,30 @@ RULE = "lambda b, h, q, k: mask[q, k, b]"
 PRESETS = ("causal", "causal, top left", "padding", "sliding window", "prefix LM")
 PRESETS += ("packed documents", "all", "none")
 
-# Each system in a row: how it writes a mask, and how to get there and back.
+# Each convention in a row: how it writes a mask, and how to convert to it and from it.
 FIELDS = ["key", "name", "may", "hides", "axes", "dtype", "heads", "there", "back"]
 TABLE = """
-ours | Here | True | False | [q_len or 1, k_len, batch_size or 1] | bool | it broadcasts | |
-mha | `nn.MultiheadAttention`, `attn_mask` | **False** | **True** | [q_len, k_len] or [batch_size * heads, q_len, k_len] | bool | you | attn_mask = masks.to_mha(mask, heads=HEADS) | masks.from_mha(attn_mask, heads=HEADS)
-mha-float | `nn.MultiheadAttention`, `attn_mask`, additive | 0.0 | −inf | [q_len, k_len] or [batch_size * heads, q_len, k_len] | of the query | you | attn_mask = masks.to_mha(mask, heads=HEADS, dtype=torch.float32) | masks.from_mha(attn_mask, heads=HEADS)
-key-padding | `nn.MultiheadAttention`, `key_padding_mask` | **False** | **True** | [batch_size, k_len] | bool | it does | key_padding_mask = masks.to_key_padding_mask(mask) | masks.from_key_padding_mask(key_padding_mask)
-sdpa | `F.scaled_dot_product_attention`, `attn_mask` | True | False | [batch_size or 1, heads or 1, q_len or 1, k_len] | bool | it broadcasts | attn_mask = masks.to_sdpa(mask) | masks.from_sdpa(attn_mask)
-sdpa-float | `F.scaled_dot_product_attention`, `attn_mask`, additive | 0.0 | −inf | [batch_size or 1, heads or 1, q_len or 1, k_len] | of the query | it broadcasts | attn_mask = masks.to_sdpa(mask, dtype=torch.float32) | masks.from_sdpa(attn_mask)
-is-causal | `F.scaled_dot_product_attention`, `is_causal` | the triangle at the top left | the rest | a flag | bool | it does | is_causal = masks.to_is_causal(mask) | masks.causal(Q_LEN, K_LEN, corner="top left")
-mask-mod | FlexAttention, `mask_mod` | True | False | mask_mod(b, h, q, k) | bool | it asks for each | mask_mod = masks.to_mask_mod(mask) | masks.from_mask_mod(mask_mod, Q_LEN, K_LEN, BATCH_SIZE)
-block-mask | FlexAttention, `block_mask` | True | False | mask_mod(b, h, q, k), and blocks of 128 by 128 | bool | it broadcasts | block_mask = masks.to_block_mask(mask) | masks.from_block_mask(block_mask)
-keras | Keras, `attention_mask` | True | False | [batch_size or 1, q_len or 1, k_len] | bool | it does | attention_mask = masks.to_keras(mask) | masks.from_keras(attention_mask)
-key-mask | Keras, `key_mask` and `value_mask` | True | False | [batch_size, k_len] | bool | it does | key_mask = masks.to_key_mask(mask) | masks.from_key_mask(key_mask)
-huggingface-keys | Hugging Face, `attention_mask` | 1 | 0 | [batch_size, k_len] | integer | it does | attention_mask = masks.to_key_mask(mask).long() | masks.from_huggingface(attention_mask)
-huggingface | Hugging Face, in four dimensions | 0.0 | the least finite number | [batch_size, 1, q_len, k_len] | of the model | it broadcasts | attention_mask = masks.to_huggingface(mask) | masks.from_huggingface(attention_mask)
-valid-lens | Valid lengths, as in d2l | the first keys | the rest | [batch_size] or [batch_size, q_len] | integer | it does | valid_lens = masks.to_valid_lens(mask) | masks.padding(valid_lens, k_len=K_LEN)
-cu-seqlens | FlashAttention, `cu_seqlens` | a query's own document | the rest | [documents + 1], for queries and for keys | int32 | it does | cu_seqlens = masks.to_cu_seqlens(mask) | masks.from_cu_seqlens(*cu_seqlens)
+ours | Headnotes | True | False | [q_len or 1, k_len, batch_size or 1] | bool | broadcast | |
+mha | `nn.MultiheadAttention`, `attn_mask` | **False** | **True** | [q_len, k_len] or [batch_size * heads, q_len, k_len] | bool | you repeat it | attn_mask = masks.to_mha(mask, heads=HEADS) | masks.from_mha(attn_mask, heads=HEADS)
+mha-float | `nn.MultiheadAttention`, `attn_mask`, additive | 0.0 | −inf | [q_len, k_len] or [batch_size * heads, q_len, k_len] | as the query | you repeat it | attn_mask = masks.to_mha(mask, heads=HEADS, dtype=torch.float32) | masks.from_mha(attn_mask, heads=HEADS)
+key-padding | `nn.MultiheadAttention`, `key_padding_mask` | **False** | **True** | [batch_size, k_len] | bool | repeated by the library | key_padding_mask = masks.to_key_padding_mask(mask) | masks.from_key_padding_mask(key_padding_mask)
+sdpa | `F.scaled_dot_product_attention`, `attn_mask` | True | False | [batch_size or 1, heads or 1, q_len or 1, k_len] | bool | broadcast | attn_mask = masks.to_sdpa(mask) | masks.from_sdpa(attn_mask)
+sdpa-float | `F.scaled_dot_product_attention`, `attn_mask`, additive | 0.0 | −inf | [batch_size or 1, heads or 1, q_len or 1, k_len] | as the query | broadcast | attn_mask = masks.to_sdpa(mask, dtype=torch.float32) | masks.from_sdpa(attn_mask)
+is-causal | `F.scaled_dot_product_attention`, `is_causal` | the top-left triangle | the rest | a flag | bool | repeated by the library | is_causal = masks.to_is_causal(mask) | masks.causal(Q_LEN, K_LEN, corner="top left")
+mask-mod | FlexAttention, `mask_mod` | True | False | mask_mod(b, h, q, k) | bool | the function is called for each | mask_mod = masks.to_mask_mod(mask) | masks.from_mask_mod(mask_mod, Q_LEN, K_LEN, BATCH_SIZE)
+block-mask | FlexAttention, `block_mask` | True | False | mask_mod(b, h, q, k), and blocks of 128 by 128 | bool | broadcast | block_mask = masks.to_block_mask(mask) | masks.from_block_mask(block_mask)
+keras | Keras, `attention_mask` | True | False | [batch_size or 1, q_len or 1, k_len] | bool | repeated by the library | attention_mask = masks.to_keras(mask) | masks.from_keras(attention_mask)
+key-mask | Keras, `key_mask` and `value_mask` | True | False | [batch_size, k_len] | bool | repeated by the library | key_mask = masks.to_key_mask(mask) | masks.from_key_mask(key_mask)
+huggingface-keys | Hugging Face, `attention_mask` | 1 | 0 | [batch_size, k_len] | integer | repeated by the library | attention_mask = masks.to_key_mask(mask).long() | masks.from_huggingface(attention_mask)
+huggingface | Hugging Face, `attention_mask` of four axes | 0.0 | the lowest finite number | [batch_size, 1, q_len, k_len] | as the model | broadcast | attention_mask = masks.to_huggingface(mask) | masks.from_huggingface(attention_mask)
+valid-lens | d2l, `valid_lens` | the first keys | the rest | [batch_size] or [batch_size, q_len] | integer | repeated by the library | valid_lens = masks.to_valid_lens(mask) | masks.padding(valid_lens, k_len=K_LEN)
+cu-seqlens | FlashAttention, `cu_seqlens` | keys of the same document | the rest | [documents + 1], for queries and for keys | int32 | repeated by the library | cu_seqlens = masks.to_cu_seqlens(mask) | masks.from_cu_seqlens(*cu_seqlens)
 """
 ROWS = [re.split(r"\s*\|\s*", line) for line in TABLE.strip().split("\n")]
 CONVENTIONS = [dict(zip(FIELDS, row, strict=True)) for row in ROWS]
 
 # %% hide="true"
-# The worked example; where scripts run, they carry on from it.
+# The worked example; the script of the page starts from it.
 EXAMPLE = "masks.padding(torch.tensor([5, 3]), k_len=5)"
 mask = eval(EXAMPLE).repeat(3, 1, 1)
 torch.manual_seed(2017)
@@ -88,7 +91,7 @@ def literal(value):
 
 # %% hide="true"
 def marked(text):
-    """What stands between backticks as code, between asterisks in bold type."""
+    """HTML of a text: code between backticks, bold type between asterisks."""
     text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
     return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
 
@@ -106,12 +109,12 @@ def grid(rows, caption):
 
 
 def allowed(may):
-    """A cell of the mask: 1 or 0, and told apart by more than its colour."""
+    """A cell of the mask: 1 or 0, so that color is not all that tells them apart."""
     return f'<td><span class="mk-cell mk-{int(may)}">{int(may)}</span></td>'
 
 
 def shared(weight):
-    """A weight, and its colour in cividis: legible to people who see no red or green."""
+    """A weight, and its color in cividis, which color-blind readers can tell apart."""
     red, green, blue = (round(255 * part) for part in colormaps["cividis"](weight)[:3])
     ink = "#000" if weight > 0.46 else "#fff"
     style = f"background: rgb({red}, {green}, {blue}); color: {ink}"
@@ -136,7 +139,7 @@ def items():
 
 
 def card(of):
-    """One convention: what it means there, the way there and back, what comes out."""
+    """One convention: what its values mean, how to convert, and the mask in it."""
     sizes = dict(zip(["Q_LEN", "K_LEN", "BATCH_SIZE"], mask.shape, strict=True))
     sizes["HEADS"] = HEADS
     calls, value, refusal = "", f"{literal(mask.permute(2, 0, 1))}.permute(1, 2, 0)", ""
@@ -165,7 +168,7 @@ def card(of):
 
 
 def slider(name, low, high, value):
-    """A size: its value, and a control that waits for the script."""
+    """A size: its value, and a slider that is hidden until the script runs."""
     return (
         f'<label>{name} <input type="range" name="{name}" min="{low}" max="{high}" '
         f'value="{value}" hidden><output data-size="{name}">{value}</output></label>'
@@ -179,7 +182,7 @@ def text_of(mask):
 
 
 def converter():
-    """The page as it is before a script has touched it: complete, for one mask."""
+    """The page before its script runs: complete, for one mask."""
     q_len, k_len, batch_size = mask.shape
     sliders = slider("q_len", 1, 8, q_len) + slider("k_len", 1, 8, k_len)
     sliders += slider("batch_size", 1, 3, batch_size) + slider("heads", 1, 4, HEADS)
@@ -195,14 +198,21 @@ def converter():
         '<div class="mk"><link rel="stylesheet" href="../assets/masks.css">'
         f'<script type="application/json">{data}</script>'
         '<div class="mk-left">'
+        '<p class="mk-paste"><label for="mk-text">Mask as text: edit it, or paste a '
+        "tensor, array or list</label>"
+        '<textarea id="mk-text" rows="2" readonly spellcheck="false" autocomplete="off" '
+        f'aria-describedby="mk-status">{text_of(mask)}</textarea></p>'
+        '<p class="mk-status" id="mk-status" role="status"></p>'
+        '<div class="mk-questions"></div>'
         f'<form aria-label="Mask"><p class="mk-presets">{presets}</p>'
-        f'<p class="mk-sizes">{sliders}</p></form>'
+        f'<p class="mk-sizes">{sliders}</p>'
+        '<p class="mk-tools"><button type="button" class="mk-undo" title="Ctrl+Z" hidden '
+        "disabled>Undo</button></p></form>"
         f'<div class="mk-items">{items()}</div>'
-        f'<p class="mk-facts"><label for="mk-text">as text</label> <input id="mk-text" '
-        f'value="{text_of(mask)}" readonly spellcheck="false" autocomplete="off"></p>'
-        f'<p class="mk-facts"><span>by name</span> <code class="mk-named">{EXAMPLE}</code>'
-        f'</p><div class="mk-facts"><span>in words</span><ul class="mk-words">{words}</ul>'
-        "</div></div>"
+        '<p class="mk-facts"><span>Headnotes</span> '
+        f'<code class="mk-named">{EXAMPLE}</code></p>'
+        '<div class="mk-facts"><span>Description</span>'
+        f'<ul class="mk-words">{words}</ul></div></div>'
         f'<div class="mk-cards">{cards}</div>'
         '<script defer src="../assets/masks.js"></script></div>'
     )
@@ -211,12 +221,13 @@ def converter():
 display(Markdown(converter()))
 
 # %% [markdown]
-# ## All of them at a glance
+# ## Mask conventions compared
 #
-# *Heads* says who repeats the mask for each head. The conversions there and back, line
-# by line: [mask conventions](../source/masks/conventions.md), [masks for
-# FlexAttention](../source/masks/flex.md) and [masks in
-# words](../source/masks/describe.md).
+# *May attend* and *hidden* are the values that a mask holds for a key that a query may or
+# may not attend to; *heads* says whether the library repeats the mask for each head. The
+# functions that convert are in [mask conventions](../source/masks/conventions.md) and
+# [FlexAttention masks](../source/masks/flex.md); the description above comes from
+# [`masks.describe`](../source/masks/describe.md).
 
 # %% hide="true"
 lines = [

@@ -28,6 +28,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Sequence
+from os.path import relpath
 from pathlib import Path
 
 import headnotes
@@ -152,21 +153,37 @@ def with_flat_imports(source: str) -> str:
 
 
 def editions(path: Path) -> dict[str, str]:
-    r"""What the page of a module offers to copy: with and without its notes.
+    r"""The files that the page of a module offers to copy: their addresses, by label.
 
     A module that needs one or two others beside it has a button for each file:
 
-    >>> list(editions(modules()["fast"]))
-    ['Copy fast.py', 'Copy attention.py', 'Copy mha.py']
+    >>> editions(modules()["masks/build"])
+    {'Copy build.py': 'build.py', 'Copy checks.py': '../checks.py'}
     """
     if path.resolve() not in modules().values():
         return {}
-    if 0 < len(needed := companions(path)) <= 2:
-        return {f"Copy {copied_name(file)}": edition(file) for file in [path, *needed]}
+    needed = companions(path)
+    if not needed:
+        return {"Copy module": path.name, "Copy without notes": f"plain/{path.name}"}
+    if len(needed) > 2:
+        return {}
     return {
-        "Copy module": edition(path),
-        "Copy without notes": edition(path, plain=True),
+        f"Copy {copied_name(file)}": Path(relpath(file, path.parent)).as_posix()
+        for file in [path, *needed]
     }
+
+
+def links(path: Path) -> dict[str, str]:
+    r"""The links at the top of the page of a module: their addresses, by label.
+
+    >>> links(modules()["fast"])
+    {'Download fast.zip (3 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
+    """
+    needed = companions(path) if path.resolve() in modules().values() else []
+    archive = copied_name(path).replace(".py", ".zip")
+    label = f"Download {archive} ({1 + len(needed)} files)"
+    download = {label: archive} if needed else {"Download .py": path.name}
+    return {**download, "Its tests": f"tests/test_{path.stem}.md"}
 
 
 def without_notes(source: str) -> str:

@@ -22,7 +22,7 @@ from sidenotes.dependencies import dependencies
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
 from sidenotes.record import location, recording
-from sidenotes.render import highlight_lines, line, render, toolbar
+from sidenotes.render import highlight_lines, legend, line, render, toolbar
 from sidenotes.sizes import panel
 from sidenotes.split import UNREADABLE, LiterateError, named, read, split
 
@@ -40,8 +40,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 }
 
 
-def no_editions(path: Path) -> dict[str, str]:
-    """Offer nothing to copy."""
+def no_links(path: Path) -> dict[str, str]:
+    """No links, and nothing to copy."""
     return {}
 
 
@@ -69,11 +69,11 @@ class SidenotesExtension(Extension):
             ],
             "cache": [".cache/sidenotes/recordings", "Folder for what was recorded"],
             "editions": [
-                no_editions,
-                "Function from a module's path to texts to copy, by label; they depend "
-                "on the module and on what it imports",
+                no_links,
+                "Function from a module's path to files to copy: addresses by label, "
+                "which depend on the module and on what it imports",
             ],
-            "links": [{}, "Links by label; {stem} stands for the module's name"],
+            "links": [no_links, "Function from a module's path to links, by label"],
             "sizes": [{}, "By module, the sizes that a reader can change on its page"],
         }
         super().__init__(**options)
@@ -109,7 +109,7 @@ class Sources:
     setup: str
     cache: Path
     editions: Callable[[Path], dict[str, str]]
-    links: dict[str, str]
+    links: Callable[[Path], dict[str, str]]
     sizes: dict[str, dict[str, Any]]
 
     @cached_property
@@ -139,7 +139,7 @@ class Sources:
                 continue
             found.append(read(path))
             if match["kind"] == "literate" and not match["symbol"]:
-                # An edition may hold what the module imports, beside the module.
+                # A module may be copied together with what it imports.
                 imported = dependencies(path, self.import_roots)
                 found += [read(file) for file in sorted(imported)]
                 if path in self.executed:
@@ -194,6 +194,7 @@ class Directives(BlockProcessor):
             sections = inside
         stash = self.md.htmlStash.store
         # An excerpt is part of another page, which has headings of its own.
+        recorded = None if symbol else self.sources.recorded(path)
         grid = render(
             parent,
             sections,
@@ -201,7 +202,7 @@ class Directives(BlockProcessor):
             headings=not symbol,
             parse=self.parse,
             stash=stash,
-            recorded=None if symbol else self.sources.recorded(path),
+            recorded=recorded,
         )
         if symbol:
             return
@@ -212,13 +213,16 @@ class Directives(BlockProcessor):
 
         note = grid.find(".//h1/..")
         if note is not None:
-            links = {
-                label: url.format(stem=path.stem)
-                for label, url in self.sources.links.items()
-            }
-            bar = toolbar(self.sources.editions(path), links, bool(sizes), stash)
+            tools = {}
+            if has_run := bool(recorded and recorded["calls"]):
+                tools["Step through"] = "sn-step"
+            if sizes:
+                tools["Try other sizes"] = "sn-try"
+            editions, links = self.sources.editions(path), self.sources.links(path)
             below_title = [child.tag for child in note].index("h1") + 1
-            note.insert(below_title, bar)
+            if has_run:
+                note.insert(below_title, legend())
+            note.insert(below_title, toolbar(editions, links, tools, stash))
 
     def listing(self, parent: Element, path: Path) -> None:
         """Append a file, with an anchor for each line and each top-level definition."""

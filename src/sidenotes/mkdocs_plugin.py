@@ -25,7 +25,7 @@ from mkdocs.structure.pages import Page
 from mkdocs.utils.templates import TemplateContext
 
 from sidenotes.cache import prune
-from sidenotes.extension import SidenotesExtension, no_editions
+from sidenotes.extension import SidenotesExtension, no_links
 from sidenotes.page_cache import render_cached, site_key
 from sidenotes.split import LiterateError
 
@@ -63,13 +63,13 @@ class Options(Config):  # type: ignore[no-untyped-call]
     by a pattern of lessons: `{"*": [data/*.csv]}`. A change in one of these files
     executes the lesson anew."""
 
-    editions = option.Type(object, default=no_editions)
-    """A function from the path of a module to texts that its page offers to copy, by
-    label: `!!python/name:package.editions`."""
+    editions = option.Type(object, default=no_links)
+    """A function from the path of a module to files that its page offers to copy: their
+    addresses, by label. `!!python/name:package.editions`."""
 
-    links = option.Type(dict, default={})
-    """Links at the top of the page of a module, by label; `{stem}` stands for its
-    name."""
+    links = option.Type(object, default=no_links)
+    """A function from the path of a module to the links at the top of its page: their
+    addresses, by label."""
 
     sizes = option.Type(dict, default={})
     """By module, the sizes that a reader can change on its page."""

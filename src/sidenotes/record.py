@@ -30,8 +30,9 @@ from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
 
 LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
-# What a page may spend on values, compressed; beyond it the largest tensors go.
-BUDGET = 16_000
+# What the code of a page and its recorded run may weigh, compressed; beyond it the
+# largest tensors are left out.
+BUDGET = 21_000
 
 # Tokens that a line without code may hold.
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}
@@ -230,14 +231,16 @@ def record(source: str, run: Trace) -> Json:
             to_json(v, axes_of(v, names, parameter_claims(checked, call)), tensors)
             for v in call.arguments
         ]
-        head = {"symbol": call.symbol, "line": call.line, "names": names}
+        head = {"symbol": call.symbol, "line": call.line}
         calls.append({**head, "arguments": arguments, "steps": steps})
+    # Color doubles the weight of the code.
+    code = 2 * weight("\n".join(code_lines(source).values()))
     return {
         "checked": sorted({claim.line for claim in checked}),
         "weak": sorted({claim.line for claim in weak}),
         "lines": {str(n): lines[n] for n in sorted(lines)},
         "calls": calls,
-        "tensors": within_budget(tensors),
+        "tensors": within_budget(tensors, BUDGET - code - weight(json.dumps(calls))),
     }
 
 
@@ -337,12 +340,17 @@ def flat(data: Any) -> list[Any]:
     return [float(f"{data:.4g}") if known else str(data)]
 
 
-def within_budget(tensors: list[list[Any]]) -> list[list[Any] | None]:
+def within_budget(tensors: list[list[Any]], budget: int) -> list[list[Any] | None]:
     """The tensors, without the largest ones if all are too much for a page."""
     kept: list[list[Any] | None] = list(tensors)
-    while len(gzip.compress(json.dumps(kept).encode())) > BUDGET:
+    while any(kept) and weight(json.dumps(kept)) > budget:
         kept[max(range(len(kept)), key=lambda n: len(kept[n] or ()))] = None
     return kept
+
+
+def weight(text: str) -> int:
+    """The bytes of a text as a server sends it."""
+    return len(gzip.compress(text.encode()))
 
 
 def shapes_as_text(values: Iterable[Json]) -> str:

@@ -131,21 +131,34 @@ def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:
 
 
 def toolbar(
-    editions: dict[str, str], links: dict[str, str], sizes: bool, stash: Stash
+    editions: dict[str, str],
+    links: dict[str, str],
+    tools: dict[str, str],
+    stash: Stash,
 ) -> Element:
-    """What can be done with the module: follow a link, copy an edition, try sizes."""
+    """What can be done with the module: follow a link, copy an edition, use a tool.
+
+    An edition is a link, too: the script copies the file to which it leads.
+    """
     bar = Element("p", {"class": "sn-bar"})
-    for label, url in links.items():
-        SubElement(bar, "a", {"href": url, "class": "md-button"}).text = label
-    # The texts travel inside the page: no request, so that copying works from a file.
-    buttons = [
-        f"{escape(label)}<textarea hidden>{escape(text)}</textarea>"
-        for label, text in editions.items()
-    ]
-    if sizes:
-        buttons.append("Try other sizes")
-    before = '<button type="button" class="md-button" hidden>'
-    SubElement(bar, "span").text = stash(
-        "".join(f"{before}{button}</button>" for button in buttons)
+    for kind, addresses in (("", links), (" sn-copy", editions)):
+        for label, url in addresses.items():
+            button = SubElement(bar, "a", {"href": url, "class": f"md-button{kind}"})
+            button.text = label
+    buttons = "".join(
+        f'<button type="button" class="md-button {kind}" hidden>{label}</button>'
+        for label, kind in tools.items()
     )
+    SubElement(bar, "span").text = stash(buttons)
     return bar
+
+
+def legend() -> Element:
+    """What stands beside the code, and what can be done with it."""
+    said = Element("p", {"class": "sn-legend"})
+    said.text = (
+        "The shapes beside the code come from running the examples on this page; "
+        "\u2713 marks a shape comment that the run has confirmed. "
+    )
+    SubElement(said, "span").text = "Click a shape to step through the run."
+    return said

@@ -32,8 +32,9 @@ def panel(sizes: dict[str, Any]) -> str:
         raise LiterateError(f"sizes have `sliders`, `where`, `totals`, not {given}")
     now = {name: start for name, (start, _) in sizes["sliders"].items()}
     sliders = [
-        f'<label>{name} <input type="range" name="{name}" min="1" max="{most}" '
-        f'value="{start}" hidden> <span>{start}</span></label>'
+        f'<span class="sn-size"><label>{name} <input type="number" name="{name}" '
+        f'min="1" max="{most}" value="{start}" required readonly></label>'
+        f'<input type="range" min="0" aria-label="{name}" hidden></span>'
         for name, (start, most) in sizes["sliders"].items()
     ]
     totals = []

@@ -112,22 +112,34 @@ def test_an_excerpt_shows_one_definition_and_no_bar(tmp_path: Path) -> None:
     source = (
         '"""# T"""\nx = 1\ndef f():\n    # why\n    return 1\n\ndef ff():\n    pass\n'
     )
-    html = page(tmp_path, source, "#f", editions=lambda path: {"Copy": "text"})
+    html = page(tmp_path, source, "#f", editions=lambda path: {"Copy": "a.py"})
     assert code_lines(html) == {3: "def f():", 5: "    return 1"}
     assert "<h" not in html
-    assert "<button" not in html
+    assert "sn-bar" not in html
 
 
-def test_the_bar_carries_the_texts_to_copy_and_the_links(tmp_path: Path) -> None:
+def test_the_bar_leads_to_the_files_to_copy_and_the_links(tmp_path: Path) -> None:
     html = page(
         tmp_path,
         '"""# Title\n\nProse.\n"""\n',
-        editions=lambda path: {"Copy": f"{path.name} <&>"},
-        links={"Tests": "tests/{stem}.html"},
+        editions=lambda path: {"Copy": f"plain/{path.name}"},
+        links=lambda path: {"Tests": f"tests/{path.stem}.html"},
     )
-    assert "<textarea hidden>a.py &lt;&amp;&gt;</textarea>" in html
+    assert '<a class="md-button sn-copy" href="plain/a.py">Copy</a>' in html
     assert '<a class="md-button" href="tests/a.html">Tests</a>' in html
     assert html.index("Title") < html.index("sn-bar") < html.index("Prose.")
+    assert "sn-step" not in html
+    assert "sn-legend" not in html
+
+
+def test_the_bar_offers_what_can_be_done_with_a_recorded_run(tmp_path: Path) -> None:
+    sizes = {"a.py": {"sliders": {"m": [3, 9]}}}
+    html = page(tmp_path, f'"""# T"""\n{SHAPED}', execute=["*.py"], sizes=sizes)
+    bar = html[html.index("sn-bar") : html.index("sn-legend")]
+    assert re.findall(r"<button [^>]*hidden>(.+?)<", bar) == [
+        "Step through",
+        "Try other sizes",
+    ]
 
 
 SHAPED = '''

@@ -44,6 +44,11 @@ OPTIONS: dict[str, Any] = {
 Build = Callable[..., list[str]]
 
 
+def more_links(path: Path) -> dict[str, str]:
+    """An option of the site, which `mkdocs.yml` can name."""
+    return {"More": "https://example.org"}
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     """A function that builds a small site and names the pages that were rendered."""
@@ -139,7 +144,7 @@ def test_no_change_leaves_a_stale_page(
         "new.md",
         *ALL[2:],
     ]
-    plugin = {"packages": {"src/p": "source"}, "links": {"More": "https://example.org"}}
+    plugin = {"packages": {"src/p": "source"}, "links": more_links}
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
     assert site(plugins=["search", {"sidenotes": plugin}], nav=None) == []
     monkeypatch.setattr(page_cache, "RENDERER", [b"changed"])

@@ -169,6 +169,25 @@ def test_the_buttons_copy_what_the_command_line_copies(
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == edition(modules()["mha"], plain=plain)
         expect(page.get_by_role("button", name=label)).to_be_visible()
+    page.goto(f"{url}/source/fast/module.html")
+    for label, name in (("fast.py", "fast"), ("mha.py", "mha")):
+        page.get_by_role("button", name=f"Copy {label}").press("Space")
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert copied == edition(modules()[name])
+        expect(page.get_by_role("button", name=f"Copy {label}")).to_be_visible()
+    context.close()
+
+
+def test_without_script_a_button_that_copies_leads_to_the_file(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(f"{url}/{CORE}")
+    link = page.get_by_role("link", name="Copy without notes")
+    response = page.request.get(f"{url}/source/{link.get_attribute('href')}")
+    assert response.text() == edition(modules()["mha"], plain=True)
     context.close()
 
 
@@ -185,7 +204,7 @@ def test_pages_are_complete_without_script(
 ) -> None:
     def text(page: Page) -> str:
         content = page.locator("article").inner_text()
-        buttons = "Copy module|Copy without notes|Try other sizes"
+        buttons = "Step through|Try other sizes|Click a shape[^.]*[.]"
         return re.sub(rf"{buttons}|\s", "", content)
 
     context = browser.new_context(java_script_enabled=False)

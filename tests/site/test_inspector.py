@@ -78,6 +78,11 @@ def panel(page: Page) -> Any:
     return page.get_by_role("dialog", name="Inspector")
 
 
+def middle(target: Any) -> tuple[float, float]:
+    box = target.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
 def shown(page: Page) -> list[list[float]]:
     """The numbers of the cells, row by row, without headings and sums."""
     rows = page.eval_on_selector_all(
@@ -308,6 +313,57 @@ def test_a_variable_shows_its_uses_and_its_card(page: Page, url: str) -> None:
     assert set(wanted) <= set(uses)
     outside = number_of("def get_scores(")
     assert all(int(use[1:]) < outside for use in uses)
+
+
+def test_the_page_says_what_can_be_done_with_its_shapes(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    legend = page.locator(".sn-legend")
+    expect(legend).to_contain_text("\u2713 marks a shape comment")
+    expect(legend).to_contain_text("Click a shape to step through the run")
+    button = page.get_by_role("button", name="Step through")
+    expect(button).to_be_in_viewport()
+    button.click()
+    expect(panel(page)).to_be_focused()
+    expect(panel(page)).to_contain_text("MultiHeadAttention.forward")
+    expect(panel(page)).to_contain_text("Step 1 of")
+    page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    page.goto(f"{url}/source/cli.html")  # without shapes
+    expect(page.locator(".sn-legend, .sn-step")).to_have_count(0)
+
+
+def test_one_escape_closes_all(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    page.get_by_role("button", name="Try other sizes").click()
+    strip(page, ATTN).click()
+    line = page.locator(f"#L{PROJECTED} .n").first
+    line.scroll_into_view_if_needed()
+    line.hover()
+    sizes = page.locator(".sn-foot.sn-open")
+    card = page.get_by_role("tooltip")
+    for part in (panel(page), sizes, card):
+        expect(part).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(panel(page)).to_have_count(0)
+    expect(sizes).to_have_count(0)
+    expect(card).to_be_hidden()
+
+
+def test_no_card_opens_under_a_pointer_that_rests(page: Page, url: str) -> None:
+    page.emulate_media(reduced_motion="reduce")
+    page.goto(f"{url}/{CORE}#L{PROJECTED}&t=query")
+    card = page.get_by_role("tooltip")
+    scroll = "top => scrollBy({top, behavior: 'instant'})"
+    for target in (strip(page, SCALED), page.locator(f"#L{SCALED} .n").first):
+        page.evaluate(scroll, target.bounding_box()["y"] - 200)
+        x, y = middle(target)
+        page.mouse.move(x, y + 200)
+        page.evaluate(scroll, -200)
+        page.wait_for_timeout(500)  # the browser notes what lies under the pointer now
+        assert middle(target) == (x, y + 200)
+        expect(card).to_be_hidden()
+        page.mouse.move(x + 1, y + 200)
+        expect(card).to_contain_text("query float32")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

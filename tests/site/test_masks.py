@@ -294,6 +294,7 @@ def test_a_finger_paints_and_does_not_scroll(browser: Browser, url: str) -> None
     blank(page, url)
     cell(page, 0, 0).tap()
     assert text(page) == "1000 0000 0000 / 0000 0000 0000"
+    cell(page, 2, 1).scroll_into_view_if_needed()
     before = page.evaluate("scrollY")
     session = context.new_cdp_session(page)
 
@@ -376,20 +377,235 @@ def test_a_link_carries_the_mask_and_the_heads(page: Page, url: str) -> None:
         expect(page.get_by_role("slider", name="heads")).to_have_value("2")
 
 
-def test_text_that_is_no_mask_is_refused_and_changes_nothing(
-    page: Page, url: str
+def paste(page: Page, value: str) -> None:
+    page.get_by_role("textbox", name="Mask as text").fill(value)
+
+
+def painted(page: Page) -> str:
+    """The mask in the grids, as the page writes masks; the text may be as pasted."""
+    address = page.evaluate(
+        "[...document.querySelectorAll('.mk-grid[role=grid]')].map(table =>"
+        " [...table.querySelectorAll('tbody tr')].map(row =>"
+        " [...row.querySelectorAll('button')].map(c => c.textContent).join('')"
+        ").join(' ')).join(' / ')"
+    )
+    return str(address)
+
+
+def status(page: Page) -> Locator:
+    return page.locator(".mk-status")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("10 1", "row 0, row 1 has 1 cell, not 2"),
+        ("10 01 / 11", "row 1 has 1 row, not 2"),
+        ("1 / ", "a batch item is empty"),
+        ("1" * 9, "9 keys: this page shows at most 8"),
+        (" ".join("1" * 9), "9 queries: this page shows at most 8"),
+        ("1 / 1 / 1 / 1", "4 batch items: this page shows at most 3"),
+        ("12", "paste a tensor in brackets"),
+        ("x", "x is no entry of a mask"),
+        ("", "paste a tensor in brackets"),
+        ("[[1, 0], [1]]", "row 1 has 1 cell, not 2"),
+        ("[[1, 0], 1]", "row 1: a number stands beside a list"),
+        ("[[1, 0], [1, 1]", "1 bracket not closed"),
+        ("[1, 0]]", "] closes no bracket"),
+        ("[[0., -0.5], [0., -inf]]", "holds 0 and -inf, not -0.5"),
+        ("[[0, -3]]", "-3 is neither 0, 1, -inf nor a length"),
+        ("[[True, 0]]", "bools and numbers are mixed"),
+        ("[[True, False, ..., True]]", "numbers that were not printed"),
+        ("[[[[[1]]]]]", "no mask has 5 axes"),
+        ("[[1, 0] * 2]", "* is no entry of a mask"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_said_at_once(
+    page: Page, url: str, wrong: str, said: str
 ) -> None:
     blank(page, url)
-    field = page.get_by_role("textbox", name="as text")
-    uneven, long, many = ("10 1", "1 / ", "1 / 1 1"), "1" * 9, "1 / 1 / 1 / 1"
-    for wrong in (*uneven, long, " ".join(long), many, "12", "x", ""):
-        field.fill(wrong)
-        assert not field.evaluate("e => e.checkValidity()"), wrong
-        expect(page.locator(".mk-cell")).to_have_count(24)
+    before = painted(page)
+    field = page.get_by_role("textbox", name="Mask as text")
+    field.fill(wrong)
+    expect(status(page)).to_contain_text(said)
+    expect(field).to_be_focused()
+    assert not field.evaluate("e => e.checkValidity()")
+    assert painted(page) == before
     field.fill(" 101  110/ 000 111 ")
+    expect(status(page)).to_be_empty()
     assert field.evaluate("e => e.checkValidity()")
-    expect(page.locator(".mk-cell")).to_have_count(12)
+    assert painted(page) == "101 110 / 000 111"
+
+
+MASK = mask_of("100 110 111 111 / 100 100 100 010")
+HIDDEN = ~MASK[..., 0]
+ADDITIVE = torch.zeros(4, 3).masked_fill(HIDDEN, -torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("pasted", "meaning"),
+    [
+        (repr(MASK[..., 0]), "may attend"),
+        (repr(HIDDEN), "hidden"),
+        (f"attn_mask = {HIDDEN.tolist()}", "hidden"),
+        (str(HIDDEN.numpy()), "hidden"),
+        (repr(HIDDEN.numpy()), "hidden"),
+        (repr(MASK[..., 0].int()), "may attend"),
+        (repr(MASK[..., 0].float()), "may attend"),
+        (str(HIDDEN.tolist()).lower(), "hidden"),
+        ("tensor([[1, 0, 0], [1, 1, 0]], device='cuda:0', dtype=torch.uint8)", ""),
+        ("1 0 0\n1 1 0\n1 1 1\n1 1 1\n", None),
+        (repr(ADDITIVE), None),
+        (repr(ADDITIVE.nan_to_num(neginf=-1e9)), None),
+        (repr(ADDITIVE.nan_to_num(neginf=torch.finfo(torch.float32).min)), None),
+        (str(ADDITIVE.tolist()).replace("-inf", 'float("-inf")'), None),
+        (str(ADDITIVE.tolist()).replace("-inf", "-np.inf"), None),
+    ],
+)
+def test_a_pasted_mask_is_read_and_its_meaning_asked_where_it_is_open(
+    page: Page, url: str, pasted: str, meaning: str | None
+) -> None:
+    blank(page, url)
+    before = painted(page)
+    paste(page, pasted)
+    choice = page.get_by_role("radio", name=re.compile("^(may attend|hidden):"))
+    expect(choice).to_have_count(0 if meaning is None else 2)
+    if meaning is not None:
+        expect(page.locator(".mk-questions :checked[name=meaning]")).to_have_count(0)
+        expect(status(page)).to_contain_text("disagree on what")
+        assert painted(page) == before
+        page.get_by_role("radio", name=meaning or "may attend").check()
+        expect(choice.locator(":scope:checked")).to_be_focused()
+    assert painted(page) == ("100 110" if meaning == "" else text_of(MASK[..., :1]))
+
+
+# The axes of each convention, as the page asks for them, and what True means there.
+AXES = {
+    "ours": "[batch_size, q_len, k_len]",
+    "mha": "[batch_size * heads, q_len, k_len]",
+    "mha-float": "[batch_size * heads, q_len, k_len]",
+    "key-padding": "[batch_size, k_len], as in a padding mask",
+    "sdpa": "[batch_size, heads, q_len, k_len]",
+    "sdpa-float": "[batch_size, heads, q_len, k_len]",
+    "keras": "[batch_size, q_len, k_len]",
+    "key-mask": "[batch_size, k_len], as in a padding mask",
+    "huggingface-keys": "[batch_size, k_len], as in a padding mask",
+    "huggingface": "[batch_size, heads, q_len, k_len]",
+    "valid-lens": "[batch_size], valid lengths",
+    "cu-seqlens": "[documents + 1] of queries and of keys, cu_seqlens",
+}
+
+# Paste what each card shows of a mask, answer, and collect the masks.
+PASTED = """([mask, n, axes]) => {
+  const text = document.querySelector("#mk-text");
+  const heads = document.querySelector(".mk-sizes [name=heads]");
+  const told = (element) => element.dispatchEvent(new Event("input", {bubbles: true}));
+  const type = (value) => { text.value = value; told(text); };
+  const answer = (name, value) => {
+    const all = [...document.querySelectorAll(`.mk-questions [name=${name}]`)];
+    all.find((choice) => choice.value === value)?.click();
+  };
+  heads.value = n;
+  told(heads);
+  const found = {};
+  for (const card of document.querySelectorAll(".mk-card")) {
+    const key = card.dataset.convention;
+    type(mask);
+    const value = card.querySelector(".mk-value:not([hidden]) code")?.textContent;
+    if (!value || !axes[key]) continue;
+    type(mask.replaceAll("1", "0"));
+    type(value);
+    if (/^mha/.test(key)) answer("axes", "[batch_size, q_len, k_len]");
+    if (/^mha/.test(key)) answer("axes", "[q_len, k_len]");
+    answer("axes", value.includes("[[") && key === "valid-lens"
+      ? "[batch_size, q_len], valid lengths" : axes[key]);
+    answer("meaning", /^(mha|key-padding)$/.test(key) ? "hidden" : "may attend");
+    found[key] = [value, [...document.querySelectorAll(".mk-grid[role=grid]")].map(
+      (table) => [...table.querySelectorAll("tbody tr")].map((row) =>
+        [...row.querySelectorAll("button")].map((c) => c.textContent).join("")
+      ).join(" ")).join(" / ")];
+  }
+  return found;
+}"""
+
+
+def test_what_each_convention_shows_can_be_pasted_back(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CONVERTER}")
+    seen = dict.fromkeys(AXES, 0)
+    for mask, heads in some_masks(60):
+        wanted = text_of(mask)
+        found = page.evaluate(PASTED, [wanted, heads, AXES])
+        for key, (value, got) in found.items():
+            assert got == wanted, f"{key}: {value}"
+            seen[key] += 1
+    print(seen)
+    assert min(seen.values()) > 3
+
+
+def test_changes_are_undone_one_by_one(page: Page, url: str) -> None:
+    blank(page, url)
+    start = text(page)
+    undo = page.get_by_role("button", name="Undo")
+    expect(undo).to_be_disabled()
+    page.mouse.move(*middle(cell(page, 0, 0)))
+    page.mouse.down()
+    page.mouse.move(*middle(cell(page, 0, 3)), steps=9)
+    page.mouse.up()
+    stroke = text(page)
+    assert stroke == "1111 0000 0000 / 0000 0000 0000"
+    page.get_by_role("button", name="causal", exact=True).click()
+    causal = text(page)
+    page.get_by_role("slider", name="k_len").fill("6")
+    page.get_by_role("slider", name="heads").fill("3")
+    page.keyboard.press("Control+z")
+    expect(page.get_by_role("slider", name="heads")).to_have_value("2")
+    page.keyboard.press("Control+z")
+    assert text(page) == causal
+    undo.click()
+    assert text(page) == stroke
+    undo.click()
+    assert text(page) == start
+    expect(undo).to_be_disabled()
+    assert f"#mask={start.replace(' / ', '_').replace(' ', '.')}" in page.url
+    page.keyboard.press("Control+z")
+    assert text(page) == start
+
+
+def test_a_text_has_an_undo_of_its_own(page: Page, url: str) -> None:
+    blank(page, url)
+    field = page.get_by_role("textbox", name="Mask as text")
+    field.fill("")
+    field.press_sequentially("10 11")
+    field.press("Control+z")
+    assert field.input_value() == "10 1"
+    assert painted(page) == "10 11"
+    field.fill("10 11")
     field.blur()
+    page.keyboard.press("Control+z")
+    assert text(page) == "0000 0000 0000 / 0000 0000 0000"
+
+
+def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
+    blank(page, url)
+    for _ in range(60):
+        for n in range(2):
+            cell(page, 0, n).click()
+    undo = page.get_by_role("button", name="Undo")
+    undone = 0
+    while undo.is_enabled():
+        undo.click()
+        undone += 1
+    assert undone == 100
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_the_padding_preset_hides_a_key(page: Page, url: str, batch_size: int) -> None:
+    page.goto(f"{url}/{CONVERTER}")
+    page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
+    page.get_by_role("button", name="padding", exact=True).click()
+    assert "0" in text(page)
+    if batch_size == 1:
+        assert text(page) == "11100 11100 11100"
 
 
 def test_what_is_copied_is_what_is_shown(browser: Browser, url: str) -> None:

@@ -61,7 +61,7 @@ def ran(folder: Path, sizes: dict[str, int]) -> dict[int, set[tuple[int, ...]]]:
 def choose(page: Page, sizes: dict[str, int]) -> None:
     page.get_by_role("button", name="Try other sizes").click()
     for name, size in sizes.items():
-        page.get_by_role("slider", name=name).fill(str(size))
+        page.get_by_role("spinbutton", name=name).fill(str(size))
 
 
 def said(page: Page) -> dict[int, str]:
@@ -154,17 +154,77 @@ def test_sizes_are_changed_by_keyboard_and_heard(page: Page, url: str) -> None:
     page.goto(f"{url}/{CORE}")
     page.get_by_role("button", name="Try other sizes").focus()
     page.keyboard.press("Enter")
-    slider = page.get_by_role("slider", name="q_len")
-    expect(slider).to_be_focused()
-    expect(slider).to_be_in_viewport()
-    page.keyboard.press("ArrowRight")
-    expect(slider).to_have_value("51")
+    field = page.get_by_role("spinbutton", name="q_len")
+    expect(field).to_be_focused()
+    expect(field).to_be_in_viewport()
+    page.keyboard.press("ArrowUp")
+    expect(field).to_have_value("51")
     scores: Locator = page.locator(
         ".sn-claim", has_text="[q_len, k_len, batch_size, heads]"
     )
     expect(scores.first).to_have_accessible_name(
         re.compile(r"^\[51, 60, 32, 8\], values")
     )
+    page.keyboard.press("Tab")
+    slider = page.get_by_role("slider", name="q_len")
+    expect(slider).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    size = int(field.input_value())
+    assert 51 < size < 60
+    expect(slider).to_have_attribute("aria-valuetext", str(size))
+
+
+def test_a_slider_reaches_each_small_size_and_the_greatest(
+    page: Page, url: str
+) -> None:
+    page.goto(f"{url}/{CORE}")
+    choose(page, {})
+    slider = page.get_by_role("slider", name="k_len")
+    field = page.get_by_role("spinbutton", name="k_len")
+    slider.focus()
+    page.keyboard.press("Home")
+    for size in range(1, 12):
+        expect(field).to_have_value(str(size))
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
+    expect(field).to_have_value("4096")
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert 16 < int(field.input_value()) < 256  # as on a scale of logarithms
+
+
+def test_what_is_no_size_changes_nothing(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    choose(page, CHOSEN[0])
+    before = said(page)
+    field = page.get_by_role("spinbutton", name="heads")
+    for wrong in ("", "0", "-3", "65", "2.5"):
+        field.fill(wrong)
+        assert not field.evaluate("e => e.checkValidity()"), wrong
+        assert said(page) == before, wrong
+        field.blur()
+        expect(field).to_have_value("5")
+
+
+def test_a_link_carries_the_sizes(page: Page, url: str) -> None:
+    page.goto(f"{url}/{CORE}")
+    choose(page, CHOSEN[1])
+    page.keyboard.press("Tab")
+    link, before = page.url, said(page)
+    assert "k_len=4096" in link
+    page.goto("about:blank")
+    page.goto(link)
+    assert said(page) == before
+    expect(page.get_by_role("form", name="Sizes")).to_be_in_viewport()
+    page.goto("about:blank")
+    page.goto(f"{link}&d_k=999")  # no such size
+    assert said(page) == before
+    # The inspector keeps its own state beside them.
+    page.get_by_role("button", name="Step through").click()
+    assert re.search(r"#L\d+&.*k_len=4096.*t=", page.url)
+    page.keyboard.press("Escape")
+    assert re.search(r"#L\d+$", page.url)
 
 
 def test_the_panel_stays_in_view_beside_the_code(page: Page, url: str) -> None:
@@ -184,7 +244,10 @@ def test_without_script_the_totals_are_there_for_one_choice(
     page.goto(f"{url}/{CORE}")
     text = page.locator(".sn-sizes").inner_text()
     assert "1,050,624" in text
-    expect(page.locator(".sn-sizes input").first).to_be_hidden()
+    for slider in page.locator(".sn-sizes [type=range]").all():
+        expect(slider).to_be_hidden()
+    for field in page.locator(".sn-sizes [type=number]").all():
+        expect(field).not_to_be_editable()
     context.close()
 
 

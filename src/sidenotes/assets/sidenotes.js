@@ -1,18 +1,45 @@
 // What a page of annotated source can do beyond being read. Without this script the page
 // is complete; no part of it depends on the theme.
 
+/** Keep in the address what is chosen, beside an anchor: `#L42&t=attn&q_len=50`. */
+const remember = (anchor, changes) => {
+  const [old, ...rest] = location.hash.slice(1).split("&");
+  const state = new URLSearchParams(rest.join("&"));
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null) state.delete(name);
+    else state.set(name, value);
+  }
+  const parts = [anchor ?? old, `${state}`].filter(Boolean);
+  history.replaceState(null, "", `#${parts.join("&")}`);
+};
+
 {
-  // Copying: each button carries its text with it, so no request is made.
-  for (const button of document.querySelectorAll(".sn-bar button:has(textarea)")) {
-    if (!navigator.clipboard) break; // only in a secure context
-    const label = button.firstChild;
-    const name = label.textContent;
-    button.hidden = false;
-    button.setAttribute("aria-live", "polite");
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(button.querySelector("textarea").value);
-      label.textContent = "Copied";
-      setTimeout(() => (label.textContent = name), 1500);
+  // Copying: a link to a file becomes a button that copies the file. Where that cannot
+  // be, as on a page that was opened from a folder, it remains a link.
+  const files = document.querySelectorAll(".sn-copy");
+  for (const link of globalThis.ClipboardItem && navigator.clipboard ? files : []) {
+    const name = link.textContent;
+    const plain = async () => {
+      const text = await (await fetch(link.href)).text();
+      return new Blob([text], { type: "text/plain" });
+    };
+    link.setAttribute("role", "button");
+    link.setAttribute("aria-live", "polite");
+    link.addEventListener("click", async (event) => {
+      event.preventDefault();
+      try {
+        await navigator.clipboard.write([new ClipboardItem({ "text/plain": plain() })]);
+      } catch {
+        location.assign(link.href);
+        return;
+      }
+      link.textContent = "Copied";
+      setTimeout(() => (link.textContent = name), 1500);
+    });
+    link.addEventListener("keydown", (event) => {
+      if (event.key !== " ") return;
+      event.preventDefault();
+      link.click();
     });
   }
 
@@ -160,9 +187,11 @@ for (const holder of document.querySelectorAll(".sn-data")) {
 
     let wasShown = false; // a first tap shows the card, a second one opens
     const open = () => openAt(place, values[0]?.name, strip);
-    strip.addEventListener("pointerenter", () => {
-      wasShown = owner === strip;
-      showCard(strip, values);
+    strip.addEventListener("pointerdown", () => (wasShown = owner === strip));
+    // Not when the line moves under a pointer that rests.
+    strip.addEventListener("pointermove", ({ pointerType }) => {
+      clearTimeout(waiting);
+      if (pointerType !== "touch" && owner !== strip) showCard(strip, values);
     });
     strip.addEventListener("pointerleave", ({ pointerType }) => {
       if (pointerType !== "touch") hideSoon();
@@ -192,8 +221,11 @@ for (const holder of document.querySelectorAll(".sn-data")) {
     return self?.textContent === "self" ? `self.${token.textContent}` : null;
   };
 
-  document.addEventListener("pointerover", ({ target }) => {
-    const token = target.closest?.(".sn-code .n");
+  let pointed = null; // the token under a pointer that has moved
+  document.addEventListener("pointermove", ({ target }) => {
+    const token = target.closest?.(".sn-code .n") ?? null;
+    if (token === pointed) return;
+    pointed = token;
     const line = Number(token?.closest("[id^=L]")?.id.slice(1));
     const name = token && nameOf(token);
     if (!name || !line || target.closest("[data-line]")) return;
@@ -209,7 +241,11 @@ for (const holder of document.querySelectorAll(".sn-data")) {
         if (nameOf(other) === name) other.classList.add("sn-use");
       }
     }
-    token.addEventListener("pointerleave", hideSoon, { once: true });
+    const leave = () => {
+      pointed = null;
+      hideSoon();
+    };
+    token.addEventListener("pointerleave", leave, { once: true });
     const at = call.steps.findLastIndex((step) => step.line <= line && line <= step.last);
     if (at < 0) return;
     // Left of the equals sign the name has its new value, right of it still the old.
@@ -261,7 +297,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
     panel.remove();
     document.documentElement.classList.remove("sn-inspecting");
     for (const old of document.querySelectorAll(".sn-current")) mark(old, false);
-    history.replaceState(null, "", `#L${line}`);
+    remember(`L${line}`, { t: null, n: null });
     const here = strips.find((strip) => Number(strip.dataset.line) === line);
     (opener ?? here)?.focus({ preventScroll: true });
     opener = null;
@@ -282,6 +318,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
 
   /** Scroll a line into what the inspector leaves free, if it is not there. */
   function bring(line) {
+    for (let e = line; (e = e.closest("details:not([open])")); ) e.open = true;
     const { top } = line.getBoundingClientRect();
     const free = innerHeight - panel.offsetHeight;
     if (top > 100 && top < free - 60) return;
@@ -335,8 +372,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
       .slice(0, state.step + 1)
       .filter((step) => step.line === line).length;
     const all = call.steps.filter((step) => step.line === line).length;
-    const nth = times < all ? `&n=${times}` : "";
-    history.replaceState(null, "", `#L${line}&t=${encodeURIComponent(state.name)}${nth}`);
+    remember(`L${line}`, { t: state.name, n: times < all ? times : null });
 
     // The axes that are looked at stay the same while the shape does.
     if (`${before?.axes}|${before?.sizes}` !== `${value?.axes}|${value?.sizes}`) lay(value);
@@ -524,9 +560,15 @@ for (const holder of document.querySelectorAll(".sn-data")) {
   });
   addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
-    if (!card.hidden) hideCard();
-    else if (panel.isConnected) shut();
+    hideCard();
+    if (panel.isConnected) shut();
   });
+  for (const button of document.querySelectorAll(".sn-step")) {
+    const [longest] = calls.toSorted((a, b) => b.steps.length - a.steps.length);
+    button.hidden = false;
+    button.setAttribute("aria-haspopup", "dialog");
+    button.addEventListener("click", () => openAt({ call: longest, step: 0 }, "", button));
+  }
 
   const follow = () => {
     const [, line] = /^#L(\d+)&/.exec(location.hash) ?? [];
@@ -541,11 +583,29 @@ for (const holder of document.querySelectorAll(".sn-data")) {
 // Sizes that a reader may choose, and all shapes of the page at these sizes.
 
 for (const panel of document.querySelectorAll(".sn-sizes")) {
-  const sliders = [...panel.querySelectorAll("input")];
+  const fields = [...panel.querySelectorAll("[type=number]")];
   const totals = [...panel.querySelectorAll("[data-formula]")];
-  const toggle = document.querySelector(".sn-bar button:not(:has(textarea))");
+  const toggle = document.querySelector(".sn-try");
   const close = panel.querySelector("button");
-  const chosen = {};
+  const chosen = Object.fromEntries(fields.map((f) => [f.name, f.valueAsNumber]));
+  const isOpen = () => toggle.ariaExpanded === "true";
+
+  /** Where a slider stops: at each small size, and further apart the larger they are. */
+  const stopsTo = (most) => {
+    const stops = [1];
+    while (stops.at(-1) < most) {
+      const last = stops.at(-1);
+      stops.push(Math.min(most, Math.max(last + 1, Math.round(last * 1.1))));
+    }
+    return stops;
+  };
+  const sliders = fields.map((field) => {
+    const slider = field.closest(".sn-size").querySelector("[type=range]");
+    const stops = stopsTo(Number(field.max));
+    slider.max = stops.length - 1;
+    slider.addEventListener("input", () => (field.value = stops[slider.value]));
+    return { slider, stops };
+  });
 
   /** The value of an expression of names, integers and + - * //; NaN for another. */
   const valueOf = (text) => {
@@ -582,16 +642,18 @@ for (const panel of document.querySelectorAll(".sn-sizes")) {
   });
 
   const follow = () => {
-    for (const slider of sliders) {
-      chosen[slider.name] = slider.valueAsNumber;
-      slider.nextElementSibling.textContent = slider.value;
+    for (const [i, field] of fields.entries()) {
+      if (field.validity.valid) chosen[field.name] = field.valueAsNumber;
+      const { slider, stops } = sliders[i];
+      slider.value = stops.findLastIndex((stop) => stop <= chosen[field.name]);
+      slider.ariaValueText = chosen[field.name];
     }
     for (const total of totals) {
       const value = valueOf(total.dataset.formula);
       if (total.dataset.name) chosen[total.dataset.name] = value;
       total.textContent = value.toLocaleString("en");
     }
-    const open = toggle.ariaExpanded === "true";
+    const open = isOpen();
     for (const { strip, text, names, label } of said) {
       const now = names.replace(/[^\s,[\]][^,[\]]*(?=[,\]])/g, (entry) =>
         Number.isNaN(valueOf(entry)) ? entry : valueOf(entry),
@@ -607,19 +669,46 @@ for (const panel of document.querySelectorAll(".sn-sizes")) {
     panel.parentElement.classList.toggle("sn-open", on);
     follow();
     close.hidden = !on;
-    if (on) sliders[0].focus({ preventScroll: true });
+  };
+  /** Keep the sizes in the address, where they are shown. */
+  const keep = () => {
+    const now = fields.map(({ name }) => [name, isOpen() ? chosen[name] : null]);
+    remember(location.hash.slice(1).split("&")[0] || "sizes", Object.fromEntries(now));
+  };
+  const show = () => {
+    open(true);
+    keep();
+    fields[0].focus({ preventScroll: true });
   };
   const shut = () => {
     open(false);
+    keep();
     toggle.focus({ preventScroll: true });
   };
-  for (const part of [toggle, ...sliders]) part.hidden = false;
+  toggle.hidden = false;
+  for (const { slider } of sliders) slider.hidden = false;
+  for (const field of fields) field.readOnly = false;
   toggle.ariaExpanded = false;
-  toggle.addEventListener("click", () => open(toggle.ariaExpanded === "false"));
+  toggle.addEventListener("click", () => (isOpen() ? shut() : show()));
   close.addEventListener("click", shut);
   panel.addEventListener("input", follow);
-  panel.addEventListener("keydown", ({ key }) => {
-    if (key === "Escape") shut();
+  // What is no size gives way to the one before.
+  panel.addEventListener("change", () => {
+    for (const field of fields) field.value = chosen[field.name];
+    keep();
+  });
+  addEventListener("keydown", ({ key }) => {
+    if (key === "Escape" && isOpen()) shut();
   });
   panel.addEventListener("submit", (event) => event.preventDefault());
+
+  const fromLink = () => {
+    const asked = new URLSearchParams(location.hash);
+    const found = fields.filter((field) => asked.has(field.name));
+    for (const field of found) field.value = asked.get(field.name);
+    if (found.length) open(true);
+    for (const field of found) field.value = chosen[field.name];
+  };
+  addEventListener("hashchange", fromLink);
+  fromLink();
 }
