@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -40,7 +41,11 @@ def distributions() -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         for source in DISTRIBUTIONS:
             command = [sys.executable, "-m", "hatchling", "build", "-d", folder]
-            subprocess.run(command, cwd=source, check=True, stdout=subprocess.DEVNULL)
+            result = subprocess.run(
+                command, cwd=source, capture_output=True, text=True, check=False
+            )
+            if result.returncode:
+                raise PluginError(f"{source} cannot be built:\n{result.stderr}")
         return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
