@@ -77,6 +77,10 @@ class MultiHeadAttention(nn.Module):
     Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
     range. Source: Vaswani et al. 2017, section 3.2.2.
 
+    Batch-first inputs are refused only where their sizes, or those of the mask,
+    disagree. In self-attention without a mask nothing tells them apart: it then attends
+    across the batch.
+
     Three queries attend to five keys, for a batch of two:
 
     >>> mha = MultiHeadAttention(heads=7, d_model=77)
@@ -137,9 +141,7 @@ class MultiHeadAttention(nn.Module):
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         before any work is done. Arguments are keyword-only: three tensors of one shape
-        are too easily swapped. Batch-first inputs raise only where their sizes, or that
-        of the mask, disagree: self-attention without a mask cannot tell them apart, and
-        attends across the batch.
+        are too easily swapped.
 
         Here the second of three queries may attend to the first two keys only:
 
