@@ -58,6 +58,7 @@ def on_page_markdown(
     return markdown
 
 
+@cache
 def blanks(site_url: str, repo_url: str) -> dict[str, str]:
     """What stands for each `{{ name }}` in a page.
 

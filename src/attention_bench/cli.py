@@ -86,9 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SUITE",
         help=f"{', '.join(SUITES)}; all by default",
     )
-    add(
-        "--quick", action="store_true", help="fewer settings: less than a minute in all"
-    )
+    add("--quick", action="store_true", help="fewer settings, and less time for each")
     add("--device", default="cpu", help="cpu (default), cuda, cuda:1, …")
     add("--dtype", default="float32", help=f"{', '.join(DTYPES)}; float32 by default")
     add(
