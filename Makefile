@@ -1,5 +1,5 @@
-# `make site` shows the site, `make quick` checks the code within a minute, and `make test`
-# checks everything.
+# `make site` shows the site, `make quick` checks the code without its slow tests, and
+# `make test` checks everything.
 
 PYTHON ?= python3
 PORT ?= 8000

@@ -1,30 +1,108 @@
-"""MkDocs hooks: downloads of the modules, and a page for the tests of each module."""
+"""MkDocs hooks: downloads, install commands, and a page for each module's tests."""
 
+import hashlib
 import io
 import os
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from zipfile import ZipFile, ZipInfo
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from headnotes.cli import companions, copied_name, edition, modules
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
 OF_MANY = {"contract", "numbers"}
+# The folders whose wheels and source archives the site carries.
+DISTRIBUTIONS = (ROOT, ROOT / "src" / "sidenotes")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set up the kernels of the lessons."""
+    """Set up the kernels of the lessons, and the links to edit a page."""
     os.environ["MATPLOTLIBRC"] = str(ROOT / "docs" / "matplotlibrc")
     # Their tensors are small: threads would wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if config.repo_url:
+        config.edit_uri = "edit/main/docs/"
     return config
 
 
+@cache
+def distributions() -> dict[str, bytes]:
+    """Wheels and source archives by file name, built once for each run of MkDocs.
+
+    The same sources give the same bytes: hatchling fixes the times in the archives.
+    """
+    with TemporaryDirectory() as folder:
+        for source in DISTRIBUTIONS:
+            command = [sys.executable, "-m", "hatchling", "build", "-d", folder]
+            result = subprocess.run(
+                command, cwd=source, capture_output=True, text=True, check=False
+            )
+            if result.returncode:
+                raise PluginError(f"{source} cannot be built:\n{result.stderr}")
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+def on_page_markdown(
+    markdown: str, *, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Fill in what only the build knows: `{{ headnotes }}` is where its wheel is."""
+    for name, text in blanks(config.site_url or "", config.repo_url or "").items():
+        markdown = markdown.replace(f"{{{{ {name} }}}}", text)
+    return markdown
+
+
+@cache
+def blanks(site_url: str, repo_url: str) -> dict[str, str]:
+    """What stands for each `{{ name }}` in a page.
+
+    Without the address of the site, pip gets the name of a downloaded file.
+    """
+    folder = f"{site_url}dist/" if site_url else ""
+    wheels = [name for name in distributions() if name.endswith(".whl")]
+    archive = next(name for name in distributions() if name.endswith(".tar.gz"))
+    return {
+        **{name.partition("-")[0]: folder + name for name in wheels},
+        "archive": archive,
+        "folder": archive.removesuffix(".tar.gz"),
+        "files": files_table(),
+        "repository": repository(repo_url),
+    }
+
+
+def files_table() -> str:
+    """A row for each distribution file: its size, and the hash of its bytes."""
+    rows = ["| file | KB | SHA-256 |", "|---|--:|---|"]
+    for name, content in distributions().items():
+        size, digest = len(content) / 1000, hashlib.sha256(content).hexdigest()
+        rows.append(f"| [{name}](dist/{name}) | {size:,.0f} | `{digest}` |")
+    return "\n".join(rows)
+
+
+def repository(url: str) -> str:
+    """How to get the sources with their history, if the repository is known."""
+    if not url:
+        return ""
+    url = url.rstrip("/")
+    return (
+        f"The sources with their history are in the [repository]({url}); problems are "
+        f"reported in its [issues]({url}/issues).\n\n"
+        f"```console\n$ git clone {url} headnotes\n```"
+    )
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add each module to copy, as `headnotes copy` gives it, and its tests."""
+    """Add distributions, modules as `headnotes copy` gives them, and their tests."""
+    for name, packed in distributions().items():
+        add(files, config, f"dist/{name}", packed)
     copied = set(modules().values())
     pages = config.plugins["sidenotes"].pages
     for module, page in pages.items():
@@ -50,6 +128,14 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             page = Path("source") / inside.parent / "tests" / inside.name
             content = listing(tests, name, of_one)
             add(files, config, page.as_posix(), content)
+
+    made_from = {page: f"../{m.relative_to(ROOT)}" for m, page in pages.items()}
+    for file in files.documentation_pages():
+        lesson = Path(file.src_uri).with_suffix(".py")
+        if file.src_uri in made_from:
+            file.edit_uri = made_from[file.src_uri]
+        elif (ROOT / "docs" / lesson).is_file():
+            file.edit_uri = lesson.as_posix()
     return files
 
 

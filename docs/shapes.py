@@ -13,10 +13,12 @@
 #
 # ## A start in five lines
 #
-# ```sh
-# pip install sidenotes pytest
-# pytest --shapes my_model.py
+# ```console
+# $ pip install {{ sidenotes }} pytest
+# $ pytest --shapes my_model.py
 # ```
+#
+# The file is on the [installation page](install.md#files).
 #
 # Let `my_model.py` be this file. The example in its docstring is what will be run:
 

@@ -24,13 +24,18 @@ def test_the_minimum_of_a_size_may_be_zero() -> None:
 
 @pytest.mark.parametrize("heads", [1, 2, 7, 9, 14])
 @pytest.mark.parametrize("width", [1, 14, 18, 8192])
-def test_the_nearest_numbers_of_heads_divide_the_width(heads: int, width: int) -> None:
+def test_the_nearest_heads_are_named_or_both_in_the_other_order(
+    heads: int, width: int
+) -> None:
     if width % heads == 0:
         checks.check_heads("d_out", width, "num_heads", heads)
         return
     with pytest.raises(ValueError, match="must be divisible by") as refusal:
         checks.check_heads("d_out", width, "num_heads", heads)
     nearest = str(refusal.value).partition("; ")[2].removesuffix(" would do")
+    if heads % width == 0:
+        assert nearest == f"`num_heads={width}, d_out={heads}`"
+        return
     divisors = [n for n in range(1, width + 1) if width % n == 0]
     expected = [n for n in divisors if n < heads][-1:]
     expected += [n for n in divisors if n > heads][:1]

@@ -200,21 +200,29 @@ def test_a_destination_is_a_folder_or_a_file(tmp_path: Path) -> None:
         assert path.read_text() == edition(modules()["positions"])
 
 
-def test_an_unknown_module_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+MASKS = "`masks/build` or `masks/conventions` or `masks/describe` or `masks/flex`"
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("masks", f"did you mean {MASKS}?"),
+        ("mha.py", "did you mean `mha`?"),
+        ("MHA", "did you mean `mha`?"),
+        ("mhaa", "did you mean `mha`?"),
+        ("headnotes/convert.py", "did you mean `convert`?"),
+        ("online-softmax", "did you mean `variants/online_softmax`?"),
+        ("compare/probes", f"there are {', '.join(modules())}"),
+    ],
+)
+def test_an_unknown_module_is_refused_with_the_similar_ones(
+    name: str, way_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["copy", "mhaa", str(tmp_path)]) == 1
+    assert main(["copy", name, str(tmp_path)]) == 1
     assert capsys.readouterr().err == (
-        "headnotes copy: `mhaa` is not a module of Headnotes; there are "
-        f"{', '.join(modules())}\n"
+        f"headnotes copy: `{name}` is no module that can be copied; {way_out}\n"
     )
     assert not list(tmp_path.iterdir())
-
-
-def test_what_only_compares_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not [name for name in modules() if name.startswith("compare")]
-    assert main(["copy", "compare/probes"]) == 1
-    assert "`compare/probes` is not a module of Headnotes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headnotes import masks
 from headnotes.mha import (
     MultiHeadAttention,
     PrepareForMultiHeadAttention,
@@ -395,25 +396,29 @@ ONES = torch.ones(Q_LEN, K_LEN, BATCH)
             {"mask": ONES[..., 0].bool()},
             ValueError,
             "`mask` has shape [5, 7], not [q_len or 1, k_len, batch_size or 1] = "
-            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             {"mask": ONES.bool().transpose(0, 1)},
             ValueError,
             "`mask` has shape [7, 5, 3], not [q_len or 1, k_len, batch_size or 1] = "
-            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             {"mask": ONES[:, :1].bool()},
             ValueError,
             "`mask` has shape [5, 1, 3], not [q_len or 1, k_len, batch_size or 1] = "
-            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             {"mask": ONES.bool()[..., None]},
             ValueError,
             "`mask` has shape [5, 7, 3, 1], not [q_len or 1, k_len, batch_size or 1] = "
-            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[5 or 1, 7, 3 or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             {"mask": ONES.int() * -10_000},
@@ -442,6 +447,37 @@ def test_what_does_not_fit_is_refused_before_any_work(
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
         mha(**inputs() | changed)
     assert not worked
+
+
+def test_arguments_in_the_order_of_nn_are_refused_with_the_right_order() -> None:
+    message = (
+        "`d_model` (=2) must be divisible by `heads` (=22); "
+        "`heads` comes first: `heads=2, d_model=22`"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        MultiHeadAttention(D_MODEL, HEADS)
+
+
+def test_a_mask_that_fits_batch_first_inputs_is_refused_with_that_hint() -> None:
+    x = torch.randn(3, 5, D_MODEL)  # [batch_size, seq_len, d_model]
+    causal = torch.ones(5, 5).bool().tril()
+    mha = build()
+    for mask in (causal.unsqueeze(-1), causal[:1].unsqueeze(-1).expand(1, 5, 3)):
+        message = "it fits batch-first inputs: pass `query.transpose(0, 1)`, …"
+        with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
+            mha(query=x, key=x, value=x, mask=mask)
+        turned = x.transpose(0, 1)
+        mha(query=turned, key=turned, value=turned, mask=mask)
+
+
+def test_a_causal_mask_of_nn_is_refused_with_its_polarity() -> None:
+    x = torch.randn(5, 3, D_MODEL)
+    hidden = torch.ones(5, 5).bool().triu(diagonal=1)
+    message = "`masks.from_mha(mask, heads)` if True hides"
+    with pytest.raises(ValueError, match=f"{re.escape(message)}$"):
+        build()(query=x, key=x, value=x, mask=hidden)
+    ours = masks.from_mha(hidden, HEADS)
+    assert torch.equal(ours, masks.causal(5))
 
 
 def test_what_does_not_fit_is_refused_by_the_split_into_heads() -> None:

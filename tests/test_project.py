@@ -1,6 +1,7 @@
 """The metadata of the project agree with each other and with what CI runs."""
 
 import re
+import runpy
 import subprocess
 import tomllib
 from pathlib import Path
@@ -10,11 +11,11 @@ import pytest
 import yaml
 
 import headnotes
+import sidenotes
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
-URLS = PROJECT["urls"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = [
     path
@@ -27,12 +28,20 @@ def load(path: str | Path) -> Any:
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
+def metadata() -> dict[str, Any]:
+    """What `hatch_build.py` adds to the metadata of the distribution."""
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["Addresses"](str(ROOT), {})
+    found: dict[str, Any] = {}
+    hook.update(found)
+    return found
+
+
 def steps(workflow: str) -> list[dict[str, Any]]:
     jobs = load(f".github/workflows/{workflow}.yml")["jobs"].values()
     return [step for job in jobs for step in job.get("steps", [])]
 
 
-def test_the_citation_names_this_version_and_these_addresses() -> None:
+def test_the_citation_names_this_version_and_no_invented_address() -> None:
     citation = load("CITATION.cff")
     assert citation["cff-version"] == "1.2.0"
     assert citation["message"]
@@ -40,22 +49,47 @@ def test_the_citation_names_this_version_and_these_addresses() -> None:
     assert citation["authors"] == PROJECT["authors"]
     assert citation["version"] == headnotes.__version__
     assert citation["license"] == PROJECT["license"]
-    assert citation["repository-code"] == URLS["Repository"]
-    assert citation["url"] == URLS["Documentation"]
+    # The owner adds them when they are known.
+    assert not {"url", "repository-code"} & set(citation)
 
 
-def test_all_addresses_lie_in_the_repository_or_on_the_site() -> None:
-    homes = (URLS["Repository"], URLS["Documentation"])
-    assert all(url.startswith(homes) for url in URLS.values())
+def test_both_distributions_have_one_version() -> None:
+    # A release uploads both, and compares each with its tag.
+    assert sidenotes.__version__ == headnotes.__version__
 
 
-def test_no_link_of_the_readme_is_broken_on_pypi() -> None:
+ADDRESSES = {
+    "Documentation": "https://someone.github.io/headnotes/",
+    "Repository": "https://github.com/someone/headnotes",
+    "Issues": "https://github.com/someone/headnotes/issues",
+    "Changelog": "https://github.com/someone/headnotes/blob/main/CHANGELOG.md",
+}
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_metadata_take_addresses_from_the_environment(
+    slash: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_URL", ADDRESSES["Documentation"])
+    monkeypatch.setenv("REPO_URL", ADDRESSES["Repository"] + slash)
+    assert metadata()["urls"] == ADDRESSES
+
+
+def test_metadata_invent_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SITE_URL", raising=False)
+    monkeypatch.delenv("REPO_URL", raising=False)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata()["urls"] == {}
+    assert metadata()["readme"]["text"] == readme
+
+
+def test_no_link_of_the_readme_is_broken_on_an_index(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REPO_URL", ADDRESSES["Repository"])
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     link = re.compile(r"\]\(([^)]+)\)")
-    hook = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
-    published = readme
-    for rule in hook["substitutions"]:
-        published = re.sub(rule["pattern"], rule["replacement"], published)
+    published = metadata()["readme"]["text"]
     targets = zip(link.findall(readme), link.findall(published), strict=True)
     for ours, theirs in targets:
         if ours.startswith("https://"):
@@ -63,7 +97,7 @@ def test_no_link_of_the_readme_is_broken_on_pypi() -> None:
         else:
             assert (ROOT / ours).is_file(), ours
             kind = "raw" if ours.endswith(".png") else "blob"
-            assert theirs == f"{URLS['Repository']}/{kind}/main/{ours}"
+            assert theirs == f"{ADDRESSES['Repository']}/{kind}/main/{ours}"
 
 
 def test_ci_runs_every_python_that_the_classifiers_name() -> None:
@@ -96,11 +130,23 @@ def test_every_package_in_the_wheel_is_typed() -> None:
         assert (ROOT / package / "py.typed").is_file(), package
 
 
-def test_every_distribution_that_ci_builds_is_a_project() -> None:
-    folders = load(".github/workflows/ci.yml")["env"]["DISTRIBUTIONS"].split()
-    assert folders[0] == "."
-    for folder in folders:
-        assert (ROOT / folder / "pyproject.toml").is_file(), folder
+def test_a_release_uploads_the_distributions_of_the_site() -> None:
+    uploads = [
+        step for step in steps("ci") if "upload-artifact" in step.get("uses", "")
+    ]
+    assert uploads[0]["with"] == {"name": "distributions", "path": "site/dist/"}
+    assert "twine check --strict site/dist/*" in str(steps("ci"))
+
+
+def test_the_public_site_is_built_for_the_address_that_its_host_names() -> None:
+    found = steps("ci")
+    names = [step.get("name", step.get("uses", step.get("run"))) for step in found]
+    build = names.index("Build the site for its public address")
+    assert names[build - 1].startswith("actions/configure-pages@")
+    address = "${{ steps." + found[build - 1]["id"] + ".outputs.base_url }}"
+    assert found[build]["env"] == {"SITE_URL": address}
+    assert names[build + 1].startswith("actions/upload-pages-artifact@")
+    assert "REPO_URL" in load(".github/workflows/ci.yml")["env"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -112,7 +158,7 @@ def test_actions_are_pinned_by_their_major_version(path: Path) -> None:
 
 def test_nothing_is_published_before_all_checks_have_passed() -> None:
     jobs = load(".github/workflows/release.yml")["jobs"]
-    assert jobs["ci"] == {"uses": "./.github/workflows/ci.yml"}
+    assert jobs["ci"]["uses"] == "./.github/workflows/ci.yml"
     assert jobs["pypi"]["needs"] == "ci"
     assert jobs["site"]["needs"] == "pypi"
 

@@ -571,13 +571,14 @@ display(Markdown(head + "\n".join(rows) if rows else "No implementation was skip
 # ## Measure on your machine
 #
 # ```console
-# $ pip install headnotes[bench]
+# $ pip install {{ headnotes }}
+# $ pip install transformers x-transformers
 # $ headnotes bench --quick
 # $ headnotes bench inference --device cuda --dtype bfloat16
 # ```
 #
-# The first command installs `transformers` and `x-transformers`, which are skipped where
-# they are missing. In a clone, `headnotes bench --results benchmarks/results` runs all
+# The first file is on the [installation page](../install.md#files). The implementations
+# of `transformers` and `x-transformers` are skipped where these are missing. In a clone, `headnotes bench --results benchmarks/results` runs all
 # suites in about ten minutes on two cores, and writes the records that this page is made
 # from. `headnotes bench inference --results benchmarks/results` runs one suite. [The
 # command's page](../source/attention_bench/cli.md) describes all options.

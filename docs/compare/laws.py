@@ -8,10 +8,12 @@
 # training without dropout. Each of them can be tested, on our implementations and on
 # yours.
 #
-# ```sh
-# pip install headnotes
-# headnotes check my_model.py:MyAttention
+# ```console
+# $ pip install {{ headnotes }}
+# $ headnotes check my_model.py:MyAttention
 # ```
+#
+# The file is on the [installation page](../install.md#files). In Python:
 #
 # ```python
 # from attention_laws import check

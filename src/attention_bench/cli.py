@@ -17,6 +17,11 @@ The exit status is 0 if the suites ran, even if implementations were skipped; 2 
 invalid option; 130 if interrupted. Suites that were finished before an interruption
 have been written completely.
 
+Where other processes disturb the measurement, the times are printed with the signs of
+it, but nothing is concluded: no speedups, no shares of peak rates, no exponents, and
+`--results` writes no file. Signs are a high load average at the start, peak rates that
+differ before and after the suite, and a longer sequence that takes less time.
+
 Source: the method is described in [Timing implementations side by side](timing.md).
 """
 
@@ -42,12 +47,19 @@ from attention_bench.report import (
     Record,
     as_json,
     describe_machine,
+    load_average,
     peak_rates,
     slug,
     table_lines,
     write,
 )
-from attention_bench.run import add_roofline, growth_exponents, run_suite
+from attention_bench.run import (
+    add_roofline,
+    find_doubts,
+    growth_exponents,
+    run_suite,
+    without_conclusions,
+)
 from attention_bench.setting import DTYPES, MASKS, Setting, dtype_name
 from attention_bench.suites import QUICK_SUITES, SUITES, Sizes, Suite
 
@@ -74,9 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SUITE",
         help=f"{', '.join(SUITES)}; all by default",
     )
-    add(
-        "--quick", action="store_true", help="fewer settings: less than a minute in all"
-    )
+    add("--quick", action="store_true", help="fewer settings, and less time for each")
     add("--device", default="cpu", help="cpu (default), cuda, cuda:1, …")
     add("--dtype", default="float32", help=f"{', '.join(DTYPES)}; float32 by default")
     add(
@@ -115,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the suites, print their tables, and return the exit status."""
     progress = ProgressBar()
+    load = load_average()  # later it would include that of the benchmark itself
     threads_before = torch.get_num_threads()
     try:
         suites, device, dtype = parse_options(arguments)
@@ -126,12 +137,12 @@ def run(arguments: argparse.Namespace) -> int:
             for name, suite in suites.items():
                 settings = suite.settings(device=device, dtype=dtype)
                 progress.begin(name, settings, suite.seconds)
-                record = measure(name, suite, settings, progress)
+                record = measure(name, suite, settings, progress, load)
                 record.command = command_line(arguments, name)
                 records.append(record)
                 progress.clear()
                 print(*table_lines(record), "", sep="\n", flush=True)
-                if arguments.results:
+                if arguments.results and not record.doubts:
                     write(arguments.results / file_name(record), as_json(record))
         if arguments.json:
             texts = [as_json(record).rstrip() for record in records]
@@ -150,9 +161,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(
-    name: str, suite: Suite, settings: Sequence[Setting], progress: "ProgressBar"
+    name: str,
+    suite: Suite,
+    settings: Sequence[Setting],
+    progress: "ProgressBar",
+    load: float,
 ) -> Record:
-    """Run one suite between two measurements of the machine's peak rates."""
+    """Run one suite between two measurements of the machine's peak rates.
+
+    `load` is the load average of other processes.
+    """
     start = time.perf_counter()
     device, dtype = settings[0].device, settings[0].dtype
     machine = describe_machine(device)
@@ -172,7 +190,11 @@ def measure(
     if name in ("growth", "memory"):
         record.exponents = growth_exponents(record.cells)
     record.seconds = time.perf_counter() - start
-    return record
+    if suite.metric == "time":
+        # A GPU does not share the cores of the CPU.
+        load = load if device.type == "cpu" else 0.0
+        record.doubts = find_doubts(record, load, before, after)
+    return without_conclusions(record) if record.doubts else record
 
 
 def file_name(record: Record) -> str:

@@ -11,9 +11,9 @@ An implementation that does not support a setting is not listed there: `causal` 
 padding mask, and FlexAttention no dropout.
 
 The attention layers of three models of `transformers`, and that of `x-transformers`,
-are measured where these packages are installed (`pip install headnotes[bench]`). They
-are parts of larger layers, and changed here so that they compute attention and nothing
-else:
+are measured where these packages are installed (`pip install transformers
+x-transformers`). They are parts of larger layers, and changed here so that they compute
+attention and nothing else:
 
 - `gpt2` has no dropout after its output projection;
 - `bert` gets a plain output projection, because its own belongs to a layer with a

@@ -22,6 +22,10 @@ goes to another file, and a later one of the same machine replaces the earlier.
 | `operators` | the number of operators that a call dispatches |
 | `peak`, `retained` | bytes |
 
+On a machine that is busy with other work, times cannot be compared. A record that was
+measured there lists its `doubts`, and has neither speedups nor shares of peak rates nor
+exponents.
+
 The peak rates are measured right before and after a suite: FLOP/s of a large matrix
 product, and bytes per second of a copy that does not fit into any cache. By the
 roofline model, the time of a setting is bounded from below by the longer of two times;
@@ -81,6 +85,8 @@ class Record:
     cells: list[Cell] = field(default_factory=list)
     # For each amount, the fitted exponent of its growth with the length.
     exponents: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Why nothing can be concluded from the times.
+    doubts: list[str] = field(default_factory=list)
     seconds: float = 0.0
     format: int = FORMAT
 
@@ -174,6 +180,9 @@ def table_lines(record: Record) -> Iterator[str]:
     if "torch" in machine:
         title.append(f"torch {machine['torch']}")
     yield ", ".join(title)
+    if record.doubts:
+        yield "no conclusions, because other processes disturbed the measurement:"
+        yield from (f"- {doubt}" for doubt in record.doubts)
     for cell in record.cells:
         yield ""
         yield cell.title
@@ -206,8 +215,10 @@ def result_text(name: str, result: dict[str, float], baseline: str) -> str:
         peak, retained = result["peak"] / 2**20, result["retained"] / 2**20
         return f"{peak:8,.1f} MiB peak, {retained:8,.1f} MiB retained"
     seconds = result["seconds"]
-    spread = (result["p75"] - result["p25"]) / 2 / seconds
-    text = f"{duration(seconds):>10}   ±{spread:4.0%}"
+    spread = f"±{(result['p75'] - result['p25']) / 2 / seconds:4.0%}"
+    if result.get("samples") == 1:
+        spread = "1 run"  # of which ± 0 % would be a claim
+    text = f"{duration(seconds):>10}   {spread:5}"
     if "speedup" in result:
         is_tie = name != baseline and classify_speedup(result["speedup"]) == "tie"
         tie = "tie" if is_tie else ""
@@ -285,6 +296,11 @@ def core_count() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def load_average() -> float:
+    """How many cores were busy in the last minute; 0 if unknown."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def memory_gib(device: torch.device) -> float:

@@ -14,6 +14,7 @@ receives every operator that reaches a kernel, including views.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from attention_bench.equal import (
     upcast,
 )
 from attention_bench.implementations import ALL_IMPLEMENTATIONS, Adapter
-from attention_bench.report import Cell
+from attention_bench.report import Cell, Record, duration
 from attention_bench.setting import Setting
 from attention_bench.suites import Suite, is_within_max_seq_len
 from attention_bench.timing import (
@@ -238,6 +239,82 @@ def measure_memory(
 def mode_of(training: bool) -> str:
     """The name of a mode."""
     return "training" if training else "inference"
+
+
+def find_doubts(
+    record: Record,
+    load: float,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+) -> list[str]:
+    r"""Signs that other processes disturbed the measurement of times.
+
+    These are a `load` average that leaves too few cores, peak rates that differ
+    `before` and `after`, and implementations that are faster on longer sequences.
+
+    >>> record = Record("tiny", "", "nn", "float32", {"cores": 2, "threads": 2})
+    >>> before, after = {"flops_per_second": 3e9}, {"flops_per_second": 1e9}
+    >>> for doubt in find_doubts(record, 1.5, before, after):
+    ...     print(doubt)
+    the load average was 1.5 of 2 cores before the start; 2 threads need 2 of them
+    the peak rate flops_per_second was 3e+09 before and 1e+09 after the suite
+    """
+    doubts = []
+    cores, threads = record.machine["cores"], record.machine["threads"]
+    if load + threads > cores + 0.5:
+        doubts.append(
+            f"the load average was {load:.1f} of {cores} cores before the start; "
+            f"{threads} thread{'s' * (threads > 1)} need {threads} of them"
+        )
+    doubts += [
+        f"the peak rate {rate} was {before[rate]:.3g} before and {after[rate]:.3g} "
+        f"after the suite"
+        for rate in before
+        if max(before[rate], after[rate]) > 1.25 * min(before[rate], after[rate])
+    ]
+    return doubts + faster_on_longer(record.cells)
+
+
+def faster_on_longer(cells: Sequence[Cell]) -> list[str]:
+    r"""Implementations that took less time on a longer sequence, by more than 10 %.
+
+    >>> cells = [
+    ...     Cell({"seq_len": n}, "", {"core": {"seconds": seconds}})
+    ...     for n, seconds in ((256, 0.221), (512, 0.236), (1024, 0.073))]
+    >>> faster_on_longer(cells)
+    ['core took 236 ms at length 512 and 73.0 ms at length 1,024']
+    """
+    found = []
+    last: dict[tuple[object, ...], tuple[int, float]] = {}
+    for cell in sorted(cells, key=lambda cell: int(cell.setting["seq_len"])):
+        length = cell.setting["seq_len"]
+        varying = ("seq_len", "flops", "bytes")
+        rest = [v for k, v in sorted(cell.setting.items()) if k not in varying]
+        for name, result in cell.results.items():
+            shorter, seconds = last.get((name, *rest), (length, 0.0))
+            if result["seconds"] < 0.9 * seconds:
+                found.append(
+                    f"{name} took {duration(seconds)} at length {shorter:,} and "
+                    f"{duration(result['seconds'])} at length {length:,}"
+                )
+            last[name, *rest] = length, result["seconds"]
+    return found
+
+
+def without_conclusions(record: Record) -> Record:
+    """The record with its times alone."""
+    kept = ("seconds", "p25", "p75", "samples", "max_error", "operators")
+    cells = [
+        replace(
+            cell,
+            results={
+                name: {key: result[key] for key in kept if key in result}
+                for name, result in cell.results.items()
+            },
+        )
+        for cell in record.cells
+    ]
+    return replace(record, cells=cells, exponents={})
 
 
 def growth_exponents(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:

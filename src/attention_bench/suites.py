@@ -9,7 +9,7 @@ A *suite* is a list of settings and a list of implementations. There are six:
 - `growth`: how the time of a forward pass grows with the length;
 - `tiny`: overhead of a call on tiny tensors, on one thread.
 
-Each has a quick form; `headnotes bench --quick` runs all six in less than a minute.
+Each has a quick form with fewer settings; `headnotes bench --quick` runs all six.
 
 Source: the width is that of the base model of [Attention Is All You
 Need](https://arxiv.org/abs/1706.03762), Vaswani et al. 2017, table 3; the lengths go

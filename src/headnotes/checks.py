@@ -51,9 +51,12 @@ def check_heads(width_name: str, width: int, heads_name: str, heads: int) -> Non
         divisors = [n for n in (*range(1, 4097), width) if width % n == 0]
         below = [n for n in divisors if n < heads][-1:]
         above = [n for n in divisors if n > heads][:1]
+        way_out = f"{' and '.join(map(str, below + above))} would do"
+        if heads % width == 0:  # in the other order
+            way_out = f"`{heads_name}={width}, {width_name}={heads}` would do"
         raise ValueError(
             f"`{width_name}` (={width}) must be divisible by `{heads_name}` "
-            f"(={heads}); {' and '.join(map(str, below + above))} would do"
+            f"(={heads}); {way_out}"
         )
 
 
@@ -195,13 +198,15 @@ def check_mask(name: str, mask: Tensor) -> None:
     ... except ValueError as error:
     ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
     `mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1];
-    a [q_len, k_len] mask needs `mask.unsqueeze(-1)`
+    a [q_len, k_len] mask needs `mask.unsqueeze(-1)` if True means 'may attend',
+    `masks.from_mha(mask, heads)` if True hides
     """
     check_tensor(name, mask)
     if mask.dim() != 3:
         raise ValueError(
             f"`{name}` has shape {list(mask.shape)}, not {MASK_AXES}; a [q_len, k_len] "
-            f"mask needs `{name}.unsqueeze(-1)`"
+            f"mask needs `{name}.unsqueeze(-1)` if True means 'may attend', "
+            f"`masks.from_mha({name}, heads)` if True hides"
         )
     check_zero_one(name, mask)
 

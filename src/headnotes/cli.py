@@ -1,27 +1,29 @@
 r"""# The command line
 
-`headnotes list` names the modules that can be taken home, `headnotes copy` puts one
-into your own tree:
+`headnotes` has four commands: `list` and `copy` are for the modules of this site,
+`check` and `bench` for any attention implementation, also your own.
 
 ```console
+$ headnotes list
 $ headnotes copy mha attention/ --plain
 ```
 
-`headnotes check` asks any attention, yours too, whether it [obeys the
-laws](attention_laws/cli.md); `headnotes bench` times those that compute the same, [side
-by side](attention_bench/cli.md).
+The first prints the modules that can be copied, the second copies one into the folder
+`attention/`; `--plain` leaves out the notes. A copied module is yours. It needs only
+PyTorch and the standard library. Its first lines say where it came from, under which
+license, and which other modules it needs beside it: those are copied with it. The
+buttons above each annotated module give the same texts.
 
-A copied module is yours. It runs on torch and the standard library, and its first lines
-say where it came from, under which licence, and which others it needs beside it: those
-are copied with it. The buttons above each annotated module hand out exactly these
-texts.
+[`headnotes check`](attention_laws/cli.md) tests an implementation against the laws of
+attention, [`headnotes bench`](attention_bench/cli.md) benchmarks implementations.
 
-Source: a habit of the field. Attention is copied more often than it is imported, so
-the copy should be good.
+Source: the commands are defined with
+[argparse](https://docs.python.org/3/library/argparse.html).
 """
 
 import argparse
 import ast
+import difflib
 import inspect
 import io
 import re
@@ -30,13 +32,14 @@ import tokenize
 from collections.abc import Sequence
 from os.path import relpath
 from pathlib import Path
+from typing import Any
 
 import headnotes
 
 # Comments that speak to a tool, not to a reader, are no notes.
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
-# These serve the others, and are of no use without them.
+# Of no use without the rest of the package.
 AT_HOME = {"cli", "compare"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -238,11 +241,27 @@ def first_line(docstring: str) -> str:
         return docstring
 
 
+def similar_names(name: str) -> list[str]:
+    r"""The modules that an unknown name could mean: by folder, by file, or by spelling.
+
+    >>> similar_names("masks")
+    ['masks/build', 'masks/conventions', 'masks/describe', 'masks/flex']
+    >>> similar_names("MHA.py"), similar_names("positons")
+    (['mha'], ['positions'])
+    """
+    wanted = name.lower().removesuffix(".py").removeprefix("headnotes/")
+    by_part = [known for known in modules() if wanted in known.split("/")]
+    return by_part or difflib.get_close_matches(wanted, modules(), n=1)
+
+
 def copy(name: str, destination: Path, *, plain: bool, force: bool) -> list[Path]:
     """Write a module, and what it needs beside it, into a folder or as a file."""
     if name not in modules():
-        known = ", ".join(modules())
-        raise ValueError(f"`{name}` is not a module of Headnotes; there are {known}")
+        if similar := similar_names(name):
+            way_out = f"did you mean {' or '.join(f'`{each}`' for each in similar)}?"
+        else:
+            way_out = f"there are {', '.join(modules())}"
+        raise ValueError(f"`{name}` is no module that can be copied; {way_out}")
     path = destination
     if destination.is_dir() or not destination.suffix:
         path = destination / copied_name(modules()[name])
@@ -264,33 +283,60 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> list[Path
     return [*texts]
 
 
+def add_list_and_copy(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the commands that need no torch."""
+    about = "List the modules that can be copied, each with its title."
+    commands.add_parser("list", help=about[0].lower() + about[1:-1], description=about)
+    about = (
+        "Copy a module, and the modules that it needs beside it, into your project. "
+        "The copy depends only on PyTorch."
+    )
+    take = commands.add_parser(
+        "copy", help="copy a module into your project", description=about
+    )
+    take.add_argument("name", help="name of the module, as printed by `headnotes list`")
+    take.add_argument(
+        "destination",
+        nargs="?",
+        default=".",
+        type=Path,
+        metavar="DEST",
+        help="folder, or file name ending in .py (default: the current folder)",
+    )
+    take.add_argument("--plain", action="store_true", help="leave out the notes")
+    take.add_argument("--force", action="store_true", help="overwrite existing files")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status: 0 where all went well."""
-    parser = argparse.ArgumentParser(prog="headnotes", description=headnotes.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="headnotes",
+        description="Copy annotated attention modules; check and benchmark attention "
+        "implementations.",
+    )
     parser.add_argument("--version", action="version", version=headnotes.__version__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="name the modules that can be copied")
-    take = commands.add_parser("copy", help="copy a module into your own tree")
-    take.add_argument("name", help="a module, as `headnotes list` names it")
-    take.add_argument("destination", nargs="?", default=".", type=Path, metavar="DEST")
-    take.add_argument("--plain", action="store_true", help="leave out the notes")
-    take.add_argument("--force", action="store_true", help="overwrite an existing file")
-    ask = commands.add_parser("check", help="test whether an attention obeys the laws")
-    race = commands.add_parser(
-        "bench", help="time attentions that compute the same, side by side"
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="{list,copy,check,bench}"
+    )
+    add_list_and_copy(commands)
+    check = commands.add_parser(
+        "check", help="test an attention implementation against the laws of attention"
+    )
+    bench = commands.add_parser(
+        "bench", help="benchmark attention implementations side by side"
     )
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
-        # The laws want torch, which takes seconds to load; the others do not.
+        # Only `check` and `bench` import torch, which takes seconds.
         from attention_laws import cli as laws
 
-        laws.add_arguments(ask)
+        laws.add_arguments(check)
         return laws.run(parser.parse_args(argv))
     if options[:1] == ["bench"]:
-        from attention_bench import cli as bench
+        from attention_bench import cli as benchmark
 
-        bench.add_arguments(race)
-        return bench.run(parser.parse_args(argv))
+        benchmark.add_arguments(bench)
+        return benchmark.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":

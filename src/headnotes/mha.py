@@ -77,6 +77,10 @@ class MultiHeadAttention(nn.Module):
     Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
     range. Source: Vaswani et al. 2017, section 3.2.2.
 
+    Batch-first inputs are refused only where their sizes, or those of the mask,
+    disagree. In self-attention without a mask nothing tells them apart: it then attends
+    across the batch.
+
     Three queries attend to five keys, for a batch of two:
 
     >>> mha = MultiHeadAttention(heads=7, d_model=77)
@@ -288,9 +292,12 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
         divisors = [n for n in (*range(1, 4097), d_model) if d_model % n == 0]
         below = [n for n in divisors if n < heads][-1:]
         above = [n for n in divisors if n > heads][:1]
+        way_out = f"{' and '.join(map(str, below + above))} would do"
+        # `nn.MultiheadAttention` takes the width first.
+        if heads % d_model == 0:
+            way_out = f"`heads` comes first: `heads={d_model}, d_model={heads}`"
         raise ValueError(
-            f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); "
-            f"{' and '.join(map(str, below + above))} would do"
+            f"`d_model` (={d_model}) must be divisible by `heads` (={heads}); {way_out}"
         )
     if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
@@ -354,16 +361,17 @@ def check_mask(
         )
     q_len, batch_size = query_shape[:2]
     k_len = key_shape[0]
-    if not (
-        mask.dim() == 3
-        and mask.shape[0] in (1, q_len)
-        and mask.shape[1] == k_len
-        and mask.shape[2] in (1, batch_size)
-    ):
+    if not mask_fits(mask, q_len, k_len, batch_size):
+        way_out = (
+            "a [q_len, k_len] mask needs `mask.unsqueeze(-1)` if True means 'may "
+            "attend', `masks.from_mha(mask, heads)` if True hides"
+        )
+        # In batch-first inputs, lengths and batch size change places.
+        if mask_fits(mask, batch_size, key_shape[1], q_len):
+            way_out = "it fits batch-first inputs: pass `query.transpose(0, 1)`, …"
         raise ValueError(
             f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
-            f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "
-            f"mask needs `mask.unsqueeze(-1)`"
+            f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; {way_out}"
         )
     if mask.dtype == torch.bool or torch.compiler.is_compiling() or not mask.numel():
         return
@@ -374,3 +382,13 @@ def check_mask(
         return
     if low < 0 or high > 1:
         raise ValueError(f"`mask` holds {low} to {high}, not 0/1; write `mask == 1`")
+
+
+def mask_fits(mask: Tensor, q_len: int, k_len: int, batch_size: int) -> bool:
+    """Whether a mask has the shape `[q_len or 1, k_len, batch_size or 1]`."""
+    return (
+        mask.dim() == 3
+        and mask.shape[0] in (1, q_len)
+        and mask.shape[1] == k_len
+        and mask.shape[2] in (1, batch_size)
+    )

@@ -178,7 +178,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         try:
             from sidenotes.lessons import lesson
         except ImportError as error:
-            reason = f"{error}; lessons need `pip install 'sidenotes[lessons]'`"
+            reason = f"{error}; lessons need `pip install ipykernel jupytext nbclient`"
             raise PluginError(f"{file.src_uri}: {reason}") from None
 
         inputs = set()

@@ -31,7 +31,7 @@ LOG = logging.getLogger("mkdocs")
 RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 # Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
-SETTINGS = ("site_url", "use_directory_urls", "validation")
+SETTINGS = ("use_directory_urls", "validation")
 
 # Extensions of pymdownx that read other files.
 READERS = {"pymdownx.b64", "pymdownx.snippets"}

@@ -117,6 +117,12 @@ def test_ties_are_marked_but_not_the_baseline() -> None:
     assert "tie" not in result_text("nn", result, "nn")
 
 
+def test_a_single_sample_has_no_spread() -> None:
+    result = {"seconds": 1.0, "p25": 1.0, "p75": 1.0, "samples": 1}
+    assert result_text("nn", result, "nn") == "    1.00 s   1 run"
+    assert "±  0%" in result_text("nn", result | {"samples": 2}, "nn")
+
+
 def test_the_closer_peak_rate_is_named() -> None:
     result = {"seconds": 1.0, "p25": 1.0, "p75": 1.0}
     result |= {"flops_utilization": 0.1, "bandwidth_utilization": 0.8}

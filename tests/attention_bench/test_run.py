@@ -1,5 +1,6 @@
 """Running a suite: a cell, from its implementations to its numbers."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from attention_bench.implementations import (
     Adapter,
     Implementation,
 )
-from attention_bench.report import Cell
+from attention_bench.report import Cell, Record, from_json
 from attention_bench.run import (
     add_roofline,
     count_operators,
+    faster_on_longer,
+    find_doubts,
     growth_exponents,
     run_suite,
     torch_threads,
@@ -180,3 +183,50 @@ def test_the_roofline_is_a_share_of_each_peak_rate() -> None:
     add_roofline(cell, {"flops_per_second": 400.0, "bytes_per_second": 150.0})
     assert cell.results["a"]["flops_utilization"] == 0.75
     assert cell.results["a"]["bandwidth_utilization"] == 0.1
+
+
+RATES = {"flops_per_second": 1e9, "bytes_per_second": 2e9}
+
+
+def doubts(
+    load: float = 0.0, after: dict[str, float] = RATES, threads: int = 2
+) -> list[str]:
+    machine = {"cores": 2, "threads": threads}
+    record = Record("inference", "", "nn", "float32", machine)
+    return find_doubts(record, load, RATES, after)
+
+
+def test_an_idle_machine_raises_no_doubts() -> None:
+    assert doubts(load=0.4) == []
+    assert doubts(load=1.4, threads=1) == []
+    assert doubts(after={"flops_per_second": 0.9e9, "bytes_per_second": 2.2e9}) == []
+
+
+def test_a_busy_machine_raises_doubts() -> None:
+    (load,) = doubts(load=0.6)
+    assert load.startswith("the load average was 0.6 of 2 cores before the start")
+    (rate,) = doubts(after=RATES | {"bytes_per_second": 1.5e9})
+    assert rate.startswith(
+        "the peak rate bytes_per_second was 2e+09 before and 1.5e+09"
+    )
+
+
+def test_only_the_same_setting_is_compared_with_a_longer_one() -> None:
+    def cell(seq_len: int, mask: str, seconds: float) -> Cell:
+        setting = Setting(1, seq_len, mask).as_dict() | {"flops": seq_len, "bytes": 1}
+        return Cell(setting, "", {"core": {"seconds": seconds}})
+
+    assert faster_on_longer([cell(8, "none", 3.0), cell(16, "causal", 2.0)]) == []
+    assert faster_on_longer([cell(16, "none", 2.8), cell(8, "none", 3.0)]) == []
+    (found,) = faster_on_longer([cell(16, "none", 2.6), cell(8, "none", 3.0)])
+    assert found == "core took 3.00 s at length 8 and 2.60 s at length 16"
+
+
+def test_no_recorded_benchmark_is_faster_on_longer_sequences() -> None:
+    folder = Path(__file__).parent.parent.parent / "benchmarks" / "results"
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.json")]
+    records = [from_json(text) for text in texts if '"format"' in text]
+    assert records
+    for record in records:
+        if record.suite != "memory":
+            assert faster_on_longer(record.cells) == [], record.suite

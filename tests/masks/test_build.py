@@ -450,7 +450,9 @@ def test_lengths_may_be_mapped_over() -> None:
             lambda: combine(torch.ones(3, 3).bool()),
             ValueError,
             "`masks[0]` has shape [3, 3], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `masks[0].unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `masks[0].unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(masks[0], heads)` "
+            "if True hides",
         ),
         (
             lambda: combine(causal(3, 5), causal(3, 7)),

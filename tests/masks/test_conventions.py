@@ -361,7 +361,8 @@ DIFFERENT[1, 4, 2, 3] = False
             lambda: masks.to_mha(MASK[0], 2),
             ValueError,
             "`mask` has shape [5, 2], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             lambda: masks.to_sdpa(MASK.float()),

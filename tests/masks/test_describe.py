@@ -432,7 +432,8 @@ def test_words_do_not_depend_on_the_device(device: torch.device) -> None:
             torch.ones(3, 5),
             ValueError,
             "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             torch.ones(3, 5, 2, device="meta"),

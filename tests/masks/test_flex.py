@@ -164,7 +164,8 @@ PER_HEAD[4, 3] = False
             lambda: masks.to_block_mask(torch.ones(3, 5).bool()),
             ValueError,
             "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             lambda: masks.from_mask_mod(lambda b, h, q, k: k <= q, 3, 0),

@@ -161,7 +161,8 @@ def documents(*places: int) -> Tensor:
             lambda: masks.to_valid_lens(torch.ones(3, 5).bool()),
             ValueError,
             "`mask` has shape [3, 5], not [q_len or 1, k_len, batch_size or 1]; a "
-            "[q_len, k_len] mask needs `mask.unsqueeze(-1)`",
+            "[q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+            "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides",
         ),
         (
             lambda: masks.to_cu_seqlens(torch.ones(3, 5, 1).bool().to_sparse()),

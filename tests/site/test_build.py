@@ -321,11 +321,13 @@ def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
     # To execute all lessons would take its time.
     most = shutil.ignore_patterns("compare", "learn", "reference")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=most)
-    for name in ("src", "tests", "museum", "benchmarks", ".cache"):
+    for name in ("src", "tests", "museum", "benchmarks", "overrides", ".cache"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("mkdocs.yml", "hooks.py", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
+    for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)  # for the distributions
     note = tmp_path / "src/headnotes/mha.py"
     command = [sys.executable, "-m", "mkdocs", "serve", "--livereload", "-a"]
 

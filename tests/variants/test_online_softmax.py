@@ -526,7 +526,8 @@ SHAPES = (
 SIZES = [11, 2, 3, 5], [17, 2, 3, 5], [17, 2, 3, 7]
 MASK = (
     "`mask` has shape {}, not [q_len or 1, k_len, batch_size or 1] = [11 or 1, 17, 2 "
-    "or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)`"
+    "or 1]; a [q_len, k_len] mask needs `mask.unsqueeze(-1)` "
+    "if True means 'may attend', `masks.from_mha(mask, heads)` if True hides"
 )
 
 

@@ -370,7 +370,8 @@ def check_mask(mask: Tensor) -> None:
     if mask.dim() != 3:
         raise ValueError(
             f"`mask` has shape {list(mask.shape)}, not {MASK_AXES}; a [q_len, k_len] "
-            f"mask needs `mask.unsqueeze(-1)`"
+            f"mask needs `mask.unsqueeze(-1)` if True means 'may attend', "
+            f"`masks.from_mha(mask, heads)` if True hides"
         )
     if mask.is_meta:
         raise ValueError("`mask` is on meta, where there are no values to describe")

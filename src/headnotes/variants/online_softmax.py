@@ -336,5 +336,6 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
         raise ValueError(
             f"`mask` has shape {list(mask.shape)}, not [q_len or 1, k_len, batch_size "
             f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "
-            f"mask needs `mask.unsqueeze(-1)`"
+            f"mask needs `mask.unsqueeze(-1)` if True means 'may attend', "
+            f"`masks.from_mha(mask, heads)` if True hides"
         )

@@ -1,0 +1,366 @@
+"""The site as it is published: at an address of its own, below the root of its host."""
+
+import functools
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from filelock import FileLock
+from playwright.sync_api import Browser, BrowserContext
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent.parent
+ADDRESS = "http://headnotes.example/project/"
+REPOSITORY = "https://github.com/someone/headnotes"
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built once for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "public"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+            result = subprocess.run(
+                [*command, "-d", str(folder)],
+                cwd=ROOT,
+                env={**os.environ, "SITE_URL": ADDRESS, "REPO_URL": REPOSITORY},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert result.returncode == 0, result.stderr
+    return folder
+
+
+class Host(http.server.SimpleHTTPRequestHandler):
+    """A proxy that answers for `ADDRESS` only, as GitHub Pages would."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def translate_path(self, path: str) -> str:
+        if not path.startswith(ADDRESS):
+            return "/no/such/file"
+        return super().translate_path("/" + path.removeprefix(ADDRESS))
+
+    def send_error(
+        self, code: int, message: str | None = None, explain: str | None = None
+    ) -> None:
+        body = Path(self.directory, "404.html").read_bytes()
+        self.send_response(code, message)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture(scope="session")
+def proxy(published: Path) -> Iterator[str]:
+    """What a client has to ask for `ADDRESS`."""
+    handler = functools.partial(Host, directory=str(published))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def visitor(browser: Browser, proxy: str) -> Iterator[BrowserContext]:
+    """A browser for which `ADDRESS` is the only address there is."""
+    context = browser.new_context(proxy={"server": proxy})
+    yield context
+    context.close()
+
+
+def test_a_missing_page_is_shown_whole(visitor: BrowserContext) -> None:
+    page = visitor.new_page()
+    wrong: list[str] = []
+    missing = f"{ADDRESS}no/such/page.html"
+    page.on("requestfailed", lambda request: wrong.append(request.url))
+    page.on("response", lambda r: wrong.append(r.url) if r.status >= 400 else None)
+    page.goto(missing)
+    page.wait_for_load_state("networkidle")
+    assert wrong == [missing]
+    assert page.get_by_role("heading", level=1).inner_text() == "Page not found"
+    page.get_by_role("link", name="home page").click()
+    page.wait_for_url(f"{ADDRESS}index.html")
+    assert wrong == [missing]
+
+
+def test_the_sitemap_and_the_canonical_links_name_every_page(published: Path) -> None:
+    sitemap = ElementTree.parse(published / "sitemap.xml")
+    listed = {element.text for element in sitemap.iter() if "loc" in element.tag}
+    canonical = set()
+    for path in published.rglob("*.html"):
+        if path.name != "404.html":
+            html = path.read_text(encoding="utf-8")
+            address = ADDRESS + path.relative_to(published).as_posix()
+            assert f'<link rel="canonical" href="{address}">' in html
+            canonical.add(address)
+    assert listed == canonical
+    assert len(listed) > 100
+
+
+def test_every_page_that_has_one_source_links_it(published: Path) -> None:
+    edited = {}
+    for path in published.rglob("*.html"):
+        html = path.read_text(encoding="utf-8")
+        if link := re.search(r'<a href="([^"]+)"[^>]* rel="edit"', html):
+            file = link[1].removeprefix(f"{REPOSITORY}/edit/main/")
+            assert (ROOT / file).is_file(), link[1]
+            edited[path.relative_to(published).as_posix()] = file
+    assert edited["source/mha.html"] == "src/headnotes/mha.py"
+    assert (
+        edited["learn/01_attention_by_hand.html"]
+        == "docs/learn/01_attention_by_hand.py"
+    )
+    assert edited["install.html"] == "docs/install.md"
+    html = (published / "install.html").read_text(encoding="utf-8")
+    assert f'href="{REPOSITORY}/issues"' in html
+    assert f"git clone {REPOSITORY}" in text_of(html)
+
+
+def test_without_addresses_none_is_invented(site: Path) -> None:
+    if os.environ.get("SITE_URL") or os.environ.get("REPO_URL"):
+        pytest.skip("this build was given addresses")
+    html = (site / "install.html").read_text(encoding="utf-8")
+    assert "github.com" not in html
+    assert "git clone" not in html
+    assert 'rel="edit"' not in html
+    assert re.search(r"pip install headnotes-[\d.]+-py3-none-any\.whl", text_of(html))
+
+
+def text_of(html: str) -> str:
+    return unescape(re.sub(r"<[^>]+>", "", html))
+
+
+def test_the_files_have_the_hashes_that_the_page_shows(published: Path) -> None:
+    text = text_of((published / "install.html").read_text(encoding="utf-8"))
+    files = sorted((published / "dist").iterdir())
+    assert len(files) == 4
+    for file in files:
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert re.search(rf"{re.escape(file.name)}\s+[\d,]+\s+{digest}", text)
+
+
+def test_the_same_sources_give_the_same_bytes(published: Path, tmp_path: Path) -> None:
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        heavy = {".venv", ".cache", ".git", "site"} if Path(folder) == ROOT else set()
+        return heavy | {"__pycache__"}
+
+    # Another folder, with other times of its files.
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT, copy, ignore=ignored, copy_function=shutil.copy)
+    for source in (copy, copy / "src" / "sidenotes"):
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "dist")],
+            cwd=source,
+            env={**os.environ, "SITE_URL": ADDRESS, "REPO_URL": REPOSITORY},
+            capture_output=True,
+            check=True,
+        )
+    for file in (published / "dist").iterdir():
+        assert (tmp_path / "dist" / file.name).read_bytes() == file.read_bytes()
+
+
+# A causal attention, batch first, with an example and true shape comments.
+MY_MODEL = '''
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class MyAttention(nn.Module):
+    """Causal self-attention.
+
+    >>> MyAttention(d_model=10, heads=5)(torch.randn(3, 7, 10)).shape
+    torch.Size([3, 7, 10])
+    """
+
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x):
+        batch_size, seq_len, d_model = x.shape
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
+        context = scaled_dot_product_attention(q, k, v, is_causal=True)
+        context = context.transpose(1, 2).flatten(2)  # [batch_size, seq_len, d_model]
+        return self.out(context)  # [batch_size, seq_len, d_model]
+'''
+
+# Commands that the test does not run, each with the reason.
+NOT_RUN = {
+    r"python3 -m venv .*|source .*": "the environment is made by the test",
+    r"git clone .*": "the address of the repository is not ours",
+    r"make .*": "installs everything anew; `make test` runs this test",
+    r"\.venv/bin/.*": "the steps of `make`, which the next test compares",
+    r"pip install torch --index-url .*": "downloads PyTorch",
+    r"pip install .*x-transformers.*": "downloads a package that no test needs",
+    r".* --device cuda.*": "needs a GPU; tests/attention_bench has the option",
+    r".* --compile": "compiles for a minute; tests/attention_bench has the option",
+    r"headnotes bench --results .*": "takes ten minutes; writes what --quick prints",
+}
+# Added to a command that would measure for a minute: one suite, and a small size.
+SMALLER = {"headnotes bench": " tiny --only core,nn --sizes 1x8 --seconds 0"}
+
+
+def commands_of_page(html: str) -> list[str]:
+    blocks = re.findall(
+        r'<div class="language-console[^"]*">.*?<code>(.*?)</code>', html, re.DOTALL
+    )
+    return [c for block in blocks for c in commands_in(text_of(block))]
+
+
+def commands_in(text: str) -> list[str]:
+    return re.findall(r"^\$ (.+)$", text, re.MULTILINE)
+
+
+def reason_not_to_run(command: str) -> str | None:
+    reasons = (why for what, why in NOT_RUN.items() if re.fullmatch(what, command))
+    return next(reasons, None)
+
+
+@pytest.fixture
+def environment(tmp_path: Path, proxy: str) -> dict[str, str]:
+    """A virtual environment with everything but our own packages, and no network."""
+    others = tmp_path / "others"
+    others.mkdir()
+    for entry in Path(pytest.__file__).parent.parent.iterdir():
+        ours = re.match(r"_?(editable_impl_)?(headnotes|sidenotes)", entry.name)
+        if not ours:
+            (others / entry.name).symlink_to(entry)
+    venv = tmp_path / "venv"
+    command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    subprocess.run(command, check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(str(others))
+    for name in ("pip", "pytest", "mkdocs"):
+        script = venv / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec {venv}/bin/python -m {name} "$@"\n')
+        script.chmod(0o755)
+    return {
+        "PATH": f"{venv}/bin:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "http_proxy": proxy,
+        "https_proxy": proxy,
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # as the option does; pip reads the value so
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_every_command_of_every_page_works(
+    published: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "No module named headnotes" in run("python -m headnotes", tmp_path).stderr
+    pages = {
+        path.relative_to(published).as_posix(): commands_of_page(
+            path.read_text(encoding="utf-8")
+        )
+        for path in sorted(published.rglob("*.html"))
+    }
+    # It installs what the other pages take for granted.
+    pages = {"install.html": pages.pop("install.html"), **pages}
+    # The README is at home in the sources, which the page has just unpacked.
+    pages["README.md"] = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
+    archive = next((published / "dist").glob("headnotes-*.tar.gz"))
+    sources = tmp_path / "install.html" / archive.name.removesuffix(".tar.gz")
+    assert f"pip install {ADDRESS}dist/" in str(pages)
+    done: set[str] = set()
+    failed, skipped = [], set()
+    for page, commands in pages.items():
+        folder = sources if page == "README.md" else tmp_path / page.replace("/", "-")
+        # Downloads, and a file of the reader.
+        shutil.copytree(published / "dist", folder, dirs_exist_ok=True)
+        (folder / "my_model.py").write_text(MY_MODEL)
+        for command in commands:
+            if reason_not_to_run(command):
+                skipped.add(command)
+            elif command.startswith("cd "):
+                folder = folder / command.removeprefix("cd ")
+                assert folder.is_dir(), f"{page}: {command}"
+            elif command not in done:
+                done.add(command)
+                options = (more for c, more in SMALLER.items() if command.startswith(c))
+                result = run(command + next(options, ""), folder)
+                if result.returncode:
+                    output = f"{result.stdout}{result.stderr}"[-600:]
+                    failed.append(f"{page}: {command}\n{output}")
+        if page == "install.html":
+            where = run(
+                "python -c 'import headnotes as h; print(h.__file__)'", tmp_path
+            )
+            assert where.stdout.startswith(str(tmp_path / "venv")), where
+    print("ran:", *sorted(done), "not run:", *sorted(skipped), sep="\n")
+    assert not failed, "\n\n".join(failed)
+    assert len(done) >= 10
+    wheel = next((published / "dist").glob("headnotes-*.whl")).name
+    wrong = run(f"pip install {ADDRESS}dist/{wheel}#sha256={'0' * 64}", tmp_path)
+    assert "DO NOT MATCH THE HASHES" in wrong.stderr
+    unused = [w for w in NOT_RUN if not any(re.fullmatch(w, c) for c in skipped)]
+    assert unused == []
+
+
+def test_the_steps_without_make_are_those_of_the_makefile() -> None:
+    makefile = (
+        (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(BIN)", ".venv/bin")
+    )
+    steps = commands_in((ROOT / "docs/install.md").read_text(encoding="utf-8"))
+    pip, serve, tests = (c for c in steps if c.startswith(".venv/bin/"))
+    packages = re.findall(r"--editable ('[^']+'|\S+)", makefile)
+    assert re.findall(r"-e (\S+)", pip.replace('"', "'")) == packages
+    assert "--constraint constraints.txt" in makefile
+    assert "-c constraints.txt" in pip
+    assert serve in makefile
+    assert tests.partition(" ")[0] in makefile
+
+
+def test_no_page_installs_a_name_that_is_not_ours(published: Path) -> None:
+    texts = {
+        path: text_of(path.read_text(encoding="utf-8"))
+        for path in published.rglob("*.html")
+    }
+    for name in ("README.md", "CONTRIBUTING.md", "src/sidenotes/README.md"):
+        texts[ROOT / name] = (ROOT / name).read_text(encoding="utf-8")
+    bare = re.compile(
+        r"pip install [^`\n]*?(?<![-/\w@.])(headnotes|sidenotes)(?![-\w/.])"
+    )
+    assert [
+        f"{path}: {m[0]}" for path, t in texts.items() if (m := bare.search(t))
+    ] == []
+    blank = re.compile(
+        r"\{\{ (headnotes|sidenotes|archive|folder|files|repository) \}\}"
+    )
+    built = [path for path in texts if path.suffix == ".html"]
+    assert [path for path in built if blank.search(texts[path])] == []
