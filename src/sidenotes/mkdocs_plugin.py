@@ -39,11 +39,12 @@ PERCENT = re.compile(r"# %%(\s|$)")
 TITLE = re.compile(r'(?:#.*\n|\s)*r?"""\s*# (.+)')
 
 # Not for the search: the buttons of a module, and its code, for a name that occurs in
-# each line would hide the page that explains it. Nor boxes: in one, the search plugin
-# does not take a heading for the title.
+# each line would hide the page that explains it. Nor what stands around or before its
+# first heading, which the search plugin then does not take for the title.
 UNSEARCHED = re.compile(
     r'<pre class="sn-code.*?</pre>'
     r'|<p class="sn-bar">.*?</p>'
+    r'|<div class="sn-anchors">.*?</div>'
     r"|</?(?:div|section)\b[^>]*>",
     re.DOTALL,
 )
