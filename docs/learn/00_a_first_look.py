@@ -1,132 +1,240 @@
 # %% [markdown]
-# # From a sentence to its weights
+# # A first look at attention
 #
-# What does attention do to a sentence? We take two, turn them into a tensor, send it
-# through [`MultiHeadAttention`](../source/mha.md) and look at the weights that come out.
-# All that is printed or drawn on this page was produced by the code above it, when the
-# page was built.
+# This page sends one sentence through an attention layer and looks at what comes out:
+# tokens, embeddings, attention weights, and a first mask. It is a five-minute overview
+# for readers who know Python and a little PyTorch (tensors and their shapes). It links
+# to the lesson that explains each step.
 #
-# ## Words become numbers
+# Everything printed or drawn in these lessons is computed by the code above it when
+# the site is built.
 #
-# A model sees no words, only rows of a table. So each word gets a number. Number 0 is
-# kept for filler, which makes short sentences as long as their neighbours, and number 1
-# for words that the [vocabulary](../source/positions.md) does not hold.
+# ## From text to embeddings
+#
+# A model works on vectors, not on text. The text is split into **tokens**, here words;
+# each token has a number in a [vocabulary](../source/positions.md). Numbers 0 and 1 are
+# special: padding, which we need below, and unknown words.
 
 # %%
 import torch
 
 from headnotes import MultiHeadAttention, masks
 from headnotes.plots import display_attention
-from headnotes.positions import Embeddings, Vocabulary
+from headnotes.positions import Embeddings, Vocabulary, sinusoids
 
 sentences = ["The cat sat on the mat.", "The dog slept."]
 vocabulary = Vocabulary(sentences)
+tokens = vocabulary.encode(sentences[0])  # [seq_len]
 print(vocabulary.words)
-
-# %% [markdown]
-# ## Sentences become columns
-#
-# Everything here lies *sequence first*: `tokens[t]` holds the words at position `t` of
-# all sentences. A sentence is therefore a column, read from top to bottom. The second
-# one ends after three words; the rest of its column is filler.
-
-# %%
-tokens, valid_lens = vocabulary.encode_batch(sentences)
 print(tokens)
-print("[seq_len, batch_size] =", list(tokens.shape))
 
 # %% [markdown]
-# ## Numbers become vectors
-#
-# Each number picks its row of the table. (The rows are multiplied by $\sqrt{d_{model}}$,
-# as in section 3.4 of the paper.) The table is random: nothing here has been trained,
-# and that is on purpose. It lets us see what attention does before it has learned
-# anything.
+# Each number selects a row of a table: the **embedding** of the token, a vector of
+# `d_model` numbers. As in section 3.4 of [Attention Is All You
+# Need](https://arxiv.org/abs/1706.03762), embeddings are multiplied by
+# $\sqrt{d_{model}}$. The table is random, like all weights on this page: nothing has
+# been trained.
 
 # %%
 torch.manual_seed(3)
 d_model = 8
 embeddings = Embeddings(len(vocabulary), d_model)
-x = embeddings(tokens)
+x = embeddings(tokens[:, None])  # tokens[:, None] is a batch of one sentence
 print("[seq_len, batch_size, d_model] =", list(x.shape))
 
 # %% [markdown]
-# ## Every word reads from every word
+# The position in the sequence is the first axis, the sentence within the batch is the
+# second: the data are *sequence first*.
 #
-# In *self*-attention the same sequence asks, is compared and is read. The mask keeps
-# all words from reading filler. Two heads do this side by side, each 4 wide.
+# ## Self-attention: queries, keys and values
+#
+# Attention computes a new vector for each token, its **context vector**, from the
+# vectors of all tokens. Each token has three projections: a **query**, a **key** and a
+# **value**. The dot products of the query of one token with the keys of all tokens are
+# its **scores**. Softmax turns them into **attention weights**, which are positive and
+# sum to 1. The context vector is the average of the values with these weights:
+#
+# $$\operatorname{Attention}(Q, K, V) =
+#   \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
+#
+# where $d_k$ is the width of a key; the division keeps the scores small. In
+# *self*-attention, queries, keys and values all come from the same sequence, so `x` is
+# passed three times.
+#
+# The layer [`MultiHeadAttention`](../source/mha.md) does this in several **heads** in
+# parallel, here two. Each head has its own projections, of width
+# `d_k = d_model / heads = 4`, and so its own attention weights. The context vectors of
+# the heads are concatenated, and a last projection mixes them. (`eval` turns off
+# dropout, which only training needs.)
 
 # %%
 mha = MultiHeadAttention(heads=2, d_model=d_model).eval()
-mask = masks.padding(valid_lens, k_len=len(tokens))
-y = mha(query=x, key=x, value=x, mask=mask)
+y = mha(query=x, key=x, value=x)
 weights = mha.attn
-print("output:  [seq_len, batch_size, d_model]      =", list(y.shape))
-print("weights: [q_len, k_len, batch_size, heads]   =", list(weights.shape))
+print("output:  [seq_len, batch_size, d_model]    =", list(y.shape))
+print("weights: [q_len, k_len, batch_size, heads] =", list(weights.shape))
+print("sums over the keys:", weights.sum(dim=1)[:, 0, 0])
 
 # %% [markdown]
-# The output has the shape of the input: each word is still a vector, but now a mixture.
-# Of what, the weights tell. For each word, sentence and head they sum to 1:
-
-# %%
-print(weights.sum(dim=1)[..., 0])
-
-# %% [markdown]
-# ## The picture
+# [Lesson 1](01_attention_by_hand.md) computes attention weights by hand, [lesson
+# 2](02_queries_keys_and_values.md) adds the projections, [lesson
+# 4](04_multi_head_attention.md) the heads.
 #
-# One map a head. A row is a word that asks, a column a word that is read; a row of
-# numbers says how much of each word went into the mixture.
+# ## Attention weights as a heat map
+#
+# There is one map per head. A row is a query, a column is a key, and the six weights of
+# a row sum to 1.
 
-# %% alt="Two heat maps, one a head, of how much each word of ‘the cat sat on the mat’ reads from each. In both, the two rows and the two columns of ‘the’ are the same."
-words = vocabulary.decode(tokens[:, 0])
+# %% alt="Two heat maps of attention weights, one per head, for ‘the cat sat on the mat’. Some rows have one weight near 1. In both maps the two rows and the two columns of ‘the’ are equal."
+words = vocabulary.decode(tokens)
 figure = display_attention(words, words, weights[:, :, 0])
 
 # %% [markdown]
-# The two heads differ, since each has its own projections. But look at the two rows of
-# *the*, and at its two columns: they are the same.
+# ## Why these untrained weights are far from even
+#
+# In seven of these twelve rows, one key has more than half of the weight. The layer has
+# not learned this, since nothing has been trained. The cause is the size of the
+# embeddings. The factor $\sqrt{8}$ makes them 2.8 times as large, and scores, which are
+# products of two such vectors, 8 times as large. The larger the differences between
+# scores, the nearer softmax comes to one-hot.
+#
+# With inputs of standard deviation 1, as normalization layers give them in most models,
+# untrained weights are nearly even; six even weights would be 0.17 each. Here is the
+# largest weight of a row, the mean over all rows, heads and 200 random initializations:
 
 # %%
-first, second = 0, 4
-assert torch.allclose(weights[first, :, 0], weights[second, :, 0])
-assert torch.allclose(weights[:, first, 0], weights[:, second, 0])
-print("'the' asks and is read alike at positions", first, "and", second)
+top = weights.amax(dim=1)
+print("rows with a weight above 0.5:", (top > 0.5).sum().item(), "of", top.numel())
+assert (top > 0.5).sum() == 7
+
+largest = {"√8": [], "1": []}
+for seed in range(200):
+    torch.manual_seed(seed)
+    table = Embeddings(len(vocabulary), d_model)
+    layer = MultiHeadAttention(heads=2, d_model=d_model).eval()
+    scaled = table(tokens[:, None])
+    for size, z in zip(largest, (scaled, scaled / table.scale), strict=True):
+        layer(query=z, key=z, value=z)
+        largest[size].append(layer.attn.amax(dim=1).mean())
+for size, values in largest.items():
+    mean = torch.stack(values).mean()
+    print(f"standard deviation {size:2}: largest weight {mean:.2f}")
+assert torch.stack(largest["√8"]).mean() > 0.5
+assert torch.stack(largest["1"]).mean() < 0.3
 
 # %% [markdown]
-# This is no accident, but what attention *is*. A score depends on two vectors and on
-# nothing else, and softmax treats all keys alike; the same word is the same vector,
-# wherever it stands. **Attention knows no order.** Whoever wants it to must write the
-# position into the vector; [another lesson](05_embeddings_and_positional_encoding.md) does.
+# [Lesson 2](02_queries_keys_and_values.md#scores-at-initialization) derives the size of
+# scores at initialization.
 #
-# ## The short sentence
+# ## Without positions, token order does not matter
 #
-# Its filler has weight zero, so it cannot matter which numbers the filler holds, or how
-# much of it there is. (The filler asks, too, but nobody needs its answers.)
-
-# %% alt="Two heat maps, one a head, for ‘the dog slept’ with three filler words. The columns of the filler are zero throughout."
-short = vocabulary.decode(tokens[:, 1])
-figure = display_attention(short, short, weights[:, :, 1])
+# Look at the two rows of *the* in the maps, and at its two columns: they are equal. A
+# score depends on two vectors and on nothing else, softmax treats all keys alike, and
+# the same token has the same embedding wherever it stands.
 
 # %%
-alone = x[:3, 1:]  # the three words of the second sentence, and no filler
+first, second = 0, 4  # the positions of "the"
+assert torch.allclose(weights[first], weights[second])
+assert torch.allclose(weights[:, first], weights[:, second])
+print("same rows and same columns for positions", first, "and", second)
+
+# %% [markdown]
+# **Without positional information, self-attention is permutation-equivariant**: if the
+# tokens change places, their outputs change places with them and are otherwise the same.
+# A model must get the order from elsewhere. It can add a position vector to each
+# embedding ([lesson 5](05_embeddings_and_positional_encoding.md)); it can put positions
+# into the scores, as rotary embeddings (RoPE), ALiBi and relative position biases do; and
+# a [causal mask](03_causal_self_attention.md) alone already breaks the symmetry. The
+# exercise below checks these claims.
+#
+# ## Batches and padding
+#
+# Sentences of a batch must have one length, so the shorter ones end in **padding**,
+# token number 0. In this layout a sentence is a column:
+
+# %%
+batch, valid_lens = vocabulary.encode_batch(sentences)
+print(batch)
+print("valid lengths:", valid_lens)
+
+# %% [markdown]
+# A **padding mask** excludes the padding: no query may attend to it, so its keys have
+# weight zero. (Padding positions also produce outputs; ignore them in the loss.)
+
+# %% alt="Two heat maps of attention weights, one per head, for ‘the dog slept’ and three tokens of padding. The three columns of the padding are zero in all rows."
+mask = masks.padding(valid_lens, k_len=len(batch))  # [1, k_len, batch_size]
+x_batch = embeddings(batch)
+y_batch = mha(query=x_batch, key=x_batch, value=x_batch, mask=mask)
+padded = vocabulary.decode(batch[:, 1])
+figure = display_attention(padded, padded, mha.attn[:, :, 1])
+
+# %% [markdown]
+# So each sentence has the output that it has alone, without padding:
+
+# %%
+alone = x_batch[:3, 1:]  # the second sentence without its padding
 y_alone = mha(query=alone, key=alone, value=alone)
-print("the same without filler:", torch.allclose(y_alone, y[:3, 1:], atol=1e-5))
+assert torch.allclose(y_batch[:3, 1:], y_alone, atol=1e-5)
+assert torch.allclose(y_batch[:, :1], y, atol=1e-5)
+print("padding changes nothing")
 
 # %% [markdown]
+# [Lesson 6](06_padding_masks.md) shows what happens without the mask.
+#
 # ## Try it
 #
-# Shuffle the words of the first sentence. Before you run anything: what will happen to
-# its output?
+# Shuffle the tokens of the first sentence. Before you run anything: what happens to its
+# output? And which of these four would change your answer: sinusoidal positions, RoPE,
+# ALiBi, a causal mask?
 
-# %% fold="What happens"
-order = torch.randperm(6)
+# %% fold="Answer"
+order = torch.tensor([3, 0, 5, 1, 4, 2])
+y_shuffled = mha(query=x[order], key=x[order], value=x[order])
+assert torch.allclose(y_shuffled, y[order], atol=1e-5)
 print(" ".join(words[i] for i in order))
-sentence = x[:, :1]
-shuffled = sentence[order]
-y_sentence = mha(query=sentence, key=sentence, value=sentence)
-y_shuffled = mha(query=shuffled, key=shuffled, value=shuffled)
-assert torch.allclose(y_shuffled, y_sentence[order], atol=1e-5)
-print("each word keeps its output, and only moves")
+print("each token keeps its output, which only changes its place")
+
+
+def attend(q, k, v, bias=0.0):
+    """Attention of one head, without projections; `bias` is added to the scores."""
+    return (q @ k.T / d_model**0.5 + bias).softmax(dim=-1) @ v
+
+
+def rotate(x):
+    """RoPE: rotate pairs of components by angles proportional to the position."""
+    frequency = 10000 ** -(torch.arange(0, d_model, 2) / d_model)
+    angle = torch.arange(6)[:, None] * frequency  # [seq_len, d_model / 2]
+    a, b, cos, sin = x[:, ::2], x[:, 1::2], angle.cos(), angle.sin()
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+positions = sinusoids(6, d_model).float()
+distance = (torch.arange(6)[:, None] - torch.arange(6)).abs()
+future = torch.full((6, 6), -torch.inf).triu(1)
+ways = {
+    "no positions": lambda x: attend(x, x, x),
+    "sinusoids": lambda x: attend(x + positions, x + positions, x + positions),
+    "RoPE": lambda x: attend(rotate(x), rotate(x), x),
+    "ALiBi": lambda x: attend(x, x, x, bias=-0.5 * distance),
+    "causal mask": lambda x: attend(x, x, x, bias=future),
+}
+sentence = x[:, 0] / embeddings.scale  # so that no weight is tiny
+for name, way in ways.items():
+    same = torch.allclose(way(sentence[order]), way(sentence)[order], atol=1e-5)
+    print(f"{name:12} permutation-equivariant: {same}")
+    assert same == (name == "no positions")
 
 # %% [markdown]
-# Now read how it is done: [multi-head attention, line by line](../source/mha.md), and
-# [the masks](../source/masks/build.md).
+# ## In short
+#
+# - Text becomes tokens, tokens become numbers, and numbers select embeddings.
+# - Attention weights are a softmax over scores, the dot products of queries with keys; a
+#   context vector is the average of the values with these weights.
+# - A head is one such computation with its own projections; the weights have shape
+#   `[q_len, k_len, batch_size, heads]`.
+# - Without positional information, self-attention is permutation-equivariant.
+# - A padding mask gives padding a weight of zero.
+#
+# Next: the same computation [by hand](01_attention_by_hand.md), for six tokens and
+# without any layer. For the layer itself, read [multi-head attention, line by
+# line](../source/mha.md).

@@ -1,14 +1,16 @@
 # %% [markdown]
 # # Attention by hand
 #
-# A word comes into a model as a vector that knows nothing of its neighbours. Attention
-# gives it a new one, mixed from all the words of its sentence. How much of each? Here
-# we find out by hand, for one word and then for all. Nothing is learned, there is no
-# class and no layer: only dot products, one softmax and a weighted mean.
+# This lesson computes self-attention for one sentence, step by step: dot products give
+# scores, softmax turns scores into attention weights, and a weighted average gives each
+# token its context vector. Nothing is learned here, and there is no class and no layer.
+# You need Python and basic PyTorch: tensors and matrix products. Reading time: 10
+# minutes.
 #
 # The sentence and its numbers are those of
-# [Raschka's book](https://github.com/rasbt/LLMs-from-scratch), section 3.3, so you may
-# lay the two side by side. Six words, each a vector of three numbers:
+# [Raschka's book](https://github.com/rasbt/LLMs-from-scratch), section 3.3, so that you
+# can read the two side by side. There are six tokens, each with an embedding of three
+# numbers:
 
 # %%
 import torch
@@ -26,26 +28,31 @@ inputs = torch.tensor(
 )
 
 # %% [markdown]
-# ## Compare
+# An embedding describes its token alone; it does not depend on the other tokens of the
+# sentence. Attention computes a new vector for each token, a weighted average over all
+# tokens. We need the weights of that average.
 #
-# The second word, *journey*, asks; call its vector the *query*. It is compared with
-# each word by a dot product: multiply component by component, add up. The result is
-# large where two vectors are long, and point the same way.
+# ## Scores: dot products of a query with the keys {#compare}
+#
+# We begin with the second token, *journey*. Its embedding is the **query**. The
+# embeddings of all six tokens are the **keys**. The **score** of a key is its dot
+# product with the query: multiply the two vectors component by component, and add up. A
+# score is large where both vectors are long and point in similar directions.
 
 # %%
 query = inputs[1]
 scores = torch.zeros(6)
-for j, x in enumerate(inputs):
-    for a, b in zip(x, query, strict=True):
+for j, key in enumerate(inputs):
+    for a, b in zip(key, query, strict=True):
         scores[j] += a * b
 print(scores)
 
-# %% fold="How the bars are drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
 def draw_products(products):
-    """One bar a word, made of the products of its components."""
+    """One bar per token, made of the products of its components."""
     _, ax = plt.subplots(figsize=(5.4, 2.3))
     start = torch.zeros(6)
     shades = ["#2f86d6", "#d55e00", "#8a8a8a"]
@@ -56,78 +63,80 @@ def draw_products(products):
     for j, score in enumerate(start.tolist()):
         ax.text(score + 0.02, j, f"{score:.4f}", va="center", size=8)
     ax.invert_yaxis()
-    ax.set(xlabel="score: what the three products add up to", xlim=(0, 1.75))
+    ax.set(xlabel="score: the sum of the three products", xlim=(0, 1.75))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.figure.legend(loc="outside upper center", ncols=3, frameon=False)
     plt.show()
 
 
-# %% alt="Six bars, one a word, each made of three products. The longest belong to ‘journey’ with 1.4950 and ‘starts’ with 1.4754, the shortest to ‘one’ with 0.7070."
+# %% alt="Six bars, one per token, each made of three products. The longest are those of ‘journey’ with 1.4950 and ‘starts’ with 1.4754, the shortest is that of ‘one’ with 0.7070."
 draw_products(inputs * query)
 
 # %% [markdown]
-# Two things to notice. *journey* is also compared with itself: no word is left out, and
-# the one who asks is no exception. And *starts* scores almost as much, because the two
-# vectors are almost the same.
+# Two things to notice. First, *journey* is also compared with itself: the keys are
+# those of all tokens, the query's own among them. Second, the score of *starts* is
+# almost as large as that of *journey*, because the two embeddings are almost equal.
 #
-# The loop is one product of a matrix with a vector:
+# The loop is a product of a matrix with a vector:
 
 # %%
 assert torch.allclose(inputs @ query, scores)
 scores = inputs @ query
 
 # %% [markdown]
-# ## From scores to weights
+# ## Softmax: from scores to attention weights
 #
-# To mix, we need weights: six numbers that sum to 1. The obvious way is to divide by
-# the sum:
+# A weighted average needs weights that sum to 1. The obvious way to get them is to
+# divide the scores by their sum:
 
 # %%
-shares = scores / scores.sum()
-print("sum of scores: ", f"{scores.sum():.4f}")
-print("shares:        ", shares)
-print("sum of shares: ", f"{shares.sum():.4f}")
+ratios = scores / scores.sum()
+print("sum of the scores:  ", f"{scores.sum():.4f}")
+print("divided by the sum: ", ratios)
+print("sum of these:       ", f"{ratios.sum():.4f}")
 
 # %% [markdown]
-# So why does nobody do it? Because here it worked by luck: all scores happen to be
-# positive. Scores are dot products, and nothing keeps those above zero.
+# This works here only because all scores happen to be positive. Scores are dot products,
+# and dot products can be negative.
 #
-# Measure the same vectors from their common mean, for instance, which is what much of
-# deep learning does to its inputs. The scores now sum to zero, and must: the vectors
-# do. What is left of the sum is rounding error, and we divide by it.
+# For example, center the embeddings: subtract their mean from each of them. They then
+# sum to zero, and so do their dot products with any query. We would divide by zero;
+# because of rounding errors, the code divides by a tiny number instead:
 
 # %%
-centred = inputs - inputs.mean(dim=0)
-centred_scores = centred @ centred[1]
-print("scores:         ", centred_scores)
-print("their sum:      ", f"{centred_scores.sum():.0e}")
-centred_shares = centred_scores / centred_scores.sum()
-print("largest “share”:", f"{centred_shares.abs().max():.0e}")
-assert centred_scores.sum().abs() < 1e-6
+centered = inputs - inputs.mean(dim=0)
+centered_scores = centered @ centered[1]
+print("scores:            ", centered_scores)
+print("their sum:         ", f"{centered_scores.sum():.0e}")
+centered_ratios = centered_scores / centered_scores.sum()
+print("divided by the sum:", f"up to {centered_ratios.abs().max():.0e}")
+assert centered_scores.sum().abs() < 1e-6
 
 # %% [markdown]
-# *Softmax* has no such trouble. It makes all scores positive first, by the exponential,
-# and only then divides by the sum:
+# *Softmax* does not have this problem. It first makes all scores positive, by the
+# exponential function, and then divides by the sum. The results are the **attention
+# weights**:
 #
 # $$w_j = \frac{e^{s_j}}{\sum_k e^{s_k}}$$
 
 # %%
 weights = scores.exp() / scores.exp().sum()
-print("weights:", weights)
-print("centred:", centred_scores.softmax(dim=0))
+print("weights:          ", weights)
+print("centered weights: ", centered_scores.softmax(dim=0))
 assert torch.isclose(weights.sum(), torch.tensor(1.0))
 
 # %% [markdown]
-# It has a second virtue. Add the same number to all scores, and nothing happens: above
-# and below the line, $e^{s+c} = e^c e^s$, so the factor cancels. Only *differences*
-# between scores count, which is what a comparison ought to mean. Division by the sum,
-# on the other hand, gives whatever you like:
+# ## Softmax depends on differences of scores only
+#
+# Add the same number $c$ to all scores, and the weights remain the same: since
+# $e^{s+c} = e^c e^s$, the factor $e^c$ cancels in the fraction. Division by the sum does
+# not have this property:
 
 
-# %% fold="How the curves are drawn"
+# %% fold="Plotting code"
 def draw_shifts(scores):
-    """The weights of each word as one number is added to all scores."""
+    """The weight of each token as one number is added to all scores."""
     _, axes = plt.subplots(1, 2, figsize=(6.2, 2.7), sharey=True)
     shift = torch.linspace(-1.0, 1.0, 201)[:, None]
     ways = {
@@ -138,7 +147,7 @@ def draw_shifts(scores):
     for ax, (title, way) in zip(axes, ways.items(), strict=True):
         ax.axhline(0, color="#123456", linewidth=0.6)
         for j, curve in enumerate(way(scores + shift).T):
-            width = 3.5 - 0.4 * j  # so that those below are seen
+            width = 3.5 - 0.4 * j  # equal curves remain visible below one another
             style = {"color": shades[j], "label": words[j], "linewidth": width}
             ax.plot(shift[:, 0], curve, **style)
         ax.set(title=title, xlabel="added to all scores")
@@ -150,13 +159,13 @@ def draw_shifts(scores):
     plt.show()
 
 
-# %% alt="Two panels of six curves each. Divided by the sum, the weights fan out as 1 is subtracted from the scores, from minus 0.5 to plus 0.9. Under softmax all six curves are level."
+# %% alt="Two panels of six curves each. Divided by the sum, the weights diverge as 1 is subtracted from the scores, to values from minus 0.5 to plus 0.9. Under softmax all six curves are horizontal."
 draw_shifts(scores)
 
 # %% [markdown]
-# On the left, subtracting 1 makes some weights negative, and *journey* alone takes
-# 0.88. A little further, at 1.09, which is the mean of the scores, their sum passes
-# through zero and the curves leave for infinity. On the right nothing moves.
+# On the left, subtracting 1 makes some weights negative, and gives *journey* a weight of
+# 0.88. Where 1.09 is subtracted, the mean of the scores, their sum is zero and the
+# curves diverge. On the right nothing changes.
 
 # %%
 bad = (scores - 1) / (scores - 1).sum()
@@ -165,9 +174,9 @@ assert f"{scores.mean():.2f}" == "1.09"
 assert torch.allclose((scores - 1).softmax(dim=0), weights)
 
 # %% [markdown]
-# That freedom has a practical use. Written as above, softmax overflows early, since
-# $e^{89}$ is too large for float32. So the real one subtracts the largest score first;
-# the weights are the same, and no exponent is above zero.
+# Implementations make use of this property. Computed by the formula, softmax overflows
+# early, since $e^{89}$ is too large for float32. `torch.softmax` therefore subtracts the
+# largest score first: the weights are the same, and no exponent is above zero.
 
 # %%
 large = scores + 100
@@ -176,37 +185,38 @@ print("torch.softmax: ", large.softmax(dim=0))
 assert torch.allclose(large.softmax(dim=0), weights, atol=1e-5)
 
 # %% [markdown]
-# ## One context vector
+# ## The context vector of one token
 #
-# The weights say how much of each word goes into the mixture. Multiply and add up:
+# The vectors that are averaged are called **values**. In this lesson they are the
+# embeddings once more. Multiply each by its weight, and add up:
 
 # %%
 context = torch.zeros(3)
-for weight, x in zip(weights, inputs, strict=True):
-    context += weight * x
+for weight, value in zip(weights, inputs, strict=True):
+    context += weight * value
 print(context)
 assert torch.allclose(context, weights @ inputs)
 
 # %% [markdown]
-# This is the *context vector* of *journey*: its new vector, which now holds something
-# of its neighbours. Since the weights are positive and sum to 1, it is a mean, and a
-# mean never leaves the range of what it was made of.
+# This is the **context vector** of *journey*: a new vector for this token, which depends
+# on all tokens of the sentence. Since the weights are positive and sum to 1, each of its
+# components lies between the smallest and the largest of that component in the values.
 #
-# ## All of them at once
+# ## All tokens at once: two matrix products
 #
-# Every word deserves one. With a row for each word that asks and a column for each that
-# is read, all dot products are one matrix product:
+# Each token has a context vector. With one row per query and one column per key, all
+# scores are one matrix product:
 
 # %%
-scores = inputs @ inputs.T
+scores = inputs @ inputs.T  # [q_len, k_len]
 print(scores)
 for i in range(6):
     for j in range(6):
         assert torch.isclose(scores[i, j], inputs[i] @ inputs[j])
 
 # %% [markdown]
-# Softmax runs along each row, over the words that are read: `dim=-1`, the last axis. A
-# second product does all the mixing.
+# Softmax runs over the keys, along each row: `dim=-1`, the last dimension. A second
+# matrix product computes all weighted averages.
 
 # %%
 weights = scores.softmax(dim=-1)
@@ -215,33 +225,35 @@ contexts = weights @ inputs
 print(contexts)
 assert torch.allclose(contexts[1], context)
 
-# %% alt="A map of weights, six rows by six columns. The columns of ‘journey’ and ‘starts’ are the brightest throughout, the largest weight is 0.24."
+# %% alt="A heat map of attention weights, six queries by six keys. The columns of ‘journey’ and ‘starts’ are bright in all rows; the largest weight is 0.24."
 from headnotes.plots import display_attention
 
 _ = display_attention(words, words, weights)
 
 # %% [markdown]
-# The scores are symmetric, for $a \cdot b = b \cdot a$; the weights are not, since each
-# row is divided by a sum of its own. And look at the row of *with*: it reads most from
-# *journey*, not from itself. A dot product also rewards length, and *journey* has a
-# long vector where *with* has a short one.
+# The matrix of scores is symmetric, because $a \cdot b = b \cdot a$. The matrix of
+# weights is not, because each row is divided by its own sum. Look also at the row of
+# *with*: its largest weight belongs to *journey*, not to *with* itself. A dot product
+# grows with the length of the vectors, and the embedding of *journey* is long while that
+# of *with* is short.
 
 # %%
 assert torch.equal(scores, scores.T)
 assert not torch.allclose(weights, weights.T)
 length = inputs.norm(dim=-1)
-print("with reads most from", words[weights[3].argmax()])
+print("largest weight in the row of with:", words[weights[3].argmax()])
 print("lengths:", *(f"{n:.2f}" for n in length))
 
 # %% [markdown]
-# Here are the six vectors and what has become of them, drawn by two of their three
-# components. All have moved to the middle, and close together: their weights, between
-# 0.10 and 0.24, are not far from $1/6$, so each new vector is nearly the plain mean.
+# The next figure shows the six embeddings and their context vectors, by two of the three
+# components. All context vectors lie in the middle, close together: the weights, between
+# 0.10 and 0.24, are not far from $1/6$, so each context vector is close to the plain mean
+# of the six embeddings.
 
 
-# %% fold="How the arrows are drawn"
+# %% fold="Plotting code"
 def draw_moves(before, after):
-    """An arrow from each word's vector to its context vector."""
+    """An arrow from the embedding of each token to its context vector."""
     _, ax = plt.subplots(figsize=(4.6, 3.4))
     arrow = {"arrowstyle": "->", "color": "#8a8a8a", "shrinkA": 4, "shrinkB": 3}
     for word, start, end in zip(words, before, after, strict=True):
@@ -250,16 +262,16 @@ def draw_moves(before, after):
         side = {"ha": "right" if word == "journey" else "left", "va": "center"}
         x += -0.02 if word == "journey" else 0.02
         ax.text(x, y + (0.04 if y > 0.5 else -0.04), word, side, size=8)
-    ax.plot(*before.T, "o", color="#2f86d6", label="the word's vector")
+    ax.plot(*before.T, "o", color="#2f86d6", label="embedding")
     style = {"color": "#d55e00", "markersize": 4}
-    ax.plot(*after.T, "o", label="its context vector", **style)
+    ax.plot(*after.T, "o", label="context vector", **style)
     ax.set(xlabel="component 0", ylabel="component 1", xlim=(0, 0.9))
     ax.set_ylim(0.05, 1.0)
     ax.figure.legend(loc="outside upper center", ncols=2, frameon=False)
     plt.show()
 
 
-# %% alt="Six vectors as dots spread over the plane of components 0 and 1, with arrows to six context vectors that lie close together in the middle."
+# %% alt="Six embeddings as dots spread over the plane of components 0 and 1, with arrows to six context vectors, which lie close together in the middle."
 draw_moves(inputs[:, :2], contexts[:, :2])
 
 # %%
@@ -268,36 +280,50 @@ assert (contexts <= inputs.amax(dim=0)).all()
 assert (contexts >= inputs.amin(dim=0)).all()
 
 # %% [markdown]
-# ## What is missing
+# ## What is missing: trainable projections
 #
-# This is all of attention but the learning. One and the same vector asks, is compared
-# and is read, so *journey* cannot look for one thing and offer another. Three matrices
-# mend that, and [the next lesson](02_queries_keys_and_values.md) begins with them. But
-# for these, and a division that keeps the scores small, this page is already
-# `SelfAttention_v1` of the [four stages](../source/implementations/stages.md).
+# Here one and the same vector serves as query, key and value. So *journey* cannot look
+# for one thing as a query and offer another as a key. Three trainable matrices change
+# that; [the next lesson](02_queries_keys_and_values.md) adds them. Apart from these
+# matrices and a division that keeps the scores small, this page is already
+# `SelfAttention_v1`, the first of [four stages](../source/implementations/stages.md).
 #
 # ## Try it
 #
-# Make *step* ten times as long, in the same direction. Whom will the six words read
-# from? And if you turn it round instead, to ten times as long in the *opposite*
+# Make the embedding of *step* ten times as long, in the same direction. To which key do
+# the six queries then attend most? And what if it is ten times as long in the *opposite*
 # direction?
 
-# %% fold="What happens"
+# %% fold="Answer"
 stretched = inputs.clone()
 stretched[5] *= 10
 to_step = (stretched @ stretched.T).softmax(dim=-1)[:, 5]
-print("ten times as long:", to_step)
+print("ten times as long:   ", to_step)
 
-# All six read mostly from "step", though it points where it pointed before.
-# A dot product cannot tell a long vector from one that fits well. It is one
-# reason why models normalise their vectors and scale their scores.
+# All six queries attend mostly to "step", though its direction has not changed: a
+# large dot product can mean a good match or merely a long vector. This is one
+# reason why models normalize their vectors and scale their scores.
 assert (to_step > 0.6).all()
 
 stretched[5] *= -1
 to_step = (stretched @ stretched.T).softmax(dim=-1)[:, 5]
-print("turned round:     ", to_step)
+print("opposite direction:  ", to_step)
 
-# Every score with the others is negative now: nobody reads from "step" but
-# "step" itself, for which two wrong signs make a right one.
+# All scores of "step" with other tokens are negative now, so only "step" attends to
+# "step": its score with itself is positive, a product of two vectors of one direction.
 assert (to_step[:5] < 0.02).all()
 assert to_step[5] == 1
+
+# %% [markdown]
+# ## In short
+#
+# - A score is the dot product of a query with a key.
+# - Softmax over the keys turns the scores of a query into attention weights, which are
+#   positive and sum to 1; they depend on differences of scores only.
+# - The context vector of a query is the average of the values with these weights.
+# - For all tokens at once, self-attention is `(inputs @ inputs.T).softmax(dim=-1) @
+#   inputs`.
+# - Without trainable projections the scores are symmetric, but the weights are not.
+#
+# Next: [queries, keys and values](02_queries_keys_and_values.md) from trainable
+# projections.

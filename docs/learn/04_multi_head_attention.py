@@ -1,10 +1,13 @@
 # %% [markdown]
-# # Many heads
+# # Multi-head attention
 #
-# A head gives each word one row of weights, and so one mixture. But a word may look for
-# two things, a verb its subject and its object, and a mean of both is neither. So we
-# let several heads look at once. How are they computed, first one after the other, then
-# in one product, and what goes wrong if you split that product the wrong way?
+# Multi-head attention runs several attention heads in parallel, each with its own
+# projections, and concatenates their context vectors. One head gives each query one
+# average of the values; a token may need several, a verb its subject and its object, for
+# example. This lesson computes the heads first one after the other, then all in one
+# matrix product, and shows what breaks when that product is split into heads in the wrong
+# way. You need the lessons up to [causal self-attention](03_causal_self_attention.md),
+# and `view` and `transpose` of PyTorch. Reading time: 15 minutes.
 
 # %%
 import math
@@ -29,46 +32,55 @@ inputs = torch.tensor(
 batch = torch.stack([inputs, inputs])  # the same sentence twice
 
 # %% [markdown]
-# ## Side by side
+# ## Several heads, concatenated
 #
-# The plainest way is to take `CausalAttention` of
-# [the last lesson](03_causal_self_attention.md) several times over, each with weights
-# of its own, and to put what they say side by side. This is the fourth of the
-# [four stages](../source/implementations/stages.md). Two heads, each two wide:
+# The simplest way is to run `CausalAttention` of the previous lesson several times, each
+# time with its own weights, and to concatenate the results. This is the last of the
+# [four stages](../source/implementations/stages.md), here with two heads of width 2:
 
 # %%
 torch.manual_seed(123)
 wrapper = stages.MultiHeadAttentionWrapper(
     d_in=3, d_out=2, context_length=6, dropout=0.0, num_heads=2
 ).requires_grad_(False)
-side_by_side = wrapper(batch)
-print("[batch_size, seq_len, num_heads * d_out] =", list(side_by_side.shape))
-print(side_by_side[0])
-assert torch.equal(side_by_side[0], side_by_side[1])
+concatenated = wrapper(batch)
+print("[batch_size, seq_len, num_heads * d_out] =", list(concatenated.shape))
+print(concatenated[0])
+assert torch.equal(concatenated[0], concatenated[1])
 
 # %% [markdown]
-# The first two columns come from head 0, the other two from head 1. Neither knows of
-# the other. At birth both weigh nearly evenly, yet each in its own way:
+# The first two columns come from head 0, the other two from head 1. The heads do not
+# influence each other. Since nothing has been trained, both spread their attention
+# weights nearly evenly over the keys that the mask allows, as [lesson
+# 2](02_queries_keys_and_values.md#scores-at-initialization) explains. But the two maps
+# are not equal:
 
-# %% alt="Two maps of weights, one a head, both zero above the diagonal. Each row is nearly even, but head 1 reads a little less from ‘Your’ than head 0."
+# %% alt="Two heat maps of attention weights, one per head, both zero above the diagonal. Each row is nearly even, but head 1 gives ‘Your’ a little less weight than head 0 does."
 from headnotes.plots import display_attention
 
 
-def weigh(queries, keys):
-    """Causal weights, over the last two axes."""
+def attention_weights(queries, keys):
+    """Causal attention weights, over the last two dimensions."""
     future = torch.ones(6, 6, dtype=torch.bool).triu(1)
     scores = queries @ keys.mT / math.sqrt(keys.shape[-1])
     return scores.masked_fill(future, -math.inf).softmax(dim=-1)
 
 
-maps = [weigh(h.W_query(inputs), h.W_key(inputs)) for h in wrapper.heads]
+maps = [attention_weights(h.W_query(inputs), h.W_key(inputs)) for h in wrapper.heads]
 _ = display_attention(words, words, torch.stack(maps, dim=-1))
 
+# %%
+for h, weights in enumerate(maps):
+    low, high = weights[-1].aminmax()  # the last row: six keys, 0.17 each if even
+    print(f"head {h}, last row: weights from {low:.2f} to {high:.2f}")
+    assert low > 0.12
+    assert high < 0.22
+
 # %% [markdown]
-# ## One product for all
+# ## One matrix product for all heads
 #
-# Each head multiplies the same words by a small matrix of its own. Stack these
-# matrices, one below the other, and a single product gives the queries of all heads:
+# Each head multiplies the same inputs by its own small matrix. Stack these matrices, and
+# a single product gives the queries of all heads:
 
 # %%
 stacked = torch.cat([head.W_query.weight for head in wrapper.heads])
@@ -80,10 +92,10 @@ for h, head in enumerate(wrapper.heads):
     assert torch.allclose(own, head.W_query(batch), atol=1e-6)
 
 # %% [markdown]
-# So **a head is a block of neighbouring rows** of the matrix, hence of neighbouring
-# columns of the queries. Cutting the last axis in two, heads and what is in a head,
-# moves nothing in memory: `view` does it. Then heads must go in front of the words, for
-# a reason that we come to: `transpose` does that.
+# So **a head is a contiguous block of rows** of this matrix, and a contiguous block of
+# columns of the queries. `view` splits the last dimension into heads and components of a
+# head, without moving anything in memory. `transpose` then puts the heads before the
+# tokens, as batched matrix products need it.
 
 # %%
 split = queries.view(2, 6, 2, 2)  # [batch_size, seq_len, num_heads, head_dim]
@@ -93,12 +105,12 @@ for h, head in enumerate(wrapper.heads):
 print("[batch_size, num_heads, seq_len, head_dim] =", list(split.shape))
 
 # %% [markdown]
-# ## A view is not a transpose
+# ## Splitting into heads: `view` and `transpose`, not `view` alone
 #
-# Why two steps? `view` could give that shape at once, and this is a famous mistake,
-# because nothing complains. But `view` only counts anew: the numbers stay in the order
-# in which they lie in memory, word after word. Let us label them and see who ends up
-# where: 13 is component 3 of word 1.
+# Why two steps? `view` alone can give the same shape. This is a well-known mistake,
+# because it raises no error. But `view` does not permute dimensions: the numbers keep
+# their order in memory, token after token. To see where each component goes, we label
+# it: 13 is component 3 of token 1.
 
 # %%
 seq_len, num_heads, head_dim = 6, 2, 2
@@ -110,12 +122,12 @@ print("right, head 0:", right[0].tolist())
 print("wrong, head 0:", wrong[0].tolist())
 
 
-# %% fold="How the grids are drawn"
+# %% fold="Plotting code"
 import matplotlib.pyplot as plt
 
 
 def draw_grids(grids):
-    """Tables of labels, each cell in the colour of its word."""
+    """Tables of labels, each cell in the color of its token."""
     shape = {"width_ratios": [grid.shape[1] for grid in grids.values()]}
     size = {"figsize": (6.4, 2.9), "sharey": True}
     _, axes = plt.subplots(1, len(grids), gridspec_kw=shape, **size)
@@ -135,95 +147,99 @@ def draw_grids(grids):
     plt.show()
 
 
-# %% alt="Five tables with a colour for each word. All columns before the split have one colour a row. Split rightly, so have both heads. Split wrongly, head 0 has the first three words on two rows each, and head 1 the last three."
+# %% alt="Five tables with one color per token. Before the split, each row is one token. Split correctly, both heads have one row per token. Split wrongly, head 0 has the first three tokens on two rows each, and head 1 the last three."
 grids = {"before": labels, "right: head 0": right[0], "head 1": right[1]}
 draw_grids(grids | {"wrong: head 0": wrong[0], " head 1": wrong[1]})
 
 # %% [markdown]
-# On the left each word is one row, of one colour. Split rightly, each head has all six
-# words, and half of the components of each. Split wrongly, head 0 has *all* components
-# of the first three words, on two rows each, and head 1 the rest. It is no longer the
-# components that were divided among the heads, but the sentence.
+# On the left, each row is one token, in one color. Split correctly, each head has all
+# six tokens, and half of the components of each. Split wrongly, head 0 has *all*
+# components of the first three tokens, on two rows each, and head 1 has those of the
+# last three. The tokens have been divided among the heads, instead of the components.
 #
-# ## What the mistake breaks
+# ## What a wrong split breaks
 #
-# Let us build both, and a third that merges the heads as wrongly as it split them,
-# which puts every number back where it came from.
+# We build both, and a third version that also merges the heads wrongly, so that each
+# number returns to the place from which it came.
 
 
 # %%
 def attend(x, split, merge, mask=True):
-    """Attention with the weights of the wrapper, split and merged as told."""
+    """Attention with the weights of the wrapper, and these ways to split and merge."""
     q, k, v = (
         split(x @ torch.cat([h.get_parameter(name) for h in wrapper.heads]).T)
         for name in ("W_query.weight", "W_key.weight", "W_value.weight")
     )
-    weights = weigh(q, k) if mask else (q @ k.mT / math.sqrt(2)).softmax(dim=-1)
+    if mask:
+        weights = attention_weights(q, k)
+    else:
+        weights = (q @ k.mT / math.sqrt(2)).softmax(dim=-1)
     return merge(weights @ v)
 
 
-rightly = (
+correct = (
     lambda x: x.view(6, 2, 2).transpose(0, 1),
     lambda x: x.transpose(0, 1).flatten(1),
 )
-wrongly = (lambda x: x.view(2, 6, 2), rightly[1])
-both_wrong = (wrongly[0], lambda x: x.reshape(6, 4))
-ways = {"right": rightly, "wrong": wrongly, "both wrong": both_wrong}
+wrong_split = (lambda x: x.view(2, 6, 2), correct[1])
+both_wrong = (wrong_split[0], lambda x: x.reshape(6, 4))
+ways = {"correct": correct, "wrong split": wrong_split, "both wrong": both_wrong}
 
 # %% [markdown]
-# Now change one word after the other, and note whose output notices:
+# Change one token after the other, and record which outputs depend on it:
 
 # %%
-notices = {name: torch.zeros(6, 6, dtype=torch.bool) for name in ways}
+depends = {name: torch.zeros(6, 6, dtype=torch.bool) for name in ways}
 for name, way in ways.items():
     for j in range(6):
         changed = inputs.clone()
         changed[j] += 1
-        moved = attend(changed, *way) - attend(inputs, *way)
-        notices[name][:, j] = moved.abs().amax(dim=-1) > 1e-4
+        difference = attend(changed, *way) - attend(inputs, *way)
+        depends[name][:, j] = difference.abs().amax(dim=-1) > 1e-4
 
 print(" " * 8, *(f"{name:14}" for name in ways))
 for i, word in enumerate(words):
-    rows = [" ".join("·■"[n] for n in notices[name][i].int()) for name in ways]
+    rows = [" ".join("·■"[n] for n in depends[name][i].int()) for name in ways]
     print(f"{word:8}", *(f"{row:14}" for row in rows))
 
 # %% [markdown]
-# Each row is a word, each column the word that was changed. On the left, as it should
-# be: everyone notices the past and themselves. In the middle *Your* notices *with*,
-# three words ahead: **the future leaks**, although the mask is in its place. (And
-# *starts* does not even notice itself.) For the mask speaks of rows, and rows are no
-# longer words.
+# A row is an output, a column is the token that was changed. On the left, as it should
+# be, each output depends on its own token and on those before it. In the middle, the
+# output of *Your* depends on *with*, three tokens later: **the future leaks**, although
+# the causal mask is applied. (And the output of *starts* does not depend on *starts*.)
+# The mask refers to rows, and rows are no longer tokens.
 #
-# The third is worse, as it looks healthy. Nothing leaks, since each row is back in its
-# place. But no word of the second half notices any of the first: a model with half a
-# memory, and a test that only looks for leaks will pass it.
+# The third version is harder to find. Nothing leaks, since each row is back in its
+# place. But no output of the second half depends on any token of the first half. A test
+# that looks only for leaks passes.
 
 # %%
 past = torch.ones(6, 6, dtype=torch.bool).tril()
-assert torch.equal(notices["right"], past)
-assert notices["wrong"][0, 3]
-assert not notices["wrong"][2, 2]
-assert not (notices["both wrong"] & ~past).any()
-assert not notices["both wrong"][3:, :3].any()
+assert torch.equal(depends["correct"], past)
+assert depends["wrong split"][0, 3]
+assert not depends["wrong split"][2, 2]
+assert not (depends["both wrong"] & ~past).any()
+assert not depends["both wrong"][3:, :3].any()
 
 # %% [markdown]
-# There is a test that catches both. Without a mask, attention knows no order: shuffle
-# the words, and the outputs are shuffled likewise. Not here:
+# One test finds both. Without a mask and without positions, self-attention is
+# permutation-equivariant: shuffle the tokens, and the outputs are shuffled in the same
+# way. With a wrong split it is not:
 
 # %%
 order = torch.tensor([3, 0, 5, 1, 4, 2])
 for name, way in ways.items():
     shuffled = attend(inputs[order], *way, mask=False)
     same = torch.allclose(shuffled, attend(inputs, *way, mask=False)[order])
-    print(f"{name:11} order does not matter: {same}")
-    assert same == (name == "right")
+    print(f"{name:11} permutation-equivariant: {same}")
+    assert same == (name == "correct")
 
 # %% [markdown]
-# ## Products in batches
+# ## Batched matrix products: heads before tokens
 #
-# Now for why heads stand in front. `@` multiplies matrices along the last two axes, and
-# repeats that over all others. Here is a small tensor, one sentence, two heads, three
-# words, four numbers:
+# `@` multiplies matrices over the last two dimensions, and treats all others as batch
+# dimensions. That is why heads are put before tokens. Here is a small tensor, with one
+# sequence, two heads, three tokens and four components:
 
 # %%
 a = torch.tensor(
@@ -245,7 +261,8 @@ a = torch.tensor(
 print(a @ a.mT)
 
 # %% [markdown]
-# Words with words, in each head for itself. One head at a time gives the same:
+# Each head has its own matrix of dot products of tokens with tokens. One head at a time
+# gives the same:
 
 # %%
 first, second = a[0]
@@ -255,21 +272,22 @@ assert torch.allclose((a @ a.mT)[0, 0], first @ first.T)
 assert torch.allclose((a @ a.mT)[0, 1], second @ second.T)
 
 # %% [markdown]
-# With words in front of heads, the same line would compare, within each word, heads
-# with heads:
+# With tokens before heads, the same line would multiply, for each token, heads with
+# heads:
 
 # %%
-words_first = a.transpose(1, 2)  # [batch_size, seq_len, num_heads, head_dim]
-print("heads in front:", list((a @ a.mT).shape))
-print("words in front:", list((words_first @ words_first.mT).shape))
+tokens_first = a.transpose(1, 2)  # [batch_size, seq_len, num_heads, head_dim]
+print("heads before tokens:", list((a @ a.mT).shape))
+print("tokens before heads:", list((tokens_first @ tokens_first.mT).shape))
 
 # %% [markdown]
-# ## The class
+# ## The class: `causal.MultiHeadAttention`
 #
-# That is all there is to
+# These are the steps of
 # [`causal.MultiHeadAttention`](../source/implementations/causal.md): one product, a
-# split, attention, a merge. And one more matrix at the end, `out_proj`, in which heads
-# meet at last: each number of the output is made from those of all heads.
+# split, attention, a merge. One more matrix follows, the **output projection**
+# `out_proj`. It combines the heads: each component of the output depends on the context
+# vectors of all heads.
 
 # %%
 torch.manual_seed(123)
@@ -282,9 +300,12 @@ print(output[0])
 assert torch.equal(output[0], output[1])
 
 # %% [markdown]
-# Same seed, same arguments, but other numbers, and only two columns. For `d_out` means
-# something else: to the wrapper the width of *one* head, here that of all *together*.
-# So these heads are one wide, and their scores are divided by $\sqrt 1$.
+# ## Number of heads, head width and parameters
+#
+# Seed and arguments are those of the wrapper, but the output has two columns instead of
+# four. The two classes define `d_out` differently: in the wrapper it is the width of
+# *one* head, here it is the width of *all heads together*. So each head has width 1
+# here, and the scores are divided by $\sqrt 1$.
 
 
 # %%
@@ -297,19 +318,20 @@ width = w.heads[0].W_key.out_features
 rows = [
     ("with two heads", "`stages` wrapper", "`causal`, split"),
     ("---", "---:", "---:"),
-    ("`d_out`, as given", width, m.d_out),
+    ("argument `d_out`", width, m.d_out),
     ("width of a head", width, m.head_dim),
     ("scores are divided by", f"√{width}", f"√{m.head_dim}"),
-    ("width of the output", side_by_side.shape[-1], output.shape[-1]),
+    ("width of the output", concatenated.shape[-1], output.shape[-1]),
     ("parameters", count(w), count(m)),
 ]
 display(Markdown("\n".join(f"| {a} | {b} | {c} |" for a, b, c in rows)))
 assert (count(w), count(m)) == (36, 24)
 
 # %% [markdown]
-# The wrapper has two times three matrices of $3 \times 2$, which makes 36. The other
-# has three of these and the output projection, $2 \times 2$ with a bias of 2, which
-# makes $18 + 6$. At the size of the first Transformer, with 8 heads of width 64:
+# The wrapper has $2 \cdot 3$ matrices of $3 \times 2$, which makes 36 parameters. The
+# split class has three such matrices and the output projection, $2 \times 2$ with a bias
+# of 2, which makes $18 + 6 = 24$. At the size of the first Transformer, 8 heads of width
+# 64:
 
 # %%
 rows = [
@@ -326,56 +348,72 @@ for bias, label in ((False, "no `qkv_bias`"), (True, "with `qkv_bias`")):
 display(Markdown("\n".join(f"| {a} | {b} | {c} |" for a, b, c in rows)))
 
 # %% [markdown]
-# At equal widths the two differ by the output projection only. More heads do not cost
-# more parameters: the same matrices are cut into narrower blocks.
+# At equal widths, the two differ by the output projection only. With `d_out` fixed, more
+# heads do not need more parameters: the same matrices are split into narrower blocks.
 #
-# ## The two agree
+# ## Both classes compute the same
 #
-# So give the split class the heads of the wrapper, stacked, and an output projection
-# that does nothing, the identity. [`convert`](../source/convert.md) does that:
+# Give the split class the stacked weights of the wrapper, and the identity as its output
+# projection. [`convert`](../source/convert.md) does that:
 
 # %%
 joined = convert.to(wrapper, "causal").requires_grad_(False)
 print("d_out:", joined.d_out, "  width of a head:", joined.head_dim)
 print(joined.out_proj.weight.data)
-difference = (joined(batch) - side_by_side).abs().max()
+difference = (joined(batch) - concatenated).abs().max()
 print(f"largest difference: {difference:.6f}")
 assert difference < 1e-6
 
 # %% [markdown]
-# And by hand, with the function from above: the right split was right.
+# The function `attend` with the correct split gives the same once more:
 
 # %%
-by_hand = attend(inputs, *rightly)
-assert torch.allclose(by_hand, side_by_side[0], atol=1e-6)
+by_hand = attend(inputs, *correct)
+assert torch.allclose(by_hand, concatenated[0], atol=1e-6)
 
 # %% [markdown]
-# Other implementations split in other ways still, and agree all the same:
-# [one computation, five ways](09_equivalent_implementations.md).
+# Other implementations lay out their weights in other ways and compute the same
+# function: see [equivalent implementations](09_equivalent_implementations.md).
 #
 # ## Try it
 #
 # The order of the heads has no meaning. Fill the `out_proj` of `joined` with random
-# numbers, then swap the two heads of a copy of it. Which rows and columns must move so
-# that the output stays as it was? And what if you forget `out_proj`?
+# numbers, then swap the two heads in a copy of it. Which rows and columns must be swapped
+# so that the output remains the same? And what happens if you forget `out_proj`?
 
-# %% fold="One answer"
+# %% fold="Answer"
 torch.manual_seed(0)
 joined.out_proj.weight.copy_(torch.randn(4, 4))
 before = joined(batch)
 
-# Head 0 owns rows 0 and 1 of the three matrices, head 1 rows 2 and 3.
+# Head 0 is rows 0 and 1 of the three matrices, head 1 is rows 2 and 3.
 swap = torch.tensor([2, 3, 0, 1])
 swapped = convert.to(joined, "causal").requires_grad_(False)  # a copy
 for layer in (swapped.W_query, swapped.W_key, swapped.W_value):
     layer.weight.copy_(layer.weight[swap])
 forgotten = (swapped(batch) - before).abs().max()
 
-# What a head says arrives in its columns of the output projection.
+# The context vectors of a head are multiplied with its columns of the output projection.
 swapped.out_proj.weight.copy_(swapped.out_proj.weight[:, swap])
-moved = (swapped(batch) - before).abs().max()
+complete = (swapped(batch) - before).abs().max()
 
-print(f"rows only:        {forgotten:.1f}")
-print(f"rows and columns: {moved:.1f}")
+print(f"rows only:        differs by {forgotten:.1f}")
+print(f"rows and columns: differs by {complete:.1f}")
 assert forgotten > 0.1
-assert moved < 1e-5
+assert complete < 1e-5
+
+# %% [markdown]
+# ## In short
+#
+# - Each head has its own projections, attention weights and context vectors; the context
+#   vectors are concatenated, and an output projection combines them.
+# - All heads are computed by one matrix product: a head is a contiguous block of rows of
+#   the weight matrix.
+# - Split with `view(batch_size, seq_len, num_heads, head_dim).transpose(1, 2)`. `view`
+#   alone gives the same shape, but divides the tokens among the heads.
+# - Test for permutation equivariance, too: a test for leaks alone misses heads that are
+#   split and merged wrongly.
+# - With `d_out` fixed, the number of heads does not change the number of parameters.
+#
+# Next: where the vectors come from, in [embeddings and positional
+# encoding](05_embeddings_and_positional_encoding.md).
