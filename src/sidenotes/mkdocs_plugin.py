@@ -261,7 +261,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
     ) -> None:
         """Before the search plugin reads the page: leave what it should find."""
         self.content = page.content or ""
-        content = UNSEARCHED.sub("", self.content)
+        content = UNSEARCHED.sub("", self.content).strip()
         page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), content)
         self.searched = page.content
 
