@@ -6,6 +6,7 @@ renders only those pages anew that have changed. Every path in its options start
 the folder of `mkdocs.yml`.
 """
 
+import json
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,20 @@ ASSETS = Path(__file__).parent / "assets"
 
 # A lesson is a script in the percent format. Other scripts among the pages are files.
 PERCENT = re.compile(r"# %%(\s|$)")
+
+# The title of a module: the first line of its docstring.
+TITLE = re.compile(r'(?:#.*\n|\s)*r?"""\s*# (.+)')
+
+# Not for the search: the buttons of a module, and its code, for a name that occurs in
+# each line would hide the page that explains it. Nor what stands around or before its
+# first heading, which the search plugin then does not take for the title.
+UNSEARCHED = re.compile(
+    r'<pre class="sn-code.*?</pre>'
+    r'|<p class="sn-bar">.*?</p>'
+    r'|<div class="sn-anchors">.*?</div>'
+    r"|</?(?:div|section)\b[^>]*>",
+    re.DOTALL,
+)
 
 # A search index holds words: the markup of colors in code, of figures and of formulas
 # only slows the indexing down.
@@ -73,6 +88,10 @@ class Options(Config):  # type: ignore[no-untyped-call]
 
     sizes = option.Type(dict, default={})
     """By module, the sizes that a reader can change on its page."""
+
+    meta = option.Type(dict, default={})
+    """Front matter for modules, lessons and other pages, by a pattern of their names:
+    `{source/internal/*.md: {search: {boost: 0.5}}}`."""
 
     cache = option.Type(str, default=".cache/sidenotes")
     """Folder for what was executed and rendered; it can be removed at any time."""
@@ -157,7 +176,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         """Add the pages of the modules and the lessons, the style sheet and script."""
         for module, page in self.pages.items():
             directive = f"::literate {module.relative_to(self.root).as_posix()}\n"
-            files.append(File.generated(config, page, content=directive))
+            content = front_matter(module) + directive
+            files.append(File.generated(config, page, content=content))
         for asset in sorted(ASSETS.iterdir()):
             content = asset.read_text(encoding="utf-8")
             path = f"assets/{asset.name}"
@@ -211,7 +231,10 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
     ) -> str:
-        """Render the page from the cache, or anew."""
+        """Complete the front matter; render the page from the cache, or anew."""
+        for pattern, meta in self.config.meta.items():
+            if Path(page.file.src_uri).match(pattern):
+                page.meta.update(meta)
         page.render = partial(self.render, page)  # type: ignore[method-assign]
         return markdown
 
@@ -236,9 +259,10 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         config: MkDocsConfig,
         nav: Navigation,
     ) -> None:
-        """Before the search plugin reads the page: make code and figures text."""
+        """Before the search plugin reads the page: leave what it should find."""
         self.content = page.content or ""
-        page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), self.content)
+        content = UNSEARCHED.sub("", self.content).strip()
+        page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), content)
         self.searched = page.content
 
     @event_priority(-100)
@@ -260,6 +284,15 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         """Keep the cache within its limits."""
         for folder in self.cache.glob("*"):
             prune(folder)
+
+
+def front_matter(module: Path) -> str:
+    """The title of a module, if it has one, for the navigation and the search."""
+    found = TITLE.match(module.read_text(encoding="utf-8"))
+    if not found:
+        return ""
+    title = json.dumps(found[1].replace("`", ""))
+    return f"---\ntitle: {title}\n---\n"
 
 
 def is_lesson(file: File) -> bool:

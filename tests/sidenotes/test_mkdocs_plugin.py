@@ -240,3 +240,23 @@ def test_a_failing_lesson_stops_the_build_with_its_place(
     with pytest.raises(Abort):
         site()
     assert re.search(r"lesson\.py: a cell failed[^$]*ZeroDivisionError", caplog.text)
+
+
+@pytest.mark.slow
+def test_the_search_knows_a_module_by_its_title_and_notes(
+    site: Build, tmp_path: Path
+) -> None:
+    meta = {"source/*.md": {"tags": ["internal"], "search": {"boost": 0.5}}}
+    options = {"packages": {"src/p": "source"}, "meta": meta}
+    site(plugins=["search", {"sidenotes": options}])
+    index = json.loads((tmp_path / "site/search/search_index.json").read_text())
+    entries = {entry["location"]: entry for entry in index["docs"]}
+    page, definition = entries["source/a/"], entries["source/a/#f"]
+    assert page["title"] == "Title"
+    assert page["text"].startswith("<p>Prose with x")
+    assert "Why" in definition["text"]
+    assert "return ONE" not in definition["text"]
+    assert (page["tags"], page["boost"]) == (["internal"], 0.5)
+    assert "boost" not in entries["lesson/"]
+    html = (tmp_path / "site/source/b/index.html").read_text()
+    assert re.search(r'href="\.\./a/"[^>]*>\s*<span class="md-ellipsis">\s*Title', html)
