@@ -390,8 +390,8 @@ def test_an_attention_that_cannot_be_called_names_the_options() -> None:
 
     message = (
         "`stubborn` could not be called with small random inputs: it raises "
-        "RuntimeError: no (test_infer.py:LINE); state how with `--layout`, `--inputs`, "
-        "`--mask`, `--init-args`, `--call-args` or `--d-model`"
+        "RuntimeError: no (test_infer.py:LINE); describe the call with `--layout`, "
+        "`--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(stubborn)
@@ -401,7 +401,7 @@ def test_a_result_without_output_names_the_expected_shape() -> None:
     def busy(x: Tensor) -> int:
         return 3
 
-    message = "it returns int, where a tensor of [2, 3, 5, 4] was expected; state how"
+    message = "it returns int, where a tensor of [2, 3, 5, 4] was expected; describe"
     with pytest.raises(CallError, match=re.escape(message)):
         found(busy)
 
