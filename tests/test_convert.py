@@ -436,7 +436,7 @@ def test_a_bias_that_says_something_is_never_lost(part: str) -> None:
         layer.bias[3] = -0.25
     message = (
         f"`bias=False` would lose the {part} bias of `module`, whose largest entry is "
-        f"0.25; zero it first if you can do without it"
+        f"0.25; to drop it, first set it to zero"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         convert.to(source, "torch", bias=False)
@@ -609,7 +609,7 @@ def test_an_identity_with_a_bias_is_an_output_projection() -> None:
         source.out_proj.bias[5] = 0.5
     message = (
         "'wrapper' would lose the output bias of `module`, whose largest entry is 0.5; "
-        "zero it first if you can do without it"
+        "to drop it, first set it to zero"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         convert.to(source, "wrapper")

@@ -501,14 +501,14 @@ def place(x: Any) -> Tensor:
         (
             lambda: place(torch.zeros(5, 22)),
             ValueError,
-            "`x` has shape [5, 22], not [seq_len, batch_size, d_model (=22)]; a lone "
+            "`x` has shape [5, 22], not [seq_len, batch_size, d_model (=22)]; a single "
             "sequence needs `x.unsqueeze(1)`",
         ),
         (
             lambda: place(torch.zeros(5, 3, 21)),
             ValueError,
             "`x` has shape [5, 3, 21], not [seq_len, batch_size, d_model (=22)]; a "
-            "lone sequence needs `x.unsqueeze(1)`",
+            "single sequence needs `x.unsqueeze(1)`",
         ),
         (
             lambda: place(torch.zeros(8, 3, 22)),

@@ -136,14 +136,14 @@ RETURNS: dict[str, dict[str, bool]] = {
 # Every way with all that it can return. `fused` neither returns weights nor drops any.
 ALL_WAYS: list[Any] = [
     pytest.param(way, returned, id=f"{way.__name__}-{returned}")
-    for way in (ways.fused, ways.in_full, ways.blockwise)
+    for way in (ways.fused, ways.materialized, ways.blockwise)
     for returned in (RETURNS if way is not ways.fused else ["context"])
 ]
 WAYS = pytest.mark.parametrize(
-    "way", [ways.fused, ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+    "way", [ways.fused, ways.materialized, ways.blockwise], ids=lambda way: way.__name__
 )
 DROPPING = pytest.mark.parametrize(
-    "way", [ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+    "way", [ways.materialized, ways.blockwise], ids=lambda way: way.__name__
 )
 
 
@@ -615,7 +615,7 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
     spoilt = key.clone()
     spoilt[3, 1] = math.nan
     options = {"mask": mask, "eager": False, "transformed": transformed}
-    way = ways.in_full if transformed else ways.fused
+    way = ways.materialized if transformed else ways.fused
     right, _ = way(call_of(query, key, value, **options))
     context, _ = way(call_of(query, spoilt, value, **options))
     may = mask[:, 3] & torch.tensor([False, True, False])
@@ -681,7 +681,7 @@ def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
     large = key.clone()
     large[K_LEN - 1] = torch.finfo(dtype).max
     call = call_of(query, large, value, mask=mask, is_causal=is_causal)
-    assert not call.bounded(dtype)
+    assert not call.scores_are_finite(dtype)
     x = [t.requires_grad_() for t in (query, key, value)]
     right, _ = way(call_of(*x, mask=mask, is_causal=is_causal))
     (expected,) = torch.autograd.grad(right.sum(), query)
@@ -693,20 +693,20 @@ def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
 
 def test_bounded_calls_are_those_whose_products_cannot_overflow() -> None:
     x = [torch.ones(1, 1, 1, 2, dtype=torch.float16) for _ in range(3)]
-    assert call_of(*x).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float16)
     x[0][:] = 256
     x[1][:] = 127  # 256 * 127 * 2 = 65,024, and the largest float16 is 65,504
-    assert call_of(*x).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float16)
     x[1][:] = 128
-    assert not call_of(*x).bounded(torch.float16)
+    assert not call_of(*x).scores_are_finite(torch.float16)
     x[0][:], x[1][:] = math.nan, 1
-    assert call_of(*x).bounded(torch.float16)  # only its own row is NaN
+    assert call_of(*x).scores_are_finite(torch.float16)  # only its own row is NaN
     x[1][:] = math.nan
-    assert not call_of(*x).bounded(torch.float16)
+    assert not call_of(*x).scores_are_finite(torch.float16)
     x[1][:] = 128
-    assert call_of(*x).bounded(torch.float32)
-    assert not call_of(*x, eager=False).bounded(torch.float32)
-    assert not call_of(*(t.to("meta") for t in x)).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float32)
+    assert not call_of(*x, eager=False).scores_are_finite(torch.float32)
+    assert not call_of(*(t.to("meta") for t in x)).scores_are_finite(torch.float16)
 
 
 # Dropout ------------------------------------------------------------------------------
@@ -1107,22 +1107,22 @@ PAST: dict[str, Any] = {"is_causal": True}
 # options, and the way that it takes.
 CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     # Transforms, and other modules than `nn.Dropout`.
-    (under_vmap, 5, 13, False, {}, "in_full"),
-    (under_vmap, 13, 13, False, PAST | MASK, "in_full"),
-    (of_gradients, 5, 13, False, {}, "in_full"),
-    (forward_mode, 5, 13, False, {}, "in_full"),
-    (dual_numbers, 5, 13, False, {}, "in_full"),
-    (traced, 5, 13, False, {}, "in_full"),
-    (as_subclass, 5, 13, False, {}, "in_full"),
-    (plainly, 5, 13, False, {"dropout": nn.AlphaDropout(0.1)}, "in_full"),
+    (under_vmap, 5, 13, False, {}, "materialized"),
+    (under_vmap, 13, 13, False, PAST | MASK, "materialized"),
+    (of_gradients, 5, 13, False, {}, "materialized"),
+    (forward_mode, 5, 13, False, {}, "materialized"),
+    (dual_numbers, 5, 13, False, {}, "materialized"),
+    (traced, 5, 13, False, {}, "materialized"),
+    (as_subclass, 5, 13, False, {}, "materialized"),
+    (plainly, 5, 13, False, {"dropout": nn.AlphaDropout(0.1)}, "materialized"),
     (plainly, 5, 13, False, {"dropout": nn.Identity()}, "fused"),
     # Nothing to compute.
-    (plainly, 5, 0, True, {}, "in_full"),
-    (plainly, 0, 13, True, {}, "in_full"),
-    (on_meta, 5, 0, False, {}, "in_full"),
+    (plainly, 5, 0, True, {}, "materialized"),
+    (plainly, 0, 13, True, {}, "materialized"),
+    (on_meta, 5, 0, False, {}, "materialized"),
     # Other devices, and compilers.
-    (on_meta, 5, 13, False, WEIGHTS, "in_full"),
-    (compiled, 5, 13, True, WEIGHTS, "in_full"),
+    (on_meta, 5, 13, False, WEIGHTS, "materialized"),
+    (compiled, 5, 13, True, WEIGHTS, "materialized"),
     (on_meta, 5, 13, False, {}, "fused"),
     (on_meta, 5, 13, True, DROP, "fused"),
     (on_meta, 5, 7, True, DROP, "fused"),
@@ -1130,13 +1130,13 @@ CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     (compiled, 5, 13, True, {}, "fused"),
     (compiled, 5, 13, True, PAST | MASK, "fused"),
     # Few keys.
-    (plainly, 5, 7, True, {}, "in_full"),
-    (plainly, 5, 7, True, DROP | WEIGHTS | PAST, "in_full"),
-    (plainly, 5, 7, False, WEIGHTS, "in_full"),
-    (plainly, 5, 7, False, DROP, "in_full"),
+    (plainly, 5, 7, True, {}, "materialized"),
+    (plainly, 5, 7, True, DROP | WEIGHTS | PAST, "materialized"),
+    (plainly, 5, 7, False, WEIGHTS, "materialized"),
+    (plainly, 5, 7, False, DROP, "materialized"),
     (plainly, 5, 7, False, {}, "fused"),
     (without_grad, 5, 7, True, {}, "fused"),
-    (without_grad, 5, 7, True, DROP, "in_full"),
+    (without_grad, 5, 7, True, DROP, "materialized"),
     # What the fused kernel lacks.
     (plainly, 5, 13, False, WEIGHTS, "blockwise"),
     (plainly, 5, 13, True, WEIGHTS, "blockwise"),
@@ -1372,7 +1372,7 @@ def test_dropout_in_full_drops_what_all_tiles_drop() -> None:
     tiles, query, key = tiles_of(is_causal=True, p=0.3, seed=5)
     again, *_ = tiles_of(is_causal=True, p=0.3, seed=5)
     ones = torch.ones(again.batch_size, again.heads, again.q_len, again.k_len)
-    full, scale = again.drop_in_full(ones.double())
+    full, scale = again.drop_all(ones.double())
     assert scale == ways.dropout_scale(again.spec.dropout_threshold)
     for tile in tiles:
         keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
@@ -1411,10 +1411,10 @@ def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
 
 def test_open_empty_rows_returns_the_fully_masked_rows() -> None:
     allowed = torch.tensor([[True, False], [False, False]])
-    opened, empty = ways.open_empty_rows(allowed)
+    opened, empty = ways.unmask_fully_masked_rows(allowed)
     assert opened.tolist() == [[True, False], [True, True]]
     assert empty.tolist() == [[False], [True]]
-    assert ways.open_empty_rows(allowed[:1])[1] is None
+    assert ways.unmask_fully_masked_rows(allowed[:1])[1] is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -1429,13 +1429,13 @@ def test_keys_that_causality_and_the_mask_leave_to_no_query_are_cleared() -> Non
     key = torch.full((5, 2, 1, 1), math.nan)
     mask = torch.ones(3, 5, 2).bool()
     mask[1:, 4, 1] = False
-    cleared, value = ways.clear_fully_masked(key, key, mask, True, 3)
+    cleared, value = ways.zero_hidden_keys(key, key, mask, True, 3)
     assert value is cleared
     expected = torch.zeros(5, 2).bool()
     expected[4, 1] = True
     assert torch.equal(cleared.isfinite()[..., 0, 0], expected)
     assert not cleared[4, 1].any()
-    cleared, value = ways.clear_fully_masked(key, key.clone(), mask, False, 3)
+    cleared, value = ways.zero_hidden_keys(key, key.clone(), mask, False, 3)
     assert cleared.isnan().all()
     assert value.isnan().all()
 
@@ -1462,12 +1462,12 @@ def test_numbers_are_moderate_while_their_products_are_finite(
 ) -> None:
     # The sum of these overflows in float16, which ends at 65,504; no product does.
     x = torch.full((71, 1009), 200.0, dtype=dtype)
-    assert ways.is_moderate(x)
-    assert ways.is_moderate(x[:0])
+    assert ways.squares_are_finite(x)
+    assert ways.squares_are_finite(x[:0])
     for bad in (torch.finfo(dtype).max / 2, math.inf, -math.inf, math.nan):
         x[70, 1008] = bad
-        assert not ways.is_moderate(x)
-    assert not ways.is_moderate(x.to("meta"))
+        assert not ways.squares_are_finite(x)
+    assert not ways.squares_are_finite(x.to("meta"))
 
 
 def test_plain_tensors_are_not_transformed() -> None:

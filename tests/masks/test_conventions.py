@@ -413,19 +413,19 @@ DIFFERENT[1, 4, 2, 3] = False
             lambda: masks.from_sdpa(torch.tensor([[0, -1e9]])),
             ValueError,
             "`attn_mask` holds -1e+09 at [0, 1], neither 0 nor the least number of a "
-            "dtype; write `attn_mask == 0` if all but 0 hides",
+            "dtype; write `attn_mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(torch.tensor([0, math.nan])),
             ValueError,
             "`mask` holds nan at [1], neither 0 nor the least number of a dtype; write "
-            "`mask == 0` if all but 0 hides",
+            "`mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(torch.tensor([[0.0], [0.5]])),
             ValueError,
             "`mask` holds 0.5 at [1, 0], neither 0 nor the least number of a dtype; "
-            "write `mask == 0` if all but 0 hides",
+            "write `mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(MASK),

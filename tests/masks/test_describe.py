@@ -369,7 +369,7 @@ def test_what_is_added_is_described_as_what_it_means() -> None:
 
 def test_a_bias_is_no_mask() -> None:
     bias = -torch.arange(5.0)[:, None, None].expand(5, 5, 2)
-    warning = "warning: torch.float32 with other numbers: a bias, and no mask"
+    warning = "warning: torch.float32 with other numbers: a bias, not a mask"
     assert describe(bias) == warning
 
 

@@ -94,7 +94,9 @@ def test_blocks_and_rule_that_differ_are_refused() -> None:
     # Without those that are full, and with a rule that allows everything.
     for rule in (good.mask_mod, None):
         other = BlockMask.from_kv_blocks(*blocks, mask_mod=rule, **sizes)
-        with pytest.raises(ValueError, match="where it is compiled, and else the rule"):
+        with pytest.raises(
+            ValueError, match="follows the blocks if compiled, else the"
+        ):
             masks.from_block_mask(other)
     # A full block, in which the rule forbids something.
     full = BlockMask.from_kv_blocks(
@@ -104,7 +106,7 @@ def test_blocks_and_rule_that_differ_are_refused() -> None:
         mask_mod=good.mask_mod,
         **sizes,
     )
-    with pytest.raises(ValueError, match="where it is compiled, and else the rule"):
+    with pytest.raises(ValueError, match="follows the blocks if compiled, else the"):
         masks.from_block_mask(full)
 
 
