@@ -60,7 +60,7 @@ def test_a_wrong_comment_fails_in_five_lines(
     text = result.stdout.str()
     first = text.index("line 11: ")
     assert text[first:].split("\n")[:5] == [
-        "line 11: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "line 11: [n, d] is wrong: `n` is 2, but the axis has size 3",
         "    return x.T  # [n, d]",
         "  seen:  return [3, 2]",
         "  where: n = 2 (in the code), d = 3 (in the code)",

@@ -122,17 +122,23 @@ def test_other_comments_are_prose(line: str) -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("y = x  # [a b, c]", "`[a b, c]` is no list in brackets, nor several"),
-        ("y = x  # [n] -> [m]", "`[n] -> [m]` is no list in brackets, nor several"),
-        ("y = x  # [n][0]", "`[n][0]` is no list in brackets"),
+        ("y = x  # [a b, c]", "`[a b, c]` is not a list of axes in brackets, such as"),
+        (
+            "y = x  # [n] -> [m]",
+            "`[n] -> [m]` is not a list of axes in brackets, such as",
+        ),
+        ("y = x  # [n][0]", "`[n][0]` is not a list of axes in brackets"),
         ("y = x  # [n or 1]", "`n or 1` is no name, no integer, no `...`, nor one"),
         ("y = x  # [d / 2]", "`d / 2` is no name, no integer, no `...`, nor one"),
         ("y = x  # [True]", "`True` is no name, no integer, no `...`, nor one"),
         ("y = x  # [..., ...]", "`...` may stand only once in a bracket"),
         ("y, z = x  # [n], [n], [n]", "3 brackets, but 2 values"),
-        ("y = g(\n    1,  # [n]\n    x)", "put it at the end of the statement"),
-        ("g(x)  # [n]", "the line assigns and returns nothing"),
-        ("y: int  # [n]", "the line assigns and returns nothing"),
+        (
+            "y = g(\n    1,  # [n]\n    x)",
+            "put it on the first or last line of the statement",
+        ),
+        ("g(x)  # [n]", "the line neither assigns nor returns a value"),
+        ("y: int  # [n]", "the line neither assigns nor returns a value"),
         ("if x:\n    y = x\nelse:  # [n]\n    y = x", "no statement ends here"),
     ],
 )
@@ -146,9 +152,12 @@ def test_what_begins_like_a_claim_must_be_one(source: str, problem: str) -> None
 
 def test_what_is_not_traced_is_refused() -> None:
     (claim,) = claims("y = 1  # [n]")
-    assert claim.problem == "only what stands in a function is traced"
+    assert claim.problem == "only code inside functions is traced"
     (claim,) = claims("def f(x, y):  # [n]\n    pass\n")
-    assert claim.problem == "put it beside one parameter, or beside the `return`"
+    assert (
+        claim.problem
+        == "put it beside a parameter on its own line, or beside the `return`"
+    )
 
 
 def run(folder: Path, body: str, *examples: str, header: str = "def f(x):") -> Trace:
@@ -184,7 +193,7 @@ def test_a_claim_that_an_earlier_one_contradicts_is_wrong(tmp_path: Path) -> Non
     assert first.verdict == "ok"
     assert second.verdict == "wrong"
     assert second.message.split("\n") == [
-        "line 10: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "line 10: [n, d] is wrong: `n` is 2, but the axis has size 3",
         "    return y.T  # [n, d]",
         "  seen:  return [3, 2]",
         "  where: n = 2 (line 9), d = 3 (line 9)",
@@ -220,7 +229,7 @@ def test_names_are_solved_for_in_expressions(tmp_path: Path) -> None:
 def test_the_code_has_the_last_word_on_its_own_names(tmp_path: Path) -> None:
     body = "n, d = x.shape\nreturn x.T  # [n, d]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "`n` is 2, but the axis has size 3" in finding.message
     assert "n = 2 (in the code), d = 3 (in the code)" in finding.message
     assert verdicts(tmp_path, body.replace("[n, d]", "[d, n]"), "f(zeros(2, 3))") == [
         "ok"
@@ -231,7 +240,7 @@ def test_a_name_that_nothing_else_knows_is_weak(tmp_path: Path) -> None:
     body = "n = len(x)\nreturn x + 1  # [n, width]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
     assert finding.verdict == "weak"
-    assert "is weak: nothing else says what is `width`" in finding.message
+    assert "is weak: no other comment or variable defines `width`" in finding.message
 
 
 def test_sizes_that_coincide_are_weak_until_an_example_tells_them_apart(
@@ -240,7 +249,7 @@ def test_sizes_that_coincide_are_weak_until_an_example_tells_them_apart(
     body = "n, d = x.shape\nreturn x + 1  # [n, d]"
     (finding,) = findings(tmp_path, body, "f(zeros(3, 3))")
     assert finding.verdict == "weak"
-    assert "no example tells `n` from `d` (both 3)" in finding.message
+    assert "no example distinguishes `n` from `d` (both 3)" in finding.message
     assert verdicts(tmp_path, body, "f(zeros(3, 3))", "f(zeros(2, 3))") == ["ok"]
 
 
@@ -254,13 +263,29 @@ def test_two_names_for_one_size_are_weak(tmp_path: Path) -> None:
     ("claim", "sizes", "message"),
     [
         ("[...]", "n=2", "it fits every tensor"),
-        ("[..., d]", "d=3", "no example tells `...` from `d`"),
+        ("[..., d]", "d=3", "no example distinguishes `...` from `d`"),
         ("[n * d, 1]", "n=2, d=3", ""),
-        ("[k * d, n]", "k=1, d=3, n=2", "no example tells `k * d` from `d` (both 3)"),
-        ("[k * d, n]", "k=3, d=1, n=2", "no example tells `k * d` from `k` (both 3)"),
-        ("[2 * k, n]", "k=2, n=3", "no example tells `2 * k` from `2 + k` (both 4)"),
-        ("[3 * k, d]", "k=2, d=3", "no example tells `3 * k` from `d * k` (both 6)"),
-        ("[d * k, 3]", "k=2, d=3", "no example tells `3` from `d` (both 3)"),
+        (
+            "[k * d, n]",
+            "k=1, d=3, n=2",
+            "no example distinguishes `k * d` from `d` (both 3)",
+        ),
+        (
+            "[k * d, n]",
+            "k=3, d=1, n=2",
+            "no example distinguishes `k * d` from `k` (both 3)",
+        ),
+        (
+            "[2 * k, n]",
+            "k=2, n=3",
+            "no example distinguishes `2 * k` from `2 + k` (both 4)",
+        ),
+        (
+            "[3 * k, d]",
+            "k=2, d=3",
+            "no example distinguishes `3 * k` from `d * k` (both 6)",
+        ),
+        ("[d * k, 3]", "k=2, d=3", "no example distinguishes `3` from `d` (both 3)"),
     ],
 )
 def test_a_claim_is_weak_where_another_would_fit(
@@ -314,7 +339,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_a_line_without_tensor_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "y = len(x)  # [n]\nreturn y", "f(zeros(2))")
-    assert finding.message.startswith("line 9: [n] is wrong: `y` never has a shape")
+    assert finding.message.startswith(
+        "line 9: [n] is wrong: `y` has no shape in any call"
+    )
 
 
 def test_what_a_lambda_returns_is_not_what_its_line_returns(tmp_path: Path) -> None:
@@ -338,7 +365,7 @@ def test_each_tensor_of_a_tuple_is_held_to_its_claim(tmp_path: Path) -> None:
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok", "ok", "wrong"]
     body = "n, d = x.shape\ny = (x, x.T)  # [n, d]\nreturn y"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "`n` is 2, but the axis has size 3" in finding.message
     assert "seen:  y[0] [2, 3], y[1] [3, 2]" in finding.message
 
 
@@ -350,17 +377,17 @@ def test_brackets_may_speak_of_the_items_of_one_tuple(tmp_path: Path) -> None:
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == [*["ok"] * 4, "wrong"]
     body = "n, d = x.shape\nreturn x + 1  # [n, d], [d, n]"
     first, second = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "[n, d] is wrong: `return[0]` never has a shape here" in first.message
-    assert "[d, n] is wrong: `return[1]` never has a shape here" in second.message
+    assert "[n, d] is wrong: `return[0]` has no shape in any call" in first.message
+    assert "[d, n] is wrong: `return[1]` has no shape in any call" in second.message
 
 
 def test_an_expression_without_a_whole_solution_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "return x + 1  # [2 * n]", "f(zeros(3))")
-    assert "is wrong: the axis has 3, which is `2 * n` for no n" in finding.message
+    assert "is wrong: the axis has size 3, but `2 * n` is never 3" in finding.message
     header = "def f(x, n=0):"
     body = "return x + 1  # [3 // n]"
     (finding,) = findings(tmp_path, body, "f(zeros(3))", header=header)
-    assert "is wrong: `3 // n` is None, but the axis has 3" in finding.message
+    assert "is wrong: `3 // n` is None, but the axis has size 3" in finding.message
 
 
 def altered(axes: tuple[str, ...], scope: set[str]) -> Iterator[tuple[str, ...]]:
