@@ -74,7 +74,7 @@ def test_a_wrong_comment_fails_in_five_lines(
     ("old", "new", "verdict"),
     [("2, 3", "3, 3", "weak"), (">>> turn", ">>> len", "unreached")],
 )
-def test_what_is_not_known_to_be_true_fails(
+def test_wrong_weak_and_unreached_comments_fail(
     pytester: pytest.Pytester, model: Path, old: str, new: str, verdict: str
 ) -> None:
     model.write_text(MODEL.replace(old, new).replace(")).shape", "))"))
@@ -101,7 +101,7 @@ def test_a_file_that_cannot_be_traced_is_one_error(
     assert "sidenotes" not in result.stdout.str().partition("ERRORS")[2]
 
 
-def test_a_named_file_without_comments_says_so(
+def test_a_file_without_shape_comments_gives_a_warning(
     pytester: pytest.Pytester, model: Path
 ) -> None:
     model.write_text(MODEL.replace("# [d, n]", ""))
@@ -120,7 +120,9 @@ def test_a_folder_gives_the_comments_of_its_files(
 
 
 @pytest.mark.slow
-def test_other_runs_are_left_alone(pytester: pytest.Pytester, model: Path) -> None:
+def test_runs_without_the_flag_are_unchanged(
+    pytester: pytest.Pytester, model: Path
+) -> None:
     source = "import sys\n\ndef test_some():\n    x = 1  # [n]\n    "
     pytester.makepyfile(
         test_some=source + "assert 'sidenotes.trace' not in sys.modules"

@@ -80,7 +80,7 @@ def test_a_bracket_at_the_end_of_a_line_is_a_claim(
     assert found_in(in_function(line)) == [(2, text, targets)]
 
 
-def test_several_brackets_speak_of_one_value_each() -> None:
+def test_several_brackets_describe_one_value_each() -> None:
     source = in_function("y, z = x  # [n], [n, 2 * d]")
     assert found_in(source) == [(2, "[n]", ("y",)), (2, "[n, 2 * d]", ("z",))]
 
@@ -97,7 +97,7 @@ def test_a_statement_may_have_several_lines(statement: str) -> None:
     assert [text for _, text, _ in found_in(in_function(statement))] == ["[n]"]
 
 
-def test_a_comment_beside_a_parameter_speaks_of_it() -> None:
+def test_a_comment_beside_a_parameter_describes_it() -> None:
     header = "def f(\n    x,  # [n, d]\n    *,\n    y=None,  # [n]\n):"
     source = in_function("return x", header=header)
     assert found_in(source) == [(2, "[n, d]", ("x",)), (4, "[n]", ("y",))]
@@ -142,7 +142,7 @@ def test_other_comments_are_prose(line: str) -> None:
         ("if x:\n    y = x\nelse:  # [n]\n    y = x", "no statement ends here"),
     ],
 )
-def test_what_begins_like_a_claim_must_be_one(source: str, problem: str) -> None:
+def test_malformed_claims_are_wrong(source: str, problem: str) -> None:
     (claim,) = claims(in_function(source))
     assert claim.problem.startswith(problem)
     (finding,) = judge([claim], Trace(Path("a.py")))
@@ -184,7 +184,7 @@ TWICE = """
 """
 
 
-def test_two_claims_that_agree_are_believed(tmp_path: Path) -> None:
+def test_two_claims_that_agree_are_ok(tmp_path: Path) -> None:
     assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))") == ["ok", "ok"]
 
 
@@ -226,7 +226,7 @@ def test_names_are_solved_for_in_expressions(tmp_path: Path) -> None:
     assert {f.message for f in findings(tmp_path, body, "f(zeros(1))")} == {""}
 
 
-def test_the_code_has_the_last_word_on_its_own_names(tmp_path: Path) -> None:
+def test_variables_of_the_code_define_names(tmp_path: Path) -> None:
     body = "n, d = x.shape\nreturn x.T  # [n, d]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
     assert "`n` is 2, but the axis has size 3" in finding.message
@@ -236,14 +236,14 @@ def test_the_code_has_the_last_word_on_its_own_names(tmp_path: Path) -> None:
     ]
 
 
-def test_a_name_that_nothing_else_knows_is_weak(tmp_path: Path) -> None:
+def test_a_name_that_occurs_once_is_weak(tmp_path: Path) -> None:
     body = "n = len(x)\nreturn x + 1  # [n, width]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
     assert finding.verdict == "weak"
     assert "is weak: no other comment or variable defines `width`" in finding.message
 
 
-def test_sizes_that_coincide_are_weak_until_an_example_tells_them_apart(
+def test_equal_sizes_are_weak_until_an_example_distinguishes_them(
     tmp_path: Path,
 ) -> None:
     body = "n, d = x.shape\nreturn x + 1  # [n, d]"
@@ -301,7 +301,7 @@ def test_a_claim_is_weak_where_another_would_fit(
     assert message in finding.message
 
 
-def test_one_call_that_knows_all_names_is_enough(tmp_path: Path) -> None:
+def test_one_call_with_all_names_is_enough(tmp_path: Path) -> None:
     body = "if k: d = x.shape[1]\nreturn x + 1  # [n, d]"
     made = ("f(zeros(2, 3), 2, 0)", "f(zeros(2, 3), 2, 1)")
     header = "def f(x, n, k):"
@@ -330,7 +330,7 @@ def test_a_parameter_without_tensor_is_unreached(tmp_path: Path) -> None:
     assert (first.verdict, mask.verdict) == ("ok", "wrong")
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_messages_name_what_is_missing(tmp_path: Path) -> None:
     header = "def f(\n    x,\n    mask=None,  # [n]\n):"
     (finding,) = findings(tmp_path, "return x", "f(zeros(2))", header=header)
     expected = "line 10: [n] is unreached: no example passes a tensor here"
@@ -360,7 +360,7 @@ def test_a_name_may_mean_another_size_in_another_call(tmp_path: Path) -> None:
     assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))", "f(zeros(3, 5))") == ["ok"] * 2
 
 
-def test_each_tensor_of_a_tuple_is_held_to_its_claim(tmp_path: Path) -> None:
+def test_each_tensor_of_a_tuple_is_checked(tmp_path: Path) -> None:
     body = "n, d = x.shape\ny, z = x, x.T  # [n, d], [d, n]\nreturn y, z  # [n, d]"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok", "ok", "wrong"]
     body = "n, d = x.shape\ny = (x, x.T)  # [n, d]\nreturn y"
@@ -369,7 +369,7 @@ def test_each_tensor_of_a_tuple_is_held_to_its_claim(tmp_path: Path) -> None:
     assert "seen:  y[0] [2, 3], y[1] [3, 2]" in finding.message
 
 
-def test_brackets_may_speak_of_the_items_of_one_tuple(tmp_path: Path) -> None:
+def test_brackets_may_describe_the_items_of_one_tuple(tmp_path: Path) -> None:
     # As where a function is called that returns two tensors.
     body = "y = x + 1  # [n, d]\npair = (x, x.T)  # [n, d], [d, n]\nreturn pair"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok"] * 3
@@ -510,7 +510,9 @@ def loaded(node: ast.AST) -> set[str]:
         ("def g():\n    return x.T\nreturn g()", [10]),
     ],
 )
-def test_a_new_shape_must_be_said(tmp_path: Path, body: str, lines: list[int]) -> None:
+def test_a_new_shape_needs_a_comment(
+    tmp_path: Path, body: str, lines: list[int]
+) -> None:
     made = run(tmp_path, body, "f(zeros(2, 3))")
     assert list(unsaid(made.path.read_text(encoding="utf-8"), made)) == lines
 
@@ -519,7 +521,7 @@ def test_a_new_shape_must_be_said(tmp_path: Path, body: str, lines: list[int]) -
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if relative(p) not in EXEMPT], ids=relative
 )
-def test_every_new_shape_is_said_in_every_module(path: Path) -> None:
+def test_every_new_shape_has_a_comment_in_every_module(path: Path) -> None:
     assert list(unsaid(path.read_text(encoding="utf-8"), traced(path)).values()) == []
 
 
