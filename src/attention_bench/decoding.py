@@ -19,7 +19,7 @@ decoders is that of the core module, which processes the same tokens in one caus
 
 Source: [Efficiently Scaling Transformer
 Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022, section 3.3, on why the
-bytes of the cache are what a step costs.
+bytes of the cache determine the time of a step.
 """
 
 from collections.abc import Callable

@@ -137,7 +137,7 @@ class Report:
 
 
 def explain(result: LawResult) -> list[str]:
-    """The lines of a report about a law that fails: what it says, and the program."""
+    """The lines of a report about a law that fails: statement, reason and program."""
     example = result.counterexample
     assert example is not None
     reason = textwrap.wrap(

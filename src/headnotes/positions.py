@@ -265,7 +265,7 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
     Each pair of columns is a point on a circle: it rotates once in $2\pi$ positions in
     the first pair, and more slowly in each pair after it. A shift by $k$ positions
     rotates every point by an angle that depends on $k$ alone, so the dot product of two
-    rows depends on nothing but their distance (where `d_model` is even; if it is odd,
+    rows depends on their distance only (where `d_model` is even; if it is odd,
     the last pair has no cosine):
 
     >>> products = sinusoids(50, 8) @ sinusoids(50, 8).T

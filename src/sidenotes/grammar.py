@@ -112,17 +112,17 @@ def parse(text: str) -> list[Axes]:
         for entry in bracket.elts:
             dots = isinstance(entry, ast.Constant) and entry.value is ...
             if not dots and not is_size(entry):
-                what = "no name, no integer, no `...`, nor one of these with + - * //"
-                raise ValueError(f"`{ast.unparse(entry)}` is {what}")
+                what = "a name, an integer, `...`, or an expression with + - * //"
+                raise ValueError(f"`{ast.unparse(entry)}` is not {what}")
         axes = tuple(ast.unparse(entry) for entry in bracket.elts)
         if axes.count("...") > 1:
-            raise ValueError("`...` may stand only once in a bracket")
+            raise ValueError("`...` may occur only once in a bracket")
         found.append(axes)
     return found
 
 
 def is_size(node: ast.expr) -> bool:
-    """Whether an expression is of names, integers and + - * //."""
+    """Whether an expression consists of names, integers and + - * //."""
     if isinstance(node, ast.BinOp):
         known = isinstance(node.op, OPERATORS)
         return known and is_size(node.left) and is_size(node.right)
@@ -132,7 +132,7 @@ def is_size(node: ast.expr) -> bool:
 
 
 def subject(number: int, statements: list[ast.stmt]) -> tuple[int, Axes]:
-    """What a comment on a line speaks of: the line of a statement, and names."""
+    """The value that a comment describes: the line of its statement, and names."""
     functions = [node for node in statements if isinstance(node, FUNCTIONS)]
     around = []
     for node in statements:

@@ -25,7 +25,7 @@ returned.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2; [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150),
-Shazeer 2019, section 2.4, for what a decoding step costs.
+Shazeer 2019, section 2.4, for the cost of a decoding step.
 """
 
 from typing import Any

@@ -351,7 +351,7 @@ def sizes_in_words(mask: Tensor) -> str:
 def as_bool(mask: Tensor) -> tuple[Tensor, str]:
     """The intended bool mask, and a warning if it has another dtype.
 
-    A floating-point mask that is a bias comes back as it is.
+    A floating-point mask that is a bias is returned unchanged.
     """
     if not mask.is_floating_point():
         return mask.bool(), ""
