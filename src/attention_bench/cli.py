@@ -78,16 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--quick", action="store_true", help="fewer settings: less than a minute in all"
     )
-    add(
-        "--device",
-        default="cpu",
-        help="device to run on: cpu (default), cuda, cuda:1, …",
-    )
-    add(
-        "--dtype",
-        default="float32",
-        help=f"dtype of all tensors: {', '.join(DTYPES)}; float32 by default",
-    )
+    add("--device", default="cpu", help="device: cpu (default), cuda, cuda:1, …")
+    add("--dtype", default="float32", help=f"dtype: {', '.join(DTYPES)}")
     add(
         "--threads",
         type=int,
@@ -107,12 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="4x512,…",
         help="batch sizes and sequence lengths to measure",
     )
-    add(
-        "--masks",
-        default="",
-        metavar="A,B",
-        help=f"masks to measure: {', '.join(MASKS)}",
-    )
+    add("--masks", default="", metavar="A,B", help=f"masks: {', '.join(MASKS)}")
     add(
         "--dropout", default="", metavar="P,P", help="dropout probabilities in training"
     )
