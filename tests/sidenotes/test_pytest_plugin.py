@@ -107,7 +107,7 @@ def test_a_file_without_shape_comments_gives_a_warning(
     model.write_text(MODEL.replace("# [d, n]", ""))
     result = run(pytester, "-W", "default", model)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines("*no line of code ends with a shape*")
+    result.stdout.fnmatch_lines("*no line of code ends with a shape comment*")
 
 
 def test_a_folder_gives_the_comments_of_its_files(

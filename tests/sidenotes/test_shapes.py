@@ -314,7 +314,7 @@ def test_a_line_that_no_example_runs_is_unreached(tmp_path: Path) -> None:
     header = "def f(x, n=2):"
     first, second = findings(tmp_path, body, "f(zeros(2, 3))", header=header)
     assert (first.verdict, second.verdict) == ("unreached", "ok")
-    assert first.message.startswith("line 10: [n] is unreached: no example runs this")
+    assert first.message.startswith("line 10: [n] is unreached: no example executes")
 
 
 def test_a_parameter_without_tensor_is_unreached(tmp_path: Path) -> None:
