@@ -285,7 +285,8 @@ def materialized(call: Call) -> tuple[Tensor, Tensor | None]:
     )  # [q_len, batch_size, heads, ...], [batch_size, heads, q_len, k_len]
     if call.average_weights:
         weights = weights.mean(1, keepdim=True)  # [batch_size, 1, q_len, k_len]
-    return context, returned_weights(call, weights)
+    returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
+    return context, returned
 
 
 def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -310,8 +311,9 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
     apply: Any = Blockwise.apply
     context, weights = apply(
         call.query, call.key, call.value, call.mask, *spec
-    )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, ...]
-    return context, returned_weights(call, weights)
+    )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, k_len]
+    returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
+    return context, returned
 
 
 def returned_weights(
@@ -322,7 +324,9 @@ def returned_weights(
     if not call.need_weights:
         return None
     weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, ...]
-    return weights.squeeze(-1) if call.average_weights else weights
+    if call.average_weights:
+        weights = weights.squeeze(-1)  # [q_len, k_len, batch_size]
+    return weights
 
 
 # The method of the first row whose condition holds computes the call.
