@@ -109,7 +109,7 @@ def test_one_head_is_one_map_without_a_title() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
-def test_all_heads_share_one_labeled_scale_from_0_to_the_largest_weight(
+def test_one_scale_from_0_to_the_largest_weight_serves_all_heads_and_says_so(
     heads: int,
 ) -> None:
     attention = weights(5, 7, heads)
@@ -544,7 +544,7 @@ FITS = "[q_len, k_len] or [q_len, k_len, heads] = [5, 7, ...]"
         ),
     ],
 )
-def test_invalid_arguments_are_refused_and_leave_no_figure(
+def test_what_cannot_be_drawn_is_refused_and_leaves_no_figure(
     call: Callable[[], None], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):
