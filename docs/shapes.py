@@ -1,26 +1,26 @@
 # %% [markdown]
-# # Shape comments that are tests
+# # Shape comments as tests
 #
-# A comment such as `# [batch_size, seq_len, d]` is the first thing that a reader of a
-# model looks for, and the last thing that anybody updates. `pytest --shapes` makes each
-# of them a test: it runs the examples in the docstrings of a file, watches every line,
-# and compares what the line computed with what its comment says. The file is neither
-# changed nor made to import anything.
+# `pytest --shapes` tests the shape comments of a Python file, such as `# [batch_size,
+# seq_len, d]`. Readers of a model look for these comments first, and they become wrong
+# unnoticed when the code changes. The command runs the doctest examples of the file,
+# traces every line, and compares the shapes of the computed values with the comments.
+# The file is not modified, and need not import anything.
 #
-# It works for any Python file whose values have a `.shape`, so for PyTorch, NumPy and
-# others alike. On this site a tick, as on the page of [the core](source/mha.md), says
-# that a comment has passed.
+# This works for all values with a `.shape`, as in PyTorch and NumPy. On this site, a
+# tick beside a comment, as on the page of [the core](source/mha.md), means that the
+# comment has passed.
 #
-# ## A start in five lines
+# ## Quick start
 #
 # ```console
 # $ pip install {{ sidenotes }} pytest
 # $ pytest --shapes my_model.py
 # ```
 #
-# The file is on the [installation page](install.md#files).
+# The wheel is on the [installation page](install.md#files).
 #
-# Let `my_model.py` be this file. The example in its docstring is what will be run:
+# Suppose that `my_model.py` is this file. The example in its docstring will be executed:
 
 # %% hide="true"
 import os
@@ -35,13 +35,13 @@ from IPython.display import Markdown, display
 from sidenotes.shapes import check
 from sidenotes.trace import trace
 
-PROMPT = 3 * ">"  # written out, it would be taken away by IPython
+PROMPT = 3 * ">"  # written out, IPython would remove it
 MODEL = f'''
 import torch
 
 
 def attend(query, key):
-    """How much each query reads of each key.
+    """The attention weights of each query over the keys.
 
     {PROMPT} attend(torch.randn(2, 5), torch.randn(3, 5)).shape
     torch.Size([2, 3])
@@ -60,10 +60,10 @@ def show(source):
 
 
 def verdicts(source):
-    """Print what is found in a source, less the part that is the same each time."""
+    """Print the findings in a source, and return their verdicts."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "example.py"
-        # At its end, so that the lines have the numbers that they seem to have.
+        # The import is added at the end, so that line numbers are those shown.
         path.write_text(f"{source.strip()}\n\nimport torch\n", encoding="utf-8")
         findings = check(path.read_text(encoding="utf-8"), trace(path))
     for finding in findings:
@@ -75,7 +75,7 @@ def verdicts(source):
 show(MODEL)
 
 # %% [markdown]
-# One of the two comments has its axes swapped, and this is what pytest prints:
+# In one of the two comments the axes are swapped. pytest prints:
 
 # %% hide="true"
 QUIET = ["--no-header", "--color=no", "-p", "no:cacheprovider"]
@@ -92,44 +92,45 @@ print(re.sub(r" in [\d.]+s", "", result.stdout).strip())
 assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
 
 # %% [markdown]
-# Each comment has a name, so `pytest --shapes "my_model.py::L12 [q_len, k_len]"` runs
-# it alone. A folder stands for all files in it, and `pytest` without the flag is what
-# it was before.
+# Each comment is a test with a name: `pytest --shapes "my_model.py::L12 [q_len, k_len]"`
+# runs one of them. For a folder, all files in it are tested. Without the flag, `pytest`
+# is unchanged.
 #
-# ## What is a claim
+# ## Syntax of a shape comment
 #
-# A comment that ends a line of code and begins with a bracket. It speaks of the value
-# that the statement assigns, returns or yields. Where a statement takes several lines,
-# it ends the last of them or the first. Beside a parameter that has a line of its own,
-# it speaks of the argument. All other comments are prose.
+# A shape comment is at the end of a line of code and begins with a bracket. It states
+# the shape of the value that the statement assigns, returns or yields. If the statement
+# spans several lines, write it at the end of the first or the last one. Beside a
+# parameter on a line of its own, it states the shape of the argument. All other
+# comments are ignored.
 #
-# | you write | it means |
+# | comment | meaning |
 # |---|---|
 # | `# [q_len, k_len]` | two axes, each with a name |
 # | `# [3, d]` | an axis of size 3 |
 # | `# [..., heads * d_k]` | any number of axes, then one of that size; `+ - * //` |
-# | `# [batch_size, ..., d]` | `...` may stand anywhere, once |
+# | `# [batch_size, ..., d]` | `...` may be anywhere, once |
 # | `# []` | a scalar |
-# | `# [n, d], [n]` | of two values, the first is `[n, d]`, the second `[n]` |
-# | `# [n, d]; rows sum to 1` | what follows a semicolon is a remark |
-# | `# [n, d]  # type: ignore` | a pragma may stand before or after |
-# | `# (n, d)` or `# the shape is [n, d]` | prose, and not checked |
-# | `# [n, d] -> [d, n]` | begins like a claim and is none: an error |
+# | `# [n, d], [n]` | two values: the first is `[n, d]`, the second `[n]` |
+# | `# [n, d]; rows sum to 1` | the text after a semicolon is a remark |
+# | `# [n, d]  # type: ignore` | a pragma may be before or after the shape |
+# | `# (n, d)` or `# the shape is [n, d]` | an ordinary comment: not checked |
+# | `# [n, d] -> [d, n]` | a syntax error: the test fails |
 #
-# One bracket on a line that assigns several tensors speaks of each of them.
+# One bracket on a line that assigns several tensors states the shape of each of them.
 #
-# ## What a name means
+# ## Names of sizes
 #
-# **Within one call, a name means one size.** If the code itself has an integer of that
-# name, a parameter, a variable, or an attribute of `self`, that is the size. If it has
-# none, the first comment that uses the name says what it is, and the others must agree.
-# In another call the same name may mean another size.
+# **Within one call, a name means one size.** If the code has an integer of that name (a
+# parameter, a variable, or an attribute of `self`), this integer is the size. Otherwise
+# the first comment that uses the name defines its size, and the others must agree. In
+# another call, the same name may mean another size.
 #
-# ## Four verdicts
+# ## The four results of a test
 #
-# **ok**: the claim held in every call that reached it, and a different one would not
-# have. Here the code knows `heads` and `d_k`, and each comment confirms what the other
-# says of `seq_len`:
+# **ok**: the comment was right in every call that reached it, and a different comment
+# would have been wrong. Here `heads` and `d_k` are variables of the code, and each of
+# the two comments confirms the size of `seq_len` in the other:
 
 # %% hide="true"
 OK = f'''
@@ -147,7 +148,8 @@ show(OK)
 assert verdicts(OK) == ["ok", "ok"]
 
 # %% [markdown]
-# **wrong**: in some call it did not hold. Here the `-1` took the wrong axis:
+# **wrong**: in some call, the value had another shape. Here the `-1` is on the wrong
+# axis:
 
 # %% hide="true"
 WRONG = OK.replace("-1, heads, d_k)", "heads, -1, d_k)")
@@ -158,8 +160,8 @@ show(WRONG)
 assert verdicts(WRONG) == ["ok", "wrong"]
 
 # %% [markdown]
-# **weak**: it held, but so would another one, because two sizes coincide in all
-# examples. An example with other sizes makes it strong:
+# **weak**: the comment was right, but a different one would have been right, too,
+# because two sizes are equal in all examples. Add an example with other sizes:
 
 # %% hide="true"
 WEAK = f'''
@@ -176,8 +178,8 @@ show(WEAK)
 assert verdicts(WEAK) == ["weak"]
 
 # %% [markdown]
-# It is also weak if nothing but this one comment knows a name, for then the name could
-# be any other:
+# A comment is also weak if a name occurs in no other comment and in no variable,
+# because any other name would then be right as well:
 
 # %% hide="true"
 ALONE = WEAK.replace("torch.randn(3, 5), ", "torch.randn(2, 5), ").replace(
@@ -189,8 +191,8 @@ show(ALONE)
 assert verdicts(ALONE) == ["weak"]
 
 # %% [markdown]
-# **unreached**: no example runs the line. A comment that nothing has ever checked is a
-# failure, not a pass:
+# **unreached**: no example executes the line. A comment that was not checked fails; it
+# does not pass silently:
 
 # %% hide="true"
 UNREACHED = f'''
@@ -211,21 +213,21 @@ assert verdicts(UNREACHED) == ["unreached", "ok"]
 # %% [markdown]
 # ## How to choose sizes
 #
-# Take primes, small and all different: 2, 3, 5, 7, 11. No two axes can then be mistaken
-# for one another, and a product such as `heads * d_k` is no other product. Keep 1 for
-# what is really broadcast: a batch of one cannot be told from an axis that is stretched.
+# Choose small prime sizes that are all different: 2, 3, 5, 7, 11. Then no two axes can
+# be confused, and a product such as `heads * d_k` equals no other product. Use size 1
+# for broadcast axes only: a batch of one cannot be distinguished from such an axis.
 #
-# Not every example must be like that. A claim is believed if for each mistake that
-# could be made in it, two entries swapped, one renamed, an operator changed, there is
-# one call in which that mistake would have been seen. In the tests of this project
-# every comment of every module is altered in all these ways, and each time the check
-# turns red. They also find each line that makes a tensor of a new shape, one that none
-# of the tensors named in the line has, and is silent about it.
+# Not every example must be like that. A comment is ok if every possible mistake in it
+# (two entries swapped, one renamed, an operator changed) would be wrong in at least one
+# call. The tests of this project change every comment of every module in all these
+# ways, and require that the check fails each time. They also find lines without a
+# comment that compute a tensor of a new shape, which none of the tensors named in the
+# line has.
 #
-# ## What it does not do
+# ## Limits
 #
-# - It checks what the examples run, and nothing more: it is a test, not a proof.
-# - What stands outside of functions is not watched, nor are values without a `.shape`,
+# - Only lines that the examples execute are checked: this is a test, not a proof.
+# - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.
-# - `...` may hide an axis: `[..., d]` is true wherever `[n, d]` is.
-# - A tensor may have the right shape and the wrong numbers in it.
+# - `...` may hide an axis: `[..., d]` is right wherever `[n, d]` is.
+# - A tensor of the right shape may hold wrong numbers.

@@ -1,11 +1,13 @@
-"""The bug museum: real bugs of attention code, one file each, and their reader.
+"""The bug museum: published bugs of attention code, one file each.
 
-An exhibit needs torch only. Its docstring has five paragraphs: the title, `Symptom`,
-`Bug`, `Unseen` (why neither the loss nor the shapes showed it) and `Thread` (where it
-really happened). Then follow `LAW`, the law of `attention_laws` that it violates,
-`OPTIONS`, the options with which `headnotes check` finds it, `FIX`, pairs of a piece of
-the code and its replacement, and the code, as its author might have written it. Words
-and code are ours.
+An exhibit needs torch only. Its docstring has five paragraphs: the title (`Topic: what
+is wrong`), `Symptom`, `Bug`, `Unseen` (why neither the loss nor the shapes showed it)
+and `Thread` (where it really happened). Then follow `LAW`, the law of `attention_laws`
+that it violates; `OPTIONS`, the options with which `headnotes check` finds it; `FIX`,
+pairs of a piece of the code and its replacement; and the code, as its author might have
+written it. The text and the code are our own.
+
+`read_exhibit` parses such a file, and `command_line_flags` writes its options as flags.
 """
 
 import ast
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 
 # The exhibits by room, in the order of the page.
 ROOMS = {
-    "What is hidden": [
+    "Masks": [
         "inverted_mask",
         "zero_is_no_mask",
         "heads_by_coincidence",
@@ -32,7 +34,7 @@ ROOMS = {
         "fused_order",
         "batch_for_sequence",
     ],
-    "Numbers and weights": [
+    "Scores and weights": [
         "scaled_by_width",
         "weights_after_dropout",
         "fill_beyond_half",
@@ -44,7 +46,7 @@ ROOMS = {
         "dropout_in_eval",
         "mask_lost_in_eval",
     ],
-    "Positions": [
+    "Positions and decoding": [
         "corner_of_the_cache",
         "window_off_by_one",
         "alibi_sign",
@@ -54,10 +56,10 @@ ROOMS = {
 
 
 class Exhibit(NamedTuple):
-    """One bug: its story, its code, and the law that finds it."""
+    """One bug: its description, its code, and the law that finds it."""
 
     name: str
-    title: str
+    title: str  # "Topic: what is wrong"
     symptom: str
     bug: str
     why_unseen: str
@@ -77,11 +79,11 @@ def read_exhibit(name: str) -> Exhibit:
     tree = ast.parse(text)
 
     title, *paragraphs = (ast.get_docstring(tree) or "").split("\n\n")
-    story = dict(paragraph.split(": ", 1) for paragraph in paragraphs)
-    if [*story] != ["Symptom", "Bug", "Unseen", "Thread"]:
+    texts = dict(paragraph.split(": ", 1) for paragraph in paragraphs)
+    if [*texts] != ["Symptom", "Bug", "Unseen", "Thread"]:
         raise ValueError(
             f"{path}: the docstring must have the paragraphs Symptom, Bug, Unseen and "
-            f"Thread, and has {[*story]}"
+            f"Thread, but has {[*texts]}"
         )
 
     values, definitions = {}, []
@@ -92,7 +94,8 @@ def read_exhibit(name: str) -> Exhibit:
             definitions.append(node)
     if [*values] != ["LAW", "OPTIONS", "FIX"] or not definitions:
         raise ValueError(
-            f"{path}: LAW, OPTIONS, FIX and code are needed; there are {[*values]}"
+            f"{path}: the file must define LAW, OPTIONS, FIX and code, but has "
+            f"{[*values]}"
         )
 
     lines = text.splitlines(keepends=True)
@@ -102,16 +105,16 @@ def read_exhibit(name: str) -> Exhibit:
         count = fixed_code.count(old)
         if count != 1:
             raise ValueError(
-                f"{path}: {old!r} must be once in the code, not {count} times"
+                f"{path}: {old!r} must occur once in the code, not {count} times"
             )
         fixed_code = fixed_code.replace(old, new)
     return Exhibit(
         name,
         title,
-        story["Symptom"],
-        story["Bug"],
-        story["Unseen"],
-        story["Thread"],
+        texts["Symptom"],
+        texts["Bug"],
+        texts["Unseen"],
+        texts["Thread"],
         values["LAW"],
         values["OPTIONS"],
         definitions[-1].name,

@@ -1,13 +1,13 @@
-"""Fond of what is far
+"""ALiBi: the bias has the wrong sign
 
-Symptom: Linear biases were to help a model with texts longer than those it was trained
-on. The longer they are, the less it makes of what is near.
+Symptom: Linear biases were meant to help a model with texts longer than those it was
+trained on. The longer the text, the less the model uses nearby tokens.
 
-Bug: ALiBi takes away from a score what the distance costs. Here `i - j` is *added*: the
-further back a key lies, the more it is preferred.
+Bug: ALiBi subtracts from each score a penalty that grows with the distance. Here `i -
+j` is *added*: the farther back a key is, the more weight it gets.
 
-Unseen: The bias has the right shape and the right slopes. On short texts it is small,
-and the content of the scores outweighs it.
+Unseen: The bias has the right shape and the right slopes. In short texts it is small,
+and the products of queries and keys outweigh it.
 
 Thread: https://github.com/meta-pytorch/attention-gym/pull/86 (2024): in the notebook of
 a collection of examples.

@@ -1,18 +1,18 @@
-"""Attending to the neighbours in the batch
+"""Batch-first input: `batch_first=True` is missing
 
-Symptom: The detector gives other boxes for the same picture, depending on which
-pictures are processed with it.
+Symptom: A detector gives other boxes for the same image, depending on the other images
+of the batch.
 
-Bug: `nn.MultiheadAttention` takes the *sequence* first unless it is told otherwise. A
-batch-first tensor fits as well: each position then attends to the same position of the
-other items, and never to its own sequence.
+Bug: `nn.MultiheadAttention` is sequence first by default. A batch-first tensor is
+accepted as well: each position then attends to the same position of the other batch
+items, and never to its own sequence.
 
-Unseen: Three axes go in, three axes come out. Trained this way, the model learns what
-little there is to learn across a batch; one author took it for a strong regulariser.
+Unseen: Three axes go in, three axes come out. Trained this way, the model learns from
+what the items of a batch have in common; one author took it for a strong regularizer.
 
 Thread: https://github.com/om-ai-lab/OmDet/issues/19 (2024): found when the model was
-ported, as inference by batches did not agree with inference one by one.
-[The regulariser](https://github.com/aipixel/AEMatter/issues/3) is of 2023.
+ported, as inference in batches did not agree with inference one by one. [The
+regularizer](https://github.com/aipixel/AEMatter/issues/3) is of 2023.
 """
 
 from torch import nn

@@ -1,13 +1,13 @@
-"""Honest only while it learns
+"""Causal mask: only in training
 
 Symptom: A forecaster of prices is tested on held-out data, and its errors are smaller
 than in training.
 
-Bug: Causality was tied to the training mode, as one does with dropout. In eval every
-position sees the whole window, its own future included.
+Bug: The causal mask depends on the training mode, as dropout does. In evaluation, every
+position attends to the whole window, its own future included.
 
-Unseen: Training, where everybody looks, is right. In evaluation the numbers are
-*better* than expected, and who examines good numbers?
+Unseen: Training, which is examined most, is right. In evaluation the numbers are
+*better* than expected, and good numbers are rarely examined.
 
 Thread: https://github.com/shiyu-coder/Kronos/issues/199 (2025, open): titled “data
 leakage during eval”.

@@ -1,18 +1,19 @@
-"""Which corner is the present
+"""`is_causal` with a KV cache: the mask is aligned to the top left
 
-Symptom: Read in one go, the prompt is understood. Generated token by token with a
-cache, the model repeats one word for ever.
+Symptom: Given all at once, a prompt is processed correctly. Token by token with a KV
+cache, the model repeats one word forever.
 
-Bug: One query stands before six keys, and `is_causal=True` draws the triangle from the
-top left: query 0 may see key 0, and nothing else. The newest token reads the oldest.
+Bug: With a cache there is one query and, say, six keys, and `is_causal=True` aligns the
+triangle to the top left: query 0 may attend to key 0, and to nothing else. The newest
+token attends to the oldest one only.
 
-Unseen: In training, queries and keys are equally many, and both corners are the same.
+Unseen: In training there are as many queries as keys, and both alignments are the same.
 The first step with a cache is right, too.
 
-Thread: https://github.com/pytorch/pytorch/issues/144858 (2025): found with the vector
-that comes out again and again; the alignment itself was
+Thread: https://github.com/pytorch/pytorch/issues/144858 (2025): noticed because the
+same vector is returned at each step; the alignment itself was
 [questioned](https://github.com/pytorch/pytorch/issues/103082) soon after the function
-came out.
+was released.
 """
 
 import torch

@@ -1,18 +1,18 @@
-"""The dropout that cannot hear
+"""Dropout in `scaled_dot_product_attention`: active in evaluation
 
-Symptom: The same input gives another output at each call, in eval, and with no sampling
-anywhere.
+Symptom: In evaluation, the same input gives another output at each call, though nothing
+is sampled.
 
-Bug: `scaled_dot_product_attention` is a function: it knows of no module and of no mode,
-and drops whenever `dropout_p` is above 0. `model.eval()` does not reach it.
+Bug: `scaled_dot_product_attention` is a function, which has no training mode: it
+applies dropout whenever `dropout_p` is above 0. `model.eval()` does not change this.
 
-Unseen: Published weights mostly come with a dropout of 0, where there is nothing to
-see. Else the outputs are only a little noisy, and the noise looks like a model that is
-a little worse.
+Unseen: Published weights mostly come with a dropout probability of 0, where the bug has
+no effect. Otherwise the outputs are slightly noisy, and the noise looks like a slightly
+worse model.
 
 Thread: https://github.com/huggingface/pytorch-image-models/pull/1978 (2023): “a
-recurring bug I see around”, mended in many models of the library at once, and before
-in [nanoGPT](https://github.com/karpathy/nanoGPT/pull/240).
+recurring bug I see around”, fixed in many models of the library at once, and before in
+[nanoGPT](https://github.com/karpathy/nanoGPT/pull/240).
 """
 
 from torch import nn

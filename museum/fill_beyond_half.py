@@ -1,16 +1,17 @@
-"""A number that half precision does not have
+"""Masking in float16: the fill value overflows
 
-Symptom: In float32 the model trains. In float16 it stops at its first mask with
-`value cannot be converted to type c10::Half without overflow`.
+Symptom: In float32 the model trains. In float16 it stops at its first mask with `value
+cannot be converted to type c10::Half without overflow`.
 
-Bug: Float16 ends at 65,504, and $-10^{10}$ lies beyond. The usual way out,
-$-10^4$, runs but is no mask: a score of the model may lie lower.
+Bug: The largest number of float16 is 65,504, and $-10^{10}$ is beyond it. The usual
+workaround, $-10^4$, runs, but does not mask reliably: a score of the model may be
+lower.
 
-Unseen: Whoever writes a constant has one dtype in mind. The line runs for years until
-somebody saves memory.
+Unseen: The constant was chosen with float32 in mind. The line runs for years, until the
+model is run in half precision to save memory.
 
-Thread: https://github.com/bentrevett/pytorch-seq2seq/issues/191 (2022): a reader
-tries minus infinity first, meets NaN, and arrives at $-10^4$.
+Thread: https://github.com/bentrevett/pytorch-seq2seq/issues/191 (2022): a reader tries
+minus infinity first, gets NaN, and ends with $-10^4$.
 """
 
 import math

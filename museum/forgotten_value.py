@@ -1,17 +1,17 @@
-"""The projection that nobody used
+"""Value projection: computed and not used
 
-Symptom: The pictures of the ported model are a shade worse than those of the original.
-Every weight has been carried over.
+Symptom: The images of a ported model are slightly worse than those of the original. All
+weights have been copied.
 
-Bug: The values are projected, and then the sum is taken over the keys: one digit. A
-quarter of the parameters has no influence on anything.
+Bug: The values are projected, and then the weighted sum is taken over the keys: one
+wrong index. A quarter of the parameters has no influence on the output.
 
-Unseen: Keys and values have one shape, and keys can be learned to serve as both. The
-unused projection is in the count of parameters, in the checkpoint and in the
-optimiser, which skips whatever has no gradient without a word.
+Unseen: Keys and values have the same shape, and a network can learn keys that also
+serve as values. The unused projection is in the parameter count, in the checkpoint and
+in the optimizer, which skips parameters without a gradient without a warning.
 
 Thread: https://github.com/hmdolatabadi/denoising_diffusion/issues/1 (2020): the finder
-thinks that it hardly shows unless one measures likelihoods and FID; the owner agrees.
+thinks that it hardly shows unless likelihoods and FID are measured; the owner agrees.
 """
 
 import math

@@ -1,20 +1,21 @@
-"""Three in one, in another order
+"""Fused QKV projection: the rows are read in another order
 
-Symptom: Three projections were fused into one product, for speed. The model still
-writes sentences, but they have lost their meaning.
+Symptom: Three projections were fused into one matrix product, for speed. The model
+still writes sentences, but they have no meaning.
 
-Bug: Stacked weights are laid out query, key, value, and within each head after head.
-The view reads them head after head, and within each query, key, value. So each head
-takes its query, its key and its value from three neighbouring blocks, and for most
-heads they are not what they are called.
+Bug: The stacked weights are ordered query, key, value, and head by head within each.
+The code splits them head by head, and into query, key, value within each head. So each
+head takes its query, key and value from three adjacent blocks of rows, and most heads
+get, say, a key where they expect a query.
 
-Unseen: Both layouts are in use, both have the same shape, and no check of shapes can
-tell them apart. A model that is trained this way is fine. A checkpoint is not.
+Unseen: Both orders are in use, both have the same shape, and no check of shapes can
+distinguish them. A model that is trained with the wrong order is fine. A checkpoint
+that is loaded is not.
 
-Thread: https://github.com/vllm-project/vllm/issues/42803 (2026): query values in the
-slots of keys and values when a fused checkpoint is spread over devices.
-[Elsewhere](https://github.com/sgl-project/sglang/pull/28100) such a file made a model
-say nothing but plus signs.
+Thread: https://github.com/vllm-project/vllm/issues/42803 (2026): rows of the query in
+place of keys and values when a fused checkpoint is distributed over devices.
+[Elsewhere](https://github.com/sgl-project/sglang/pull/28100), such a checkpoint made a
+model generate nothing but plus signs.
 """
 
 import torch

@@ -1,17 +1,17 @@
-"""Tiled instead of repeated
+"""Grouped-query attention: `repeat` in place of `repeat_interleave`
 
-Symptom: A checkpoint with grouped queries loads without complaint, and talks nonsense.
-Checkpoints without groups work.
+Symptom: A checkpoint with grouped queries loads without an error, and generates
+nonsense. Checkpoints without groups work.
 
-Bug: With 6 query heads and 2 key heads, queries 0, 1, 2 belong to key head 0. `repeat`
-gives 0, 1, 0, 1, 0, 1; what is wanted is 0, 0, 0, 1, 1, 1.
+Bug: With 6 query heads and 2 key heads, query heads 0, 1 and 2 belong to key head 0.
+The repeated key heads must be 0, 0, 0, 1, 1, 1, and `repeat` gives 0, 1, 0, 1, 0, 1.
 
 Unseen: The shapes are the same, and so are the numbers with one key head, or with as
-many as there are queries. Trained from scratch, either order learns: only the weights
-of somebody else show the difference.
+many as there are query heads. Trained from scratch, either order learns: only weights
+from elsewhere show the difference.
 
 Thread: https://github.com/ekzhang/jax-js/pull/180 (2026): “not tested well enough”. The
-[definition in ONNX](https://github.com/onnx/onnx/pull/7274) tiled as well.
+[definition in ONNX](https://github.com/onnx/onnx/pull/7274) had the same order.
 """
 
 import math

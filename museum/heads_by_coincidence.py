@@ -1,19 +1,20 @@
-"""The mask that met the wrong axis
+"""Mask for several heads: the head axis is missing
 
-Symptom: Training with batches of one works. With batches of two PyTorch complains of
-sizes that do not match, so the batch was made as large as the number of heads. Now it
-runs.
+Symptom: Training with batches of one works. With batches of two, PyTorch raises an
+error about sizes that do not match, so the batch size was set to the number of heads.
+Now it runs.
 
 Bug: The mask is `[batch, query, key]`, the scores are `[batch, heads, query, key]`.
-Broadcasting counts axes from the right, so the batch of the mask meets the heads of
-the scores: head 0 of every item obeys the mask of item 0, head 1 that of item 1.
+Broadcasting aligns axes from the right, so the batch axis of the mask is aligned with
+the heads of the scores: head 0 of every item uses the mask of item 0, head 1 that of
+item 1.
 
-Unseen: With one item there is nothing to confuse, and where the sizes differ PyTorch
-does raise. Only where they agree by chance is it silent, and then each item has some
-head that hides too much and some that hides too little.
+Unseen: With one item, the mask is right for all heads, and where the sizes differ,
+PyTorch raises an error. Only where batch size and number of heads are equal it raises
+none. Then each item has some head that hides too much and some that hides too little.
 
 Thread: https://github.com/lucidrains/graph-transformer-pytorch/pull/2 (2022): one line
-in a graph transformer that held for a batch of one.
+in a graph transformer that was right for a batch of one.
 """
 
 import math

@@ -1,18 +1,18 @@
-"""Split along the wrong grain
+"""Splitting into heads: `view` without a transpose
 
-Symptom: With one head all is well. With more heads a model for clicks gets a little
-worse, where papers promise that it gets better.
+Symptom: With one head, a model that predicts clicks works well. With more heads it gets
+a little worse, where papers report that it gets better.
 
 Bug: In memory, all heads of a token lie side by side, and `view` does not move them. A
-view as `[heads, length]` cuts the sequence instead of the width: with two heads the
-first one holds the first half of the tokens, both halves of each, and believes that
-they are twice as many tokens. No token of the first half ever meets one of the second.
+view as `[heads, length]` cuts the sequence instead of the width: with two heads, the
+first one holds both halves of each token in the first half of the sequence, as if they
+were twice as many tokens. No token of the first half attends to one of the second.
 
 Unseen: `view` accepts every shape of the right size, and the view back restores the
-order, so each token even comes out where it went in.
+order, so that each output is at the position of its token.
 
 Thread: https://github.com/reczoo/FuxiCTR/issues/30 (2022): in three models of a
-library, which had the lines from a blog.
+library, which had copied the lines from a blog.
 """
 
 import math

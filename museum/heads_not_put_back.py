@@ -1,18 +1,19 @@
-"""Lost on the way back
+"""Concatenating the heads: `reshape` without a transpose
 
-Symptom: In its own test nothing is wrong. Trained to copy, this transformer, written
-from scratch, copies.
+Symptom: Its own test shows nothing wrong: this transformer, written from scratch,
+learns to copy sequences.
 
-Bug: After the attention the tensor is `[batch, heads, length, d_k]`. Reshaped as it
-lies, the first head's rows for the first few tokens become the first token: each output
-is pieced together from other positions, later ones too.
+Bug: After the attention, the tensor is `[batch, heads, length, d_k]`. Reshaped without
+a transpose, the first few rows of the first head become the first token: each output
+consists of parts of other positions, later ones included.
 
-Unseen: The shape is right, and the scrambling is always the same, so that a large
-enough network learns to undo it. That the mask is correct makes it look safe.
+Unseen: The shape is right, and the permutation is always the same, so a network that is
+large enough learns to undo it. The mask itself is correct.
 
 Thread: https://github.com/jsbaan/transformer-from-scratch/pull/6 (2026): the author
-asks why the test passed, and answers: copying is too easy. The same line is defended in
-[another thread](https://github.com/xieenze/Trans2Seg/issues/4): it trains well.
+asks why the test passed, and answers that copying is too easy. The same line is
+defended in [another thread](https://github.com/xieenze/Trans2Seg/issues/4): it trains
+well.
 """
 
 from torch import nn

@@ -1,19 +1,20 @@
-"""The mask that was upside down
+"""Boolean causal mask: True and False are swapped
 
 Symptom: A language model was moved from `nn.MultiheadAttention` to the faster
-`scaled_dot_product_attention`, mask and all. Its loss fell faster than ever, and what
-it wrote was gibberish.
+`scaled_dot_product_attention`, and its mask was moved along. The loss fell faster than
+ever, and the generated text was gibberish.
 
-Bug: The two read a bool mask in opposite senses. For the module True forbids, for the
-function True allows. The triangle above the diagonal, which was to be hidden, is all
-that a token may see.
+Bug: The two give a bool mask opposite meanings. In the module, True hides a key; in the
+function, True allows it. The triangle above the diagonal, which should be hidden, is
+all that a token attends to.
 
-Unseen: All shapes are right, and the loss is better than it should be: who may see the
-next token predicts it well. Only in generation, where there is no next token to see,
-is nothing left.
+Unseen: All shapes are right, and the loss is better than it should be: a model that
+sees the next token predicts it well. Only in generation, where the next token does not
+exist yet, the model fails.
 
 Thread: https://github.com/rasbt/LLMs-from-scratch/issues/1061 (2026): a notebook that
-compares implementations of attention; the author agrees that the two senses confuse.
+compares implementations of attention; the author agrees that the two meanings are
+confusing.
 """
 
 import torch

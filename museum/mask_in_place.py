@@ -1,17 +1,17 @@
-"""The borrowed mask
+"""Causal and padding mask combined: the caller's mask is modified in place
 
-Symptom: The first layer does what it should. From the second one on the mask is not
-the mask that was passed in, and nobody has written to it.
+Symptom: The first layer computes what it should. From the second layer on, the mask
+differs from the mask that was passed in, and no line assigns to it.
 
 Bug: `&=` writes into the tensor on its left, and that tensor belongs to the caller. The
-padding mask of the batch is now causal, too, for whoever uses it next: the encoder
-beside, the layer above, the loss.
+padding mask of the batch is now causal, too, wherever it is used next: in the encoder,
+in the layer above, in the loss.
 
-Unseen: This layer, tested alone, is right in every number. What it breaks is
+Unseen: This layer, tested alone, computes every number correctly. The error appears
 elsewhere, and no shape changes.
 
-Thread: https://github.com/Shujun-He/RibonanzaNet/issues/7 (2025): a mask that changes
-its values in the first layer and meets the second in another state.
+Thread: https://github.com/Shujun-He/RibonanzaNet/issues/7 (2025): a mask that the first
+layer modifies, so that the second layer receives another one.
 """
 
 import torch

@@ -1,18 +1,18 @@
-"""The fast lane without a guard rail
+"""Fast path for inference: without the mask
 
-Symptom: In training all is well. Deployed, the model answers differently when questions
-are batched.
+Symptom: In training everything is right. Deployed, the model answers differently when
+questions are batched.
 
-Bug: Two ways lead through this module: one for training, and a fast one for inference.
-Only one of them was given the mask.
+Bug: The module has two code paths: one for training, and a fast one for inference. Only
+one of them applies the mask.
 
-Unseen: The tests train a step, and so they take the slow way. The fast one is right
-without padding, and a benchmark has none.
+Unseen: The tests run a training step, so they take the slow path. The fast path is
+right without padding, and a benchmark has none.
 
-Thread: https://github.com/OpenNMT/OpenNMT-py/pull/2532 (2023): the mask for padding
-reached the first step of decoding only, and batches of unequal texts grew worse. The
-fast path of PyTorch's own module, too, once
-[gave other outputs](https://github.com/pytorch/pytorch/issues/106630) with a mask.
+Thread: https://github.com/OpenNMT/OpenNMT-py/pull/2532 (2023): the padding mask reached
+the first step of decoding only, and batches of texts of different lengths got worse.
+The fast path of PyTorch's own module, too, once [gave other
+outputs](https://github.com/pytorch/pytorch/issues/106630) with a mask.
 """
 
 import math

@@ -1,18 +1,18 @@
-"""The mask ends, the norm does not
+"""Normalization after attention: an instance norm includes the padding
 
 Symptom: The attention was tested with padding, and passes. The layer around it gives
-another answer for each length to which a sentence is padded.
+another output for each length to which a sentence is padded.
 
-Bug: The mask keeps filler out of the attention, but filler goes on as a *query*, and
-comes out as some vector. An instance norm takes mean and variance over all positions,
-these among them. What the mask kept apart, the norm mixes again.
+Bug: The mask hides the padded *keys*, but padded positions are also *queries*, and have
+outputs. An instance norm takes mean and variance over all positions, including these.
+So the padding influences the outputs of real tokens after all.
 
-Unseen: In training, sentences of like length are batched together, and nothing looks
-wrong. A layer norm in its place, over the width alone, would have been innocent.
+Unseen: In training, sentences of similar length are batched together, and nothing looks
+wrong. A layer norm, which normalizes each position on its own, has no such problem.
 
-Thread: https://github.com/pytorch/pytorch/issues/81985 (2022, open): instance and
-group norms, and [wav2vec 2.0](https://github.com/pytorch/audio/issues/2242), where the
-tests had used sounds of about one length.
+Thread: https://github.com/pytorch/pytorch/issues/81985 (2022, open): instance and group
+norms, and [wav2vec 2.0](https://github.com/pytorch/audio/issues/2242), where the tests
+had used sounds of about one length.
 """
 
 from torch import nn

@@ -1,18 +1,18 @@
-"""Two ways to pair, one of each
+"""Rotary embeddings (RoPE): the pairs of angles and rotation differ
 
-Symptom: Speech comes out slightly wrong, and nobody can say since when.
+Symptom: A model's speech is slightly wrong, and it is not known since when.
 
-Bug: A rotation takes components in pairs, and there are two customs: neighbours (0 and
-1, 2 and 3), or halves (0 and $d/2$). The table of angles is made for halves, the
-rotation pairs neighbours. So the two members of a pair turn by different angles, which
-is no rotation, and a score no longer depends on the distance alone.
+Bug: A rotation acts on pairs of components, and there are two conventions: neighbors (0
+and 1, 2 and 3), or halves (0 and $d/2$). The table of angles is made for halves, the
+rotation pairs neighbors. So the two members of a pair use different angles, which is no
+rotation, and a score no longer depends on the distance alone.
 
-Unseen: Both tables hold the same numbers, in another order. With a head width of 2
-even the order is the same.
+Unseen: Both tables hold the same numbers, in another order. With a head width of 2 even
+the order is the same.
 
 Thread: https://github.com/huggingface/transformers/issues/47328 (2026): a refactoring
-brought the table of one custom to the rotation of the other. The same happened in
-[a book](https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6).
+combined the table of one convention with the rotation of the other. The same happened
+in [a book](https://github.com/raiyanyahya/how-to-train-your-gpt/issues/6).
 """
 
 import math
@@ -30,8 +30,8 @@ def rotate(x):
     step = torch.arange(0, x.shape[-1], 2, device=x.device) / x.shape[-1]
     angle = position[:, None] * 10_000**-step
     angle = torch.cat([angle, angle], dim=-1)
-    turned = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-    return x * angle.cos().to(x.dtype) + turned * angle.sin().to(x.dtype)
+    rotated = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    return x * angle.cos().to(x.dtype) + rotated * angle.sin().to(x.dtype)
 
 
 class Attention(nn.Module):

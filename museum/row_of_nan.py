@@ -1,17 +1,17 @@
-"""One empty row
+"""Fully masked row: the softmax is NaN
 
-Symptom: After a few thousand steps the loss is NaN, from one step to the next. The
-batch that did it looks like all others, and the learning rate is innocent.
+Symptom: After a few thousand steps, the loss is NaN from one step to the next. The
+batch looks like all others, and a smaller learning rate does not help.
 
-Bug: One query had no key to look at: a window that holds nothing but filler. Softmax
-over minus infinities divides 0 by 0. That the loss leaves the row out does not help,
-as in the backward pass 0 times NaN is NaN, and reaches every weight.
+Bug: One query has no key to attend to: its window holds nothing but padding. A softmax
+over minus infinities divides 0 by 0. It does not help that the loss leaves this row
+out: in the backward pass, 0 times NaN is NaN, and reaches every weight.
 
-Unseen: It needs a window and padding at once, in one item. Until then, every number is
-right.
+Unseen: The row occurs only where a window and padding meet in one batch item. Until
+then, every number is right.
 
-Thread: https://github.com/pytorch/pytorch/issues/41508 (2020, open): it is
-`nn.MultiheadAttention` that does this, to this day, when it is asked for the weights.
+Thread: https://github.com/pytorch/pytorch/issues/41508 (2020, open):
+`nn.MultiheadAttention` still does this when the weights are requested.
 """
 
 import math
@@ -24,8 +24,8 @@ OPTIONS = {"mask": {"mask": "attend:bqk"}}
 FIX = [
     (
         "scores = scores.masked_fill(~mask, -torch.inf)",
-        "empty = ~mask.any(dim=-1, keepdim=True)\n"
-        "            scores = scores.masked_fill(~mask & ~empty, -torch.inf)",
+        "fully_masked = ~mask.any(dim=-1, keepdim=True)\n"
+        "            scores = scores.masked_fill(~mask & ~fully_masked, -torch.inf)",
     )
 ]
 

@@ -1,18 +1,18 @@
-r"""The other root
+r"""Scale of the scores: `sqrt(d_model)` in place of `sqrt(d_k)`
 
-Symptom: Nothing seemed wrong. The lecture ran, the loss fell, and what came out was
-almost Shakespeare.
+Symptom: Nothing seemed wrong. The code of the lecture ran, the loss fell, and the
+generated text looked like Shakespeare.
 
-Bug: The scores are divided by $\sqrt{d_{model}}$, the width of the input, and not by
-$\sqrt{d_k}$, the width of a head, over which the product was summed. With 8 heads all
-scores are $\sqrt 8$ times too small, and each row of weights is closer to uniform than
-it was meant to be.
+Bug: The scores are divided by $\sqrt{d_{model}}$, where $d_{model}$ is the width of the
+input. Their dot product sums over the width of a head, so they must be divided by
+$\sqrt{d_k}$. With 8 heads, all scores are $\sqrt 8$ times too small, and each row of
+weights is closer to uniform than intended.
 
-Unseen: It is a constant, so training makes up for it with larger weights. Only a
+Unseen: The scale is a constant, so training compensates with larger weights. Only a
 checkpoint from elsewhere, or a comparison number by number, shows it.
 
-Thread: https://github.com/karpathy/ng-video-lecture/pull/6 (2023): from a much watched
-lecture; “you're right :(”, and mended. It lives on in copies, in
+Thread: https://github.com/karpathy/ng-video-lecture/pull/6 (2023): from a lecture that
+many have watched; “you're right :(”, and fixed. The bug lives on in copies, in
 [teaching notebooks](https://github.com/Graylab/DL4Proteins-notebooks/issues/12) and
 [elsewhere](https://github.com/FareedKhan-dev/train-llm-from-scratch/pull/3).
 """

@@ -1,13 +1,13 @@
-"""Heads that share one budget
+"""Softmax with several heads: normalized over heads and keys together
 
-Symptom: Nothing seemed wrong. The model was published, and its numbers were good.
+Symptom: Nothing seemed wrong. The model was published, and its results were good.
 
 Bug: `flatten(2)` puts heads and keys into one axis, and the softmax runs over both. The
-heads compete: all of them together have a sum of 1, and one strong head silences the
-others.
+weights of all heads together sum to 1, so one head with large scores takes the weight
+of the others.
 
-Unseen: With one head it is right. With more, the weights are still positive and still
-sum to 1, if you sum over everything.
+Unseen: With one head it is right. With more, the weights are still positive, and still
+sum to 1 over the flattened axis.
 
 Thread: https://github.com/facebookresearch/detr/issues/247 (2020): in the panoptic head
 of DETR. Trained again, with one softmax for each head, it scored higher.

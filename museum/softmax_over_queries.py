@@ -1,15 +1,15 @@
-"""The wrong kind of sum
+"""Softmax axis: normalized over the queries
 
-Symptom: The maps of attention look odd: some keys are dark in every row. The network
-draws fine pictures all the same.
+Symptom: The maps of attention weights look odd: some keys are dark in every row. Yet
+the network generates good images.
 
 Bug: The scores are `[batch, heads, query, key]`, and axis 2 is that of the queries. So
-each *key* has a budget of 1 to spend on those who ask, and a query may receive little
-or much of everything.
+each *key* distributes a weight of 1 over the queries, and the weights of a query can
+have any sum.
 
-Unseen: Any axis gives numbers between 0 and 1. The rest of the network learns to live
-with them: in the thread the right axis was tried, and the quality of the pictures did
-not change.
+Unseen: A softmax over any axis gives numbers between 0 and 1. The rest of the network
+adapts: in the thread, the right axis was tried, and the quality of the images did not
+change.
 
 Thread: https://github.com/labmlai/annotated_deep_learning_paper_implementations/issues/146
 (2022): in the U-Net of a diffusion model, “a typo and a big bug”.

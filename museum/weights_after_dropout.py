@@ -1,17 +1,17 @@
-"""Shown after the accident
+"""Returned attention weights: after dropout, not before
 
-Symptom: Somebody plots the weights while training. The first token, which can see only
-itself, has a weight of 1.25.
+Symptom: In a plot of the weights during training, the first token, which can attend
+only to itself, has a weight of 1.25.
 
-Bug: Dropout acts on the weights, and the *dropped* weights are returned. Those that
-survive were scaled up by $1 / (1 - p)$, the others are zero, and rows no longer sum to
-1. A loss that is computed from them sees noise.
+Bug: Dropout acts on the weights, and the *dropped* weights are returned. Those that are
+kept were scaled up by $1 / (1 - p)$, the others are zero, and rows no longer sum to 1.
+A loss that is computed from them is noisy.
 
-Unseen: The output is right, and in eval so are the weights. It needs a look at them
-during training.
+Unseen: The output is right, and in evaluation so are the weights. Only the weights
+during training show it.
 
 Thread: https://github.com/pytorch/pytorch/issues/42929 (2020): in
-`nn.MultiheadAttention`, where it is so still; reported
+`nn.MultiheadAttention`, which still does this; reported
 [before](https://github.com/pytorch/pytorch/issues/33360), too.
 """
 

@@ -1,14 +1,14 @@
-"""Kept to be looked at
+"""Stored attention weights: not detached from the graph
 
-Symptom: A new model can be copied, a fitted one cannot: `Only Tensors created
+Symptom: A new model can be copied, a trained one cannot: `Only Tensors created
 explicitly by the user (graph leaves) support the deepcopy protocol`.
 
-Bug: The weights are kept on the module for plots, and with them hangs the whole graph
-that computed them. Such a tensor cannot be copied, and until the next call its memory
-is not given back.
+Bug: The weights are stored on the module for plots, and with them the whole autograd
+graph that computed them. Such a tensor cannot be copied, and its memory is not freed
+until the next call.
 
-Unseen: Who trains and evaluates one model never copies it. An average of weights, a
-cross-validation or a second process does.
+Unseen: Code that trains and evaluates one model never copies it. An exponential moving
+average of the weights, a cross-validation or a second process does.
 
 Thread: https://github.com/sktime/sktime/issues/10928 (2026): tests of fitted estimators
 failed for every model with this layer.

@@ -1,16 +1,16 @@
-"""One more than was said
+"""Sliding window: one key too many
 
 Symptom: Two implementations of one model agree up to a certain length of the text, and
-from there on they drift apart.
+diverge beyond it.
 
-Bug: A window of 4 means four keys, oneself included: distances 0, 1, 2 and 3. Here the
-distance may be 4, and the window holds five.
+Bug: A window of 3 means three keys, the query's own included: distances 0, 1 and 2.
+Here the distance may be 3, and the window holds four.
 
-Unseen: In texts that are shorter than the window nothing happens. In longer ones each
-layer lets one key too many through, which hurts nobody who was trained like that, and
-everybody who loads another's weights.
+Unseen: In texts that are shorter than the window, nothing changes. In longer ones, each
+layer allows one key too many. That harms no model that was trained with it, and every
+model that loads weights from elsewhere.
 
-Thread: https://github.com/huggingface/transformers/issues/39408 (2025): flash attention
+Thread: https://github.com/huggingface/transformers/issues/39408 (2025): FlashAttention
 counts the keys *before* a query, the configuration counts all.
 [mlx-lm](https://github.com/ml-explore/mlx-lm/pull/390) settled the same question.
 """

@@ -1,17 +1,18 @@
-"""Multiplying by zero
+"""Padding mask: scores are multiplied by the mask
 
-Symptom: The same slide gets another score when it is put into a batch with a larger
-one. Alone it is fine.
+Symptom: A slide gets another score when it is put into a batch with a larger one.
+Alone, its score is right.
 
-Bug: A score of 0 is an ordinary score: softmax gives it $e^0 = 1$ before it divides.
-Multiplied by the mask, filler counts like a key that is orthogonal to the query, and
-more than every key whose score is negative.
+Bug: A score of 0 is an ordinary score: softmax turns it into $e^0 = 1$ before it
+divides. Multiplied by the mask, padding counts like a key that is orthogonal to the
+query, and more than every key with a negative score.
 
-Unseen: The weights sum to 1, nothing is NaN, and the model learns. With one item a
-batch there is no filler at all.
+Unseen: The weights sum to 1, nothing is NaN, and the model learns. In batches of one
+item there is no padding at all.
 
 Thread: https://github.com/georg-wolflein/good-features/pull/1 (2023): found by a
-reader; the results of the paper were safe, as it had trained with batches of one.
+reader; the results of the paper were not affected, as it had trained with batches of
+one.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""An honest attention, and one that breaks each law; none of them is ours to use."""
+"""A correct attention module, and modules that violate each law; for tests only."""
 
 import math
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 
-class Honest(nn.Module):
-    """Batch first; the mask is `[batch_size, q_len, k_len]`, True = may be read."""
+class Correct(nn.Module):
+    """Batch first; the mask is `[batch_size, q_len, k_len]`, True = may attend."""
 
     def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Honest(nn.Module):
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
-            # The least number there is: an empty row is uniform, and finite.
+            # The least finite number: a fully masked row is uniform, and not NaN.
             least = torch.finfo(scores.dtype).min
             scores = scores.masked_fill(~mask[:, None], least)
         return scores.softmax(dim=-1)
@@ -48,8 +48,8 @@ class Honest(nn.Module):
         return joined
 
 
-class Alone(Honest):
-    """Reads itself, and looks backwards only."""
+class MaskedSelfAttention(Correct):
+    """Causal self-attention."""
 
     corner = 0
 
@@ -58,61 +58,61 @@ class Alone(Honest):
         return super().forward(x, x, x, ones.tril(self.corner)[None])
 
 
-# Laws of what may be read.
+# Laws of masking.
 
 
-class SeesOneTooMany(Alone):
+class MaskOffByOne(MaskedSelfAttention):
     corner = 1
 
 
-class SeesAllInEval(Alone):
+class UnmaskedInEval(MaskedSelfAttention):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores, mask if self.training else None)
 
 
-class SeesAllWithoutGradients(Alone):
+class UnmaskedUnderNoGrad(MaskedSelfAttention):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores, mask if torch.is_grad_enabled() else None)
 
 
-class LeaksBackwards(Alone):
+class LeaksGradient(MaskedSelfAttention):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         future = v.sum(dim=2, keepdim=True)
         return weights @ v + (future - future.detach())
 
 
-class MultipliesByTheMask(Honest):
+class MultipliesByMask(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return (scores if mask is None else scores * mask[:, None]).softmax(dim=-1)
 
 
-class CountsKeys(Honest):
+class DependsOnKeyCount(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q, k) * math.log(1 + k.shape[2])
 
 
-class KnowsItsNeighbours(Honest):
+class MixesBatchItems(Correct):
     def join(self, context: Tensor) -> Tensor:
         output = super().join(context)
         return output - output.mean(dim=0) if self.training else output
 
 
-class DividesNothing(Honest):
+class MasksWithInfinity(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], -torch.inf)
         return scores.softmax(dim=-1)
 
 
-class ZeroesTooLate(DividesNothing):
-    """Finite forwards; backwards, 0 times the NaN that was filled over is NaN."""
+class ZeroesNanAfterSoftmax(MasksWithInfinity):
+    """Finite in the forward pass; in the backward pass, 0 times NaN is NaN."""
 
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return super().read(weights, v).nan_to_num()
 
 
-class AddsWhatIsNotThere(Honest):
-    """Adds 0, but where there are no keys: there it divides by their number."""
+class DividesByKeyCount(Correct):
+    """Adds 0, except in fully masked rows: there it divides by the number of keys."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
@@ -127,14 +127,14 @@ class AddsWhatIsNotThere(Honest):
         return zero
 
 
-class CarriesQueries(AddsWhatIsNotThere):
+class NanInQueryGradient(DividesByKeyCount):
     """Only the gradient of the queries is NaN."""
 
     def more(self, zero: Tensor, query: Tensor) -> Tensor:
         return (zero * query).masked_fill(zero.isnan(), 0)
 
 
-class LearnsFromWhatIsNotThere(AddsWhatIsNotThere):
+class NanInParameterGradient(DividesByKeyCount):
     """Only the gradient of a parameter is NaN."""
 
     def __init__(self, d_model: int, heads: int) -> None:
@@ -148,22 +148,22 @@ class LearnsFromWhatIsNotThere(AddsWhatIsNotThere):
 # Laws of the formula.
 
 
-class ShowsDropout(Honest):
+class ReturnsDroppedWeights(Correct):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         self.attn = weights.detach()
         return weights @ v
 
 
-class Overweight(Honest):
-    """Its weights are shown to nobody, and sum to more for later queries."""
+class WeightsAboveOne(Correct):
+    """Its weights are not returned; for later queries, they sum to more than 1."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         more = torch.arange(scores.shape[2], device=scores.device)[:, None]
         return super().weigh(scores, mask) * (1 + more).to(scores)
 
 
-class Repels(Honest):
-    """Rows of what it shows sum to 1, and not all of it is positive."""
+class NegativeWeights(Correct):
+    """Its returned weights sum to 1, and some are negative."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         weights = super().weigh(scores, mask)
@@ -172,40 +172,40 @@ class Repels(Honest):
 
 
 def nine_tenths(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A function of heads, whose weights sum to less."""
+    """A function whose weights sum to 0.9."""
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
     return 0.9 * weights @ value
 
 
-class OverlooksTheFirst(Honest):
+class HidesFirstKey(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         first = torch.arange(scores.shape[-1], device=scores.device) == 0
         return super().weigh(scores.masked_fill(first, -1e4), mask)
 
 
-class ScalesByTheWidth(Honest):
+class ScalesByWidth(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT / math.sqrt(q.shape[-1] * self.heads)
 
 
-class BendsValues(Honest):
+class NonlinearInValues(Correct):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights @ v.tanh()
 
 
-class DetachesQueries(Honest):
+class DetachesQueries(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(q.detach(), k)
 
 
-class FillsTooLittle(Honest):
+class FillValueTooHigh(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], -1e4)
         return scores.softmax(dim=-1)
 
 
-class ForgetsToSubtract(Honest):
+class SoftmaxWithoutMaximum(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         weights = scores.exp()
         if mask is not None:
@@ -213,53 +213,53 @@ class ForgetsToSubtract(Honest):
         return weights / weights.sum(dim=-1, keepdim=True)
 
 
-class ForgetsToSubtractAlone(Alone, ForgetsToSubtract):
+class MaskedSoftmaxWithoutMaximum(MaskedSelfAttention, SoftmaxWithoutMaximum):
     pass
 
 
-class HasAnIdleLayer(Honest):
+class UnusedLayer(Correct):
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
         self.gate = nn.Linear(d_model, d_model)
 
 
-class GatesByZero(HasAnIdleLayer):
+class ZeroGate(UnusedLayer):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights @ v + 0 * (self.gate.weight.sum() + self.gate.bias.sum())
 
 
-# Laws of order and distance.
+# Laws of order and positions.
 
 
-class NumbersKeys(Honest):
+class AddsKeyPositions(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device).to(k)
         return super().score(q, k) + place
 
 
-class NormalisesQueries(Honest):
+class NormalizesOverQueries(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores.softmax(dim=2), mask)
 
 
-class ViewsAsHeads(Honest):
+class ViewsAsHeads(Correct):
     def split(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], self.heads, x.shape[1], -1)
 
 
-class Around(Honest):
-    """Reads itself, in both directions."""
+class SelfAttention(Correct):
+    """Self-attention without a mask."""
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return super().forward(x, x, x)
 
 
-class ViewsAsHeadsAround(Around, ViewsAsHeads):
+class ViewsAsHeadsSelfAttention(SelfAttention, ViewsAsHeads):
     pass
 
 
-class Cached(Honest):
-    """Reads itself and what is kept of the past."""
+class WithCache(Correct):
+    """Self-attention with a KV cache."""
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
         seen = x if past is None else torch.cat([past, x], dim=1)
@@ -270,21 +270,21 @@ class Cached(Honest):
         return ones.shape[2] - ones.shape[1]
 
 
-class CachedTopLeft(Cached):
+class CacheTopLeft(WithCache):
     def corner(self, ones: Tensor) -> int:
         return 0
 
 
-class TopLeftCorner(Honest):
+class TopLeftCorner(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and not mask.all():
-            # Takes every mask for a causal one, and draws it anew.
+            # Replaces every mask by a causal one.
             mask = torch.ones_like(mask).tril()
         return super().weigh(scores, mask)
 
 
-class Window(Alone):
-    """Reads itself and `reach` tokens before it."""
+class Window(MaskedSelfAttention):
+    """Causal self-attention with a sliding window."""
 
     reach = 2
 
@@ -301,8 +301,8 @@ class NarrowWindow(Window):
     reach = 1
 
 
-class Linear(Alone):
-    """A bias that falls with the distance, by 0.5 for each token."""
+class LinearBias(MaskedSelfAttention):
+    """ALiBi: a bias that falls with the distance, by 0.5 for each token."""
 
     slope = 0.5
 
@@ -312,18 +312,18 @@ class Linear(Alone):
         return super().score(q, k) + bias
 
 
-class Rising(Linear):
+class BiasWithWrongSign(LinearBias):
     slope = -0.5
 
 
-class Quadratic(Linear):
+class QuadraticBias(LinearBias):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device).to(k)
-        return Alone.score(self, q, k) - (place - place[:, None]) ** 2 / 8
+        return MaskedSelfAttention.score(self, q, k) - (place - place[:, None]) ** 2 / 8
 
 
-class Rotary(Alone):
-    """Neighbouring components turn together, by an angle that grows with the place."""
+class Rotary(MaskedSelfAttention):
+    """RoPE: pairs of neighboring components are rotated by the position."""
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(self.turn(q), self.turn(k))
@@ -339,45 +339,45 @@ class Rotary(Alone):
         return angle.repeat_interleave(2, dim=-1)
 
 
-class Unpaired(Rotary):
+class RotaryWrongPairs(Rotary):
     def angles(self, angle: Tensor) -> Tensor:
         return torch.cat([angle, angle], dim=-1)
 
 
-class UnpairedAmongThree(Unpaired):
-    """Takes a mask, so that its places can be shifted."""
+class RotaryWrongPairsWithMask(RotaryWrongPairs):
+    """With a mask argument, so that positions can be shifted."""
 
-    forward = Honest.forward  # type: ignore[assignment]
-
-
-# Laws of how it is run.
+    forward = Correct.forward  # type: ignore[assignment]
 
 
-class HalvesInTraining(Honest):
+# Laws of execution.
+
+
+class HalvesInTraining(Correct):
     def join(self, context: Tensor) -> Tensor:
         return super().join(context) / (2 if self.training else 1)
 
 
-class HalvesWithGradients(Honest):
+class HalvesWithGradients(Correct):
     def join(self, context: Tensor) -> Tensor:
         half = torch.is_grad_enabled() and not self.training
         return super().join(context) / (2 if half else 1)
 
 
-class NeverStopsDropping(Honest):
+class DropoutInEval(Correct):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return nn.functional.dropout(weights, self.dropout.p, training=True) @ v
 
 
-class WritesIntoTheMask(Honest):
+class ModifiesMask(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             mask[:, :, 0] = True
         return super().weigh(scores, mask)
 
 
-class WritesUnseen(Honest):
-    """Through `data`, no version is counted."""
+class ModifiesData(Correct):
+    """Writing through `data` does not increase the version of a tensor."""
 
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
@@ -385,7 +385,7 @@ class WritesUnseen(Honest):
         return super().weigh(scores, mask)
 
 
-class CountsCalls(Honest):
+class CountsCalls(Correct):
     calls: Tensor
 
     def __init__(self, d_model: int, heads: int) -> None:
@@ -397,25 +397,25 @@ class CountsCalls(Honest):
         return super().join(context)
 
 
-class AnswersInFloat32(Honest):
+class ReturnsFloat32(Correct):
     def join(self, context: Tensor) -> Tensor:
         return super().join(context).float()
 
 
-class FillsBeyondHalf(Honest):
+class FillValueOverflowsHalf(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             scores = scores.masked_fill(~mask[:, None], -1e9)
         return scores.softmax(dim=-1)
 
 
-class OtherwiseCompiled(Honest):
+class DiffersIfCompiled(Correct):
     def join(self, context: Tensor) -> Tensor:
         return super().join(context) * (2 if torch.compiler.is_compiling() else 1)
 
 
 class Doubled(torch.autograd.Function):
-    """The identity, with a rule for `vmap` that is wrong."""
+    """The identity, with a wrong rule for `vmap`."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -434,18 +434,18 @@ class Doubled(torch.autograd.Function):
         return 2 * x, in_dims[0]
 
 
-class OtherwiseMapped(Honest):
+class DiffersUnderVmap(Correct):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights @ Doubled.apply(v)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class LosesTheMaskInAutocast(Honest):
+class NoMaskUnderAutocast(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         cast = torch.is_autocast_enabled(scores.device.type)
         return super().weigh(scores, None if cast else mask)
 
 
-class ForgetsATensor(Honest):
+class TensorNotInStateDict(Correct):
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
         self.scale = 1 + torch.rand(1)
@@ -454,7 +454,7 @@ class ForgetsATensor(Honest):
         return super().join(context) * self.scale.to(context)
 
 
-class LosesWhatIsCopied(Honest):
+class CopyDiffers(Correct):
     gain = 2.0
 
     def join(self, context: Tensor) -> Tensor:
@@ -464,8 +464,8 @@ class LosesWhatIsCopied(Honest):
         return self.__dict__ | {"gain": 1.0}
 
 
-class AnswersOnTheCpu(Honest):
-    """Sound where all is."""
+class ReturnsOnCpu(Correct):
+    """Correct if everything is on the CPU."""
 
     def join(self, context: Tensor) -> Tensor:
         return super().join(context).cpu()
@@ -475,103 +475,103 @@ MASK = {"mask": {"mask": "attend:bqk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
 
-# For each law those that break it, with what must be said about them.
-BROKEN: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+# For each law, the modules that violate it, with their options.
+VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
-        (SeesOneTooMany, CAUSAL),
-        (SeesAllInEval, CAUSAL),
-        (SeesAllWithoutGradients, CAUSAL),
-        (MultipliesByTheMask, MASK),
+        (MaskOffByOne, CAUSAL),
+        (UnmaskedInEval, CAUSAL),
+        (UnmaskedUnderNoGrad, CAUSAL),
+        (MultipliesByMask, MASK),
     ],
-    "causal_gradient": [(LeaksBackwards, CAUSAL)],
-    "padding": [(MultipliesByTheMask, MASK)],
-    "nonfinite_padding": [(Honest, MASK)],
-    "batch_independence": [(KnowsItsNeighbours, {})],
+    "causal_gradient": [(LeaksGradient, CAUSAL)],
+    "padding": [(MultipliesByMask, MASK)],
+    "nonfinite_padding": [(Correct, MASK)],
+    "batch_independence": [(MixesBatchItems, {})],
     "fully_masked_rows": [
-        (DividesNothing, {}),
-        (ZeroesTooLate, {}),
-        (AddsWhatIsNotThere, MASK),
-        (LearnsFromWhatIsNotThere, MASK),
-        (CarriesQueries, MASK),
+        (MasksWithInfinity, {}),
+        (ZeroesNanAfterSoftmax, {}),
+        (DividesByKeyCount, MASK),
+        (NanInParameterGradient, MASK),
+        (NanInQueryGradient, MASK),
     ],
-    "longer_padding": [(CountsKeys, {})],
+    "longer_padding": [(DependsOnKeyCount, {})],
     "rows_sum_to_one": [
-        (ShowsDropout, {}),
-        (Repels, {}),
-        (Overweight, {}),
+        (ReturnsDroppedWeights, {}),
+        (NegativeWeights, {}),
+        (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
-    "allowed_keys_attended": [(OverlooksTheFirst, {})],
-    "formula": [(ScalesByTheWidth, {}), (CountsKeys, {})],
-    "linear_in_value": [(BendsValues, {})],
+    "allowed_keys_attended": [(HidesFirstKey, {})],
+    "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
+    "linear_in_value": [(NonlinearInValues, {})],
     "gradients": [(DetachesQueries, {})],
     "large_scores": [
-        (FillsTooLittle, {}),
-        (ForgetsToSubtract, {}),
-        (ForgetsToSubtractAlone, {}),
+        (FillValueTooHigh, {}),
+        (SoftmaxWithoutMaximum, {}),
+        (MaskedSoftmaxWithoutMaximum, {}),
     ],
-    "parameter_gradients": [(HasAnIdleLayer, {}), (GatesByZero, {})],
-    "key_permutation": [(NumbersKeys, {})],
+    "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {})],
+    "key_permutation": [(AddsKeyPositions, {})],
     "query_permutation": [
-        (NormalisesQueries, {}),
+        (NormalizesOverQueries, {}),
         (ViewsAsHeads, {}),
-        (ViewsAsHeadsAround, {}),
+        (ViewsAsHeadsSelfAttention, {}),
     ],
-    "incremental_decoding": [(TopLeftCorner, MASK), (CachedTopLeft, CACHE)],
+    "incremental_decoding": [(TopLeftCorner, MASK), (CacheTopLeft, CACHE)],
     "sliding_window": [
         (WideWindow, {"window": 3}),
         (NarrowWindow, {"window": 3}),
     ],
     "linear_bias": [
-        (Rising, {"positions": "alibi"}),
-        (Quadratic, {"positions": "alibi"}),
+        (BiasWithWrongSign, {"positions": "alibi"}),
+        (QuadraticBias, {"positions": "alibi"}),
     ],
     "relative_positions": [
-        (Unpaired, {"positions": "rotary"}),
-        (UnpairedAmongThree, {"positions": "rotary"}),
+        (RotaryWrongPairs, {"positions": "rotary"}),
+        (RotaryWrongPairsWithMask, {"positions": "rotary"}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
-        (SeesAllInEval, CAUSAL),
-        (SeesAllWithoutGradients, CAUSAL),
+        (UnmaskedInEval, CAUSAL),
+        (UnmaskedUnderNoGrad, CAUSAL),
     ],
-    "deterministic": [(NeverStopsDropping, {})],
+    "deterministic": [(DropoutInEval, {})],
     "no_side_effects": [
-        (WritesIntoTheMask, MASK),
-        (WritesUnseen, MASK),
+        (ModifiesMask, MASK),
+        (ModifiesData, MASK),
         (CountsCalls, {}),
     ],
-    "dtype_and_device": [(AnswersInFloat32, {}), (FillsBeyondHalf, {})],
-    "compiled": [(OtherwiseCompiled, {})],
-    "vmapped": [(OtherwiseMapped, {})],
-    "autocast": [(LosesTheMaskInAutocast, {})],
-    "state_dict": [(ForgetsATensor, {}), (LosesWhatIsCopied, {})],
+    "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
+    "compiled": [(DiffersIfCompiled, {})],
+    "vmapped": [(DiffersUnderVmap, {})],
+    "autocast": [(NoMaskUnderAutocast, {})],
+    "state_dict": [(TensorNotInStateDict, {}), (CopyDiffers, {})],
 }
 
-# Those that break nothing.
-SOUND: list[tuple[type[nn.Module], dict[str, Any]]] = [
-    (Honest, {}),
-    (Alone, {}),
-    (Around, {}),
-    (Cached, CACHE),
+# Modules that pass all laws.
+PASSING: list[tuple[type[nn.Module], dict[str, Any]]] = [
+    (Correct, {}),
+    (MaskedSelfAttention, {}),
+    (SelfAttention, {}),
+    (WithCache, CACHE),
     (Window, {"window": 3}),
-    (Linear, {"positions": "alibi"}),
+    (LinearBias, {"positions": "alibi"}),
     (Rotary, {"positions": "rotary"}),
 ]
 
 
 def assert_caught(law: str, device: str) -> None:
-    """Each specimen breaks `law`, and its counterexample shows it on its own."""
+    """Each module violates `law`, and its counterexample runs on its own."""
     from attention_laws import check
 
-    for specimen, options in BROKEN[law]:
+    for specimen, options in VIOLATING[law]:
         report = check(specimen, only=law, device=device, **options)
         assert [r.law.name for r in report.failed] == [law], f"{specimen}\n{report}"
         example = report.failed[0].counterexample
         assert example is not None
         failure = failure_of(example.code)
-        # It fails at its last line: in the claim, or in the call that raised.
+        # It fails at its last line: the assertion, or the call that raises.
         assert isinstance(failure, AssertionError) != ("raises" in example.message)
         traceback = failure.__traceback__
         assert traceback is not None
@@ -580,7 +580,7 @@ def assert_caught(law: str, device: str) -> None:
 
 
 def failure_of(code: str) -> Exception:
-    """What a program raises."""
+    """The exception that a program raises."""
     try:
         exec(compile(code, "<counterexample>", "exec"), {})
     except Exception as error:

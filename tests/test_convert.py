@@ -1,4 +1,4 @@
-"""Conversion: the same bits everywhere, or an error that says why not."""
+"""Conversion: the same bits in every format, or an error with the reason."""
 
 import copy
 import re
@@ -19,7 +19,7 @@ LENGTH, BATCH, HEADS, D_K = 5, 3, 2, 11
 D = HEADS * D_K
 K_WIDTH, V_WIDTH, CONTEXT = 7, 13, 17
 
-# Each kind with what its constructor was told beside sizes.
+# Each format with the arguments of its constructor other than sizes.
 Settings = dict[str, Any]
 SOURCES: dict[str, tuple[str, Settings]] = {
     "core": ("core", {"dropout_prob": 0.3, "bias": True}),
@@ -85,7 +85,7 @@ def has_bias(module: nn.Module) -> bool:
 
 
 def refusal(source: str, target: str, module: nn.Module) -> str | None:
-    """What keeps the target from holding the source, told from the two kinds alone."""
+    """The expected error for a pair of formats, or None."""
     kind = SOURCES[source][0]
     if "differ" in source and target not in ("torch", "valid_lens"):
         return "has one width for"
@@ -109,20 +109,20 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 
 def needed(target: str) -> Settings:
-    """What the target cannot do without."""
+    """The settings that the target requires."""
     if target in ("causal", "causal_head", "wrapper"):
         return {"context_length": CONTEXT}
     return {"order": "heads 3 d_k"} if target == "fused" else {}
 
 
-# There and back
+# Converting there and back
 
 
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str
 )
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_pair_converts_there_and_back_bit_for_bit_or_says_why_not(
+def test_every_pair_converts_there_and_back_bit_for_bit_or_is_refused(
     device: torch.device, source: str, dtype: torch.dtype
 ) -> None:
     kind, settings = SOURCES[source]
@@ -143,7 +143,7 @@ def test_every_pair_converts_there_and_back_bit_for_bit_or_says_why_not(
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_what_nobody_sets_is_as_in_the_source(source: str) -> None:
+def test_settings_that_are_not_given_are_those_of_the_source(source: str) -> None:
     kind, settings = SOURCES[source]
     module = build(source)
     twin = convert.to(module, kind)
@@ -154,7 +154,7 @@ def test_what_nobody_sets_is_as_in_the_source(source: str) -> None:
             assert getattr(twin, name) == settings[name]
 
 
-def test_dropout_and_context_length_travel_under_any_name() -> None:
+def test_dropout_and_context_length_are_copied_under_any_name() -> None:
     core = build("core")
     torch_own = convert.to(core, "torch")
     assert torch_own.dropout == 0.3
@@ -168,11 +168,11 @@ def test_dropout_and_context_length_travel_under_any_name() -> None:
     assert convert.to(wrapper, "valid_lens").attention.dropout.p == 0.3
 
 
-# What the new module is
+# The new module
 
 
 @pytest.mark.parametrize("target", convert.FORMATS)
-def test_the_new_module_shares_nothing_and_can_learn(
+def test_the_new_module_shares_no_memory_and_is_trainable(
     device: torch.device, target: str
 ) -> None:
     module = build("causal_head", device=device)
@@ -192,7 +192,9 @@ def test_the_new_module_shares_nothing_and_can_learn(
 
 
 @pytest.mark.parametrize("target", convert.FORMATS)
-def test_no_random_number_is_used_up(device: torch.device, target: str) -> None:
+def test_converting_does_not_change_the_random_state(
+    device: torch.device, target: str
+) -> None:
     module = build("causal_head", device=device)
     before = torch.get_rng_state()
     on_device = torch.cuda.get_rng_state() if device.type == "cuda" else before
@@ -217,7 +219,7 @@ def test_a_default_device_changes_nothing() -> None:
     assert {p.device.type for p in built.parameters()} == {"cpu"}
 
 
-def test_weights_that_exist_nowhere_convert_to_others() -> None:
+def test_modules_on_meta_convert() -> None:
     nowhere = build("core").to("meta")
     there = convert.to(nowhere, "torch")
     assert {p.device.type for p in there.parameters()} == {"meta"}
@@ -240,11 +242,11 @@ def test_a_mask_is_built_and_not_left_empty(device: torch.device) -> None:
     assert torch.equal(built.mask, expected)
 
 
-# What it computes
+# Its outputs
 
 
 def expected_output(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
-    """By loops, from what `read` found; `x` is batch first, so is the result."""
+    """By loops, from the extracted weights; `x` and the result are batch first."""
     heads, *parts = convert.extract(module)
     parameters = {
         name: (part.weight.tolist(), part.bias_or_zeros().tolist())
@@ -257,7 +259,7 @@ def expected_output(module: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def run(target: str, module: Any, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Self-attention in the dialect of each; `mask` is the causal one, or none."""
+    """Self-attention in the convention of each; `mask` is causal, or None."""
     keep = None if mask is None else mask.squeeze(-1)
     if target in ("core", "fast"):
         x = x.transpose(0, 1)
@@ -378,7 +380,7 @@ def test_a_checkpoint_without_biases_loads_strictly_into_its_place() -> None:
     assert not core.value.linear.bias.any()
 
 
-def test_a_compiled_module_is_the_one_beneath() -> None:
+def test_a_compiled_module_is_unwrapped() -> None:
     core = build("core")
     compiled = torch.compile(core, backend="eager")
     for part in convert.PARTS:
@@ -427,7 +429,7 @@ def test_a_bias_of_zeros_is_kept_and_dropped_only_where_it_must_be() -> None:
 
 
 @pytest.mark.parametrize("part", convert.PARTS)
-def test_a_bias_that_says_something_is_never_lost(part: str) -> None:
+def test_a_bias_that_is_not_zero_is_never_lost(part: str) -> None:
     source = convert.to(build("torch without bias"), "batch_first")
     layer = source.get_submodule(
         {"query": "Wq", "key": "Wk", "value": "Wv", "output": "Wo"}[part]
@@ -436,7 +438,7 @@ def test_a_bias_that_says_something_is_never_lost(part: str) -> None:
         layer.bias[3] = -0.25
     message = (
         f"`bias=False` would lose the {part} bias of `module`, whose largest entry is "
-        f"0.25; zero it first if you can do without it"
+        f"0.25; to drop it, first set it to zero"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         convert.to(source, "torch", bias=False)
@@ -446,11 +448,11 @@ def test_a_bias_that_says_something_is_never_lost(part: str) -> None:
         convert.to(source, "valid_lens", bias=False)
 
 
-# What is refused
+# Errors
 
 
 class Subclass(MultiHeadAttention):
-    """It might do anything."""
+    """A subclass, which may compute anything."""
 
 
 def torch_with(**settings: Any) -> nn.Module:
@@ -609,7 +611,7 @@ def test_an_identity_with_a_bias_is_an_output_projection() -> None:
         source.out_proj.bias[5] = 0.5
     message = (
         "'wrapper' would lose the output bias of `module`, whose largest entry is 0.5; "
-        "zero it first if you can do without it"
+        "to drop it, first set it to zero"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         convert.to(source, "wrapper")

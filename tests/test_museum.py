@@ -41,6 +41,7 @@ def test_every_exhibit_is_in_one_room() -> None:
 def test_an_exhibit_has_all_its_parts_and_no_comments(name: str) -> None:
     exhibit = museum.read_exhibit(name)
     assert all(exhibit[:7])
+    assert ": " in exhibit.title  # the topic, and what is wrong
     assert THREAD.match(exhibit.thread)
     assert exhibit.law in LAWS
     assert exhibit.target in ("Attention", "attention")

@@ -1,4 +1,4 @@
-"""Pictures: what their artists hold, and what is refused."""
+"""Plots: the data that the figures show, and errors."""
 
 import os
 import re
@@ -28,14 +28,20 @@ from headnotes.plots import (
 )
 
 # Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
-QUERIES = ["the", "cat", "sat", "on", "the"]  # one word twice: labels are no keys
+QUERIES = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "the",
+]  # labels need not be unique
 KEYS = ["le", "chat", "dort", "sur", "un", "grand", "lit"]
 HEADS = 3
 
 
 @pytest.fixture(autouse=True)
 def canvas() -> Iterator[None]:
-    """No window, nobody's settings, and no figure left open."""
+    """No window, default settings, and no open figure afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         plt.switch_backend("agg")
@@ -50,7 +56,7 @@ def weights(*shape: int, **like: Any) -> Tensor:
 
 
 def maps_of(figure: Figure) -> list[Axes]:
-    """The axes that show a map, without the colour bar."""
+    """The axes of heatmaps, without the color bar."""
     return figure.axes[:-1]
 
 
@@ -73,7 +79,7 @@ def render(figure: Figure, kind: str = "png") -> bytes:
     return file.getvalue()
 
 
-# Maps of attention
+# Heatmaps of attention weights
 
 
 def test_each_cell_is_the_weight_of_its_query_and_key(device: torch.device) -> None:
@@ -107,7 +113,7 @@ def test_one_scale_from_0_to_the_largest_weight_serves_all_heads_and_says_so(
     heads: int,
 ) -> None:
     attention = weights(5, 7, heads)
-    attention[:, :, 0] = 1 / 7  # a head that looks everywhere alike must look pale
+    attention[:, :, 0] = 1 / 7  # a head with uniform weights must be pale
     figure = display_attention(QUERIES, KEYS, attention)
     top = attention.max().item()
     for ax in maps_of(figure):
@@ -155,7 +161,7 @@ def test_any_grid_has_words_on_its_left_and_lowest_maps(
 
 
 @pytest.mark.parametrize("sharpness", [0.3, 3])
-def test_few_cells_show_their_weights_in_an_ink_that_stands_out(
+def test_few_cells_show_their_weights_in_a_contrasting_color(
     sharpness: float,
 ) -> None:
     attention = (sharpness * torch.randn(5, 7, HEADS)).softmax(dim=1)
@@ -183,7 +189,7 @@ def contrast(one: Any, two: Any) -> float:
     return float(max(luminances) / min(luminances))
 
 
-def test_many_cells_show_colours_only() -> None:
+def test_many_cells_show_colors_only() -> None:
     for n, texts in ((MAX_LABELED, MAX_LABELED * 2), (MAX_LABELED + 1, 0)):
         words = [str(i) for i in range(n)]
         (ax,) = maps_of(display_attention(words, ["a", "b"], weights(n, 2)))
@@ -194,7 +200,7 @@ def test_many_cells_show_colours_only() -> None:
 @pytest.mark.parametrize(
     ("q_len", "k_len", "heads"), [(1, 1, 1), (1, 2, 2), (5, 7, 3), (29, 31, 2)]
 )
-def test_every_word_lies_inside_of_the_figure(
+def test_every_label_is_inside_of_the_figure(
     q_len: int, k_len: int, heads: int
 ) -> None:
     words = [f"word{i}" for i in range(31)]
@@ -212,15 +218,15 @@ def test_every_word_lies_inside_of_the_figure(
         assert box.y1 - 1 <= page.y1
 
 
-def test_maps_become_pictures_of_either_kind() -> None:
+def test_figures_are_saved_as_svg_and_png() -> None:
     figure = display_attention(QUERIES, KEYS, weights(5, 7, HEADS))
     assert render(figure, "png").startswith(b"\x89PNG")
     svg = render(figure, "svg").decode()
     assert svg.startswith("<?xml")
-    assert "<image" not in svg  # nothing that blurs, and no address to follow
+    assert "<image" not in svg  # no bitmap that blurs, and no URL
 
 
-def test_a_formula_among_the_words_stays_a_word() -> None:
+def test_a_token_with_dollar_signs_is_not_parsed_as_a_formula() -> None:
     words = ["$", "x_1", "$\\bad{$"]
     figure = display_attention(words, words, weights(3, 3), titles=["$\\bad{$"])
     render(figure)
@@ -238,7 +244,7 @@ def test_every_real_dtype_is_drawn_as_it_is(
     assert torch.equal(cells_of(ax), attention.double().cpu())
 
 
-def test_the_callers_tensor_is_left_alone_and_may_change_later() -> None:
+def test_the_tensor_is_not_modified_and_may_change_later() -> None:
     leaf = torch.randn(5, 7, 2, dtype=torch.float64, requires_grad=True)
     attention = leaf.softmax(dim=1)
     before = attention.detach().clone()
@@ -256,19 +262,19 @@ def test_weights_that_are_all_zero_are_drawn_dark() -> None:
     render(figure)
 
 
-def test_weights_above_1_are_those_that_dropout_left_and_are_drawn() -> None:
+def test_weights_above_1_as_after_dropout_are_drawn() -> None:
     (ax,) = maps_of(display_attention(QUERIES, KEYS, 2 * torch.eye(5, 7)))
     assert mesh_of(ax).get_clim() == (0, 2)
 
 
-def test_a_cube_is_refused_where_its_sums_say_that_heads_come_first() -> None:
+def test_a_heads_first_tensor_is_refused_by_its_sums() -> None:
     words = QUERIES
     right = weights(5, 5, 5)  # [q_len, k_len, heads]
-    right[3] = 0  # a row without keys proves nothing
+    right[3] = 0  # a fully masked row does not sum to 1
     display_attention(words, words, right)
     with pytest.raises(ValueError, match="looks like"):
         display_attention(words, words, right.permute(2, 0, 1))
-    # After dropout no sums tell, and a uniform cube is the same either way.
+    # After dropout the sums do not decide, and a uniform tensor fits either way.
     display_attention(words, words, 2 * right * (torch.rand(5, 5, 5) < 0.5))
     display_attention(words, words, torch.full((5, 5, 5), 0.2))
 
@@ -300,7 +306,7 @@ def test_scaling_shows_scores_weights_and_jacobians_of_each_width() -> None:
             torch.testing.assert_close(
                 torch.tensor(line.get_ydata(), dtype=torch.float64), expected
             )
-            # All scores on one range: what keeps its spread is seen to keep it.
+            # All scores have one range, so that their spreads can be compared.
             assert grid[0][column].get_xlim() == grid[0][0].get_xlim()
             for ax, values in ((grid[0][column], x), (grid[2][column], norms(x))):
                 outline: Any = next(p for p in ax.patches if hex_of(p) == color)
@@ -312,7 +318,7 @@ def hex_of(patch: Any) -> str:
 
 
 def norms(scores: Tensor) -> Tensor:
-    """Size of the Jacobian, by differentiating each row."""
+    """The norm of the Jacobian, by differentiating each row."""
     jacobians = torch.func.vmap(torch.func.jacrev(lambda s: s.softmax(0)))(scores)
     return torch.stack([jacobian.norm() for jacobian in jacobians])
 
@@ -324,14 +330,14 @@ def assert_histogram(path: Any, values: Tensor) -> None:
     for x0, x1, y0, y1 in zip(xs, xs[1:], ys, ys[1:], strict=False):
         if y0 == y1 and x1 > x0:
             shares[x0, x1] = y0
-    assert abs(sum(shares.values()) - 1) < 1e-9  # nothing lies outside
+    assert abs(sum(shares.values()) - 1) < 1e-9  # no value is outside
     for (x0, x1), share in shares.items():
         inside = ((values >= x0 - 1e-9) & (values <= x1 + 1e-9)).double().mean().item()
         assert abs(share - inside) < 2 / len(values)
 
 
 @pytest.mark.slow
-def test_scaling_names_its_two_colours_once() -> None:
+def test_scaling_has_one_legend_for_its_two_colors() -> None:
     figure = display_scaling(some_scores())
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -340,7 +346,9 @@ def test_scaling_names_its_two_colours_once() -> None:
         assert render(figure, kind)
 
 
-def test_scaling_takes_any_dtype_and_leaves_scores_alone(device: torch.device) -> None:
+def test_scaling_takes_any_dtype_and_does_not_modify_scores(
+    device: torch.device,
+) -> None:
     scores = {
         2: torch.randn(5, 3, device=device, dtype=torch.bfloat16),
         7: torch.zeros(11, 3, device=device, requires_grad=True),
@@ -359,7 +367,7 @@ def test_the_jacobian_is_that_of_autograd(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("k_len", [2, 3, 7])
-def test_no_jacobian_is_larger_than_that_of_two_even_keys(k_len: int) -> None:
+def test_the_jacobian_is_largest_for_two_equal_weights(k_len: int) -> None:
     random = (5 * torch.randn(2003, k_len)).softmax(dim=1)
     even = torch.zeros(k_len)
     even[:2] = 0.5
@@ -367,7 +375,7 @@ def test_no_jacobian_is_larger_than_that_of_two_even_keys(k_len: int) -> None:
     assert jacobian_norms(random).max() <= 0.5 + 1e-6
 
 
-# What they do without, and what they refuse
+# Without matplotlib or a display, and errors
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(

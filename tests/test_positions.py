@@ -1,4 +1,4 @@
-"""Words, numbers, vectors and positions: what comes out, and what is refused."""
+"""Tokens, embeddings and positional encoding: results and errors."""
 
 import copy
 import math
@@ -26,7 +26,7 @@ TEXTS = ["The cat sat on the mat.", "The dog slept!", "Cat?"]
 
 
 def by_loops(max_length: int, d_model: int) -> Tensor:
-    """The table of positions, one entry at a time."""
+    """The table of positions, computed entry by entry."""
     rows = []
     for t in range(max_length):
         row = []
@@ -37,7 +37,7 @@ def by_loops(max_length: int, d_model: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-# Words
+# Tokens
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def by_loops(max_length: int, d_model: int) -> Tensor:
         ("", []),
     ],
 )
-def test_words_are_what_stands_between_spaces_and_punctuation(
+def test_words_are_separated_by_spaces_and_punctuation(
     text: str, words: list[str]
 ) -> None:
     assert tokenize(text) == words
@@ -79,14 +79,14 @@ def test_decoding_undoes_encoding() -> None:
         assert vocabulary.decode(vocabulary.encode(text)) == tokenize(text)
 
 
-def test_an_unknown_word_is_number_1_and_no_text_can_write_filler() -> None:
+def test_an_unknown_word_is_number_1_and_no_text_contains_the_padding_token() -> None:
     vocabulary = Vocabulary(TEXTS)
     assert vocabulary.encode("the bird <pad>").tolist() == [8, 1, 1]
     assert vocabulary.encode("").tolist() == []
     assert vocabulary.encode("").dtype == torch.int64
 
 
-def test_a_batch_holds_each_text_as_a_column_with_filler_below() -> None:
+def test_a_batch_holds_each_text_as_a_column_padded_at_the_end() -> None:
     vocabulary = Vocabulary(TEXTS)
     texts = [*TEXTS, "..."]
     tokens, valid_lens = vocabulary.encode_batch(texts)
@@ -120,7 +120,7 @@ def test_each_token_gets_its_row_times_the_root_of_the_width(
         torch.testing.assert_close(vector, row * D_MODEL**0.5)
 
 
-def test_filler_has_a_row_like_any_other_and_each_row_its_gradient(
+def test_padding_has_an_embedding_and_each_row_its_gradient(
     device: torch.device,
 ) -> None:
     embeddings = Embeddings(VOCAB, D_MODEL).to(device, torch.float64)
@@ -137,10 +137,10 @@ def test_filler_has_a_row_like_any_other_and_each_row_its_gradient(
     torch.testing.assert_close(embeddings.table.weight.grad, expected)
 
 
-def test_words_start_out_larger_than_positions_by_the_root_of_the_width() -> None:
+def test_embeddings_start_larger_than_positions_by_the_root_of_the_width() -> None:
     d_model = 256
     x = Embeddings(1000, d_model)(torch.arange(1000))
-    assert abs(x.std() / d_model**0.5 - 1) < 0.02  # 256,000 draws: 14 sigma
+    assert abs(x.std() / d_model**0.5 - 1) < 0.02  # 256,000 samples: 14 sigma
     # A sine and a cosine of one angle: every row has the mean square of one half.
     square = sinusoids(1000, d_model).square().mean(dim=1)
     torch.testing.assert_close(square, torch.full((1000,), 0.5).double())
@@ -207,13 +207,13 @@ def test_every_item_of_the_batch_gets_the_same_positions(device: torch.device) -
     assert torch.equal(x.grad, upstream)
 
 
-def test_batch_first_vectors_are_turned_and_turned_back(device: torch.device) -> None:
+def test_batch_first_vectors_are_transposed(device: torch.device) -> None:
     positions = PositionalEncoding(D_MODEL).to(device).eval()
     x = torch.randn(BATCH, SEQ_LEN, D_MODEL, device=device)
     y = positions(x.transpose(0, 1)).transpose(0, 1)
     table = by_loops(SEQ_LEN, D_MODEL).float().to(device)
     torch.testing.assert_close(y, x + table)
-    assert not torch.allclose(positions(x), y)  # accepted, but numbered otherwise
+    assert not torch.allclose(positions(x), y)  # accepted, but with other positions
 
 
 def test_dropout_acts_on_the_sum_and_only_in_training(device: torch.device) -> None:
@@ -259,7 +259,7 @@ def test_a_module_from_the_meta_device_has_its_table(device: torch.device) -> No
     torch.testing.assert_close(positions.table, expected)
 
 
-def test_a_model_from_the_meta_device_has_its_table_when_its_weights_have_come(
+def test_a_model_from_the_meta_device_has_its_table_once_its_weights_are_loaded(
     device: torch.device,
 ) -> None:
     def model() -> nn.Module:
@@ -286,14 +286,14 @@ def test_half_precision_stays_half(device: torch.device, dtype: torch.dtype) -> 
     whole.to(device).eval()
     tokens = torch.randint(VOCAB, (SEQ_LEN, BATCH), device=device)
     expected = whole(tokens)
-    # Under autocast a half vector may meet a float32 table.
+    # Under autocast, vectors may be in half precision and the table in float32.
     assert whole[1](expected.to(dtype)).dtype == dtype
     output = whole.to(dtype)(tokens)
     assert output.dtype == dtype
     torch.testing.assert_close(output.float(), expected, rtol=0.02, atol=0.02)
 
 
-# What they work under
+# Compilers, export, vmap, copies
 
 
 def pipeline(device: torch.device) -> nn.Sequential:
@@ -343,7 +343,7 @@ def test_copies_and_pickles_are_equal(device: torch.device) -> None:
         assert torch.equal(twin(tokens), expected)
 
 
-def test_inputs_and_parameters_are_left_alone(device: torch.device) -> None:
+def test_inputs_and_parameters_are_not_modified(device: torch.device) -> None:
     whole: Any = pipeline(device)
     tokens = torch.randint(VOCAB, (SEQ_LEN, BATCH), device=device)
     x = torch.randn(SEQ_LEN, BATCH, D_MODEL, device=device)
@@ -354,7 +354,7 @@ def test_inputs_and_parameters_are_left_alone(device: torch.device) -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
 
 
-# What they refuse
+# Errors
 
 
 def embed(tokens: Any) -> Tensor:
@@ -501,14 +501,14 @@ def place(x: Any) -> Tensor:
         (
             lambda: place(torch.zeros(5, 22)),
             ValueError,
-            "`x` has shape [5, 22], not [seq_len, batch_size, d_model (=22)]; a lone "
+            "`x` has shape [5, 22], not [seq_len, batch_size, d_model (=22)]; a single "
             "sequence needs `x.unsqueeze(1)`",
         ),
         (
             lambda: place(torch.zeros(5, 3, 21)),
             ValueError,
             "`x` has shape [5, 3, 21], not [seq_len, batch_size, d_model (=22)]; a "
-            "lone sequence needs `x.unsqueeze(1)`",
+            "single sequence needs `x.unsqueeze(1)`",
         ),
         (
             lambda: place(torch.zeros(8, 3, 22)),
@@ -524,7 +524,7 @@ def place(x: Any) -> Tensor:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_invalid_arguments_are_refused(
     call: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

@@ -1,12 +1,11 @@
 # %% [markdown]
-# # Laws that every attention must obey
+# # Laws of attention: check your implementation
 #
-# These laws test any implementation of attention. An output of the right shape and a
-# loss that falls prove little: each bug of the [museum](museum.md) has both. But some
-# properties hold for *every* correct attention, however it is written: hidden keys have
-# no influence, batch items do not influence each other, evaluation computes the same as
-# training without dropout. Each of them can be tested, on our implementations and on
-# yours.
+# `headnotes check` tests an implementation of attention, ours or yours, for properties
+# that every correct one has. An output of the right shape and a loss that falls prove
+# little: each bug of the [museum](museum.md) has both. But hidden keys must have no
+# influence, batch items must not influence each other, and evaluation must compute the
+# same as training without dropout, however the code is written.
 #
 # ```console
 # $ pip install {{ headnotes }}
@@ -23,10 +22,10 @@
 # assert report.ok
 # ```
 #
-# How the module is called, batch first or not, with which mask, is inferred from its
-# names and from small calls, and printed above the results; what cannot be inferred is
-# stated by an [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
-# `attention_laws` fails with the table of results: `def test_mine(attention_laws):
+# How the module is called (batch first or not, with which mask) is inferred from its
+# names and from small calls, and printed above the results. Give what cannot be inferred
+# as an [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
+# `attention_laws` fails the test and prints the results: `def test_mine(attention_laws):
 # attention_laws(MyAttention(512, 8))`.
 #
 # ## The laws
@@ -68,9 +67,9 @@ assert {module_of(law) for law in LAWS.values()} == FAMILIES.keys()
 # %% [markdown]
 # ## Results
 #
-# Measured when this page was built: ✓ passes, ✗ fails, and a dash means that the law
-# does not apply. `causal` has no mask argument, so no key can be hidden from it; a
-# function has no state to be saved.
+# The table was measured when this page was built: ✓ passes, ✗ fails, and a dash means
+# that the law does not apply. `causal` has no mask argument, so the laws of padding do
+# not apply to it; a function has no state that could be saved.
 
 # %% hide="true"
 FROM_TORCH = "from torch.nn import MultiheadAttention\n"
@@ -113,10 +112,10 @@ for ours in ("core", "batch_first", "valid_lens", "causal"):
 # `F.scaled_dot_product_attention`. Laws that apply to none of them, such as those of a
 # sliding window or of ALiBi, are left out.
 #
-# ## Where PyTorch fails
+# ## Laws that PyTorch violates
 #
-# The check found each of these programs and shrank it. They are shown as it prints
-# them, and raise an `AssertionError` when run.
+# The check found each of these counterexamples and reduced its sizes. They are complete
+# programs, shown as the check prints them, and raise an `AssertionError` when run.
 
 # %% hide="true"
 for name in ("torch, weights", "torch", "SDPA"):

@@ -1,18 +1,19 @@
 # %% [markdown]
-# # The bug museum
+# # Bug museum: common bugs of attention code
 #
-# These bugs were made by people who know their trade, in code that was read, run,
-# trained and published, and hardly any of them raised an exception. Each stands here as
-# we wrote it down again, in as few lines as it takes, and each has a link to the thread
-# in which it really happened: nobody is to be blamed, and everybody may learn.
+# This page collects bugs of attention code, for anyone who writes or reviews such code.
+# Experienced authors made them, in code that was reviewed, trained and published, and
+# hardly any of them raised an exception. Each is rewritten here in as few lines as
+# possible, and links to the thread in which it was reported.
 #
-# Read it as an exercise. The label says how the bug shows, if it shows at all. Find it
-# in the code, where `mask` is True for keys that a query may attend to; then unfold the
-# answer. It names the [law](laws.md) that fails, and shows the smallest example that
-# `headnotes check` found when this page was built, as code which runs:
-# [`seeded_randn`](../source/attention_laws/tools.md#seeded_randn) makes random numbers, and
-# [`randomize_parameters`](../source/attention_laws/tools.md#randomize_parameters) gives
-# the module weights with which the rows of attention differ.
+# You can read it as an exercise. The text above the code describes the symptom. Find
+# the bug in the code, where `mask` is True for keys that a query may attend to; then
+# unfold the answer. It names the [law](laws.md) that fails, and shows the smallest
+# counterexample that `headnotes check` found when this page was built, as a program:
+# [`seeded_randn`](../source/attention_laws/tools.md#seeded_randn) generates random numbers,
+# and [`randomize_parameters`](../source/attention_laws/tools.md#randomize_parameters)
+# gives the module weights with which the rows of attention differ. To find a bug by its
+# name, see the [catalogue](#catalogue).
 
 # %% hide="true"
 import difflib
@@ -30,7 +31,7 @@ from attention_laws import LAWS, check
 
 
 def run_as_module(exhibit):
-    """The exhibit, executed as a module."""
+    """Execute the code of an exhibit as a module."""
     module = types.ModuleType(exhibit.name)
     exec(exhibit.header + exhibit.code, module.__dict__)
     return module
@@ -48,7 +49,7 @@ def code_block(text, language):
 
 
 def show_counterexample(command, example):
-    """The command, what it found at which sizes, and the program that shows it."""
+    """The command, the violation it finds with its sizes, and the program."""
     lines = [f"$ {command}", *textwrap.wrap(example.message, 76), f"at {example.sizes}"]
     if not math.isnan(example.difference):
         lines.append(
@@ -75,7 +76,7 @@ def link_to_thread(exhibit):
 
 
 def show(room):
-    """All exhibits of a room: label and code, and the answer, folded."""
+    """Display all exhibits of a room: symptom, code, and the folded answer."""
     numbers = [name for names in museum.ROOMS.values() for name in names]
     for name in museum.ROOMS[room]:
         exhibit = museum.read_exhibit(name)
@@ -87,15 +88,16 @@ def show(room):
         command = " ".join([command, *museum.command_line_flags(exhibit)])
         answer = [
             f"**{exhibit.title}.** {exhibit.bug}",
-            f"**Why nobody saw it.** {exhibit.why_unseen}",
-            f"**The law** it violates: {link_to_law(exhibit.law)}. {result.law.statement}",
+            f"**Why it went unnoticed.** {exhibit.why_unseen}",
+            f"**The law that it violates:** {link_to_law(exhibit.law)}. {result.law.statement}",
             show_counterexample(command, result.counterexample),
             "**The fix:**",
             code_block(fix_as_diff(exhibit), "diff"),
-            f"**Where it happened:** {' '.join(link_to_thread(exhibit))}",
+            f"**Where it was found:** {' '.join(link_to_thread(exhibit))}",
         ]
+        topic, _, _ = exhibit.title.partition(": ")
         parts = [
-            f"### Exhibit {numbers.index(name) + 1} {{ #{name} }}",
+            f"### Exhibit {numbers.index(name) + 1}: {topic} {{ #{name} }}",
             exhibit.symptom,
             code_block(exhibit.code, "python"),
             '??? success "The bug"\n\n' + textwrap.indent("\n\n".join(answer), "    "),
@@ -104,10 +106,10 @@ def show(room):
 
 
 # %% [markdown]
-# ## What is hidden
+# ## Masks
 
 # %% hide="true"
-show("What is hidden")
+show("Masks")
 
 # %% [markdown]
 # ## Axes and heads
@@ -116,10 +118,10 @@ show("What is hidden")
 show("Axes and heads")
 
 # %% [markdown]
-# ## Numbers and weights
+# ## Scores and weights
 
 # %% hide="true"
-show("Numbers and weights")
+show("Scores and weights")
 
 # %% [markdown]
 # ## Training and evaluation
@@ -128,21 +130,21 @@ show("Numbers and weights")
 show("Training and evaluation")
 
 # %% [markdown]
-# ## Positions
+# ## Positions and decoding
 
 # %% hide="true"
-show("Positions")
+show("Positions and decoding")
 
 # %% [markdown]
-# ## The catalogue
+# ## Catalogue
 #
-# All exhibits, and the laws that catch them. Every one of these catches is a test. So
-# is that the fixed code passes all laws, which shows that it was the bug that was
-# caught, and nothing else. The files lie in the folder `museum` of the repository, and
-# `headnotes check` takes yours in the same way.
+# The table lists all bugs by name, with the laws that find them. Tests run each law on
+# its exhibit, which must fail, and all laws on the fixed code, which must pass: so it
+# is the bug that the law finds, and nothing else. The files are in the folder `museum`
+# of the repository; `headnotes check` tests your own files in the same way.
 
 # %% hide="true"
-lines = ["| no. | exhibit | law | thread |", "|--:|---|---|---|"]
+lines = ["| no. | bug | law | thread |", "|--:|---|---|---|"]
 for names in museum.ROOMS.values():
     for name in names:
         exhibit = museum.read_exhibit(name)

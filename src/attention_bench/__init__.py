@@ -1,1 +1,1 @@
-"""Time implementations of multi-head attention that compute the same function."""
+"""Benchmark implementations of multi-head attention that compute the same function."""

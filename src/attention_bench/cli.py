@@ -7,11 +7,12 @@ $ headnotes bench inference --sizes 4x512 --only fast,nn,sdpa --compile
 $ headnotes bench --results benchmarks/results
 ```
 
-Without a name, all [suites](suites.md) run. Each setting is printed as a table, the
-fastest implementation first: the median time, half the distance of the quartiles as its
-spread, and the speedup relative to the baseline. Differences within 2 % are ties.
-`--json` writes everything to one file; `--results` writes one file for each suite, in
-the form that the [page of benchmarks](../../compare/benchmarks.md) is made from.
+The command measures time and memory of implementations of multi-head attention. Without
+a name, it runs all [suites](suites.md). It prints a table for each setting, the fastest
+implementation first: the median time, half the interquartile range as its spread, and
+the speedup relative to the baseline. Differences within 2 % are ties. `--json` writes
+all records to one file; `--results` writes one file for each suite, from which the
+[page of benchmarks](../../compare/benchmarks.md) is made.
 
 The exit status is 0 if the suites ran, even if implementations were skipped; 2 for an
 invalid option; 130 if interrupted. Suites that were finished before an interruption
@@ -66,10 +67,10 @@ from attention_bench.suites import QUICK_SUITES, SUITES, Sizes, Suite
 # The names that `--only` accepts. Some are both an implementation and a decoder.
 SELECTABLE = tuple(dict.fromkeys([*IMPLEMENTATIONS, *DECODERS]))
 
-# The FLOP/s that the slow implementations reach together, on a small machine, about.
+# An estimate of the FLOP/s that slow implementations reach on a small machine.
 SLOW_FLOPS_PER_SECOND = 2e9
 
-# The width of the progress bar's line: that of a usual terminal, less one column.
+# The width of the progress bar's line: that of a usual terminal, minus one column.
 LINE_WIDTH = 79
 
 
@@ -84,11 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "suites",
         nargs="*",
         metavar="SUITE",
-        help=f"{', '.join(SUITES)}; all by default",
+        help=f"suites to run: {', '.join(SUITES)}; all by default",
     )
     add("--quick", action="store_true", help="fewer settings, and less time for each")
-    add("--device", default="cpu", help="cpu (default), cuda, cuda:1, …")
-    add("--dtype", default="float32", help=f"{', '.join(DTYPES)}; float32 by default")
+    add("--device", default="cpu", help="device: cpu (default), cuda, cuda:1, …")
+    add("--dtype", default="float32", help=f"dtype: {', '.join(DTYPES)}")
     add(
         "--threads",
         type=int,
@@ -102,8 +103,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help=f"implementations to measure: {', '.join(SELECTABLE)}",
     )
-    add("--sizes", default="", metavar="4x512,…", help="batch sizes and lengths")
-    add("--masks", default="", metavar="A,B", help=", ".join(MASKS))
+    add(
+        "--sizes",
+        default="",
+        metavar="4x512,…",
+        help="batch sizes and sequence lengths to measure",
+    )
+    add("--masks", default="", metavar="A,B", help=f"masks: {', '.join(MASKS)}")
     add(
         "--dropout", default="", metavar="P,P", help="dropout probabilities in training"
     )
@@ -132,7 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         torch.set_num_threads(arguments.threads or threads_before)
         records = []
         with warnings.catch_warnings():
-            # The modules of other packages warn of deprecations in themselves.
+            # Other packages warn about deprecations in their own modules.
             warnings.simplefilter("ignore")
             for name, suite in suites.items():
                 settings = suite.settings(device=device, dtype=dtype)
@@ -177,11 +183,11 @@ def measure(
     if suite.threads:
         machine["threads"] = suite.threads
     record = Record(name, "", suite.baseline, dtype_name(dtype), machine)
-    # Peak rates belong to all threads, and are no limit for memory.
+    # Peak rates are those of all threads, and bound time, not memory.
     has_roofline = suite.metric == "time" and not suite.threads
     before = peak_rates(device, dtype) if has_roofline else {}
     record.cells = run_suite(suite, settings, progress)
-    # Other processes may have been busy during one of both measurements.
+    # Other processes may have slowed down one of the two measurements.
     after = peak_rates(device, dtype) if has_roofline else {}
     record.machine |= {key: max(before[key], after[key]) for key in before}
     if has_roofline:
@@ -212,7 +218,7 @@ def file_name(record: Record) -> str:
 
 
 def command_line(arguments: argparse.Namespace, name: str) -> str:
-    """The command that runs this suite again; where results go is not part of it."""
+    """The command that repeats this suite, without the paths of its results."""
     words = ["headnotes bench", name]
     for option in ("quick", "compile"):
         if getattr(arguments, option):
@@ -263,7 +269,7 @@ def parse_options(
 
 
 def check_output_paths(arguments: argparse.Namespace) -> None:
-    """Raise `OptionError` where results could not be written after all the work."""
+    """Raise `OptionError` before the run if results could not be written after it."""
     json, results = arguments.json, arguments.results
     if json and not json.parent.is_dir():
         raise OptionError(f"`--json {json}`: there is no folder `{json.parent}`")
@@ -320,7 +326,7 @@ def parse_changes(arguments: argparse.Namespace) -> dict[str, Any]:
 def with_options(
     suite: Suite, changes: dict[str, Any], arguments: argparse.Namespace
 ) -> Suite:
-    """A suite with those changes that make sense for it."""
+    """A suite with those changes that apply to it."""
     changes = {**changes}
     is_decoding = "decoding" in suite.modes
     if is_decoding or suite.metric == "memory":

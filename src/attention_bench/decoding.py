@@ -8,18 +8,18 @@ cache, attention, and the output projection.
 
 Decoders differ in what they store, and how it grows:
 
-- `nn` has no cache: it projects the whole text again for each token;
+- `nn` has no cache: it projects the whole sequence again for each token;
 - `cat`, `gpt2` and `x-transformers` copy their cache to a larger one for each token;
 - `fast`, `bmm` and `sdpa` write in place, to a cache with spare capacity. `bmm` and
   `sdpa` are bare kernels on a cache with contiguous heads: no decoder here does less
   work, so the others are compared with them.
 
-Before each measurement the cache is reset to the prefix. The reference for all decoders
-is the core module, which computes the same tokens in one causal pass.
+Before each measurement, the cache is reset to the prefix. The reference output of all
+decoders is that of the core module, which processes the same tokens in one causal pass.
 
 Source: [Efficiently Scaling Transformer
 Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022, section 3.3, on why the
-bytes of the cache are what a step costs.
+bytes of the cache determine the time of a step.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ TOKENS = 8
 
 @dataclass
 class Prefix:
-    """The embedded text so far, with the keys and values that `core` projects it to.
+    """The embedded tokens so far, with the keys and values that `core` makes of them.
 
     `x` is `[k_len, batch_size, d_model]`, the others `[k_len, batch_size, heads, d_k]`.
     """
@@ -94,7 +94,7 @@ class BareKernel(nn.Module):
         self.qkv, self.output, self.kernel = fused.qkv, fused.output, kernel
         self.heads, self.k_len = prefix.core.heads, len(prefix.x)
         key, value = prefix.with_contiguous_heads()
-        # Spare capacity for the tokens to come.
+        # Spare capacity for the tokens to be decoded.
         self.keys = F.pad(key, (0, 0, 0, TOKENS))
         self.values = F.pad(value, (0, 0, 0, TOKENS))
         self.length = self.k_len
@@ -168,7 +168,7 @@ def start_cat(prefix: Prefix) -> Decoder:
 
 
 def start_nn(prefix: Prefix) -> Decoder:
-    """`nn.MultiheadAttention` without a cache: it projects the whole text each time."""
+    """`nn.MultiheadAttention` without a cache: it projects all tokens each time."""
     module: Any = convert.to(prefix.core, "torch")
     k_len = len(prefix.x)
     text = F.pad(prefix.x, (0, 0, 0, 0, 0, TOKENS))

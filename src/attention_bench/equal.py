@@ -34,7 +34,7 @@ from attention_bench.timing import error_summary
 from headnotes.compare.equivalence import difference
 
 # The largest difference that rounding explains, relative to the largest entry: the
-# roundings of a dtype, summed over a few thousand terms.
+# rounding errors of a dtype, summed over a few thousand terms.
 TOLERANCES = {
     torch.float64: 1e-10,
     torch.float32: 1e-4,
@@ -47,7 +47,7 @@ DROPOUT_FACTOR = 2.0
 
 
 def deterministic_outputs(adapter: Adapter, setting: Setting) -> Outputs:
-    r"""Everything of an implementation that can be compared, without dropout.
+    r"""All tensors of an implementation that are compared, without dropout.
 
     >>> from attention_bench.implementations import build_nn_weights
     >>> setting = Setting(2, 3, d_model=10, heads=5, training=True)
@@ -70,10 +70,10 @@ def deterministic_outputs(adapter: Adapter, setting: Setting) -> Outputs:
 
 
 def reference(setting: Setting, dropout: float = 0.0) -> Outputs:
-    r"""What every implementation must compute: the formula, in float32 or better.
+    r"""The expected outputs: the formula of attention, in float32 or better.
 
-    It is written head by head, so that without a gradient it needs the memory of one
-    head's scores only; and it is none of the implementations that are timed.
+    They are computed head by head, so that without a gradient only the scores of one
+    head are in memory. No implementation that is timed shares this code.
 
     >>> setting = Setting(2, 3, "causal", d_model=10, heads=5)
     >>> core = setting.core()
@@ -112,9 +112,9 @@ def reference(setting: Setting, dropout: float = 0.0) -> Outputs:
 def check_equal(
     outputs: Outputs, expected: Outputs, tolerance: float
 ) -> tuple[float, str]:
-    r"""The largest relative error, and how to describe it; "" within the tolerance.
+    r"""The largest relative error, and its description; "" within the tolerance.
 
-    Parts that only one of both has are not compared; each has an output.
+    Parts that only one of the two has are not compared; both have an output.
 
     >>> one, other = torch.ones(2), torch.tensor([1.0, 2.0])
     >>> check_equal({"output": one}, {"output": one}, tolerance=1e-6)
@@ -168,7 +168,8 @@ def build_and_check(
     r"""Build implementations, and compare each with the reference.
 
     Returns the adapters of those that are equal, the relative errors of all, and the
-    reasons why the others are skipped. Unsupported settings are no reason to be listed.
+    reasons why the others are skipped. Implementations that do not support the setting
+    are not listed.
 
     >>> from attention_bench.implementations import IMPLEMENTATIONS
     >>> setting = Setting(2, 3, d_model=10, heads=5)
@@ -192,7 +193,8 @@ def build_and_check(
             continue
         try:
             adapter = implementation.build(core, setting)
-            # One at a time: all outputs together would fill a small machine's memory.
+            # One at a time: all outputs together may exceed the memory of a small
+            # machine.
             start = time.perf_counter()
             outputs = upcast(deterministic_outputs(adapter, setting))
             adapter.first_call_seconds = time.perf_counter() - start
@@ -211,7 +213,7 @@ def build_and_check(
 
 
 def check_dropout(change: float) -> str:
-    r"""How to describe a wrong effect of dropout, as a multiple of the reference's.
+    r"""Describe a wrong effect of dropout, relative to the reference's; "" if right.
 
     >>> check_dropout(1.1)
     ''

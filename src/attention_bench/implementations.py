@@ -1,7 +1,8 @@
 r"""# Benchmarked implementations
 
-Each implementation computes the function of [the core module](../mha.md), with the same
-weights, which [`convert`](../convert.md) copies into it. A *builder* takes the core
+This module builds and calls the implementations that are benchmarked. Each computes the
+function of [the core module](../mha.md), with the same weights, which
+[`convert`](../convert.md) copies into it. A *builder* takes the core
 module and a [setting](setting.md) and returns an *adapter*: the module, a call that
 takes the input in the module's own layout, and where its result has the attention
 weights. Layout and mask are converted before the clock starts, to the form that each
@@ -22,8 +23,8 @@ attention and nothing else:
   unchanged, though the multiplications still cost time;
 - `x-transformers` gets linear layers with biases.
 
-All four use `scaled_dot_product_attention`, which is chosen by an option with another
-name in each. Both packages are imported only where they are used.
+All four use `scaled_dot_product_attention`, which each selects by another option. Both
+packages are imported only where they are used.
 
 Source: the systems on the pages of `implementations/`; of PyTorch
 [`nn.MultiheadAttention`](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html),
@@ -51,14 +52,14 @@ Outputs = dict[str, Tensor]
 
 @dataclass
 class Adapter:
-    """A module, how to call it, and how to read its result."""
+    """A module, a function that calls it, and one that finds weights in its result."""
 
     module: nn.Module
     call: Callable[[Tensor], Any]
     batch_first: bool = True
     # Takes the averaged weights, `[q_len, k_len, batch_size]`, from a result with them.
     get_weights: Callable[[Any], Tensor] | None = None
-    # The time of the first call; a module whose calls take long is then warm.
+    # The time of the first call. After a long one, no further warm-up is needed.
     first_call_seconds: float = 0.0
 
     def switch_layout(self, x: Tensor) -> Tensor:

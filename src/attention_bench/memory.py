@@ -1,16 +1,16 @@
 r"""# Measuring peak memory
 
-For one call, this module measures the *peak*, which is the most memory in use above
-what was in use before the call, and the *retained* memory, which is still in use when
-the result has been freed. On a GPU, PyTorch's allocator counts both exactly. On a CPU
-there is only the *resident set size* that the operating system reports for the process.
-So each implementation runs in a process of its own, whose allocator returns freed
-memory at once, and whose high-water mark is reset before each call.
+This module measures the memory of one call: its *peak*, the largest amount in use
+during the call minus the amount in use before it, and the *retained* memory, which is
+still in use after the result has been freed. On a GPU, PyTorch's allocator counts both
+exactly. On a CPU, only the *resident set size* of the process is known, from the
+operating system. So each implementation runs in a process of its own. Its allocator
+returns freed memory at once, and its peak is reset before each call.
 
 $$\texttt{peak} = \texttt{VmHWM}_\text{after} - \texttt{VmRSS}_\text{before}$$
 
-This is the memory that a machine must have free, with the buffers of libraries
-included; a sum over tensors would miss those.
+This is the memory that must be free for the call. It includes the buffers of libraries,
+which a sum over tensors would not.
 
 Source: [proc(5)](https://man7.org/linux/man-pages/man5/proc_pid_clear_refs.5.html) for
 `clear_refs`, [mallopt(3)](https://man7.org/linux/man-pages/man3/mallopt.3.html) for
@@ -39,7 +39,7 @@ Measurement = dict[str, int] | str
 # glibc maps blocks from 64 KiB up one by one, and unmaps them when they are freed.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
-# Linux only: the memory of this process, and the file that resets its high-water mark.
+# Linux only: the memory of this process, and the file that resets its peak.
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
@@ -57,9 +57,9 @@ def resident_bytes() -> tuple[int, int]:
         current = 1024 * int(kilobytes.get("VmRSS", 0))
         peak = 1024 * int(kilobytes.get("VmHWM", 0))
         return current, max(current, peak)
-    # Other systems know only the peak of the whole process, so a call shows only if it
-    # needs more than all calls before it. This is why lengths are measured in ascending
-    # order.
+    # Other systems report only the peak of the whole process, so a call is visible only
+    # if it needs more than all calls before it. For this reason, lengths are measured
+    # in ascending order.
     import resource
 
     unit = 1 if sys.platform == "darwin" else 1024
@@ -68,7 +68,7 @@ def resident_bytes() -> tuple[int, int]:
 
 
 def reset_peak(device: torch.device) -> int:
-    """Reset the high-water mark; return the bytes in use now."""
+    """Reset the peak; return the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -106,7 +106,7 @@ def measure(name: str, setting: Setting) -> dict[str, int]:
 def measure_in_subprocess(
     name: str, settings: Sequence[Setting], threads: int, timeout: float = 600
 ) -> Iterator[Measurement]:
-    r"""Measure settings in one new process, which may be killed for lack of memory."""
+    r"""Measure settings in one new process, which may be killed if out of memory."""
     spec = {
         "name": name,
         "threads": threads,
@@ -143,7 +143,8 @@ def main(spec: dict[str, Any]) -> None:
     """Measure, and print one line of JSON for each setting: the bytes, or an error."""
     torch.set_num_threads(spec["threads"])
     settings = [Setting.from_dict(fields) for fields in spec["settings"]]
-    # The first call starts threads and loads kernels: it runs twice, and counts once.
+    # The first setting runs twice, because its first call starts threads and loads
+    # kernels; only the second run counts.
     for number, setting in enumerate([*settings[:1], *settings]):
         measurement: Measurement
         try:

@@ -2,8 +2,8 @@ r"""# Records and reports
 
 A *record* holds the results of one suite on one machine, setting by setting: the
 machine, all versions, the commit, and the command that measures it again. It is written
-as JSON to a file named for the suite and the machine, so a record of another machine
-goes to another file, and a later one of the same machine replaces the earlier.
+as JSON to a file named after the suite and the machine: a later record of the same
+machine replaces the earlier one, and a record of another machine has its own file.
 
 ```json
 {"suite": "inference", "machine": {"device": "…", "torch": "…"}, "cells": [
@@ -27,10 +27,9 @@ measured there lists its `doubts`, and has neither speedups nor shares of peak r
 exponents.
 
 The peak rates are measured right before and after a suite: FLOP/s of a large matrix
-product, and bytes per second of a copy that does not fit into any cache. By the
-roofline model, the time of a setting is bounded from below by the longer of two times;
-an implementation that reaches 80 % of a peak rate can be made at most 1.25 times as
-fast.
+product, and bytes per second of a copy that does not fit into any cache. In the
+roofline model, the time of a setting is at least the longer of two times. So an
+implementation that reaches 80 % of a peak rate can become at most 1.25 times as fast.
 
 $$t \ge \max\left(\frac{\text{FLOPs}}{\text{FLOPs per second}},
   \frac{\text{bytes}}{\text{bytes per second}}\right)$$
@@ -150,7 +149,8 @@ def write(path: Path, text: str) -> None:
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        # The permissions of a usual new file; `mkstemp` lets only its owner read it.
+        # The permissions of a usual new file; `mkstemp` allows only its owner to read
+        # it.
         new.chmod(0o644)
         new.replace(path)
     except BaseException:
@@ -201,7 +201,7 @@ def table_lines(record: Record) -> Iterator[str]:
 
 
 def cost(result: dict[str, float]) -> float:
-    """What results are sorted by: the time, or the peak memory."""
+    """The sort key of a result: its time, or its peak memory."""
     return result["seconds"] if "seconds" in result else result["peak"]
 
 
@@ -224,7 +224,7 @@ def result_text(name: str, result: dict[str, float], baseline: str) -> str:
         tie = "tie" if is_tie else ""
         text += f"   {result['speedup']:6.2f} × {baseline} {tie:4}"
     if "flops_utilization" in result:
-        # Only the peak rate that the result is closer to limits it.
+        # The limit is the peak rate that the result comes closer to.
         flops, bandwidth = result["flops_utilization"], result["bandwidth_utilization"]
         limit = "peak FLOP/s" if flops >= bandwidth else "peak bandwidth"
         text += f"{max(flops, bandwidth):4.0%} of {limit}"
@@ -358,7 +358,7 @@ def peak_rates(
     with torch.inference_mode():
         a = torch.ones(size, size, dtype=dtype, device=device)  # [size, size]
         out = torch.empty_like(a)
-        # One more, because the first is never the fastest.
+        # One more than `repeats`, because the first is never the fastest.
         matmul_seconds = min(
             timer(lambda: torch.mm(a, a, out=out), 1) for _ in range(1 + repeats)
         )

@@ -1,8 +1,8 @@
 r"""# Running a suite
 
-A suite runs setting by setting: build the implementations, check that they are equal,
-time them. An implementation that raises does not end the run: it is skipped in this
-setting, and the record has the reason.
+This module runs a suite, setting by setting: it builds the implementations, checks that
+they are equal, and times them. An implementation that raises an exception does not end
+the run: it is skipped in this setting, and the record holds the reason.
 
 On tiny tensors, the time of a call depends on the number of operators that Python
 dispatches. So suites on one thread count these as well.
@@ -44,10 +44,10 @@ from attention_bench.timing import (
     timer_for,
 )
 
-# A first call that takes so many seconds needs no second one to be warm.
+# After a first call of at least so many seconds, no second warm-up call is needed.
 WARM_SECONDS = 0.1
 
-# Called before each setting, with the number of finished ones and what comes next.
+# Called before each setting, with the number of finished settings and the next one.
 ProgressCallback = Callable[[int, str], None]
 
 
@@ -168,7 +168,7 @@ def add_timings(
 
 
 def add_roofline(cell: Cell, peak_rates: Mapping[str, float]) -> None:
-    """Add to each result which share of the machine's peak rates it reaches."""
+    """Add to each result its share of the machine's peak rates."""
     for result in cell.results.values():
         flops_per_second = cell.setting["flops"] / result["seconds"]
         bytes_per_second = cell.setting["bytes"] / result["seconds"]

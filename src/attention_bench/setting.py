@@ -1,10 +1,10 @@
 r"""# Benchmark settings
 
 A *setting* is one row of a benchmark table: batch size, length, mask, dropout
-probability, dtype and device. This module makes the tensors of a setting, the same for
-every implementation, and counts the arithmetic and the memory traffic that the setting
-needs. In a *decoding* setting the query is one token of each batch item, and `seq_len`
-is the number of keys in the cache.
+probability, dtype and device. This module creates the tensors of a setting, the same
+for every implementation, and counts the arithmetic and the memory traffic that the
+setting needs. In a *decoding* setting the query is one token of each batch item, and
+`seq_len` is the number of keys in the cache.
 
 FLOPs are counted for the function, not for an implementation of it: multiplications and
 additions of the four projections, and of the two matrix products for each pair of a

@@ -1,6 +1,7 @@
 r"""# Benchmark suites
 
-A *suite* is a list of settings and a list of implementations. There are six:
+A *suite* is a list of settings and a list of implementations to measure in them. There
+are six suites:
 
 - `inference`: time of a forward pass;
 - `training`: time of a forward and a backward pass, without dropout and with it;
@@ -13,7 +14,7 @@ Each has a quick form with fewer settings; `headnotes bench --quick` runs all si
 
 Source: the width is that of the base model of [Attention Is All You
 Need](https://arxiv.org/abs/1706.03762), Vaswani et al. 2017, table 3; the lengths go
-from that of a sentence to that of a chapter.
+from a sentence (10 tokens) to a chapter (thousands).
 """
 
 from dataclasses import dataclass, replace
@@ -142,8 +143,8 @@ QUICK_SUITES = {
     "tiny": quick("tiny", ((1, 12),), masks=("none",)),
 }
 
-# Implementations that hold all scores at once are measured up to these lengths only:
-# beyond, they take minutes and all memory of a small machine, to be the slowest again.
+# Implementations that hold all scores at once are measured up to these lengths only.
+# At longer ones they take minutes and all memory of a small machine.
 MAX_SEQ_LEN = dict.fromkeys(TUTORIALS, 1024) | dict.fromkeys(
     ("core", "fast-weights", "nn-weights", "nn-fastpath"), 4096
 )

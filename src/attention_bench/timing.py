@@ -1,9 +1,10 @@
 r"""# Timing implementations side by side
 
-Implementations are timed in *rounds*: each round measures one sample of every
-implementation, one after the other, so a machine that slows down slows all of them. The
-order changes from round to round until each implementation has followed each other one
-equally often, because the predecessor decides what lies in the CPU's caches.
+This module times several implementations fairly, also on a machine whose speed changes.
+They are timed in *rounds*: each round measures one sample of every implementation, one
+after the other, so a machine that slows down slows all of them. The order changes from
+round to round until each implementation has followed each other one equally often,
+because its predecessor determines the content of the CPU's caches.
 
 The reported time is the *median* of the samples, with the quartiles as its spread. A
 *speedup* is the median of the ratios *within* rounds: both samples of such a ratio were
@@ -55,7 +56,7 @@ def round_order(count: int, round_number: int) -> list[int]:
 
 
 class TimedCall:
-    """A call that measures itself: each invocation returns one sample in seconds."""
+    """A call with its timer: each invocation returns one sample in seconds."""
 
     def __init__(
         self,
@@ -176,9 +177,9 @@ def time_side_by_side(
 
     A call is a `TimedCall`, or any function that returns seconds. All have an equal
     share of the `seconds`; one that has used its share is left out of further rounds,
-    but not before `min_rounds`, unless it has used all of the `seconds` alone. So the
-    slow ones cannot use up the time of the fast ones, which need more samples to be
-    told apart.
+    but not before `min_rounds`, unless it has used all of the `seconds` alone. So slow
+    implementations cannot use up the time of fast ones, which need more samples to be
+    distinguished.
 
     >>> timings, errors = time_side_by_side(
     ...     {"tortoise": lambda: 9.0, "hare": lambda: 1.0},

@@ -1,4 +1,4 @@
-"""Laws that every attention must obey; `check` tests them on any implementation."""
+"""Laws of attention, and `check`, which tests them on any implementation."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

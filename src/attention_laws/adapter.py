@@ -1,21 +1,21 @@
 r"""# Options and call adapter
 
-Every attention computes the same thing, and hardly two have the same signature: batch
-first or sequence first, one input or three, a bool mask in which True means *may
-attend* or *is ignored*, an additive mask, lengths instead, or no mask. An `Adapter`
-holds these facts about one attention, so that each law is written once. `Options` are
-those of the facts that you state yourself; [the others are inferred](infer.md).
+An `Adapter` describes how one attention implementation is called, so that each law is
+written once. Implementations differ in their signatures: batch first or sequence first,
+one input or three, a bool mask in which True means *may attend* or *is ignored*, an
+additive mask, lengths, or no mask. `Options` are the facts that you give yourself; [the
+others are inferred](infer.md).
 
 The adapter writes each call as *source text*. A law runs the very lines that it prints
-when it fails, so a counterexample cannot differ from what was measured.
+when it fails, so a counterexample cannot differ from what was executed.
 
 A shape is written with one letter for each axis: `b` batch item, `l` position, `h`
 head, `d` feature, `q` and `k` position of the query and of the key, `n` batch items
 times heads flattened into one axis, `1` an axis of size 1. So `bld` is batch first, and
 a mask `b1qk` broadcasts over its axis for heads.
 
-Source: the conventions are those compared in [who differs
-how](../../compare/differences.md).
+Source: the conventions are those in the table of
+[differences](../../compare/differences.md).
 """
 
 import ast
@@ -66,7 +66,7 @@ PROJECTIONS = ("query", "key", "value", "out", "fused")
 
 
 class CallError(ValueError):
-    """The attention could not be called; the message names the option that helps."""
+    """The module could not be called; the message names the option to set."""
 
 
 class UnsupportedMaskError(ValueError):
@@ -187,7 +187,7 @@ class MaskArgument:
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact about an attention; `source` is "given", "inferred" or "assumed"."""
+    """One fact about the implementation; `source`: "given", "inferred" or "assumed"."""
 
     name: str
     value: str
@@ -196,7 +196,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Adapter:
-    r"""All that the laws need to know about one attention.
+    r"""How one attention implementation is built, called and read.
 
     `target` is a function, a module, or a module class. A class is built anew at each
     size, so that a counterexample can shrink. `attention_laws.infer.infer_adapter`
@@ -310,7 +310,7 @@ def index_source(index: int | slice | list[int]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    r"""What you state about an attention, instead of letting it be inferred.
+    r"""The facts about an implementation that you give instead of having them inferred.
 
     `headnotes check` has a flag for each option, `check` and the pytest fixture take
     them as keyword arguments.
@@ -321,11 +321,11 @@ class Options:
       either part may be left out; `{"none": ""}` means that there is no mask;
     - `init_args`: arguments of the constructor;
     - `call_args`: arguments that are passed with each call;
-    - `heads`, `kv_heads`, `d_model`: sizes, where the attention does not show them;
+    - `heads`, `kv_heads`, `d_model`: sizes, where they cannot be inferred;
     - `causal`: whether it is causal without a mask;
-    - `window`: the number of keys a query attends to in a sliding window, itself
+    - `window`: the number of keys that a query attends to in a sliding window, its own
       included;
-    - `positions`: its position encoding, one of `POSITIONS`;
+    - `positions`: its positional encoding, one of `POSITIONS`;
     - `weights`: where the attention weights are, such as `"[1]"` of the result or
       `".attn"`, with their axes after a colon; `"none"` to leave them unchecked;
     - `projections`: names of the submodules for "query", "key", "value" and "out", or

@@ -100,7 +100,7 @@ def allowed_keys_attended(script: Script) -> None:
                     place = adapter.index(l=key, b=item)
                     message = (
                         f"query {query} of batch item {item} does not attend to key "
-                        f"{key}, which the mask allows (state `window` if it has a "
+                        f"{key}, which the mask allows (give `window` if it has a "
                         f"sliding window)"
                     )
                     script.assert_true(f"{grad}{place}.any()", message)
@@ -151,7 +151,7 @@ def formula(script: Script) -> None:
     adapter = script.adapter
     skip_unless(
         adapter.positions == "none",
-        f"has a position encoding: {adapter.positions}",
+        f"has a positional encoding: {adapter.positions}",
     )
     for mode in script.modes():
         for allowed, mask in script.mask_cases():

@@ -1,12 +1,12 @@
 r"""# Running the laws
 
-`check` runs all laws on an attention, and returns a `Report`: which laws pass, which
-fail and by which counterexample, which do not apply and why.
+`check` runs all laws on an implementation of attention, and returns a `Report`: which
+laws pass, which fail and by which counterexample, which do not apply and why.
 
-Each law runs at several sizes, from small to large. Some have coincidences in them (as
-many batch items as tokens, or as heads), where masks of the wrong shape broadcast
-without an error. A counterexample is then shrunk: its sizes are reduced as long as the
-law still fails.
+Each law runs at several sizes, from small to large. In some of them, two sizes are
+equal (batch size and length, or batch size and heads), so that a mask of the wrong
+shape broadcasts without an error. A counterexample is then shrunk: its sizes are
+reduced as long as the law still fails.
 
 Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md).
 """
@@ -43,8 +43,8 @@ LAWS: dict[str, Law] = {
     if isinstance(each, Law)
 }
 
-# Exceptions that an author raises on purpose. Any other comes from inside, and is a
-# failure.
+# Exceptions that authors raise on purpose, to refuse an input. Any other exception is a
+# bug, and counts as a failure.
 REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
 
 # Time in which a counterexample may be shrunk. Most need a few milliseconds.
@@ -87,7 +87,7 @@ class LawResult:
 
 @dataclass(frozen=True)
 class Report:
-    """The results of all laws on one attention; prints as a table."""
+    """The results of all laws on one implementation; prints as a table."""
 
     name: str
     facts: tuple[Fact, ...]
@@ -137,7 +137,7 @@ class Report:
 
 
 def explain(result: LawResult) -> list[str]:
-    """The lines of a report about a law that fails: what it says, and the program."""
+    """The lines of a report about a law that fails: statement, reason and program."""
     example = result.counterexample
     assert example is not None
     reason = textwrap.wrap(
@@ -154,9 +154,9 @@ def explain(result: LawResult) -> list[str]:
 
 
 def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
-    """The sizes to run at: each pair of axes differs in one, and coincides in one."""
-    # As many batch items as tokens, or as heads: there a mask broadcasts that should
-    # not.
+    """The sizes to run at; each pair of axes differs at one of them."""
+    # Where the batch size equals the length, or the number of heads, a mask broadcasts
+    # that should not.
     as_heads = max(2, min(adapter.heads, 8))
     lengths = [(2, 4, 5), (3, 3, 3), (as_heads, 4, 7)]
     if thorough:
@@ -203,7 +203,7 @@ def run_once(
         violation.sizes = script.sizes
         raise
     except ScriptError as failure:
-        # An attention that refuses an input in clear words gives no wrong answer.
+        # An implementation that refuses an input with a message gives no wrong output.
         if isinstance(failure.error, REFUSALS):
             raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
         code = script.program()
@@ -229,7 +229,8 @@ def check_law(
             reason = reason or str(refusal)
             continue
         except LawViolation as violation:
-            # A wrong output says more than an exception: look for one at other sizes.
+            # A wrong output is more informative than an exception: try other sizes,
+            # too.
             is_wrong_output = not exception_text(violation)
             if found is None or is_wrong_output:
                 found = sizes, violation
@@ -275,7 +276,7 @@ def shrink(
                     sizes, violation, progress = smaller, still, True
                     break
             except Exception:
-                # The attention, or the test, cannot run at this size.
+                # The implementation, or the test, cannot run at this size.
                 continue
     return sizes, violation
 
@@ -287,7 +288,7 @@ def exception_text(violation: LawViolation) -> str:
 
 
 def import_line(attention: Any, name: str) -> str:
-    """The line that imports an attention, if it is an attribute of a module."""
+    """The line that imports the implementation, if it is an attribute of a module."""
     module = getattr(attention, "__module__", None)
     if (
         getattr(sys.modules.get(module or ""), name, None) is attention
@@ -336,16 +337,16 @@ def check(
     progress: Callable[[int, int, str], None] | None = None,
     **options: Any,
 ) -> Report:
-    r"""Run all laws on `attention`, or `only` some, without those to `skip`.
+    r"""Run all laws on `attention`, or those in `only`, without those in `skip`.
 
-    `attention` is a module class, a module, or a function; it is not changed.
+    `attention` is a module class, a module, or a function; it is not modified.
     `thorough` runs at more sizes, compiles with the default backend, and runs the
-    strict laws, too. `name` and `imports` are what counterexamples call the attention,
-    and the lines by which they import it. `progress` is called before each law with the
-    number of laws done, the number of all, and the name of the law. All other keyword
-    arguments are `Options`, which state what is otherwise inferred.
+    strict laws, too. `name` is the name of the implementation in counterexamples, and
+    `imports` the lines that import it there. `progress` is called before each law with
+    the number of finished laws, the number of all laws, and the name of the law. All
+    other keyword arguments are `Options`, which replace what is otherwise inferred.
 
-    Raises `CallError`, a `ValueError`, where no way to call the attention was found.
+    Raises `CallError`, a `ValueError`, where no way to call `attention` was found.
 
     >>> laws = ["causality", "fully_masked_rows"]
     >>> report = check(torch.nn.MultiheadAttention, only=laws)

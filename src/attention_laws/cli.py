@@ -5,12 +5,13 @@ $ headnotes check my_model.py:MyAttention
 $ headnotes check my_model.py:MyAttention --init-args "d_model=64, heads=4" --causal
 ```
 
-A module class is built, a module or a function is checked as it is. What no option
-states is inferred, and printed above the table of results.
+The command tests the [laws of attention](../../compare/laws.md) on an implementation
+in a file. A module class is instantiated; a module or a function is checked as it is.
+What no option gives is inferred, and printed above the table of results.
 
-The exit status is 0 if no law fails, 1 if one does, and 2 if the attention could not be
-called at all, so that the command can run in CI as it is. `--skip` leaves out a law
-that is violated on purpose; the table shows that it was skipped.
+The exit status is 0 if no law fails, 1 if one does, and 2 if the implementation could
+not be called at all, so the command can run in CI. `--skip` leaves out a law that is
+violated on purpose; the table shows that it was skipped.
 
 Source: [running the laws](checker.md), from the command line.
 """
@@ -41,7 +42,11 @@ DTYPES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one flag for each option of `check`, under the same name."""
     add = parser.add_argument
-    add("target", metavar="FILE.py:NAME", help="or package.module:NAME")
+    add(
+        "target",
+        metavar="FILE.py:NAME",
+        help="module class, module or function to check; or package.module:NAME",
+    )
     add_call_arguments(parser)
     add("--heads", type=int, metavar="N", help="number of query heads")
     add("--kv-heads", type=int, metavar="N", help="number of key and value heads")
@@ -49,31 +54,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--causal",
         action=argparse.BooleanOptionalAction,
-        help="whether it is causal without a mask",
+        help="whether the module is causal without a mask",
     )
     add(
         "--window",
         type=int,
         metavar="N",
-        help="keys that a query attends to in a sliding window, itself included",
+        help="keys that a query attends to in a sliding window, its own included",
     )
-    add("--positions", default="", choices=POSITIONS, help="its position encoding")
+    add(
+        "--positions",
+        default="",
+        choices=POSITIONS,
+        help="positional encoding of the module",
+    )
     add(
         "--unused-parameters",
         default="",
         metavar="A,B",
         help="parameters that are meant to receive no gradient",
     )
-    add("--only", default="", metavar="LAW,LAW", help=f"laws: {', '.join(LAWS)}")
-    add("--skip", default="", metavar="LAW,LAW", help="laws to leave out")
+    add(
+        "--only",
+        default="",
+        metavar="LAW,LAW",
+        help=f"laws to run, instead of all: {', '.join(LAWS)}",
+    )
+    add("--skip", default="", metavar="LAW,LAW", help="laws to skip")
     add(
         "--thorough",
         action="store_true",
         help="more sizes, torch.compile with its default backend, and strict laws",
     )
     add("--device", default="cpu", help="device to run on, such as cuda")
-    add("--dtype", default="float32", help=", ".join(DTYPES))
-    add("--seed", type=int, default=0, help="seed of inputs and parameters")
+    add(
+        "--dtype",
+        default="float32",
+        help=f"dtype of inputs and parameters: {', '.join(DTYPES)}",
+    )
+    add("--seed", type=int, default=0, help="random seed of inputs and parameters")
     add("--json", action="store_true", help="print the report as JSON")
 
 
@@ -90,7 +109,8 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         default="",
-        help=f"axes of the inputs: {', '.join(LAYOUTS)}, or letters such as bld",
+        help=f"axes of the inputs: {', '.join(LAYOUTS)}, or letters such as bld (b "
+        "batch item, l position, h head, d feature)",
     )
     add(
         "--inputs",
@@ -105,7 +125,8 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=KIND:AXES",
         help="a mask argument: its kind ("
         + "; ".join(f"{kind}: {meaning}" for kind, meaning in MASK_KINDS.items())
-        + "), and letters for its axes, such as bqk; `none` for no mask at all",
+        + "), and letters for its axes, such as bqk (b batch item, h head, q query, k "
+        "key, n batch items times heads, 1 an axis of size 1); `none` for no mask",
     )
     add(
         "--weights",
@@ -128,7 +149,7 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the attention that is named, print the report, return the exit status."""
+    """Check the named implementation, print the report, return the exit status."""
     progress = ProgressBar()
     try:
         options = parse_options(arguments)
@@ -202,7 +223,7 @@ def parse_keywords(option: str, text: str) -> dict[str, Any]:
 
 
 def load_attention(target: str) -> tuple[str, str, Any]:
-    """Import an attention; its name, the lines that import it, and the attention."""
+    """Import the target; return its name, the lines that import it, and the target."""
     where, _, name = target.rpartition(":")
     is_file = where.endswith(".py")
     path = Path(where).resolve()
@@ -231,7 +252,7 @@ def load_attention(target: str) -> tuple[str, str, Any]:
         raise CallError(
             f"`{target}` cannot be imported ({type(error).__name__}: {error})"
         ) from error
-    # A file named like an installed or built-in module loses against it.
+    # An installed or built-in module of the same name takes precedence over the file.
     imported_file = sys.modules[module].__file__
     if is_file and not (imported_file and path.samefile(imported_file)):
         raise CallError(

@@ -1,11 +1,12 @@
-r"""# Inferring how an attention is called
+r"""# Inferring the calling convention
 
-The checker infers what you do not state. Names give most of it: a constructor with
-`embed_dim` and `num_heads` says how to build the module, a `forward(query, key, value,
-attn_mask)` what it takes. Small calls with random inputs answer the rest: along which
-axis do tokens influence each other? Does a key lose its influence where a mask is True,
-or where it is False? All inferred facts stand above the table of results, so that you
-see a wrong guess, and can correct it with an [option](adapter.md#Options).
+The checker infers how your implementation is built and called, as far as you do not
+give it as an option. Names are the first evidence: a constructor with `embed_dim` and
+`num_heads` shows how to build the module, a `forward(query, key, value, attn_mask)`
+what it takes. Small calls with random inputs answer the rest: along which axis do
+tokens influence each other? Does a key lose its influence where a mask is True, or
+where it is False? All inferred facts are printed above the table of results, so that
+you see a wrong guess, and can correct it with an [option](adapter.md#Options).
 
 Source: the [dictionary](names.md) of names, and the [probes](../compare/probes.md) of
 calling conventions.
@@ -38,14 +39,14 @@ from attention_laws.adapter import (
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script
 
-# Candidates for the axes of masks and of attention weights. Those of masks that can
-# express more stand first.
+# Candidates for the axes of masks and of attention weights. Masks that can express more
+# come first.
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk")
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
 
 
 def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> Adapter:
-    r"""Infer how `attention` is called, as far as `options` do not state it.
+    r"""Infer how `attention` is called, as far as `options` do not give it.
 
     Raises `CallError` where no way to call it was found.
     """
@@ -76,7 +77,7 @@ class CallProbe:
     def __init__(self, adapter: Adapter, options: Options) -> None:
         self.adapter = adapter
         self.options = options
-        self.first_error = ""  # why the first call that failed did so
+        self.first_error = ""  # the reason why the first failing call failed
 
     def record(self, name: str, value: object, source: str, **fields: Any) -> None:
         """Add a fact to the report, and set fields of the adapter."""
@@ -140,7 +141,7 @@ def error_location(error: Exception) -> str:
 
 
 def find_output(result: Any, query: Tensor) -> str | None:
-    """The index of the first tensor with the shape of the query, but for its width."""
+    """The index of the first tensor shaped like the query, except for its width."""
     parts: list[tuple[str, Any]] = [("", result)]
     if isinstance(result, dict):
         parts = [(f"[{key!r}]", value) for key, value in result.items()]
@@ -158,7 +159,7 @@ def influence(
     changed: dict[str, Any],
     observed: dict[str, Any],
 ) -> float:
-    """How much the output at `observed` moves if keys and values at `changed` do."""
+    """How much the output at `observed` changes if keys and values at `changed` do."""
     before = script.call(args)
     after = script.call(script.perturb(args, **changed))
     difference = script.evaluate(
@@ -192,7 +193,7 @@ def check_argument_names(probe: CallProbe) -> None:
 
 
 def infer_heads(probe: CallProbe) -> None:
-    """How many heads a module has, or a function is called with."""
+    """The number of heads that a module has, or that a function is called with."""
     target, options = probe.adapter.target, probe.options
     is_instance = isinstance(target, nn.Module)
     heads = options.heads or names.size_attribute(target, "{heads}")
@@ -320,7 +321,8 @@ def infer_layout(probe: CallProbe) -> None:
     Raises `CallError` where no call succeeds.
     """
     adapter, options = probe.adapter, probe.options
-    # Layouts of one group accept the same tensors, and are told apart by their outputs.
+    # Layouts of one group accept the same tensors, and are distinguished by their
+    # outputs.
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"]]
     if not adapter.is_module:
         groups = [groups[1], groups[0], groups[2]]
@@ -347,8 +349,8 @@ def infer_layout(probe: CallProbe) -> None:
                     return
     raise CallError(
         f"`{adapter.name}` could not be called with small random inputs: it "
-        f"{probe.first_error}; state how with `--layout`, `--inputs`, `--mask`, "
-        f"`--init-args`, `--call-args` or `--d-model`"
+        f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
+        f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
 
 
@@ -375,8 +377,8 @@ def infer_masks(probe: CallProbe) -> None:
     """Which arguments hide keys, and how they encode it."""
     given = dict(probe.options.mask)
     found: dict[str, list[MaskArgument]] = {}
-    # The candidate that lets least of a hidden key through, for an attention with a
-    # leak: its laws are to be checked, not its mask to be overlooked.
+    # The candidate for which hidden keys have the least influence. An implementation
+    # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
@@ -438,7 +440,7 @@ def mask_leakage(probe: CallProbe, mask: MaskArgument) -> float | None:
 def infer_weights(probe: CallProbe) -> None:
     """Where the attention weights are, in the result or in an attribute.
 
-    Raises `CallError` where they are not where the option `weights` says.
+    Raises `CallError` if the option `weights` names a place where there are none.
     """
     adapter, options = probe.adapter, probe.options
     call = probe.try_call()
@@ -510,14 +512,14 @@ def check_parameter_names(module: nn.Module, options: Options) -> None:
 
 
 def infer_behavior(probe: CallProbe) -> None:
-    """What it does without arguments: causality, cross-attention, positions, cache."""
+    """How it behaves without a mask: causality, cross-attention, positions, cache."""
     adapter, options = probe.adapter, probe.options
     call = probe.try_call()
     assert call is not None  # as it succeeded for the layout
 
     late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
-    # A class named causal is one, even if it leaks: the laws will show the leak.
+    # A class named causal is meant to be, even if it leaks: the laws show the leak.
     causal = "causal" in adapter.name.lower()
     if options.causal is not None:
         causal, source = options.causal, "given"

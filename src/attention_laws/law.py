@@ -1,16 +1,16 @@
 r"""# Defining a law
 
-A law is a property that every correct attention has: one sentence, a formula, a reason,
-and a test that can fail. It is written as a function whose docstring holds the first
-three, so that this page, the output of `headnotes check` and the [list of all
-laws](../../compare/laws.md) show the same text.
+A law is a property of every correct implementation of attention. It consists of a
+statement, a formula, a reason, and a test that can fail. It is written as a function
+whose docstring holds the first three, so that its page, the output of `headnotes check`
+and the [list of all laws](../../compare/laws.md) show the same text.
 
 A test ends in one of three ways:
 
-- it returns: the attention passes;
-- it raises `LawViolation`, with the failing example: the attention fails;
-- it raises `NotApplicable`, with the reason. An attention without a mask argument, for
-  example, cannot be tested on its masks.
+- it returns: the implementation passes;
+- it raises `LawViolation`, with the failing example: the implementation fails;
+- it raises `NotApplicable`, with the reason: an implementation without a mask argument,
+  for example, cannot be tested on its masks.
 
 Source: property-based testing, [QuickCheck](https://doi.org/10.1145/351240.351266),
 Claessen and Hughes 2000: state what must hold for all inputs, search for a
@@ -35,7 +35,7 @@ class Law:
     r"""A law: its name, statement, formula and reason, and the function that tests it.
 
     `slow` marks a test that takes seconds, and runs at one size only. `strict` marks a
-    law that most correct attention fails; it runs only on request.
+    law that most correct implementations violate; it runs only on request.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Law:
 
 
 class NotApplicable(Exception):  # noqa: N818
-    """This attention lacks what the law is about; the message says what."""
+    """The law does not apply to this implementation; the message gives the reason."""
 
 
 def skip_unless(condition: object, reason: str) -> None:
@@ -78,7 +78,7 @@ def first_line(error: Exception) -> str:
 
 
 class LawViolation(Exception):  # noqa: N818
-    """The attention violates the law; carries the program that shows it.
+    """An implementation violates a law; `code` is the program that shows it.
 
     `difference` is the largest absolute difference found, and NaN where the law is not
     about a difference.
@@ -108,8 +108,8 @@ def law(
     The docstring of the test gives the texts: its first paragraph is the statement, the
     part between `$$` the formula, and the rest the reason.
 
-    >>> parse_docstring('One is one.\n\n$$1 = 1$$\n\nOr nothing is.')
-    ('One is one.', '1 = 1', 'Or nothing is.')
+    >>> parse_docstring("Weights are shares.\n\n$$a \\ge 0$$\n\nNone is negative.")
+    ('Weights are shares.', 'a \\ge 0', 'None is negative.')
     """
 
     def decorate(test: LawTest) -> Law:

@@ -2,8 +2,8 @@ r"""# Laws of masking
 
 Masks are the most frequent source of attention bugs. A mask that is inverted, dropped
 in evaluation, or shifted by one still gives outputs of the right shape and a loss that
-falls; a model that can see the next token even learns faster. So each of these laws
-*changes* tokens that must not be seen, and tests whether any output changes.
+falls; a model that can see the next token even learns faster. So most of these laws
+*change* tokens that the mask hides, and test whether any output changes.
 
 Source: the cases are those of published bugs; the [bug
 museum](../../compare/museum.md) shows them.
@@ -167,9 +167,10 @@ def batch_independence(script: Script) -> None:
 
     $$\partial y_b / \partial x_{b'} = 0 \quad \text{for } b \neq b'$$
 
-    Which sequences share a batch is chance. Statistics over the batch, a `view` that
-    confuses heads with batch items, and masks that broadcast only because two sizes are
-    equal all break this, and the results of a sequence then depend on the others.
+    The sequences of a batch are chosen at random. Statistics over the batch, a `view`
+    that confuses heads with batch items, and masks that broadcast only because two
+    sizes are equal all break this, and the results of a sequence then depend on the
+    others.
     """
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")

@@ -4,7 +4,7 @@ Implementations of attention name their parts differently, but from a small voca
 This module is the dictionary: which argument of a constructor is the number of heads,
 which submodule is the projection of the query, which argument of `forward` is a mask.
 
-Source: the names used on the pages under *As others write it*, in
+Source: the names used on the pages under *Other implementations*, in
 [PyTorch](https://docs.pytorch.org/docs/stable/nn.html), in Hugging Face's transformers
 and in the usual tutorials.
 """

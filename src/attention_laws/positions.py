@@ -1,8 +1,8 @@
 r"""# Laws of order and positions
 
-Attention without a position encoding operates on a set: only the mask distinguishes
-one position from another. A sliding window, a bias that grows with the distance, or a
-rotation is stated as an option, and has a law of its own.
+Attention without a positional encoding operates on a set: only the mask distinguishes
+one position from another. A sliding window, a bias that grows with the distance (ALiBi)
+and a rotation (RoPE) are given as options, and each has a law of its own.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.5;
 [ALiBi](https://arxiv.org/abs/2108.12409), section 3;
@@ -24,7 +24,7 @@ def reorder(script: Script, name: str, order: list[int]) -> str:
 
 @law
 def key_permutation(script: Script) -> None:
-    r"""Without position encoding, the order of the keys does not matter.
+    r"""Without positional encoding, the order of the keys does not matter.
 
     $$\textstyle\sum_j a_{ij} v_j = \sum_j a_{i\pi(j)} v_{\pi(j)}$$
 
@@ -33,7 +33,7 @@ def key_permutation(script: Script) -> None:
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(
-        adapter.positions == "none", f"has a position encoding: {adapter.positions}"
+        adapter.positions == "none", f"has a positional encoding: {adapter.positions}"
     )
     skip_unless(adapter.window is None, "has a sliding window, so the order matters")
     skip_unless(length > 2, "needs three tokens")
@@ -68,7 +68,7 @@ def query_permutation(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(
-        adapter.positions == "none", f"has a position encoding: {adapter.positions}"
+        adapter.positions == "none", f"has a positional encoding: {adapter.positions}"
     )
     skip_unless(not adapter.causal, "is always causal, so the order matters")
     skip_unless(adapter.window is None, "has a sliding window, so the order matters")
@@ -114,7 +114,7 @@ def incremental_decoding(script: Script) -> None:
             continue
         # An attention without a cache can be given new queries and all keys.
         skip_unless(
-            not adapter.single_input and not adapter.causal, "`cache` is not stated"
+            not adapter.single_input and not adapter.causal, "`cache` is not given"
         )
         allowed = script.all_allowed(length, length)
         allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
@@ -175,7 +175,7 @@ def sliding_window(script: Script) -> None:
     adapter = script.adapter
     width = adapter.window
     if width is None:
-        raise NotApplicable("`window` is not stated")
+        raise NotApplicable("`window` is not given")
     length = max(script.sizes.k_len, width + 1)
     script.sizes = replace(script.sizes, q_len=length, k_len=length)
     allowed = script.all_allowed(length, length)
@@ -207,7 +207,7 @@ def sliding_window(script: Script) -> None:
                 )
 
 
-# Laws of position encodings
+# Laws of positional encodings
 
 
 def restart_with_one_head(script: Script, length: int) -> None:
@@ -321,7 +321,7 @@ def linear_bias(script: Script) -> None:
 
 @law
 def relative_positions(script: Script) -> None:
-    r"""With a relative position encoding, only the distance of two tokens matters.
+    r"""With a relative positional encoding, only the distance of two tokens matters.
 
     $$\frac{a_{ij}}{a_{ij'}} = \frac{a_{i+1,\,j+1}}{a_{i+1,\,j'+1}}$$
 

@@ -1,9 +1,10 @@
 r"""# Running the laws in pytest
 
-Where headnotes is installed, pytest has a fixture `attention_laws`:
+The pytest fixture `attention_laws` runs the laws in a test. It is available where
+headnotes is installed:
 
 ```python
-def test_my_attention_obeys_the_laws(attention_laws):
+def test_my_attention_satisfies_the_laws(attention_laws):
     attention_laws(MyAttention, causal=True)
 ```
 
@@ -37,5 +38,5 @@ class AttentionLaws:
 
 @pytest.fixture
 def attention_laws() -> AttentionLaws:
-    """Run the laws on an attention: `attention_laws(MyAttention, causal=True)`."""
+    """Run the laws on an implementation: `attention_laws(MyAttention, causal=True)`."""
     return AttentionLaws()

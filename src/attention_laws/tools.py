@@ -7,8 +7,8 @@ reference implementation to compare with.
 Weights at their usual initialization make attention nearly uniform, and many biases are
 initialized to zero. A wrong mask or a wrong scale then changes the output by less than
 rounding. So all trainable parameters are randomized at a larger scale before each test.
-Training could reach any of these values, so a correct attention obeys the laws with all
-of them.
+Training could reach any of these values, so a correct implementation satisfies the laws
+with all of them.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2, for the formula.

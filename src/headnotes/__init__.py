@@ -1,4 +1,4 @@
-"""Multi-head attention, line by line. The modules are the documentation: read them."""
+"""Multi-head attention in PyTorch, with masks, a fast version and weight conversion."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

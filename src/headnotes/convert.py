@@ -1,26 +1,27 @@
 r"""# Converting weights
 
-Implementations of attention differ in the names and the layout of their parameters, but
-hardly in what they compute. So the weights of one can be loaded into another:
+This module copies the weights of one attention implementation into another, such as
+from `nn.MultiheadAttention` to the core. Implementations differ in the names and the
+layout of their parameters, but hardly in what they compute:
 
 >>> ours = to(nn.MultiheadAttention(512, 8), "core")
 >>> theirs = to(ours, "torch", batch_first=True)
 
-In between they are `Weights`: `query`, `key`, `value` and `output`, each with a weight
-and perhaps a bias. For each implementation, a `Format` says *where* the rows of these
-four are among its own parameters. To extract the weights concatenates the rows, to load
-them copies the rows to their places. Nothing is ever added, multiplied or rounded, so a
-conversion there and back gives the same bits.
+The common form is `Weights`: `query`, `key`, `value` and `output`, each with a weight
+and an optional bias. For each implementation, a `Format` defines *where* the rows of
+these four are in its parameters. `extract` concatenates the rows, `load` copies them
+into place. Nothing is added, multiplied or rounded, so converting there and back gives
+the same bits.
 
-Biases are where implementations disagree. A missing bias becomes zeros where the target
-must have one. A bias that exists is kept, even one of zeros, because training may
-change it; one that is not zero is never dropped: you get an error instead.
+Implementations differ in their biases. A missing bias becomes zeros if the target must
+have one. An existing bias is kept, even if it is zero, because training may change it.
+A bias that is not zero is never dropped: `to` raises an error instead.
 
-**Weights carry no mask.** A module built as `"causal"`, `"causal_head"` or `"wrapper"`
-is causal, whatever it was converted from; `"v1"` and `"v2"` attend to all positions; in
-the others, each call decides. Nor do weights carry a layout: `"core"` and `"fast"` are
-sequence first, and so is `"torch"` unless `batch_first` is set; the others are batch
-first, and `"v1"` and `"v2"` take no batch.
+**Masks and layouts are not converted.** A module built as `"causal"`, `"causal_head"`
+or `"wrapper"` is causal, whatever it was converted from; `"v1"` and `"v2"` attend to
+all positions; the others take a mask with each call. `"core"` and `"fast"` are sequence
+first, and so is `"torch"` unless `batch_first` is set; the others are batch first, and
+`"v1"` and `"v2"` take one sequence without a batch axis.
 
 **GPT-2**, as in Transformers, has one fused projection, in the order of `"3 heads
 d_k"`. Its layers are `Conv1D`, which computes `x @ weight`, where `nn.Linear` computes
@@ -50,8 +51,8 @@ output = core(query=y, key=y, value=y, mask=masks.causal(7)).transpose(0, 1)
 assert torch.allclose(output, gpt2(x)[0], atol=1e-6)
 ```
 
-**BERT** has four linear layers, so only their names differ. A state dict with the names
-of the core is all that it takes:
+**BERT** has four linear layers, so only their names differ. Load a state dict with the
+names of the core:
 
 ```python
 import torch
@@ -107,7 +108,7 @@ class Projection(NamedTuple):
     bias: Tensor | None = None
 
     def bias_or_zeros(self) -> Tensor:
-        """The bias; a missing one adds nothing, and neither do zeros.
+        """The bias, or zeros if it is missing.
 
         >>> Projection(torch.eye(2)).bias_or_zeros()
         tensor([0., 0.])
@@ -136,10 +137,10 @@ FUSED_ORDERS = ("3 heads d_k", "heads 3 d_k")
 
 
 class Fused(nn.Module):
-    r"""Query, key and value in one product: a module to load checkpoints into.
+    r"""Query, key and value in one linear layer: a module to load checkpoints into.
 
-    Many models multiply once, by `[3 * d_model, d_model]`, and split the result.
-    `order` is the order of the rows, which no shape reveals: `"3 heads d_k"` has the
+    Many models have one fused weight, `[3 * d_model, d_model]`, and split its output.
+    `order` is the order of its rows, which no shape reveals: `"3 heads d_k"` has the
     queries of all heads first (torch, timm, GPT-2), `"heads 3 d_k"` all rows of head 0
     (GPT-NeoX, BLOOM). Load `qkv` and `output`, then convert; this module has no
     `forward`.
@@ -174,12 +175,12 @@ class Fused(nn.Module):
 
 PARTS = ("query", "key", "value", "output")
 
-# The names of the number of heads. In the wrapper it is a list of modules.
+# Attributes that hold the number of heads. In the wrapper it is a list of modules.
 HEADS = ("heads", "num_heads", "n_heads")
 
-# For each part the blocks of rows that it consists of, as views into a module. A format
-# gives those of the weights and those of the biases, by the name of the parameter,
-# "weight" or "bias"; a bias that does not exist is None.
+# For each part, the blocks of rows that it consists of, as views into a module. A
+# format returns those of the weights or of the biases, for the parameter name "weight"
+# or "bias"; a bias that does not exist is None.
 Blocks = list[list[Tensor | None]]
 
 
@@ -197,14 +198,14 @@ VALID_LENS_LAYERS = ("W_q", "W_k", "W_v", "W_o")
 
 
 def blocks_of_v1(module: Any, parameter: str) -> Blocks:
-    """Matrices `[d_in, d_out]`, multiplied from the right; a transpose is a view."""
+    """Matrices `[d_in, d_out]`, multiplied from the right; `.T` gives views."""
     if parameter == "bias":
         return [[None], [None], [None]]
     return [[getattr(module, name).T] for name in STAGES_LAYERS]
 
 
 def blocks_of_wrapper(module: Any, parameter: str) -> Blocks:
-    """A module for each head: its rows are one block of each part."""
+    """One module for each head, whose rows are one block of each part."""
     return [
         [getattr(getattr(head, name), parameter) for head in module.heads]
         for name in STAGES_LAYERS
@@ -212,7 +213,7 @@ def blocks_of_wrapper(module: Any, parameter: str) -> Blocks:
 
 
 def blocks_of_torch(module: Any, parameter: str) -> Blocks:
-    """Three matrices in one, unless keys or values have a width of their own."""
+    """Three matrices in one, unless keys or values have another width."""
     if module.bias_k is not None or module.add_zero_attn:
         extra = "`add_bias_kv` or `add_zero_attn`, a key that the others do not have"
         raise ValueError(f"`module` was built with {extra}; it cannot be converted")
@@ -239,12 +240,12 @@ def blocks_of_fused(module: Any, parameter: str) -> Blocks:
 
 
 class Format(NamedTuple):
-    """Where an implementation stores its weights, and which it cannot store."""
+    """Where an implementation stores its weights, and which it supports."""
 
     module_type: type[nn.Module]
     blocks: Callable[[Any, str], Blocks]
-    # For each part, the constructor's flag for its bias, or whether it always has one.
-    # With three entries, there is no output projection.
+    # For each part, the name of the constructor's flag for its bias, or whether it
+    # always has one. With three entries, there is no output projection.
     biases: tuple[str | bool, ...]
     # The parts that must have the same input width.
     same_width: tuple[str, ...] = PARTS[:3]
@@ -253,7 +254,7 @@ class Format(NamedTuple):
 QKV_BIAS = ("qkv_bias", "qkv_bias", "qkv_bias")
 CORE_LAYERS = ("query.linear", "key.linear", "value.linear", "output")
 
-# The names of `to`, and what they stand for.
+# The formats, by the names that `to` accepts.
 FORMATS = {
     "core": Format(
         mha.MultiHeadAttention,
@@ -335,7 +336,7 @@ def extract(module: nn.Module) -> Weights:
     >>> weights.output.weight.equal(torch.eye(6))
     True
     """
-    module = getattr(module, "_orig_mod", module)  # inside of what `torch.compile` made
+    module = getattr(module, "_orig_mod", module)  # inside of `torch.compile`
     form = format_of(module)
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise ValueError("`module` is lazy; first call it, or load a checkpoint")
@@ -367,7 +368,7 @@ def format_of(module: nn.Module) -> Format:
 
 
 def heads_of(module: Any) -> int:
-    """The number of heads; a module without a name for it has one.
+    """The number of heads; 1 for a module without such an attribute.
 
     >>> heads_of(stages.SelfAttention_v2(3, 2))
     1
@@ -381,13 +382,13 @@ def heads_of(module: Any) -> int:
 
 @torch.no_grad()
 def to(module: nn.Module, target: str, **settings: Any) -> nn.Module:
-    r"""A new module, of the kind that `target` names, with the weights of `module`.
+    r"""Convert `module` to the format `target`: a new module with the same weights.
 
     `target` is a name in `FORMATS`, above. `settings` are arguments of its constructor
     other than sizes: dropout, `context_length`, flags for biases, `batch_first`,
-    `order`. Those that are not given are as in `module`, and so are dtype, device and
-    training mode. No memory is shared, and the state of the random number generator
-    does not change.
+    `order`. Settings that are not given are copied from `module`, and so are dtype,
+    device and training mode. The modules share no memory, and the state of the random
+    number generator does not change.
 
     Raises `ValueError` where the target cannot hold the weights, `TypeError` for a
     setting that it does not have.
@@ -445,7 +446,7 @@ def parameters_of(target: str) -> set[str]:
 
 
 def sizes_for(target: str, weights: Weights) -> dict[str, int]:
-    """The sizes of a module, by the names that the target's constructor uses.
+    """The sizes of a module, by the argument names of the target's constructor.
 
     >>> sizes_for("v2", extract(stages.SelfAttention_v1(3, 2)))
     {'d_in': 3, 'd_out': 2}
@@ -473,7 +474,7 @@ def sizes_for(target: str, weights: Weights) -> dict[str, int]:
 def settings_for(
     target: str, weights: Weights, module: nn.Module, given: dict[str, Any]
 ) -> dict[str, Any]:
-    """The settings that are given, and those of `module` where none is given.
+    """The given settings, and those of `module` for the others.
 
     >>> module = causal.MultiHeadAttention(6, 6, 5, 0.1, 2)
     >>> settings_for("v2", extract(module), module, {})
@@ -513,7 +514,7 @@ def settings_for(
 
 
 def check_target(target: str, weights: Weights, arguments: dict[str, Any]) -> None:
-    """Refuse a target that cannot hold the weights, or would lose some of them."""
+    """Refuse a target that would lose some of the weights."""
     heads, *parts = weights
     form = FORMATS[target]
     widths = [getattr(weights, part).weight.shape[1] for part in form.same_width]
@@ -540,5 +541,5 @@ def check_target(target: str, weights: Weights, arguments: dict[str, Any]) -> No
             loses = f"`{flag}={has_bias}`" if isinstance(flag, str) else repr(target)
             raise ValueError(
                 f"{loses} would lose the {name} bias of `module`, whose largest entry "
-                f"is {bias.abs().max():.3g}; zero it first if you can do without it"
+                f"is {bias.abs().max():.3g}; to drop it, first set it to zero"
             )

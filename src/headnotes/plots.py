@@ -1,18 +1,15 @@
 r"""# Plotting attention weights
 
-A heatmap of attention weights has a row for each query token and a column for each key
-token; the brighter a cell, the larger the weight. A color must mean the same in all
-heatmaps of a figure: if each head had a scale of its own, the brightest cell of a head
-with nearly uniform weights would look like that of a head which attends to one token
-only.
+This module draws attention weights as heatmaps: a row for each query token, a column
+for each key token, and a brighter cell for a larger weight.
 
-So all heatmaps of a figure share one scale. It starts at 0, because weights do, it ends
-at the largest weight of all, and the color bar says so. The color map, *cividis*, is
-legible for color-blind readers, and its brightness increases steadily, so that it
-survives a print in gray.
+All heatmaps of a figure share one color scale, from 0 to the largest weight, which the
+color bar shows. If each head had its own scale, the brightest cell of a head with
+nearly uniform weights would look like that of a head that attends to one token only.
+The color map, *cividis*, is legible for color-blind readers, and its brightness
+increases monotonically, so that it can be printed in gray.
 
-Matplotlib is imported where it is needed; without it, the module can be imported, but
-draws nothing.
+Matplotlib is imported when a figure is drawn: the module can be imported without it.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017: the appendix, *Attention Visualizations*, for maps of heads; section 3.2.1 and its
@@ -45,20 +42,20 @@ def display_attention(
     titles: Sequence[str] | None = None,
     columns: int = 2,
 ) -> "Figure":
-    r"""Draw heatmaps of attention weights: one head, all heads, or any others.
+    r"""Draw heatmaps of attention weights, one for each head.
 
     `queries` and `keys` are the tokens, as words. `attention` is `[q_len, k_len]` for
     one heatmap, or `[q_len, k_len, heads]` for one heatmap per head, as in
-    `mha.attn[:, :, 0]`. Other weights of the same tokens, such as before and after
-    training, can be stacked along the last axis and given `titles`. `columns` is the
-    number of heatmaps side by side. Where tokens are few, each cell shows its weight.
+    `mha.attn[:, :, 0]`. To compare other weights of the same tokens, such as before and
+    after training, stack them along the last axis and pass `titles`. `columns` is the
+    number of heatmaps side by side. With few tokens, each cell shows its weight.
 
     Returns the figure. A notebook displays the value of the last line of a cell; to see
     the figure only once, assign it to a name there.
 
     Raises `TypeError` for what is not a real tensor or a list of words, `ValueError`
-    for a shape that does not fit the words or for what cannot be a weight, and
-    `ImportError` without matplotlib. Source: figures 3 to 5.
+    for a shape that does not fit the words, for negative weights or NaN, and
+    `ImportError` without matplotlib. Source: Vaswani et al. 2017, figures 3 to 5.
 
     >>> words = ["a", "cat", "sat", "down"]
     >>> scores = torch.arange(24.0).reshape(3, 4, 2)
@@ -74,7 +71,7 @@ def display_attention(
     check_words("keys", keys)
     q_len, k_len = len(queries), len(keys)
     check_attention(attention, q_len, k_len)
-    # On the CPU, without a graph, in a type that loses nothing of any other.
+    # On the CPU, detached, in the widest dtype.
     maps = attention.detach().to("cpu", torch.float64)
     maps = maps.reshape(q_len, k_len, -1)  # [q_len, k_len, heads]
     heads = maps.shape[-1]
@@ -83,7 +80,7 @@ def display_attention(
         titles = [f"head {n}" for n in range(heads)] if attention.dim() == 3 else [""]
     check_grid(titles, heads, columns)
 
-    # One scale for all maps. (Where every weight is 0, it may end anywhere.)
+    # One scale for all maps. (If all weights are 0, any upper end will do.)
     top = maps.max().item()
     figure, axes = build_grid(queries, keys, len(titles), columns)
     for ax, title, weights in zip(axes, titles, maps.unbind(-1), strict=True):
@@ -93,7 +90,7 @@ def display_attention(
     bar: Any = figure.colorbar(
         mesh, ax=axes, label=f"weight, from 0 to {top:.2g}{scale}"
     )
-    # By default the bar of an SVG is a bitmap: it would blur, and need an address.
+    # By default the color bar of an SVG is a bitmap, which blurs and has a data URL.
     bar.solids.set(rasterized=False, edgecolor="face")
     bar.outline.set_visible(False)
     return figure
@@ -178,7 +175,7 @@ def display_scaling(scores: Mapping[int, Tensor]) -> "Figure":
     ['$d_k$ = 2', '$d_k$ = 64']
     """
     check_scores(scores)
-    # One range for all scores shows which distributions remain the same.
+    # With one range for all widths, the distributions can be compared.
     limit = max(plain.double().abs().max().item() for plain in scores.values())
     figure: Figure
     figure, axes = import_pyplot().subplots(
@@ -230,8 +227,8 @@ def jacobian_norms(weights: Tensor) -> Tensor:
     r"""The norm of the softmax's Jacobian at each row of `weights`, `[samples, k_len]`.
 
     This is the Frobenius norm of $\operatorname{diag}(p) - p\,p^\top$. It is largest
-    where two keys have half of the weight each, and 0 where one key has all: then no
-    gradient passes from the weights to the scores, and so none to queries and keys.
+    if two keys have half of the weight each, and 0 if one key has all of it: then no
+    gradient flows from the weights to the scores, and so none to queries and keys.
 
     >>> rows = torch.tensor([[0.5, 0.5, 0.0], [1, 0, 0]])
     >>> jacobian_norms(rows)
@@ -257,7 +254,7 @@ def check_words(name: str, words: Sequence[str]) -> None:
     """Refuse labels that are not a list of words."""
     if isinstance(words, str):
         raise TypeError(f"`{name}` is one string; give its words, as `{name}.split()`")
-    if not isinstance(words, list | tuple):  # a set, say, has no order
+    if not isinstance(words, list | tuple):  # a set, for example, has no order
         raise TypeError(f"`{name}` is a {type(words).__name__}; use `list({name})`")
     if not all(isinstance(word, str) for word in words):
         raise TypeError(f"`{name}` must hold strings; use `[str(x) for x in {name}]`")
@@ -277,7 +274,7 @@ def check_values(name: str, x: Tensor) -> None:
 
 
 def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
-    """Refuse what are not the weights of these words; name the transposition needed."""
+    """Refuse weights that do not fit these words; name the permutation."""
     check_values("attention", attention)
     shape = list(attention.shape)
     fits = f"[q_len, k_len] or [q_len, k_len, heads] = [{q_len}, {k_len}, ...]"
@@ -288,7 +285,7 @@ def check_attention(attention: Tensor, q_len: int, k_len: int) -> None:
             f"`attention[0].permute(1, 2, 0)` of [batch_size, heads, q_len, k_len]"
         )
     is_heads_first = len(shape) == 3 and shape[1:] == [q_len, k_len]
-    # Where all sizes are equal, the sums decide: rows sum to 1 over the keys.
+    # If all sizes are equal, the sums decide: weights sum to 1 over the keys.
     if is_heads_first and shape[0] == q_len == k_len:
         is_heads_first = sum_to_one(attention, 2) and not sum_to_one(attention, 1)
     if is_heads_first:
@@ -316,7 +313,7 @@ def sum_to_one(weights: Tensor, dim: int) -> bool:
 
 
 def check_grid(titles: Sequence[str], count: int, columns: int) -> None:
-    """Refuse titles that do not fit the maps, or a grid without columns."""
+    """Refuse a wrong number of titles, or of columns."""
     check_words("titles", titles)
     if len(titles) != count:
         raise ValueError(f"`titles` are {len(titles)}, but there are {count} maps")

@@ -1,17 +1,18 @@
 r"""# Token embeddings and positional encoding
 
-Attention works on vectors. Three steps lead from a text to them: the text is split into
-tokens, here words; each token has a number in a vocabulary; and each number is the
-index of an embedding, a row of a learned table. A fourth step adds positions, because
-attention itself is independent of the order of its keys: to each embedding a second
-vector is added, which depends on nothing but the position.
+This module converts text to the vectors that attention takes as input, in four steps.
+Tokenization splits the text into tokens, here words. A vocabulary maps each token to a
+number. An embedding layer maps each number to a vector, a row of a learned table. And
+because attention itself does not depend on the order of its keys, a positional encoding
+is added: a second vector, which depends on the position only.
 
 $$x_t = \sqrt{d_{model}}\; E_{w_t} + P_t$$
 
 Here $w_t$ is the number of the token at position $t$, $E$ the learned table and $P$ the
-sinusoidal one. Tensors are sequence first: token numbers are `[seq_len, batch_size]`,
-vectors `[seq_len, batch_size, d_model]`, and **the position is the first axis**. For
-batch-first attention, transpose the finished vectors with `x.transpose(0, 1)`.
+table of sinusoids. Tensors are sequence first: token numbers are `[seq_len,
+batch_size]`, vectors `[seq_len, batch_size, d_model]`, and **the position is the first
+axis**. For batch-first attention, transpose the finished vectors with `x.transpose(0,
+1)`.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.4 for the scaled embeddings and section 3.5 for the positions.
@@ -29,12 +30,12 @@ from headnotes.checks import check_dropout, check_sizes, check_tensor, value_ran
 
 
 def tokenize(text: str) -> list[str]:
-    r"""The words of `text`, in lower case and without punctuation.
+    r"""Split `text` into words, in lower case and without punctuation.
 
-    A word is a run of letters, accents and digits; hyphens and apostrophes belong to it
-    where they stand inside. All else separates. That is enough for a lesson; real
-    models learn their tokens, pieces of words, from data. Raises `TypeError` for what
-    is not a string.
+    A word consists of letters, accents and digits, with hyphens and apostrophes inside
+    it. All other characters separate words. This is enough for a lesson; real models
+    use tokenizers that learn pieces of words from data. Raises `TypeError` for what is
+    not a string.
 
     >>> tokenize("Well-read? Don’t ask: the cat's asleep!")
     ['well-read', "don't", 'ask', 'the', "cat's", 'asleep']
@@ -42,8 +43,8 @@ def tokenize(text: str) -> list[str]:
     if not isinstance(text, str):
         seen = type(text).__name__
         raise TypeError(f"`text` must be a string, but is a {seen}; give one at a time")
-    # A word that was typed in two ways must remain one token: composed, é is one
-    # character and not e with an accent, and a curly apostrophe becomes a straight one.
+    # Two spellings of a word must give one token: NFC makes é one character, not e with
+    # an accent, and a curly apostrophe becomes a straight one.
     text = unicodedata.normalize("NFC", text.lower()).replace("’", "'")
 
     # Categories L, M and N of Unicode: letters, marks such as accents, and numbers.
@@ -57,12 +58,12 @@ def tokenize(text: str) -> list[str]:
 
 
 class Vocabulary:
-    r"""All words of some texts, numbered.
+    r"""A vocabulary: all words of some texts, with a number for each.
 
     Words are sorted, so that the numbers do not depend on the order of the texts. Two
-    special tokens come before them: number 0 is padding, which makes short sequences as
-    long as the others of their batch, and number 1 is every word that is not in the
-    vocabulary. No text can contain either, since `tokenize` drops their brackets.
+    special tokens come first: number 0 is padding, which makes short sequences as long
+    as the others of their batch, and number 1 stands for every unknown word. No text
+    can contain either token, because `tokenize` removes their brackets.
 
     Raises `TypeError` where `texts` is a single string.
 
@@ -80,7 +81,7 @@ class Vocabulary:
         self.numbers = {word: number for number, word in enumerate(self.words)}
 
     def __len__(self) -> int:
-        """How many embeddings are needed: all words, padding and unknown."""
+        """The size of the vocabulary: all words, padding and unknown."""
         return len(self.words)
 
     def encode(self, text: str) -> Tensor:
@@ -95,11 +96,11 @@ class Vocabulary:
         return tokens  # [seq_len]
 
     def encode_batch(self, texts: Iterable[str]) -> tuple[Tensor, Tensor]:
-        r"""Several texts side by side, `[seq_len, batch_size]`, and their lengths.
+        r"""A padded batch of texts, `[seq_len, batch_size]`, and their lengths.
 
-        A text is a column; the short ones end in padding. From the lengths,
-        `[batch_size]`, `masks.padding` makes the padding mask. Raises `ValueError`
-        where there is no text at all.
+        Each column is a text; short texts are padded at the end. `masks.padding` makes
+        the padding mask from the lengths, `[batch_size]`. Raises `ValueError` for an
+        empty list.
 
         >>> vocabulary = Vocabulary(["The cat sat."])
         >>> tokens, valid_lens = vocabulary.encode_batch(
@@ -120,7 +121,7 @@ class Vocabulary:
         return tokens, lengths  # [seq_len, batch_size], [batch_size]
 
     def decode(self, tokens: Tensor) -> list[str]:
-        r"""The words, padding included, of one sequence of numbers `[seq_len]`.
+        r"""The words of one sequence of numbers `[seq_len]`, padding included.
 
         Raises `TypeError` where `tokens` is not an integer tensor, and `ValueError` for
         more than one axis or a number outside of the vocabulary.
@@ -142,7 +143,7 @@ class Vocabulary:
 class Embeddings(nn.Module):
     r"""Token embeddings: a learned vector for each number, times $\sqrt{d_{model}}$.
 
-    Tokens `[...]` become vectors `[..., d_model]`, whatever the axes are.
+    Token numbers `[...]`, of any shape, become vectors `[..., d_model]`.
 
     Raises `TypeError` for tokens that are not int32 or int64, `ValueError` for a number
     outside of the table. Source: Vaswani et al. 2017, section 3.4.
@@ -159,14 +160,14 @@ class Embeddings(nn.Module):
     def __init__(self, vocab_size: int, d_model: int) -> None:
         super().__init__()
         check_sizes(vocab_size=vocab_size, d_model=d_model)
-        # The paper uses one table for this and, transposed, for the last layer, which
-        # needs entries of size $1/\sqrt{d_{model}}$; the factor then brings embeddings
-        # to size 1, that of the positions. PyTorch initializes a table with size 1, as
-        # here, so embeddings start out $\sqrt{d_{model}}$ times larger than that.
+        # The paper shares one table between this layer and, transposed, the last one,
+        # which needs entries of size $1/\sqrt{d_{model}}$. The factor then scales the
+        # embeddings to size 1, that of the positions. Here, as PyTorch initializes the
+        # table with size 1, embeddings start out $\sqrt{d_{model}}$ times larger.
         self.scale = math.sqrt(d_model)
 
-        # No row is reserved for padding (`padding_idx`): only the vocabulary knows its
-        # number. Padding is excluded by the mask.
+        # No row is reserved for padding (`padding_idx`): its number depends on the
+        # vocabulary, and the mask hides padding anyway.
         self.table = nn.Embedding(vocab_size, d_model)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -180,12 +181,12 @@ class Embeddings(nn.Module):
 
 
 class PositionalEncoding(nn.Module):
-    r"""Adds to each vector the sinusoids of its position, then applies dropout.
+    r"""Sinusoidal positional encoding: added to each vector, then dropout.
 
     `x` is `[seq_len, batch_size, d_model]`: **positions run along the first axis**, and
     batch-first data would be numbered along the batch without an error. There are no
     parameters. The table holds `max_length` positions and is not stored in checkpoints,
-    so one that was trained with another length still loads.
+    so a checkpoint loads whatever its `max_length` was.
 
     Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device, a
     sequence longer than `max_length`, or a setting out of range.
@@ -224,8 +225,8 @@ class PositionalEncoding(nn.Module):
                 f"build `PositionalEncoding({d_model}, max_length={x.shape[0]})`, or "
                 f"transpose batch-first data with `x.transpose(0, 1)`"
             )
-        # The same for each item of the batch. Converted, so that the sum of positions
-        # with half precision is in half precision.
+        # Broadcast over the batch. Converted to the dtype of `x`, so that the sum stays
+        # in half precision if `x` is.
         table = self.table[: x.shape[0], None].to(x.dtype)  # [seq_len, 1, d_model]
         output: Tensor = self.dropout(x + table)  # [seq_len, batch_size, d_model]
         return output
@@ -235,9 +236,9 @@ class PositionalEncoding(nn.Module):
             self.table.copy_(sinusoids(*self.table.shape))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # `.to`, `.half`, `.double` and `.to_empty` all call this. The table is computed
-        # again rather than converted: from float32 to float64 it would keep its errors,
-        # and from the "meta" device it would be uninitialized memory.
+        # `.to`, `.half`, `.double` and `.to_empty` all call this. The table is
+        # recomputed, not converted: from float32 to float64 it would keep its rounding
+        # errors, and from the "meta" device it would be uninitialized memory.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._fill_table()
         return self
@@ -246,8 +247,8 @@ class PositionalEncoding(nn.Module):
 def materialize_table(module: PositionalEncoding, _: Any) -> None:
     """Compute the table when a model that was built on "meta" loads its weights.
 
-    No checkpoint holds the table, and it cannot know where the weights are: it starts
-    on the CPU, and `.to` moves it together with them.
+    No checkpoint holds the table, and the device of the weights is not known here: the
+    table is created on the CPU, and `.to` moves it together with the weights.
     """
     if module.table.is_meta:
         module.table = torch.empty_like(module.table, device="cpu")
@@ -255,7 +256,7 @@ def materialize_table(module: PositionalEncoding, _: Any) -> None:
 
 
 def sinusoids(max_length: int, d_model: int) -> Tensor:
-    r"""The table of positions, `[max_length, d_model]`, in float64.
+    r"""The table of sinusoidal positions, `[max_length, d_model]`, in float64.
 
     $$P_{t,2i} = \sin(t / 10000^{2i/d_{model}})$$
 
@@ -264,7 +265,7 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
     Each pair of columns is a point on a circle: it rotates once in $2\pi$ positions in
     the first pair, and more slowly in each pair after it. A shift by $k$ positions
     rotates every point by an angle that depends on $k$ alone, so the dot product of two
-    rows depends on nothing but their distance (where `d_model` is even; if it is odd,
+    rows depends on their distance only (where `d_model` is even; if it is odd,
     the last pair has no cosine):
 
     >>> products = sinusoids(50, 8) @ sinusoids(50, 8).T
@@ -274,8 +275,8 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
     Raises `ValueError` for a size below 1. Source: Vaswani et al. 2017, section 3.5.
     """
     check_sizes(max_length=max_length, d_model=d_model)
-    # In float64, and on the CPU, since not every accelerator has that. In float32 the
-    # angles of late positions are coarse: among 5,000 rows, some are off by 0.0004.
+    # In float64, on the CPU, because not every accelerator supports it. In float32 the
+    # angles of late positions are coarse: in 5,000 rows, some values are off by 0.0004.
     row = torch.arange(max_length, dtype=torch.float64, device="cpu")  # [max_length]
     column = torch.arange(d_model, dtype=torch.float64, device="cpu")  # [d_model]
 
@@ -287,7 +288,7 @@ def sinusoids(max_length: int, d_model: int) -> Tensor:
 
 
 def check_texts(texts: Iterable[str]) -> None:
-    """Refuse one string, which would be taken for a list of one-letter texts."""
+    """Refuse a single string, which would be read letter by letter."""
     if isinstance(texts, str):
         raise TypeError("`texts` is one string; give a list of them, as in `[text]`")
     if not isinstance(texts, Iterable):
@@ -302,7 +303,7 @@ def check_tokens(tokens: Tensor, vocab_size: int) -> None:
     if not integral or tokens.dtype == torch.bool:
         raise TypeError(f"`tokens` is {tokens.dtype}, but token numbers are integers")
     # Reading the values costs a synchronization on a GPU. But there, an index beyond
-    # the table would end the whole process.
+    # the table would raise an assertion in the kernel, after which CUDA is unusable.
     low, high = value_range(tokens)
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -320,6 +321,6 @@ def check_vectors(x: Tensor, table: Tensor) -> None:
     if x.dim() != 3 or x.shape[-1] != d_model:
         raise ValueError(
             f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
-            f"(={d_model})]; a lone sequence needs `x.unsqueeze(1)`"
+            f"(={d_model})]; a single sequence needs `x.unsqueeze(1)`"
         )
     check_tensor("x", x, table.device)

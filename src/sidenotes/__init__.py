@@ -1,3 +1,3 @@
-"""Literate Python source, rendered as a page: each note beside its lines."""
+"""Render Python sources as annotated pages, and test their shape comments."""
 
 __version__ = "0.1.0"

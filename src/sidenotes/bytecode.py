@@ -1,7 +1,8 @@
-"""Where in the bytecode of a source its statements begin, and its names are assigned.
+"""Find where statements begin and names are assigned in the bytecode of a source.
 
-Lines alone cannot tell: a statement may span several, and a line hold several. Each
-instruction knows its columns, and the syntax tree knows what stands there.
+Line numbers are not sufficient: a statement may span several lines, and a line may hold
+several statements. Each instruction has a column, and the syntax tree has the statement
+at that position.
 """
 
 import ast
@@ -29,13 +30,13 @@ class Statement:
 
 @dataclass(frozen=True)
 class Target:
-    """What is assigned: a name, and the attributes from there on."""
+    """The target of an assignment: a name, and attributes of it."""
 
-    name: str  # as the source has it
+    name: str  # as written in the source
     path: tuple[str, ...]
 
     def read(self, frame: FrameType) -> Any:
-        """What it holds now; None where that cannot be known."""
+        """The current value; None if it cannot be read."""
         root, *attributes = self.path
         value = frame.f_locals.get(root, frame.f_globals.get(root))
         for attribute in attributes:
@@ -48,7 +49,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Assignments:
-    """Assignments without a break between them."""
+    """Consecutive assignments."""
 
     after: int  # offset of the instruction that follows
     targets: tuple[Target, ...]
@@ -56,7 +57,7 @@ class Assignments:
 
 @dataclass
 class Plan:
-    """What to do before the instructions of one code object, by their offset."""
+    """The events of one code object, by the offset of their instructions."""
 
     code: CodeType
     entries: dict[int, Statement] = field(default_factory=dict)
@@ -66,14 +67,14 @@ class Plan:
 
 
 class SourceMap:
-    """What stands where in a source."""
+    """The statements and assignment targets of a source, by position."""
 
     def __init__(self, tree: ast.Module, source: str) -> None:
         self.lines = source.split("\n")
         self.definitions: dict[tuple[int, str], int] = {}  # by first line and name
         self.targets: dict[Position, ast.Attribute | ast.Subscript] = {}  # by end
         self.comprehensions: dict[Position, set[str]] = {}  # targets, by start
-        self.order: dict[str, list[Position]] = {}  # where each target stands
+        self.order: dict[str, list[Position]] = {}  # positions of each target
         found: dict[Position, Statement] = {}
         for node in ast.walk(tree):
             if isinstance(node, Block):
@@ -94,7 +95,7 @@ class SourceMap:
         self.statements = [found[start] for start in self.starts]
 
     def statement(self, node: Block) -> tuple[Position, Statement]:
-        """Where a statement starts, and the lines of what is not nested in it."""
+        """The start of a statement, and its lines without nested statements."""
         if isinstance(node, ast.match_case):
             start = (node.pattern.lineno, node.pattern.col_offset)
             last = 0
@@ -119,7 +120,7 @@ class SourceMap:
         return start, Statement(start[0], last)
 
     def target(self, node: ast.Name | ast.Attribute | ast.Subscript) -> None:
-        """Remember where a target stands; of `x[0]` it is `x` that changes."""
+        """Record the position of a target; `x[0] = …` changes `x`."""
         name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
         self.order.setdefault(name, []).append((node.lineno, node.col_offset))
         if not isinstance(node, ast.Name):
@@ -129,7 +130,8 @@ class SourceMap:
         """The innermost statement that an instruction belongs to."""
         if position is None or position.lineno is None:
             return None
-        # Where a function begins, and where an empty one returns, there is no text.
+        # The first instruction of a function, and the implicit return, have no
+        # position.
         column = position.col_offset
         if column is not None and column == position.end_col_offset == 0:
             return None
@@ -142,7 +144,7 @@ class SourceMap:
     def targets_of(
         self, run: list[dis.Instruction], statement: Statement | None
     ) -> tuple[Target, ...]:
-        """What a run of assignments assigns, from left to right as in the source."""
+        """The targets of consecutive assignments, from left to right in the source."""
         found: list[Target] = []
         restored: set[str] = set()
         for instruction in run:
@@ -155,8 +157,9 @@ class SourceMap:
             if instruction.opname == "STORE_FAST_LOAD_FAST":
                 del names[1:]
             found += [Target(name, (name,)) for name in names]
-            # From Python 3.12 a comprehension runs in the frame around it, and at its
-            # end gives back what its targets held before: that is no assignment.
+            # From Python 3.12, a comprehension runs in the enclosing frame, and
+            # restores the earlier values of its targets at its end: this is no
+            # assignment.
             start = where and (where.lineno or 0, where.col_offset or 0)
             restored |= self.comprehensions.get(start or (0, 0), set())
         for target in [Target(name, (name,)) for name in restored]:
@@ -167,22 +170,22 @@ class SourceMap:
         return tuple(sorted(found, key=lambda target: self.place(target, start)))
 
     def target_at(self, end: Position, attribute: Any) -> list[Target]:
-        """The attribute, or what is subscripted, that ends at a place."""
+        """The attribute or subscripted value that ends at a position."""
         node = self.targets.get(end)
         if isinstance(node, ast.Attribute) and (path := dotted(node.value)):
-            return [Target(ast.unparse(node), (*path, attribute))]  # as it is mangled
+            return [Target(ast.unparse(node), (*path, attribute))]  # with name mangling
         if isinstance(node, ast.Subscript) and (path := dotted(node.value)):
             return [Target(ast.unparse(node.value), path)]
         return []
 
     def place(self, target: Target, start: Position) -> Position:
-        """Where a target first stands from a place on."""
+        """The first position of a target from `start` on."""
         places = self.order.get(target.name, [])
         return min((place for place in places if place >= start), default=start)
 
 
 def dotted(node: ast.expr) -> tuple[str, ...]:
-    """`self.a.b` as its names; nothing for what must be computed."""
+    """The names in `self.a.b`; empty for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
     if isinstance(node, ast.Attribute) and (path := dotted(node.value)):
@@ -203,15 +206,15 @@ def codes_of(tree: ast.Module, filename: str) -> set[CodeType]:
 
 
 def plan_of(code: CodeType, source_map: SourceMap) -> Plan:
-    """Read the bytecode of one function."""
+    """Find the events in the bytecode of one function."""
     plan = Plan(code)
     run: list[dis.Instruction] = []
-    began = 0  # where the run began
+    began = 0  # the offset of the first of them
     prefix: dis.Instruction | None = None
     previous: Statement | None = None
 
     for instruction in dis.get_instructions(code):
-        # A long argument has instructions of its own before the one that it is for.
+        # An instruction with a long argument is preceded by `EXTENDED_ARG`.
         first, prefix = prefix or instruction, None
         if instruction.opname == "EXTENDED_ARG":
             prefix = first

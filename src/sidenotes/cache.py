@@ -1,7 +1,7 @@
-"""Store texts that take long to make, each under a hash of all that it depends on.
+"""Cache results on disk, each under a hash of everything that it depends on.
 
-Several versions of a text stay in the cache, so that undoing an edit finds the earlier
-one. What was not used for the longest time is removed when the cache grows too large.
+The cache holds several versions of a result, so that undoing an edit finds the earlier
+one. When it grows too large, the least recently used results are removed.
 """
 
 import ast
@@ -25,14 +25,14 @@ LIMIT = 128 * 2**20
 INSTALLED = {f"{each.name}=={each.version}" for each in metadata.distributions()}
 ENVIRONMENT = " ".join([sys.version, *sorted(INSTALLED)])
 
-# Python 3.11 loses count of its own recursion where two threads parse at once.
+# In Python 3.11, `ast.parse` in two threads at once miscounts the recursion depth.
 PARSING = Lock()
 
 
 def code_of(file: Path) -> str:
-    """A hash of what in a file can change a result: of Python the code, else each byte.
+    """A hash of a file: of the code of a Python file, else of all bytes.
 
-    A file that does not exist (yet) differs from every file that does.
+    The hash of a missing file differs from that of every existing file.
     """
     if not file.is_file():
         return "missing"
@@ -44,7 +44,7 @@ def code_of(file: Path) -> str:
 
 @cache
 def code(file: Path, changed: int) -> str:
-    """The hash of the syntax tree without docstrings; parsed once for all pages."""
+    """The hash of the syntax tree without docstrings, computed once for all pages."""
     tree = ast.parse(read(file))
     for node in [tree, *(definition for _, definition in named(tree))]:
         if ast.get_docstring(node) is not None:
@@ -74,7 +74,7 @@ def path_for(folder: Path, name: str, key: str, suffix: str) -> Path:
 
 
 def load(path: Path) -> str | None:
-    """A cached text, or None where there is none; it counts as used just now."""
+    """A cached text, or None if there is none; marks it as recently used."""
     try:
         text = path.read_text(encoding="utf-8")
         os.utime(path)
@@ -86,7 +86,7 @@ def load(path: Path) -> str | None:
 def store(path: Path, text: str) -> None:
     """Write a text to the cache, completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Another build may be reading: the finished file takes its name in one step.
+    # Another build may be reading the file, so it is replaced atomically.
     with NamedTemporaryFile("wb", dir=path.parent, delete=False) as file:
         try:
             file.write(text.encode())
@@ -97,7 +97,7 @@ def store(path: Path, text: str) -> None:
 
 
 def prune(folder: Path, limit: int = LIMIT) -> None:
-    """Remove what was not used for the longest time, until a folder fits its limit."""
+    """Remove the least recently used files until a folder is within its limit."""
     found = []
     for path in folder.glob("*"):
         # Another build may be removing files, too.

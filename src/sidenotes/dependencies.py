@@ -1,9 +1,9 @@
 """Find the files that a script imports, directly or through other files.
 
-Only files below the given folders count: what is installed changes with its version.
-Imports are read from the syntax tree, so nothing is executed; those inside of functions
-count, too. A name that a program puts together while it runs
-(`importlib.import_module(f"package.{name}")`) is not seen: name such files as inputs.
+Only files below the given folders are found: installed packages are identified by their
+versions. Imports are read from the syntax tree, so nothing is executed; imports inside
+of functions are included. Names that are computed at run time
+(`importlib.import_module(f"package.{name}")`) are not found: list such files as inputs.
 """
 
 import ast
@@ -27,7 +27,7 @@ class Import(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a file imports, and whether it looks names up when they are used."""
+    """The imports of a file, and whether it imports names lazily."""
 
     imports: tuple[Import, ...]
     example_imports: tuple[Import, ...]
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def dependencies(file: Path, roots: Sequence[Path]) -> set[Path]:
-    """The files below `roots` that `file`, or an example in it, imports in the end."""
+    """All files below `roots` that `file` or its examples import, transitively."""
     package = package_of(file, roots)
     source = source_of(file, package)
     found: set[Path] = set()
@@ -55,7 +55,7 @@ def dependencies(file: Path, roots: Sequence[Path]) -> set[Path]:
             if all_names:
                 waiting += source.imports
                 if source.is_lazy and not any(i.typing_only for i in source.imports):
-                    # Nothing says what it may import: count the whole package.
+                    # Its imports are unknown: include the whole package.
                     found |= set(path.parent.rglob("*.py"))
             elif item.name and path.name == "__init__.py":
                 waiting += [i for i in source.imports if i.bound == item.name]
@@ -70,7 +70,7 @@ def runtime(source: Source) -> list[Import]:
 def files_of(item: Import, roots: Sequence[Path]) -> Iterator[tuple[Path, str, bool]]:
     """The files that an import executes: the packages around a module, and itself.
 
-    With each comes its package, and whether any name of it may be used afterwards.
+    Yields each with its package, and whether any of its names may be used afterwards.
     """
     parts = item.module.split(".")
     if item.name and find([*parts, item.name], roots):
@@ -95,7 +95,7 @@ def find(parts: Sequence[str], roots: Sequence[Path]) -> Path | None:
 
 
 def package_of(file: Path, roots: Iterable[Path]) -> str:
-    """The dotted name of the package that a file lies in."""
+    """The dotted name of the package that contains a file."""
     for root in roots:
         if file.is_relative_to(root):
             return ".".join(file.relative_to(root).parent.parts)
@@ -103,7 +103,7 @@ def package_of(file: Path, roots: Iterable[Path]) -> str:
 
 
 def source_of(file: Path, package: str) -> Source:
-    """What a file imports; parsed once until it changes."""
+    """The imports of a file, cached until it changes."""
     with PARSING:
         return parse(file, package, file.stat().st_mtime_ns)
 
@@ -145,7 +145,7 @@ def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Im
 
 
 def absolute(node: ast.ImportFrom, package: str) -> str:
-    """The full name of the module that a relative import names."""
+    """The absolute name of the module in a relative import."""
     parts = package.split(".") if package and node.level else []
     parts = parts[: len(parts) - node.level + 1] if node.level else []
     return ".".join([*parts, *(node.module or "").split(".")]).strip(".")
@@ -158,4 +158,4 @@ def imports_of_examples(docstring: str, package: str) -> Iterator[Import]:
         for example in examples:
             yield from imports_of(ast.parse(example.source), package)
     except (SyntaxError, ValueError):
-        return  # running the examples says what is wrong with them, and where
+        return  # running the examples reports the error and its line

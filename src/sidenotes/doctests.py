@@ -1,4 +1,4 @@
-"""Doctests in prose become fenced, highlighted examples."""
+"""Fence doctest examples in Markdown, so that they are highlighted as code."""
 
 import re
 
@@ -9,7 +9,7 @@ PROMPT = re.compile(r"(\s*)>>>( |$)")
 
 
 class FenceDoctests(Preprocessor):
-    """Puts a fence round each example, which Markdown takes for three quotations."""
+    """Fences each example, whose `>>>` Markdown would read as three quotations."""
 
     def run(self, lines: list[str]) -> list[str]:
         return fence_doctests(lines)
@@ -22,8 +22,8 @@ def fence_doctests(lines: list[str]) -> list[str]:
     ['Twice:', '', '```pycon', '>>> 2 * 3', '6', '```', '', 'And so on.']
     """
     fenced: list[str] = []
-    fence = ""  # what closes the fence that the author opened
-    indent: str | None = None  # of the example that is open
+    fence = ""  # the closing line of a fence that the author opened
+    indent: str | None = None  # the indentation of the open example
     for line in lines:
         if indent is not None and not line.strip():
             fenced.append(f"{indent}```")

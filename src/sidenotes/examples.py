@@ -21,8 +21,8 @@ class TraceError(Exception):
 def name_of(path: Path) -> tuple[str, Path]:
     """The dotted name of a file in its package, and the folder that holds that.
 
-    A folder without `__init__.py` is a package, too, if imports such as `from .x` say
-    so: each dot names one folder more.
+    A folder without `__init__.py` is a package, too, if the file has relative imports
+    (`from .x`): each dot is one more folder.
     """
     parts = [] if path.stem == "__init__" else [path.stem]
     folder, dots = path.parent, most_dots(path)
@@ -33,20 +33,21 @@ def name_of(path: Path) -> tuple[str, Path]:
 
 
 def most_dots(path: Path) -> int:
-    """How many folders up the relative imports of a file reach; its own is 1."""
+    """The number of folders that relative imports go up; 1 is the file's own."""
     try:
         nodes = ast.walk(ast.parse(read(path)))
     except (LiterateError, *UNREADABLE):
-        return 0  # importing it will say why
+        return 0  # the import will raise the same error
     return max((n.level for n in nodes if isinstance(n, ast.ImportFrom)), default=0)
 
 
 @contextmanager
 def imported(path: Path) -> Iterator[ModuleType]:
-    """The module in a file. One in a package is that which its neighbours import.
+    """The module in a file; in a package, the same object that other modules import.
 
-    A lone file is run afresh each time, and so is one in a folder that is a package
-    without `__init__.py`: it and its neighbours are forgotten at the end.
+    A single file is executed anew each time, and so is one in a package without
+    `__init__.py`: it and the modules beside it are removed from `sys.modules` at the
+    end.
     """
     path = path.resolve()
     if not path.is_file():
@@ -82,7 +83,7 @@ def imported(path: Path) -> Iterator[ModuleType]:
 
 
 def run(name: str, path: Path) -> ModuleType:
-    """Import a lone file, without a trace on the disk or of what had its name."""
+    """Import a single file, without writing bytecode to the disk."""
     spec = spec_from_file_location(name, path)
     assert spec is not None  # there is a loader for each `.py`
     module = sys.modules[name] = module_from_spec(spec)
@@ -92,7 +93,7 @@ def run(name: str, path: Path) -> ModuleType:
 
 
 class Examples(doctest.DocTestRunner):
-    """Runs the examples of a module in the order of its lines, comparing no output."""
+    """Runs the examples of a module in the order of lines; does not compare output."""
 
     def __init__(self, module: ModuleType, begin: Callable[[int], None]) -> None:
         super().__init__(verbose=False)
@@ -104,7 +105,7 @@ class Examples(doctest.DocTestRunner):
         self.numbers = {id(example): n for n, example in enumerate(examples)}
 
     def run_all(self) -> None:
-        """The examples of one docstring share their names, those of two do not."""
+        """Run all examples; those of one docstring share their variables."""
         for test in self.docstrings:
             self.run(test, out=lambda _: None)
 

@@ -1,8 +1,8 @@
-"""The Markdown extension: a line `::literate src/package/module.py` becomes its page.
+"""The Markdown extension: `::literate src/package/module.py` inserts annotated source.
 
-`::literate src/package/module.py#Class.method` shows that definition only, and
-`::listing tests/test_module.py` shows a file as it is. The extension also fences
-doctests and turns LaTeX into MathML, on every page.
+`::literate src/package/module.py#Class.method` inserts one definition, and
+`::listing tests/test_module.py` a file without notes. On every page, the extension also
+fences doctests and converts LaTeX to MathML.
 """
 
 import ast
@@ -30,7 +30,7 @@ DIRECTIVE = re.compile(
     r"::(?P<kind>literate|listing)[ ]+(?P<path>[^#\s]+)(#(?P<symbol>\S+))?\s*$"
 )
 
-# What the pages are written in. The extension adds those that the site does not name.
+# Markdown extensions that the pages need; added unless the site configures them.
 REQUIRED: dict[str, dict[str, Any]] = {
     "attr_list": {},
     "md_in_html": {},
@@ -41,37 +41,37 @@ REQUIRED: dict[str, dict[str, Any]] = {
 
 
 def no_links(path: Path) -> dict[str, str]:
-    """No links, and nothing to copy."""
+    """No links, and nothing to copy: the default."""
     return {}
 
 
 class SidenotesExtension(Extension):
-    """The options of the extension, and what it adds to a Markdown converter."""
+    """Registers directives, doctest fences and MathML; holds the options."""
 
     # The MkDocs plugin sets this: it adds the style sheet and the script to each page.
     in_plugin = False
 
     def __init__(self, **options: Any) -> None:
         self.config = {
-            "root": [".", "Folder that all other paths start from"],
+            "root": [".", "Folder that all other paths are relative to"],
             "execute": [
                 [],
                 "Patterns of modules (`src/**/*.py`) whose doctest examples are "
-                "executed, to show the shapes and values that each line computes",
+                "executed, to show the shapes and values of each line",
             ],
             "import_roots": [
                 ["src", "."],
-                "Folders that hold the packages which these modules import",
+                "Folders that contain the packages that these modules import",
             ],
             "setup": [
                 "",
                 "Statements before the examples of a module, such as a random seed",
             ],
-            "cache": [".cache/sidenotes/recordings", "Folder for what was recorded"],
+            "cache": [".cache/sidenotes/recordings", "Folder for recordings"],
             "editions": [
                 no_links,
-                "Function from a module's path to files to copy: addresses by label, "
-                "which depend on the module and on what it imports",
+                "Function that maps a module's path to files to copy, addresses by "
+                "label; these depend on the module and its imports",
             ],
             "links": [no_links, "Function from a module's path to links, by label"],
             "sizes": [{}, "By module, the sizes that a reader can change on its page"],
@@ -101,7 +101,7 @@ class SidenotesExtension(Extension):
 
 @dataclass(frozen=True)
 class Sources:
-    """Modules on the disk, and what their pages show besides their text."""
+    """The modules of a site, and the options of their pages."""
 
     root: Path
     execute: list[str]
@@ -119,7 +119,7 @@ class Sources:
         return {path for path in found if path.stem != "__init__"}
 
     def recorded(self, path: Path) -> dict[str, Any] | None:
-        """What a module's examples have shown, if the site executes them."""
+        """The recording of a module's examples, if the site executes them."""
         return recording(
             path,
             modules=self.executed,
@@ -129,17 +129,17 @@ class Sources:
         )
 
     def inputs(self, text: str) -> list[str]:
-        """All that the directives in a Markdown text depend on, to key a cache."""
+        """What the directives of a page depend on, as parts of a cache key."""
         found = []
         for match in re.finditer(rf"^[ \t]*{DIRECTIVE.pattern}", text, re.MULTILINE):
             path = self.root / match["path"]
-            # A text may speak of a file that is not there, as an example.
+            # A page may mention a directive with a missing file, as an example.
             if not path.is_file():
                 found.append("missing")
                 continue
             found.append(read(path))
             if match["kind"] == "literate" and not match["symbol"]:
-                # A module may be copied together with what it imports.
+                # An edition may contain the modules that this one imports.
                 imported = dependencies(path, self.import_roots)
                 found += [read(file) for file in sorted(imported)]
                 if path in self.executed:
@@ -149,7 +149,7 @@ class Sources:
 
 
 class Directives(BlockProcessor):
-    """Replaces a directive by the source that it names."""
+    """Replaces each directive by the source that it names."""
 
     def __init__(self, md: Markdown, sources: Sources, in_plugin: bool) -> None:
         super().__init__(md.parser)
@@ -173,8 +173,8 @@ class Directives(BlockProcessor):
             self.literate(parent, match["path"], match["symbol"])
 
     def require_plugin(self) -> None:
-        """Refuse to make a page in MkDocs that would have no styles and no script."""
-        # A tree processor of MkDocs itself, which is there on each of its pages.
+        """Refuse MkDocs without the plugin: styles and script would be missing."""
+        # MkDocs registers this tree processor for each of its pages.
         if "relpath" in self.md.treeprocessors and not self.in_plugin:
             raise LiterateError(
                 "in MkDocs, sidenotes needs its plugin, which adds styles and script: "
@@ -235,8 +235,8 @@ class Directives(BlockProcessor):
         names = {node.lineno: name for name, node in named(tree) if "." not in name}
         grid = SubElement(parent, "div", {"class": "sidenotes"})
         block = SubElement(grid, "pre", {"class": "sn-code highlight"})
-        # An anchor must be an element, or MkDocs does not know of it: the lines between
-        # two of them are stashed together.
+        # An anchor must be an element for MkDocs to find it; the lines between two
+        # anchors are stashed together.
         code, anchor = "", None
         last = source.rstrip("\n").count("\n") + 1
         for number, html in enumerate(highlight_lines(source)[:last], start=1):
@@ -248,7 +248,7 @@ class Directives(BlockProcessor):
         place_code(block, anchor, self.md.htmlStash.store(code))
 
     def parse(self, parent: Element, text: str) -> None:
-        """Convert a note with all that the site has configured for its pages."""
+        """Convert a note with all Markdown extensions of the site."""
         lines = text.split("\n")
         for preprocessor in self.md.preprocessors:
             lines = preprocessor.run(lines)
@@ -264,5 +264,5 @@ def place_code(block: Element, anchor: Element | None, code: str) -> None:
 
 
 def makeExtension(**options: Any) -> SidenotesExtension:  # noqa: N802
-    """What Python-Markdown looks for in a module named as an extension."""
+    """The function that Python-Markdown calls in an extension module."""
     return SidenotesExtension(**options)

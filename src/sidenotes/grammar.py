@@ -1,7 +1,8 @@
-"""The grammar of shape comments, and the arithmetic of their entries.
+"""Parse shape comments, and evaluate their entries.
 
-`# [q_len, k_len]` at the end of a line of code claims the shape of what the line
-assigns or returns. A comment that begins with a bracket is a claim; others are prose.
+`# [q_len, k_len]` at the end of a line of code states the shape of the value that the
+line assigns or returns: a *claim*. Comments that do not begin with a bracket are
+ignored.
 """
 
 import ast
@@ -21,7 +22,7 @@ OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
 
 @dataclass(frozen=True)
 class Claim:
-    """One bracket of a shape comment, and what it speaks of."""
+    """One bracket of a shape comment, and the value that it describes."""
 
     line: int  # of the comment
     text: str  # "[q_len, k_len]"
@@ -29,8 +30,8 @@ class Claim:
     code: str  # the line that it ends
     symbol: str = ""  # dotted name of the function around it
     statement: int = 0  # first line of its statement; 0 for a parameter
-    targets: Axes = ()  # the names that the statement gives a value, or the parameter
-    problem: str = ""  # why it cannot be checked, if it cannot
+    targets: Axes = ()  # the names that the statement assigns, or the parameter
+    problem: str = ""  # the reason why it cannot be checked, if any
 
 
 def claims(source: str) -> list[Claim]:
@@ -57,9 +58,9 @@ def claims(source: str) -> list[Claim]:
 
 
 def claimed(comment: str) -> str:
-    """The part of a comment that claims a shape, if there is one.
+    """The part of a comment that states a shape, or "".
 
-    A pragma may stand before it or after it, and a remark after a semicolon.
+    A pragma may come before or after it, and a remark after a semicolon.
 
     >>> claimed("# type: ignore  # [batch_size, d]; a view")
     '[batch_size, d]'
@@ -70,18 +71,18 @@ def claimed(comment: str) -> str:
 
 
 def brackets(claim: Claim, statements: list[ast.stmt]) -> list[Claim]:
-    """A claim for each bracket of a comment, or one that says what is wrong with it."""
+    """A claim for each bracket of a comment, or one with the problem of the comment."""
     try:
         found = parse(claim.text)
         statement, targets = subject(claim.line, statements)
         if len(targets) == 1 < len(found):
-            # Whether the one value is a tuple is seen only when the line runs.
+            # Whether the value is a tuple is known only when the line runs.
             targets = tuple(f"{targets[0]}[{n}]" for n in range(len(found)))
         if len(found) not in (1, len(targets)):
             raise ValueError(f"{len(found)} brackets, but {len(targets)} values")
     except ValueError as error:
         return [replace(claim, problem=str(error))]
-    # One bracket speaks of all that the line assigns, several of one value each.
+    # A single bracket describes all assigned values; several describe one value each.
     each = [targets] if len(found) == 1 else [(name,) for name in targets]
     claim = replace(claim, statement=statement)
     return [
@@ -91,7 +92,7 @@ def brackets(claim: Claim, statements: list[ast.stmt]) -> list[Claim]:
 
 
 def parse(text: str) -> list[Axes]:
-    """The brackets of a comment; an entry is its text, as `ast` would write it.
+    """The brackets of a comment; entries are normalized by `ast.unparse`.
 
     >>> parse("[..., heads*d_k], [3]")
     [('...', 'heads * d_k'), ('3',)]
@@ -99,25 +100,29 @@ def parse(text: str) -> list[Axes]:
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError:
-        raise ValueError(f"`{text}` is no list in brackets, nor several") from None
+        raise ValueError(
+            f"`{text}` is not a list of axes in brackets, such as [n, d]"
+        ) from None
     found = []
     for bracket in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
         if not isinstance(bracket, ast.List):
-            raise ValueError(f"`{ast.unparse(bracket)}` is no list in brackets")
+            raise ValueError(
+                f"`{ast.unparse(bracket)}` is not a list of axes in brackets"
+            )
         for entry in bracket.elts:
             dots = isinstance(entry, ast.Constant) and entry.value is ...
             if not dots and not is_size(entry):
-                what = "no name, no integer, no `...`, nor one of these with + - * //"
-                raise ValueError(f"`{ast.unparse(entry)}` is {what}")
+                what = "a name, an integer, `...`, or an expression with + - * //"
+                raise ValueError(f"`{ast.unparse(entry)}` is not {what}")
         axes = tuple(ast.unparse(entry) for entry in bracket.elts)
         if axes.count("...") > 1:
-            raise ValueError("`...` may stand only once in a bracket")
+            raise ValueError("`...` may occur only once in a bracket")
         found.append(axes)
     return found
 
 
 def is_size(node: ast.expr) -> bool:
-    """Whether an expression is of names, integers and + - * //."""
+    """Whether an expression consists of names, integers and + - * //."""
     if isinstance(node, ast.BinOp):
         known = isinstance(node.op, OPERATORS)
         return known and is_size(node.left) and is_size(node.right)
@@ -127,7 +132,7 @@ def is_size(node: ast.expr) -> bool:
 
 
 def subject(number: int, statements: list[ast.stmt]) -> tuple[int, Axes]:
-    """What a comment on a line speaks of: the line of a statement, and names."""
+    """The value that a comment describes: the line of its statement, and names."""
     functions = [node for node in statements if isinstance(node, FUNCTIONS)]
     around = []
     for node in statements:
@@ -139,23 +144,25 @@ def subject(number: int, statements: list[ast.stmt]) -> tuple[int, Axes]:
         raise ValueError("no statement ends here")
     first, _, last, node = max(around, key=lambda found: found[:2])
     if not any(s.lineno <= first <= (s.end_lineno or 0) for s in functions):
-        raise ValueError("only what stands in a function is traced")
+        raise ValueError("only code inside functions is traced")
     if isinstance(node, FUNCTIONS):
         parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         here = [p.arg for p in parameters if p.lineno == number]
         if len(here) != 1:
-            raise ValueError("put it beside one parameter, or beside the `return`")
+            raise ValueError(
+                "put it beside a parameter on its own line, or beside the `return`"
+            )
         return 0, (here[0],)
     if number not in (first, last):
-        raise ValueError("put it at the end of the statement, not in its middle")
+        raise ValueError("put it on the first or last line of the statement")
     targets = tuple(assigned(node))
     if not targets:
-        raise ValueError("the line assigns and returns nothing")
+        raise ValueError("the line neither assigns nor returns a value")
     return first, targets
 
 
 def assigned(node: ast.AST | None) -> Iterator[str]:
-    """The names that a statement, or a target, gives a value."""
+    """The names that a statement, or a target, assigns."""
     match node:
         case ast.Assign():
             for target in node.targets:
@@ -186,7 +193,7 @@ def assigned(node: ast.AST | None) -> Iterator[str]:
 
 @cache
 def tree_of(entry: str) -> ast.expr:
-    """The expression of an entry; never changed, as it is shared."""
+    """The syntax tree of an entry; cached and shared, so do not modify it."""
     return ast.parse(entry, mode="eval").body
 
 
@@ -198,7 +205,7 @@ def words_of(axes: Axes) -> dict[str, None]:
 
 
 def linear(node: ast.expr, sizes: dict[str, int]) -> tuple[int, int] | None:
-    """`(a, b)` where an expression is `a * x + b`, for the one name x not in `sizes`.
+    """`(a, b)` if an expression is `a * x + b`, where x is the one name not in `sizes`.
 
     >>> linear(tree_of("2 * (x + heads)"), {"heads": 5})
     (2, 10)
@@ -224,7 +231,7 @@ def linear(node: ast.expr, sizes: dict[str, int]) -> tuple[int, int] | None:
 
 
 def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
-    """Each entry with its size, `...` left out; None where their numbers differ.
+    """Each entry with its size, without `...`; None if their numbers differ.
 
     >>> pair(("q", "...", "d"), (2, 3, 5, 7))
     [('q', 2), ('d', 7)]
@@ -240,7 +247,7 @@ def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
 
 
 def fits(axes: Axes, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
-    """Whether a bracket, all of whose names are known, fits a shape."""
+    """Whether a bracket fits a shape; all of its names must be known."""
     pairs = pair(axes, shape)
     if pairs is None:
         return False
@@ -248,13 +255,13 @@ def fits(axes: Axes, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
 
 
 def value_of(entry: str, sizes: dict[str, int]) -> int | None:
-    """What an entry of known names is; None for `...` and for `n // 0`."""
+    """The value of an entry whose names are known; None for `...` and for `n // 0`."""
     line = None if entry == "..." else linear(tree_of(entry), sizes)
     return line and line[1]
 
 
 def alternatives(axes: Axes, words: Iterable[str]) -> Iterator[tuple[str, str, Axes]]:
-    """What else a bracket might say: what becomes what, and the whole.
+    """Mutations of a bracket: the old entry, the new entry, and the new bracket.
 
     >>> [other for *_, other in alternatives(("q", "k"), ["k", "q"])]
     [('k', 'q'), ('k', 'k'), ('q', 'q')]
@@ -271,7 +278,7 @@ def alternatives(axes: Axes, words: Iterable[str]) -> Iterator[tuple[str, str, A
 
 
 def rewrites(node: ast.expr, words: Axes) -> Iterator[ast.expr]:
-    """Expressions in which one name, number or operator is another, or missing."""
+    """Expressions in which one name, number or operator is replaced or removed."""
     if isinstance(node, ast.BinOp):
         left, right = node.left, node.right
         yield from (left, right)

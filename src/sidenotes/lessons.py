@@ -1,8 +1,8 @@
 """Execute a lesson, a script in the percent format, and write it as Markdown.
 
-Markdown cells are prose. Code cells are executed in one kernel per lesson, and what
-they print or draw follows them. Figures become part of the page as SVG, without a
-request, and what is drawn in the color `INK` takes the color of the text.
+Markdown cells are copied. Code cells are executed in one kernel per lesson, and their
+output and figures follow them. Figures are embedded in the page as SVG; lines in the
+color `INK` get the color of the text.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from sidenotes.split import LiterateError, read
 
 LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
-# What is drawn in this color takes the color of the text.
+# Lines of a figure in this color get the color of the text.
 INK = "#123456"
 
-# As it was when this process loaded it.
+# This file as it was when the process loaded it.
 CONVERTER = Path(__file__).read_bytes()
 
 SVG = "http://www.w3.org/2000/svg"
@@ -40,10 +40,10 @@ XLINK = "{http://www.w3.org/1999/xlink}href"
 def lesson(
     path: Path, *, roots: Sequence[Path], inputs: Iterable[Path] = (), cache: Path
 ) -> str:
-    """The Markdown of the lesson at `path`, executed unless nothing has changed.
+    """The Markdown of the lesson at `path`, from the cache if nothing has changed.
 
-    What a lesson prints depends on its own text, on the code of the files below `roots`
-    that it imports, on every byte of the files in `inputs`, and on what is installed.
+    The output of a lesson depends on its text, on the code of the files below `roots`
+    that it imports, on all bytes of the files in `inputs`, and on installed packages.
     """
     parts: list[str | bytes] = [read(path), ENVIRONMENT, CONVERTER]
     parts += [code_of(file) for file in sorted(dependencies(path, roots))]
@@ -58,9 +58,9 @@ def lesson(
 
 
 def execute(path: Path, roots: Sequence[Path]) -> Any:
-    """Run all cells in a fresh kernel; the first that raises stops the build.
+    """Run all cells in a new kernel; the first error stops the build.
 
-    The kernel imports from the folders in `roots`, installed or not.
+    The kernel can import from the folders in `roots`, even if not installed.
     """
     folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
     search_path = os.pathsep.join(filter(None, folders))
@@ -77,7 +77,7 @@ def execute(path: Path, roots: Sequence[Path]) -> Any:
             resources={"metadata": {"path": str(path.parent)}},
         )
         try:
-            # With an event loop of its own, which is closed again, in each thread.
+            # Each thread has its own event loop, which is closed at the end.
             environment = {**os.environ, "PYTHONPATH": search_path}
             asyncio.run(client.async_execute(env=environment))
         except CellExecutionError as error:
@@ -87,11 +87,11 @@ def execute(path: Path, roots: Sequence[Path]) -> Any:
 
 
 def to_markdown(notebook: Any, path: Path) -> str:
-    """Leave prose as it is, fence code and printed text, and embed figures.
+    """Copy Markdown cells, fence code and printed text, and embed figures.
 
     Options of a code cell, on its first line: `alt="…"` describes its figure,
-    `fold="…"` folds it under that title, `hide="true"` shows only what it prints or
-    draws.
+    `fold="…"` folds it under that title, `hide="true"` shows only its output and
+    figures.
     """
     parts: list[str] = []
     for number, cell in enumerate(notebook.cells):
@@ -109,7 +109,7 @@ def to_markdown(notebook: Any, path: Path) -> str:
 
 
 def outputs(cell: Any, prefix: str, place: str) -> list[str]:
-    """What a cell printed, then its tables and figures; `prefix` is for their ids."""
+    """The printed text of a cell, then its tables and figures; `prefix` is for ids."""
     text = ""
     rest: list[str] = []  # tables, as Markdown, and figures
     for output in cell.outputs:
@@ -135,7 +135,7 @@ def outputs(cell: Any, prefix: str, place: str) -> list[str]:
 
 
 def fence(text: str, language: str, css_class: str = "") -> str:
-    """A fenced block, closed by a fence that `text` does not hold."""
+    """A fenced block, with a fence that does not occur in `text`."""
     marks = "```"
     while marks in text:
         marks += "`"
@@ -144,7 +144,7 @@ def fence(text: str, language: str, css_class: str = "") -> str:
 
 
 def inline_svg(svg: str, prefix: str, alt: str) -> str:
-    """A figure as part of the page: unique ids, the text's color, a description."""
+    """Embed a figure in the page: unique ids, the color of the text, a description."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(svg)
     # A style sheet or an id inside a figure would apply to the whole page.

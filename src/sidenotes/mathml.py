@@ -1,4 +1,4 @@
-r"""LaTeX to MathML while the page is built, so that no page needs a script for it."""
+r"""Convert LaTeX to MathML at build time, so that pages need no script for formulas."""
 
 from xml.etree.ElementTree import Element
 
@@ -8,13 +8,13 @@ from pymdownx.arithmatex import ArithmatexExtension
 
 from sidenotes.split import LiterateError
 
-# `pymdownx.arithmatex`, in generic mode, finds the formulas and leaves them as
-# `\(…\)` in a span, or `\[…\]` in a div, of this class.
+# `pymdownx.arithmatex`, in generic mode, puts formulas as `\(…\)` into a span, or as
+# `\[…\]` into a div, of this class.
 FORMULA = "arithmatex"
 
 
 class MathML(Treeprocessor):
-    """Fills the elements that arithmatex leaves with what a browser can draw."""
+    """Replaces the LaTeX in the elements of arithmatex by MathML."""
 
     def run(self, root: Element) -> None:
         self.require_generic()
@@ -26,12 +26,12 @@ class MathML(Treeprocessor):
                 display = "block" if block else "inline"
                 try:
                     element.append(convert_to_element(latex, display=display))
-                except Exception as error:  # of many kinds, none with the formula in it
+                except Exception as error:  # of many types, none with the formula in it
                     reason = f"cannot read the formula {latex!r}: {error!r}"
                     raise LiterateError(reason) from None
 
     def require_generic(self) -> None:
-        """Refuse the other mode of arithmatex, in which formulas would stay LaTeX."""
+        """Refuse the other mode of arithmatex, which would leave formulas in LaTeX."""
         for extension in self.md.registeredExtensions:
             if isinstance(extension, ArithmatexExtension):
                 if not extension.getConfig("generic"):

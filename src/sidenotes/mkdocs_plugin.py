@@ -1,9 +1,9 @@
-"""The MkDocs plugin: `plugins: [sidenotes]` is all that a site needs.
+"""The MkDocs plugin: `plugins: [sidenotes]` enables it.
 
 It adds the style sheet, the script and the Markdown extension, executes the lessons in
-the folder of the pages, makes a page for each module of the configured packages, and
-renders only those pages anew that have changed. Every path in its options starts from
-the folder of `mkdocs.yml`.
+the folder of the pages, creates a page for each module of the configured packages, and
+renders only pages that have changed. All paths in its options are relative to the
+folder of `mkdocs.yml`.
 """
 
 import json
@@ -32,15 +32,15 @@ from sidenotes.split import LiterateError
 
 ASSETS = Path(__file__).parent / "assets"
 
-# A lesson is a script in the percent format. Other scripts among the pages are files.
+# A lesson is a script in the percent format. Other scripts are copied as files.
 PERCENT = re.compile(r"# %%(\s|$)")
 
 # The title of a module: the first line of its docstring.
 TITLE = re.compile(r'(?:#.*\n|\s)*r?"""\s*# (.+)')
 
-# Not for the search: the buttons of a module, and its code, for a name that occurs in
-# each line would hide the page that explains it. Nor what stands around or before its
-# first heading, which the search plugin then does not take for the title.
+# Excluded from the search: the buttons of a module, and its code, since a name that
+# occurs in each line would hide the page that explains it; and the elements around or
+# before its first heading, with which the search plugin does not find the title.
 UNSEARCHED = re.compile(
     r'<pre class="sn-code.*?</pre>'
     r'|<p class="sn-bar">.*?</p>'
@@ -49,8 +49,8 @@ UNSEARCHED = re.compile(
     re.DOTALL,
 )
 
-# A search index holds words: the markup of colors in code, of figures and of formulas
-# only slows the indexing down.
+# The search index needs text only: the markup of highlighted code, figures and formulas
+# would slow the indexing down.
 BLOCK = re.compile(r"<(pre|svg|math)\b[^>]*>(.*?)</\1>", re.DOTALL)
 MARKUP = {
     "pre": re.compile(r"</?(span|a)\b[^>]*>"),
@@ -74,34 +74,34 @@ class Options(Config):  # type: ignore[no-untyped-call]
     random.seed(1)`."""
 
     lesson_inputs = option.Type(dict, default={})
-    """Files that lessons read, beside the modules that they import: lists of patterns,
-    by a pattern of lessons: `{"*": [data/*.csv]}`. A change in one of these files
-    executes the lesson anew."""
+    """Files that lessons read, besides the modules that they import: lists of patterns
+    for each pattern of lessons, `{"*": [data/*.csv]}`. If one of these files changes,
+    the lesson is executed again."""
 
     editions = option.Type(object, default=no_links)
-    """A function from the path of a module to files that its page offers to copy: their
-    addresses, by label. `!!python/name:package.editions`."""
+    """A function that maps the path of a module to the files that its page offers to
+    copy, addresses by label: `!!python/name:package.editions`."""
 
     links = option.Type(object, default=no_links)
     """A function from the path of a module to the links at the top of its page: their
     addresses, by label."""
 
     sizes = option.Type(dict, default={})
-    """By module, the sizes that a reader can change on its page."""
+    """For each module, the sizes that a reader can change on its page."""
 
     meta = option.Type(dict, default={})
     """Front matter for modules, lessons and other pages, by a pattern of their names:
     `{source/internal/*.md: {search: {boost: 0.5}}}`."""
 
     cache = option.Type(str, default=".cache/sidenotes")
-    """Folder for what was executed and rendered; it can be removed at any time."""
+    """Folder for results of execution and rendering; can be removed at any time."""
 
 
 class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
-    """The events of a build, in their order."""
+    """Handles the events of a build, in their order."""
 
     def on_startup(self, *, command: str, dirty: bool) -> None:
-        """Stay loaded between two builds of `mkdocs serve`."""
+        """Keep the plugin loaded between two builds of `mkdocs serve`."""
 
     def on_config(self, config: MkDocsConfig) -> MkDocsConfig:
         """Add the extension, styles and script; complete the navigation."""
@@ -135,7 +135,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         for asset in sorted(ASSETS.iterdir()):
             path = f"assets/{asset.name}"
             if asset.suffix == ".css":
-                # Before the style sheets of the site, which can change what it says.
+                # Before the style sheets of the site, which can override it.
                 config.extra_css.insert(0, path)
             else:
                 script = option.ExtraScriptValue(path)
@@ -157,12 +157,12 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 yield module, f"{pages}/{inside}"
 
     def import_roots(self) -> list[Path]:
-        """The folders in which lessons and modules find what they import."""
+        """The folders from which lessons and modules import."""
         parents = [(self.root / folder).parent for folder in self.config.packages]
         return [*dict.fromkeys([*parents, self.root])]
 
     def complete(self, nav: Any) -> Any:
-        """Put the pages of a package where the navigation names their folder."""
+        """Replace the folder of a package in the navigation by its pages."""
         if isinstance(nav, list):
             return [self.complete(each) for each in nav]
         if isinstance(nav, dict):
@@ -184,7 +184,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             files.append(File.generated(config, path, content=content))
 
         lessons = [file for file in files if is_lesson(file)]
-        # Two at a time on two cores: a kernel spends half of its life importing.
+        # In parallel: a kernel spends half of its time on imports.
         with ThreadPoolExecutor(max_workers=cpu_count()) as kernels:
             pages = kernels.map(partial(self.executed, config), lessons)
             for file, page in zip(lessons, pages, strict=True):
@@ -223,15 +223,15 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
     def on_nav(
         self, nav: Navigation, *, config: MkDocsConfig, files: Files
     ) -> Navigation:
-        """Note what the pages depend on: their set is complete now."""
+        """Compute what all pages depend on: the set of pages is complete now."""
         self.site_key = site_key(config, files)
         return nav
 
-    @event_priority(-100)  # the text is as the other plugins want it
+    @event_priority(-100)  # after all other plugins have changed the text
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
     ) -> str:
-        """Complete the front matter; render the page from the cache, or anew."""
+        """Add the configured front matter; make MkDocs render through the cache."""
         for pattern, meta in self.config.meta.items():
             if Path(page.file.src_uri).match(pattern):
                 page.meta.update(meta)
@@ -239,7 +239,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         return markdown
 
     def render(self, page: Page, config: MkDocsConfig, files: Files) -> None:
-        """What MkDocs calls in place of `page.render`."""
+        """Called by MkDocs instead of `page.render`."""
         try:
             if self.site_key is None:
                 Page.render(page, config, files)
@@ -259,7 +259,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         config: MkDocsConfig,
         nav: Navigation,
     ) -> None:
-        """Before the search plugin reads the page: leave what it should find."""
+        """Before the search plugin reads the page: reduce code and figures to text."""
         self.content = page.content or ""
         content = UNSEARCHED.sub("", self.content).strip()
         page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), content)
@@ -274,14 +274,14 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         config: MkDocsConfig,
         nav: Navigation,
     ) -> None:
-        """After it: the page as it was, unless a plugin has changed it."""
+        """After the search plugin: restore the page, unless a plugin has changed it."""
         if page.content == self.searched:
             page.content = self.content
 
     on_page_context = CombinedEvent(hide_markup, show_markup)
 
     def on_post_build(self, *, config: MkDocsConfig) -> None:
-        """Keep the cache within its limits."""
+        """Reduce the cache to its size limit."""
         for folder in self.cache.glob("*"):
             prune(folder)
 

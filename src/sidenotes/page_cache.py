@@ -1,10 +1,10 @@
 """Cache the HTML that MkDocs makes of a Markdown page.
 
-A page is used again only while nothing that it depends on has changed: its text, the
-sources that its directives name, the settings of the site, the set of its pages (a link
-is checked against it), the installed packages and the renderer. Some Markdown
-extensions read other files, or leave something behind for other pages; where the site
-uses one that is not known to do neither, no page is cached.
+A cached page is used only if nothing that it depends on has changed: its text, the
+sources that its directives name, the settings of the site, the set of pages (links are
+checked against it), the installed packages and the renderer. Some Markdown extensions
+read other files, or change state that other pages use. If the site has an extension
+that is not known to do neither, no page is cached.
 """
 
 import inspect
@@ -27,7 +27,7 @@ from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
 
 LOG = logging.getLogger("mkdocs")
 
-# As it was when this process loaded it.
+# The renderer as it was when this process loaded it.
 RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 # Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
@@ -36,7 +36,7 @@ SETTINGS = ("use_directory_urls", "validation")
 # Extensions of pymdownx that read other files.
 READERS = {"pymdownx.b64", "pymdownx.snippets"}
 
-# mkdocstrings and autorefs are known, but work on a page leaves anchors for others.
+# mkdocstrings and autorefs are known, but register the anchors of a page for others.
 LEAVES_ANCHORS = re.compile(r"^\s*:::|\[\]\(\)\{", re.MULTILINE)
 KNOWN_OBJECTS = {"SidenotesExtension", "MkdocstringsExtension", "AutorefsExtension"}
 
@@ -44,7 +44,7 @@ KNOWN_OBJECTS = {"SidenotesExtension", "MkdocstringsExtension", "AutorefsExtensi
 def site_key(config: MkDocsConfig, files: Files) -> str | None:
     """A hash of what all pages depend on; None if the site's pages cannot be cached."""
     if not are_pure(config) or LOG.isEnabledFor(logging.DEBUG):
-        return None  # in a debugging session, MkDocs does not list links to anchors
+        return None  # at debug level, MkDocs does not list links to anchors
     known = sorted(f"{f.src_uri} {f.url} {f.inclusion.name}" for f in files)
     settings = [describe(config[name]) for name in SETTINGS]
     parts = [ENVIRONMENT, *known, *settings, extensions_of(config)]
@@ -54,7 +54,7 @@ def site_key(config: MkDocsConfig, files: Files) -> str | None:
 def render_cached(
     page: Page, config: MkDocsConfig, files: Files, parts: list[str], folder: Path
 ) -> None:
-    """What `page.render` does, or what it did for the same page, text and `parts`."""
+    """Render a page, or use its cached HTML for the same text and `parts`."""
     text = page.markdown or ""
     if LEAVES_ANCHORS.search(text):
         Page.render(page, config, files)
@@ -68,7 +68,7 @@ def render_cached(
         return
     with messages(LOG) as said:
         Page.render(page, config, files)
-    # A page with a broken link is rendered anew, so that each build reports it.
+    # A page with a broken link is not cached, so that each build reports it.
     if not said:
         store(stored, json.dumps(content_of(page)))
 
@@ -91,7 +91,7 @@ def extensions_of(config: MkDocsConfig) -> str:
     """The Markdown extensions of a site and their options, as text."""
     objects: list[Any] = [*config.markdown_extensions]
     options = {
-        # Not where the site lies: a copy of it can use a copy of its cache.
+        # Without paths: a copy of the site can use a copy of its cache.
         describe(each): {
             **each.getConfigs(),
             "root": "",
@@ -105,7 +105,7 @@ def extensions_of(config: MkDocsConfig) -> str:
 
 
 def describe(value: Any) -> str:
-    """A setting as text; of a function or an object also the file that defines it."""
+    """A setting as text; for a function or object, with the file that defines it."""
     if isinstance(value, dict):
         pairs = [f"{describe(k)}: {describe(v)}" for k, v in value.items()]
         return f"{{{', '.join(pairs)}}}"
@@ -130,7 +130,7 @@ def source_of(owner: Any) -> str:
 
 @contextmanager
 def messages(log: logging.Logger) -> Iterator[list[str]]:
-    """Collect what is logged from `INFO` up, also where nothing of it is shown."""
+    """Collect log messages from level `INFO` up, even if they are not shown."""
     said: list[str] = []
     level = log.level
 
@@ -151,7 +151,7 @@ def messages(log: logging.Logger) -> Iterator[list[str]]:
 
 
 def children(log: logging.Logger) -> list[logging.Logger]:
-    """The loggers below a logger: a filter hears its own logger only."""
+    """The child loggers of a logger: a filter applies to its own logger only."""
     found = logging.Logger.manager.loggerDict.items()
     return [
         each
@@ -161,7 +161,7 @@ def children(log: logging.Logger) -> list[logging.Logger]:
 
 
 def content_of(page: Page) -> dict[str, Any]:
-    """What rendering has set on a page."""
+    """The attributes that rendering sets on a page."""
     links = page.links_to_anchors or {}
     return {
         "content": page.content,
@@ -173,14 +173,14 @@ def content_of(page: Page) -> dict[str, Any]:
 
 
 def entry(item: AnchorLink) -> dict[str, Any]:
-    """An entry of the table of contents, in the form in which Markdown gives it."""
+    """An entry of the table of contents, in the format of Python-Markdown."""
     children = [entry(child) for child in item.children]
     head = {"name": item.title, "id": item.id, "level": item.level}
     return {**head, "children": children}
 
 
 def restore(page: Page, stored: dict[str, Any], files: Files) -> None:
-    """Set what rendering had set on a page."""
+    """Set the attributes that rendering sets on a page."""
     page.content = stored["content"]
     page._title_from_render = stored["title"]
     page.toc = get_toc(stored["toc"])

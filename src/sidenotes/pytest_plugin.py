@@ -1,7 +1,7 @@
 """`pytest --shapes my_model.py`: every shape comment is a test.
 
-Loaded into each run of pytest, and does nothing there unless it is asked: the tracer is
-imported only then.
+pytest loads this plugin in every run. Without the flag it does nothing, and does not
+import the tracer.
 """
 
 import sys
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """One flag; the files are those that pytest is given anyway."""
+    """Add the flag; the files are the usual arguments of pytest."""
     parser.getgroup("shapes", "shape comments").addoption(
         "--shapes",
         action="store_true",
-        help="check shape comments, such as `# [batch_size, d]`, in the given .py "
-        "files: run their doctest examples, and make each comment a test (and "
-        "collect nothing else)",
+        help="test the shape comments, such as `# [batch_size, d]`, of the given .py "
+        "files: run their doctest examples, and make each comment a test (no "
+        "other tests are collected)",
     )
 
 
@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collect_file(
     file_path: Path, parent: pytest.Collector
 ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """With `--shapes`, a Python file is its shape comments and nothing else."""
+    """With `--shapes`, collect the shape comments of a Python file, nothing else."""
     collectors = yield
     if not parent.config.getoption("shapes"):
         return collectors
@@ -42,7 +42,7 @@ def pytest_collect_file(
 
 @contextmanager
 def as_written(config: pytest.Config) -> Iterator[None]:
-    """Import files as they stand: pytest rewrites the asserts of those it is given."""
+    """Import files unmodified: without the assertion rewriting of pytest."""
     finders = sys.meta_path[:]
     rewriter: object = config.pluginmanager.rewrite_hook
     sys.meta_path[:] = [finder for finder in finders if finder is not rewriter]
@@ -53,10 +53,10 @@ def as_written(config: pytest.Config) -> Iterator[None]:
 
 
 class ShapeFile(pytest.File):
-    """A source, traced once for all of its comments."""
+    """A source file, traced once for all of its comments."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """One item a claim; a file that was named, but claims nothing, says so."""
+        """One item per claim; warns if a file on the command line has none."""
         from sidenotes.grammar import claims
         from sidenotes.shapes import judge
         from sidenotes.split import UNREADABLE, LiterateError, read
@@ -72,7 +72,7 @@ class ShapeFile(pytest.File):
             line = getattr(error, "lineno", None) or 1
             raise self.CollectError(f"{self.path}:{line}: {error}") from error
         if not findings and self.session.isinitpath(self.path):
-            reason = "no line of code ends with a shape, as `# [batch_size, d]` is one"
+            reason = "no line of code ends with a shape comment, as `# [batch_size, d]`"
             self.warn(pytest.PytestCollectionWarning(reason))
         for finding in findings:
             name = f"L{finding.claim.line} {finding.claim.text}"
@@ -80,18 +80,18 @@ class ShapeFile(pytest.File):
 
 
 class ShapeItem(pytest.Item):
-    """One claim, judged."""
+    """The test of one claim."""
 
     def __init__(self, *, finding: "Finding", **kwargs: object) -> None:
         super().__init__(**kwargs)  # type: ignore[arg-type]
         self.finding = finding
 
     def runtest(self) -> None:
-        """Pass, or say what was claimed and what was seen, without a traceback."""
+        """Pass, or report the claim and the observed shapes, without a traceback."""
         if self.finding.verdict != "ok":
             pytest.fail(self.finding.message, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Where the comment stands."""
+        """The location of the comment."""
         title = f"{self.name} in {self.path.name}"
         return self.path, self.finding.claim.line - 1, title

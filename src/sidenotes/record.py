@@ -1,7 +1,7 @@
-"""Record what a page shows of a run: for each function one call, its steps and tensors.
+"""Record one call of each function for its page: the steps and the tensors.
 
-Modules are traced in a process of their own, because the process that builds the site
-may hold an older version of them. Recordings are cached.
+Modules are traced in a separate process, because the process that builds the site may
+have imported an older version of them. Recordings are cached.
 """
 
 import ast
@@ -30,11 +30,11 @@ from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
 
 LOG = logging.getLogger("mkdocs.plugins.sidenotes")
 
-# What the code of a page and its recorded run may weigh, compressed; beyond it the
-# largest tensors are left out.
+# The compressed size of the code of a page and of its recorded values together, in
+# bytes; beyond it, the largest tensors are left out.
 BUDGET = 21_000
 
-# Tokens that a line without code may hold.
+# Tokens that occur in lines without code.
 NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}
 NOT_CODE |= {tokenize.INDENT, tokenize.DEDENT}
 
@@ -49,13 +49,13 @@ def recording(
     setup: str,
     cache: Path,
 ) -> Json | None:
-    """The recording of `path`, or None where `modules` does not hold it.
+    """The recording of `path`, or None if it is not in `modules`.
 
     A recording depends on the code and the examples of the module, on the code of all
     files below `roots` that it imports, and on `setup`, the statements that are
     executed first (`import torch; torch.manual_seed(1)`). It does not depend on notes:
-    its lines are numbered without them. All outdated recordings are made in one go,
-    because most of the time is spent on importing.
+    its lines are numbered without them. All outdated recordings are made in one
+    process, because most of the time is spent on imports.
     """
     path = path.resolve()
     files = sorted({file.resolve() for file in modules})
@@ -79,7 +79,7 @@ def recording(
 
 
 def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path:
-    """Where the recording of a module is stored, if it has been made."""
+    """The path of the recording of a module in the cache."""
     source = read(path)
     try:
         own = [*code_lines(source).values(), *examples_in(source)]
@@ -94,11 +94,11 @@ def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path
 
 @lru_cache(maxsize=1024)
 def code_lines(source: str) -> dict[int, str]:
-    r"""The lines that hold code, by number: neither blank, nor a comment only.
+    r"""The lines of code by number: without blank lines and lines of comments only.
 
-    A recording counts these lines only, so that it outlives an edit of the notes. Of a
-    docstring, the first and the last line count, since a function that does nothing
-    returns there, but not their text.
+    A recording counts these lines only, so that it stays valid if notes change. The
+    first and the last line of a docstring are included, without their text, because a
+    function that consists of a docstring returns there.
 
     >>> code_lines('x = [\n    # Why\n    1,  # one\n]\n\ndef f():\n    "Text."')
     {1: 'x = [', 3: '    1,  # one', 4: ']', 6: 'def f():', 7: ''}
@@ -122,7 +122,7 @@ def code_lines(source: str) -> dict[int, str]:
 
 @lru_cache(maxsize=1024)
 def examples_in(source: str) -> list[str]:
-    """The examples of all docstrings; an expected exception is part of one."""
+    """The examples of all docstrings, with their expected exceptions."""
     tree = ast.parse(source)
     parser = doctest.DocTestParser()
     found = []
@@ -130,7 +130,7 @@ def examples_in(source: str) -> list[str]:
         for example in parser.get_examples(ast.get_docstring(node) or ""):
             options = sorted(example.options.items())
             found.append(f"{example.source}{example.exc_msg}{options}")
-        found.append("")  # names are shared within a docstring, not between two
+        found.append("")  # examples of one docstring share their variables
     return found
 
 
@@ -157,13 +157,13 @@ def renumber(recorded: Json, number: Callable[[int], int]) -> Json:
 
 
 def run(missing: dict[Path, Path], setup: str) -> None:
-    """Record each file to its place, in one fresh process."""
+    """Record each file, in one new process."""
     LOG.info("Executing the examples of %d modules", len(missing))
     work = {str(file): str(where) for file, where in missing.items()}
     result = subprocess.run(
         [sys.executable, "-m", "sidenotes.record"],
         input=json.dumps({"setup": setup, "work": work}),
-        # The tensors of examples are small: threads would wait for one another.
+        # The tensors of examples are small: more threads would only add overhead.
         env={"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"} | dict(os.environ),
         capture_output=True,
         text=True,
@@ -174,11 +174,11 @@ def run(missing: dict[Path, Path], setup: str) -> None:
 
 
 def main() -> None:
-    """Do the work that `run` hands over."""
+    """The task of the process that `run` starts."""
     task = json.load(sys.stdin)
     for file, where in task["work"].items():
         path = Path(file)
-        # Before each module, so that its numbers do not depend on the others.
+        # Before each module, so that its random numbers do not depend on the others.
         exec(task["setup"], {})
         source = read(path)
         ordinals = {line: n for n, line in enumerate(code_lines(source))}
@@ -191,12 +191,12 @@ def main() -> None:
 
 
 def record(source: str, run: Trace) -> Json:
-    """All that a page shows of a trace, as JSON.
+    """The parts of a trace that a page shows, as JSON.
 
-    `calls` holds one call a function; a value points into `tensors`, whose numbers lie
-    flat, with 4 significant digits. `lines` says what is seen at the end of a line, and
-    on which line that statement begins; `checked` names the lines whose comments were
-    found to be true, and `weak` those that may be, for all that the examples show.
+    `calls` holds one call for each function; its values refer to `tensors`, flat lists
+    of numbers with 4 significant digits. `lines` holds the shapes at the end of a line,
+    and the first line of its statement. `checked` lists the lines with a shape comment
+    that is ok, and `weak` those with a weak one.
     """
     findings = check(source, run)
     checked = [f.claim for f in findings if f.verdict == "ok"]
@@ -261,7 +261,7 @@ def claim_about(claims: Iterable[Claim], value: Value) -> Claim | None:
 
 
 def bindings(call: Call, claims: Sequence[Claim]) -> dict[str, int]:
-    """The size of each name, by the true claims of a call."""
+    """The size of each name in a call, from its confirmed claims."""
     names: dict[str, int] = {}
     seen = [(value, parameter_claims(claims, call)) for value in call.arguments]
     for step in call.steps:
@@ -276,9 +276,9 @@ def bindings(call: Call, claims: Sequence[Claim]) -> dict[str, int]:
 
 
 def informativeness(call: Call, names: dict[str, int]) -> tuple[int, ...]:
-    """How much a call shows, to compare calls by; empty where it holds no tensor.
+    """How informative a call is, to choose one to show; empty if it has no tensor.
 
-    A call that returns is better than one that raises; then count distinct sizes.
+    A call that returns is better than one that raises; then distinct sizes count.
     """
     values = [*call.arguments, *(v for step in call.steps for v in step.values)]
     if not values:
@@ -289,10 +289,10 @@ def informativeness(call: Call, names: dict[str, int]) -> tuple[int, ...]:
 
 
 def axes_of(value: Value, names: dict[str, int], claims: Iterable[Claim]) -> Axes:
-    """A name for each axis, where one is certain: claimed and true, or the only one."""
+    """A name for each axis: from a confirmed claim, or the only name of its size."""
     common = Counter(names.values())
     known = {size: name for name, size in names.items() if common[size] == 1}
-    # An axis of size 1 is more often there to be stretched than it is a size.
+    # An axis of size 1 usually exists to be broadcast.
     axes = tuple(known.get(n, str(n)) if n != 1 else "1" for n in value.shape)
     claim = claim_about(claims, value)
     if claim is None or pair(claim.axes, value.shape) is None:
@@ -306,7 +306,7 @@ def axes_of(value: Value, names: dict[str, int], claims: Iterable[Claim]) -> Axe
 
 
 def to_json(value: Value, axes: Axes, tensors: list[list[Any]]) -> Json:
-    """A value for the page; numbers that were seen before are not repeated."""
+    """A value for the page; equal tensors are stored once."""
     number = None
     if value.data is not None:
         numbers = flat(value.data)
@@ -327,7 +327,7 @@ def to_json(value: Value, axes: Axes, tensors: list[list[Any]]) -> Json:
 
 
 def flat(data: Any) -> list[Any]:
-    """The numbers of nested lists; what JSON does not know becomes its name.
+    """The numbers of nested lists; NaN and infinity, which JSON lacks, become strings.
 
     >>> flat([[0.123456, True], [float("-inf"), 7]])
     [0.1235, 1, '-inf', 7]
@@ -341,7 +341,7 @@ def flat(data: Any) -> list[Any]:
 
 
 def within_budget(tensors: list[list[Any]], budget: int) -> list[list[Any] | None]:
-    """The tensors, without the largest ones if all are too much for a page."""
+    """The tensors, without the largest ones if together they exceed the budget."""
     kept: list[list[Any] | None] = list(tensors)
     while any(kept) and weight(json.dumps(kept)) > budget:
         kept[max(range(len(kept)), key=lambda n: len(kept[n] or ()))] = None
@@ -354,7 +354,7 @@ def weight(text: str) -> int:
 
 
 def shapes_as_text(values: Iterable[Json]) -> str:
-    """The shapes of some values, each of them once.
+    """The distinct shapes of some values, as text.
 
     >>> shapes_as_text([{"axes": ("q", "7")}, {"axes": ("q", "7")}, {"axes": ()}])
     '[q, 7], []'

@@ -1,4 +1,4 @@
-"""Sections to HTML: notes on the left, code on the right, its shapes beside it."""
+"""Render sections as HTML: notes on the left, code on the right, shapes beside it."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from pygments.lexers import PythonLexer
 
 from sidenotes.split import Section
 
-# Both take HTML or Markdown text into the page that is being converted.
+# Functions that add HTML, or Markdown text, to the page that is being converted.
 Stash = Callable[[str], str]
 Parse = Callable[[Element, str], None]
 
@@ -35,7 +35,7 @@ def render(
 ) -> Element:
     """Append `sections` of `source` to `parent`, as a grid of two columns.
 
-    What was recorded of a run is shown beside each line, and travels with the page.
+    Recorded shapes are shown beside each line, and the recording is part of the page.
     """
     highlighted = highlight_lines(source)
     shapes = shape_column(recorded)
@@ -48,13 +48,13 @@ def render(
 
         shown = trim(section.code_lines, blank)
         hidden = sorted({*section.note_lines, *section.code_lines}.difference(shown))
-        # Each line of the source can be linked to, also those that became prose.
+        # Each line of the source has an anchor, also those of notes.
         anchors = "".join(f'<span id="L{n}"></span>' for n in hidden)
         note = SubElement(row, "div", {"class": "sn-note"})
         SubElement(note, "div", {"class": "sn-anchors"}).text = stash(anchors)
         if section.symbol and headings:
             depth = section.symbol.count(".")
-            # A name may be defined in each of two branches.
+            # A name may be defined twice, in two branches.
             symbols[section.symbol] += 1
             nth = symbols[section.symbol]
             anchor = section.symbol if nth == 1 else f"{section.symbol}-{nth}"
@@ -78,7 +78,7 @@ def render(
 
 
 def shape_column(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """For each line that has a shape: what was seen, and what became of its claim."""
+    """For each line with a shape: the recorded shape, and the verdict on its claim."""
     if not recorded:
         return {}
     shapes = {int(number): seen for number, seen in recorded["lines"].items()}
@@ -89,7 +89,7 @@ def shape_column(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
 
 
 def highlight_lines(source: str) -> list[str]:
-    r"""One HTML fragment a line, from a single pass, so that strings may span lines.
+    r"""One HTML fragment per line, from a single pass, so that strings may span lines.
 
     >>> highlight_lines('x = 1\ny = 2')[1]
     '<span class="n">y</span> <span class="o">=</span> <span class="mi">2</span>'
@@ -100,11 +100,11 @@ def highlight_lines(source: str) -> list[str]:
 
 
 def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
-    """One line of code, with its number as a link to itself, and what it gave.
+    """One line of code, with its number as a link to itself, and its recorded shape.
 
-    A comment that claims the shape moves into the strip. It stays part of the line, so
-    that the line is copied as it was written; what stands there beside it is not. Its
-    number sign becomes a tick where it is known to be true.
+    A shape comment is moved into the column of shapes. It remains part of the line, so
+    that copying the line includes it; a recorded shape is not copied. The `#` of a
+    comment becomes a tick if the comment is ok.
     """
     link = f'href="#L{number}" data-n="{number}" tabindex="-1" aria-hidden="true"'
     beside = ""
@@ -125,7 +125,7 @@ def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
 
 
 def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:
-    """Line numbers without the blank ones at either end."""
+    """Line numbers without blank lines at both ends."""
     filled = [n for n in numbers if not blank[n - 1]]
     return [n for n in numbers if filled and filled[0] <= n <= filled[-1]]
 
@@ -136,9 +136,9 @@ def toolbar(
     tools: dict[str, str],
     stash: Stash,
 ) -> Element:
-    """What can be done with the module: follow a link, copy an edition, use a tool.
+    """The toolbar of a module: links, copy buttons, and buttons of tools.
 
-    An edition is a link, too: the script copies the file to which it leads.
+    A copy button is a link, too: the script copies the file to which it leads.
     """
     bar = Element("p", {"class": "sn-bar"})
     for kind, addresses in (("", links), (" sn-copy", editions)):
@@ -154,7 +154,7 @@ def toolbar(
 
 
 def legend() -> Element:
-    """What stands beside the code, and what can be done with it."""
+    """The line that explains the shapes and check marks beside the code."""
     said = Element("p", {"class": "sn-legend"})
     said.text = (
         "The shapes beside the code come from running the examples on this page; "

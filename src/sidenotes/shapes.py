@@ -1,7 +1,8 @@
 """Check shape comments against a trace of the examples.
 
-Within one call a name means one size: the integer that the code itself calls so, or
-what another claim says. A claim is believed where it holds and a different one fails.
+Within one call, a name means one size: the integer of that name in the code, or the
+size that another claim gives it. A claim is ok if it is right and every similar,
+different claim would be wrong in some call.
 """
 
 from collections import defaultdict
@@ -31,7 +32,7 @@ Verdict = Literal["ok", "wrong", "weak", "unreached"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a claim; `message` says why, line by line, unless it is ok."""
+    """The verdict on a claim; `message` explains it, unless it is ok."""
 
     claim: Claim
     verdict: Verdict
@@ -40,19 +41,21 @@ class Finding:
 
 @dataclass
 class Names:
-    """What each name means within a call, and who says so."""
+    """The size of each name within a call, and where it comes from."""
 
     sizes: dict[str, int]
     since: dict[str, str]
     contradictions: dict[Claim, str] = field(default_factory=dict)
 
     def bind(self, claim: Claim, entry: str, size: int) -> bool:
-        """Check an entry, or bind its one unknown name; False where it is too early."""
+        """Check an entry, or bind its one unknown name; False if that is too early."""
         unknown = words_of((entry,)).keys() - self.sizes.keys()
         if not unknown:
             value = value_of(entry, self.sizes)
             if value != size:
-                self.contradict(claim, f"`{entry}` is {value}, but the axis has {size}")
+                self.contradict(
+                    claim, f"`{entry}` is {value}, but the axis has size {size}"
+                )
             return True
         line = None if len(unknown) > 1 else linear(tree_of(entry), self.sizes)
         if line is None or not line[0]:
@@ -62,44 +65,44 @@ class Names:
         value, rest = divmod(size - start, slope)
         if rest or value < 0:
             self.contradict(
-                claim, f"the axis has {size}, which is `{entry}` for no {name}"
+                claim, f"the axis has size {size}, but `{entry}` is never {size}"
             )
             return True
         self.sizes[name], self.since[name] = value, f"line {claim.line}"
         return True
 
     def contradict(self, claim: Claim, why: str) -> None:
-        """Keep the first reason against a claim."""
+        """Record the first contradiction of a claim."""
         self.contradictions.setdefault(claim, why)
 
 
 @dataclass
 class Seen:
-    """What one call has shown: integers that the code names, and shapes in order."""
+    """The observations of one call: named integers, and shapes in order."""
 
     call: Call
     sizes: dict[str, int]
     shapes: dict[tuple[Claim, tuple[int, ...]], str]  # -> name of the value
 
     def note(self, beside: Iterable[Claim], values: Iterable[Value]) -> None:
-        """Keep the shapes of those values that the claims speak of."""
+        """Record the shapes of the values that the claims describe."""
         for claim in beside:
             for value in values:
-                # A tuple shows its tensors as `return[0]` and on.
+                # The tensors of a tuple are named `return[0]`, `return[1]`, …
                 if {value.name, value.name.split("[")[0]} & set(claim.targets):
                     self.shapes.setdefault((claim, value.shape), value.name)
 
     def of(self, claim: Claim) -> dict[tuple[int, ...], str]:
-        """The shapes that one claim speaks of, with the name of a value each."""
+        """The shapes that one claim describes, each with the name of a value."""
         return {shape: name for (c, shape), name in self.shapes.items() if c == claim}
 
     @cached_property
     def names(self) -> Names:
-        """What all the claims say together."""
+        """The sizes of all names, from all claims."""
         return self.without(None)
 
     def without(self, silent: Claim | None) -> Names:
-        """What the others say: in order, the first that uses a name binds it."""
+        """The sizes of all names without one claim; the first use binds a name."""
         names = Names(dict(self.sizes), dict.fromkeys(self.sizes, "in the code"))
         todo: list[tuple[Claim, str, int]] = []
         for claim, shape in self.shapes:
@@ -117,7 +120,7 @@ class Seen:
 
 
 def check(source: str, trace: Trace) -> list[Finding]:
-    """Judge every claim of a source by what its examples have shown."""
+    """Judge all claims of a source by a trace of its examples."""
     return judge(claims(source), trace)
 
 
@@ -131,7 +134,7 @@ def judge(found: list[Claim], trace: Trace) -> list[Finding]:
 def observe(
     found: list[Claim], trace: Trace, words: Iterable[str]
 ) -> tuple[list[Seen], set[int]]:
-    """What the calls show of the claims and their words, and the lines that ran."""
+    """The observations of each call, and the lines that were executed."""
     beside: dict[int, list[Claim]] = defaultdict(list)
     parameters: dict[str, list[Claim]] = defaultdict(list)
     for claim in found:
@@ -148,7 +151,7 @@ def observe(
             reached.add(step.line)
             seen.note(beside.get(step.line, ()), step.values)
         if seen.shapes:
-            # A call that shows the same as another one adds nothing.
+            # Calls with equal observations add nothing.
             calls.setdefault((tuple(seen.shapes), tuple(seen.sizes.items())), seen)
     return list(calls.values()), reached
 
@@ -165,23 +168,23 @@ def judge_one(
     if claim.problem:
         return finding("wrong", claim.problem)
     if not calls and claim.statement in reached:
-        return finding("wrong", f"`{claim.targets[0]}` never has a shape here")
+        return finding("wrong", f"`{claim.targets[0]}` has no shape in any call")
     if not calls:
-        what = "runs this line" if claim.statement else "passes a tensor here"
+        what = "executes this line" if claim.statement else "passes a tensor here"
         return finding("unreached", f"no example {what}")
     for seen in calls:
         if why := seen.names.contradictions.get(claim):
             return finding("wrong", why, seen)
     if any(seen.names.contradictions for seen in calls):
-        return Finding(claim, "ok")  # as far as one can tell, until the others are
+        return Finding(claim, "ok")  # not tested further until the others are right
 
-    # The claim holds. But would another one, too? That is for the rest of each call to
-    # say: what only this claim names would hold whatever it was called.
+    # The claim is right. Would a different one be right, too? The sizes come from the
+    # other claims only: a name that occurs in this claim alone could be any name.
     rests = [(seen, seen.without(claim).sizes) for seen in calls]
     lacking = [words_of(claim.axes).keys() - sizes.keys() for _, sizes in rests]
     if least := min(lacking, key=len):
         who = " or ".join(f"`{name}`" for name in sorted(least))
-        return finding("weak", f"nothing else says what is {who}", calls[0])
+        return finding("weak", f"no other comment or variable defines {who}", calls[0])
     if claim.axes == ("...",):
         return finding("weak", "it fits every tensor", calls[0])
     for old, new, axes in alternatives(claim.axes, words):
@@ -192,12 +195,14 @@ def judge_one(
             seen, sizes = able[0]
             values = [str(value_of(entry, sizes)) for entry in (old, new)]
             both = f" (both {values[0]})" if values[0] == values[1] else ""
-            return finding("weak", f"no example tells `{old}` from `{new}`{both}", seen)
+            return finding(
+                "weak", f"no example distinguishes `{old}` from `{new}`{both}", seen
+            )
     return Finding(claim, "ok")
 
 
 def describe(claim: Claim, why: str, seen: Seen | None) -> str:
-    """The line, why it is not believed, what was seen, and what the names mean."""
+    """The line, the reason, the observed shapes, and the sizes of the names."""
     lines = [f"line {claim.line}: {claim.text} is {why}", f"    {claim.code}"]
     if seen:
         shown = [f"{name} {list(shape)}" for shape, name in seen.of(claim).items()]

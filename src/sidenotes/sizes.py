@@ -1,14 +1,14 @@
-"""The panel that lets a reader change sizes, and what follows from them.
+"""The panel in which a reader changes sizes and sees computed totals.
 
-The site says, for a source, which sizes there are, each with a value to begin with and
-the greatest one; what other names follow from them; and which totals to show:
+For each source, the site configures the sizes (with initial value and maximum), names
+that are computed from them, and the totals to show:
 
     sliders: {q_len: [50, 4096], heads: [8, 64], d_k: [64, 256]}
     where: {d_model: heads * d_k}
     totals: {parameters of one map: (d_model + 1) * d_model}
 
-Expressions are those of shape comments. The script of the page moves the sliders; what
-stands here is complete without it, for the sizes to begin with.
+Expressions have the syntax of shape comments. Without a script, the panel shows the
+totals for the initial sizes.
 """
 
 from html import escape
@@ -21,7 +21,7 @@ KEYS = {"sliders", "where", "totals"}
 
 
 def panel(sizes: dict[str, Any]) -> str:
-    """The HTML of a panel; raises `LiterateError` where a formula cannot be worked out.
+    """The HTML of a panel; raises `LiterateError` if a formula cannot be evaluated.
 
     >>> html = panel({"sliders": {"n": [3, 9]}, "totals": {"pairs": "n * n"}})
     >>> html[html.index("<b data") :]
@@ -56,7 +56,7 @@ def panel(sizes: dict[str, Any]) -> str:
 
 
 def work_out(formula: str, sizes: dict[str, int]) -> int:
-    """What a formula is, for sizes that name all that occurs in it."""
+    """The value of a formula; `sizes` must define all of its names."""
     try:
         entries = [entry for axes in parse(f"[{formula}]") for entry in axes]
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Cut a Python source into sections: a note, and the lines of code that it is about.
+"""Split a Python source into sections: a note, and the lines of code that it explains.
 
-A note is a docstring, or a run of comments on lines of their own. Every line of the
+A note is a docstring, or consecutive comments on lines of their own. Every line of the
 source belongs to exactly one section, either to its note or to its code.
 """
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-# Comments that speak to a tool, not to a reader, stay in the code.
+# Comments for tools are not notes: they remain in the code.
 PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
 
 
-# What Python raises at sources that it cannot read, or that are too deep for it.
+# Exceptions of Python for sources that it cannot parse, or that are nested too deeply.
 UNREADABLE = (
     SyntaxError,
     ValueError,
@@ -30,23 +30,23 @@ UNREADABLE = (
 
 
 class LiterateError(Exception):
-    """A source that cannot become a page, with its file, line and reason."""
+    """A source that cannot be rendered; the message has file, line and reason."""
 
 
 @dataclass
 class Section:
     """A note and its code; lines are numbered from 1."""
 
-    scope: str = ""  # dotted name of the innermost definition around it
-    symbol: str = ""  # dotted name that it opens, where it opens one
-    is_module: bool = False  # holds the docstring of the module
+    scope: str = ""  # dotted name of the innermost enclosing definition
+    symbol: str = ""  # dotted name of the definition that begins here, if any
+    is_module: bool = False  # whether it has the docstring of the module
     note: list[str] = field(default_factory=list)  # paragraphs of Markdown
     note_lines: list[int] = field(default_factory=list)
     code_lines: list[int] = field(default_factory=list)
 
 
 def read(path: Path) -> str:
-    """The text of a source file, whatever its line ends and declared encoding."""
+    """The text of a source file, with any line ends and declared encoding."""
     try:
         with tokenize.open(path) as file:
             return file.read()
@@ -57,7 +57,7 @@ def read(path: Path) -> str:
 
 
 def split(source: str, path: Path) -> list[Section]:
-    r"""Cut `source` into sections; `path` is named in errors.
+    r"""Split `source` into sections; `path` is used in error messages.
 
     >>> source = '''
     ... def double(x):
@@ -90,7 +90,7 @@ def assign(
     docstrings: dict[int, tuple[str, int, bool]],
     comments: dict[int, str],
 ) -> list[Section]:
-    """Give each line to a section, in one pass from top to bottom."""
+    """Assign each line to a section, in one pass from top to bottom."""
     definitions = {first_line(node): name for name, node in named(tree)}
     scopes = scope_of_lines(tree, len(lines))
     sections = [Section()]
@@ -99,7 +99,7 @@ def assign(
         number += 1
         section = sections[-1]
         has_code = any(lines[n - 1].strip() for n in section.code_lines)
-        # A note waits for the code below it, if that is indented as far as itself.
+        # A note belongs to the code below it, if that has the same indentation.
         waits = not section.note_lines or same_indent(lines, section, number)
         full = has_code or section.symbol or section.is_module or not waits
 
@@ -133,13 +133,13 @@ def assign(
 
 
 def same_indent(lines: list[str], section: Section, number: int) -> bool:
-    """Whether a line is indented as far as the note of a section."""
+    """Whether a line has the indentation of a section's note."""
     note, line = lines[section.note_lines[-1] - 1], lines[number - 1]
     return len(note) - len(note.lstrip()) == len(line) - len(line.lstrip())
 
 
 def leaves(section: Section, scope: str) -> bool:
-    """Whether a line in `scope` lies outside the definition that `section` is in."""
+    """Whether a line in `scope` is outside the definition that `section` is in."""
     return bool(section.code_lines) and not f"{scope}.".startswith(f"{section.scope}.")
 
 
@@ -154,15 +154,15 @@ def named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
 
 
 def first_line(node: Definition) -> int:
-    """Where a definition begins: at its first decorator."""
+    """The first line of a definition, or of its first decorator."""
     return min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
 def scope_of_lines(tree: ast.AST, count: int) -> dict[int, str]:
-    """For each line the dotted name of the innermost definition that it lies in."""
+    """For each line, the dotted name of the innermost enclosing definition."""
     scopes = dict.fromkeys(range(1, count + 1), "")
     for name, node in named(tree):
-        assert node.end_lineno is not None  # only a node made by hand lacks it
+        assert node.end_lineno is not None  # set by `ast.parse`
         scopes |= dict.fromkeys(range(first_line(node), node.end_lineno + 1), name)
     return scopes
 
@@ -174,7 +174,7 @@ def find_comments(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
     for token in tokens:
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")
-        # A comment inside brackets belongs to the call that it would otherwise split.
+        # A comment inside brackets would split a statement: it is no note.
         elif token.type == tokenize.COMMENT and depth == 0:
             alone = not token.line[: token.start[1]].strip()
             if alone and not PRAGMA.match(token.string):
@@ -187,7 +187,7 @@ def find_docstrings(
     tree: ast.Module, tokens: list[tokenize.TokenInfo], lines: list[str], path: Path
 ) -> dict[int, tuple[str, int, bool]]:
     """First line of each docstring: its text, its last line, whether the module's."""
-    # A docstring that shares a line with code, or with another string, is code.
+    # A docstring on a line with code, or with another string, is treated as code.
     alone = {
         t.start[0]: t
         for t in tokens

@@ -1,8 +1,9 @@
-"""Run a module's own examples and record what each line computes.
+"""Run the examples of a module, and record the values that each line computes.
 
-The source is not changed, and no other file is slowed down: where an instruction of the
-traced file begins a statement or ends an assignment, Python calls us, and what the
-names then hold is written down. A tensor is whatever has a `shape` of integers.
+The source is not modified, and other files are not slowed down. Python calls the
+recorder where an instruction of the traced file begins a statement or ends an
+assignment, and the recorder stores the assigned values. Any value with a `shape` of
+integers is recorded as a tensor.
 """
 
 import ast
@@ -32,13 +33,13 @@ COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 FUNCTION = 0x1 | 0x2  # CO_OPTIMIZED and CO_NEWLOCALS: neither a module nor a class body
 VARARGS, VARKEYWORDS = 0x4, 0x8
 
-# What tensors of a call lie where: who, under which name, and between which addresses.
+# The tensors of a call in memory: each with its name and its range of addresses.
 Memory = list[tuple[weakref.ref[Any], str, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
 class Value:
-    """What a name held right after a line had assigned it."""
+    """The value of a name right after its assignment."""
 
     name: str  # "query", "self.attn", "return", "yield"; in a tuple "return[0]"
     shape: tuple[int, ...]
@@ -47,7 +48,7 @@ class Value:
     strides: tuple[int, ...] | None  # in elements
     contiguous: bool | None
     shares: str | None  # the first value of the call, still alive, with the same memory
-    data: Any | None  # nested lists, up to the limit
+    data: Any | None  # nested lists; None for tensors beyond the limit
 
 
 @dataclass
@@ -84,9 +85,9 @@ class Trace:
 def trace(path: Path, *, limit: int = 2048) -> Trace:
     """Run the doctest examples of `path` in this process and record each call.
 
-    Tensors of at most `limit` elements are recorded with their values. Random numbers
-    are the caller's: seed before. Raises `TraceError` where an example raises what it
-    does not announce; what it prints is not compared.
+    Tensors of at most `limit` elements are recorded with their values. Set random seeds
+    before the call. Raises `TraceError` if an example raises an unexpected exception;
+    its output is not compared.
     """
     with imported(path) as module:
         recorder = Recorder(path, module, limit)
@@ -101,13 +102,13 @@ def trace(path: Path, *, limit: int = 2048) -> Trace:
 
 @dataclass
 class Activation:
-    """A frame of the module, running or suspended; a comprehension has its own."""
+    """A frame of the module, running or suspended; comprehensions have their own."""
 
     plan: Plan
     call: Call
     number: int
     memory: Memory
-    inner: bool  # a comprehension, whose values belong to the call around it
+    inner: bool  # a comprehension: its values belong to the enclosing call
     statement: Statement | None = None
     step: Step | None = None
     pending: Assignments | None = None
@@ -116,7 +117,7 @@ class Activation:
 
 
 class Recorder:
-    """Writes the trace: told of each frame and instruction by one of two backends."""
+    """Writes the trace: one of two backends calls it for each frame and instruction."""
 
     def __init__(self, path: Path, module: ModuleType, limit: int) -> None:
         source = read(path)
@@ -132,7 +133,7 @@ class Recorder:
         self.stale = 0
 
     def plan(self, code: CodeType) -> Plan | None:
-        """What to do at which instruction; none for code that is not the file's."""
+        """The events of a code object; None if it is not from the traced file."""
         plan = self.plans.get(id(code))
         if plan is None:
             if code.co_filename != self.file or code.co_flags & FUNCTION != FUNCTION:
@@ -141,22 +142,22 @@ class Recorder:
                 self.stale = self.stale or code.co_firstlineno
                 return None
             if code.co_name == "<lambda>":
-                return None  # it has no statement but the one that it stands in
+                return None  # it has no statements of its own
             plan = self.plans[id(code)] = plan_of(code, self.source_map)
         return plan
 
     def begin(self, example: int) -> None:
-        """The next example is about to be run."""
+        """Called before each example."""
         self.example = example
 
     def find(self, frame: FrameType) -> Activation | None:
-        """What is known of a frame."""
+        """The activation of a frame, if it is recorded."""
         state = self.frames.get(id(frame))
-        # A generator may end without a word, and its address be given to another.
+        # A generator may be freed without an event, and its `id` be reused.
         return state if state is not None and state.plan.code is frame.f_code else None
 
     def around(self, frame: FrameType, inner: bool) -> Activation | None:
-        """The nearest caller; for a comprehension, the function that it stands in."""
+        """The nearest recorded caller; for a comprehension, the enclosing function."""
         outer = frame.f_back
         while outer is not None:
             state = self.find(outer)
@@ -166,7 +167,7 @@ class Recorder:
         return None
 
     def enter(self, frame: FrameType) -> Activation | None:
-        """Open a call, or a comprehension within the call that is around it."""
+        """Begin a call, or a comprehension within the enclosing call."""
         code = frame.f_code
         plan = self.plan(code)
         if plan is None:
@@ -191,13 +192,13 @@ class Recorder:
         return state
 
     def before(self, state: Activation, frame: FrameType, offset: int) -> None:
-        """An instruction of the plan is about to be executed."""
+        """Called before an instruction of the plan is executed."""
         if state.pending and state.step and offset == state.pending.after:
             for target in state.pending.targets:
                 value = target.read(frame)
                 self.record(state, state.step.values, target.name, value)
         statement = state.plan.entries.get(offset)
-        # A loop goes by its header before it comes to the same statement again.
+        # In a loop, the header comes between two executions of the same statement.
         if statement and statement is not state.statement:
             state.statement = statement
             state.step = Step(statement.line, statement.last_line)
@@ -207,7 +208,7 @@ class Recorder:
             forget_dead(state.memory)
 
     def leave(self, state: Activation, frame: FrameType, how: str, value: Any) -> None:
-        """A value is returned or yielded."""
+        """Called when a value is returned or yielded."""
         if not state.inner and state.step is not None:
             forget_dead(state.memory)
             self.record(state, state.step.values, how, value)
@@ -217,17 +218,17 @@ class Recorder:
             self.frames.pop(id(frame), None)
 
     def unwind(self, state: Activation, frame: FrameType, error: str | None) -> None:
-        """An exception leaves the frame."""
+        """Called when an exception leaves the frame."""
         if not state.inner and error != "GeneratorExit":
             state.call.raised = error
         elif not state.inner and not state.call.steps:
-            self.trace.calls.pop()  # a generator that never ran
+            self.trace.calls.pop()  # a generator that was never started
         self.frames.pop(id(frame), None)
 
     def record(
         self, state: Activation, values: list[Value], name: str, value: Any
     ) -> None:
-        """Write a tensor down, or those in a tuple."""
+        """Record a tensor, or the tensors in a tuple."""
         items = [(name, value)]
         if isinstance(value, tuple) and shape_of(value) is None:
             items = [(f"{name}[{i}]", item) for i, item in enumerate(value)]
@@ -238,7 +239,7 @@ class Recorder:
 
 
 def arguments(frame: FrameType) -> dict[str, Any]:
-    """What a frame was called with, by name."""
+    """The arguments of a call, by name."""
     code, values = frame.f_code, frame.f_locals
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & VARARGS)
     found = {name: values.get(name) for name in code.co_varnames[:count]}
@@ -248,14 +249,14 @@ def arguments(frame: FrameType) -> dict[str, Any]:
 
 
 def integers(frame: FrameType) -> dict[str, int]:
-    """The integers that the code has names for: attributes of `self`, and locals."""
+    """The integers that have names in the code: attributes of `self`, and locals."""
     attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
     names = {**attributes, **frame.f_locals}
     return {name: value for name, value in names.items() if type(value) is int}
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape, where it is a row of integers; a symbolic size is left alone."""
+    """The shape, if it consists of integers; None for symbolic sizes."""
     try:
         shape = tuple(value.shape)
     except Exception:
@@ -270,7 +271,7 @@ def describe(
     memory: Memory,
     limit: int,
 ) -> Value:
-    """What can be asked of a tensor without changing it, holding it or a gradient."""
+    """Describe a tensor without modifying it, or keeping it or its graph alive."""
     place = span(value)
     shares = None
     if place is not None:
@@ -279,8 +280,8 @@ def describe(
         with suppress(TypeError):
             memory.append((weakref.ref(value), name, place))
     data = None
-    # A fake tensor has a storage at no address. To ask for its values would change the
-    # program that is being exported.
+    # A fake tensor has a storage without an address. Reading its values would change
+    # the program that is being exported.
     real = place is not None or not hasattr(value, "untyped_storage")
     if math.prod(shape) <= limit and (real or not math.prod(shape)):
         with suppress(Exception):
@@ -293,7 +294,7 @@ def describe(
 
 
 def strides(value: Any) -> tuple[int, ...] | None:
-    """Steps from one item to the next along each axis, counted in elements."""
+    """The strides, in elements."""
     try:
         if callable(getattr(value, "stride", None)):
             return tuple(value.stride())
@@ -303,7 +304,7 @@ def strides(value: Any) -> tuple[int, ...] | None:
 
 
 def contiguous(value: Any) -> bool | None:
-    """Whether the elements lie one after the other."""
+    """Whether the tensor is contiguous; None if unknown."""
     try:
         if callable(getattr(value, "is_contiguous", None)):
             return bool(value.is_contiguous())
@@ -313,7 +314,7 @@ def contiguous(value: Any) -> bool | None:
 
 
 def span(value: Any) -> tuple[int, int] | None:
-    """The addresses between which the memory of a tensor lies, where it has any."""
+    """The range of addresses of a tensor's memory; None if it has none."""
     try:
         if hasattr(value, "untyped_storage"):
             storage = value.untyped_storage()
@@ -328,9 +329,9 @@ def span(value: Any) -> tuple[int, int] | None:
 
 
 def forget_dead(memory: Memory) -> None:
-    """Drop the tensors that are gone: their addresses may be used again.
+    """Remove freed tensors, because their addresses may be reused.
 
-    The new value exists already, so what is still alive cannot lie where it lies by
-    accident.
+    The new value exists already, so a tensor that is still alive at its addresses
+    shares its memory.
     """
     memory[:] = [entry for entry in memory if entry[0]() is not None]

@@ -1,10 +1,10 @@
-"""How Python tells a recorder what the traced file does.
+"""Call a recorder for each instruction of the traced file.
 
-Two ways, and the same record: `sys.monitoring` where there is one (from Python 3.12),
-else `sys.settrace`. Both speak before each instruction of the traced file.
+There are two mechanisms with the same result: `sys.monitoring` from Python 3.12 on, and
+`sys.settrace` before. Both call the recorder before each instruction.
 
-Up to Python 3.12 a frame keeps a copy of its names once it was asked for them: what
-`del` removes is gone at the next assignment or at the end of the call, not at once.
+Up to Python 3.12, reading `f_locals` creates a copy that keeps values alive: a value
+that `del` removes is freed at the next assignment or at the end of the call.
 """
 
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def tracing(recorder: "Recorder") -> AbstractContextManager[None]:
-    """Tell `recorder` of what its file does in this thread, in the `with` block."""
+    """Call `recorder` for the events of its file, in this thread and `with` block."""
     if sys.version_info >= (3, 12):
         return monitored(recorder)
     return traced(recorder)
@@ -70,7 +70,7 @@ if sys.version_info >= (3, 12):
 
     @contextmanager
     def monitored(recorder: "Recorder") -> Iterator[None]:
-        """From Python 3.12: `sys.monitoring`, silent where nothing is to be done."""
+        """From Python 3.12: `sys.monitoring`, disabled where nothing is recorded."""
         tool = next(n for n in range(6) if monitoring.get_tool(n) is None)
         callbacks = callbacks_of(recorder, tool)
         monitoring.use_tool_id(tool, __name__)
@@ -89,7 +89,7 @@ if sys.version_info >= (3, 12):
             monitoring.free_tool_id(tool)
 
     def callbacks_of(recorder: "Recorder", tool: int) -> dict[int, Any]:
-        """What Python is to call at which event."""
+        """The callbacks of each event."""
         thread = threading.get_ident()
         local = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD
 

@@ -16,7 +16,7 @@ from attention_laws.adapter import (
     UnsupportedMaskError,
     index_source,
 )
-from specimens import Honest
+from specimens import Correct
 
 Q_LEN, K_LEN, BATCH, HEADS = 3, 5, 2, 7
 
@@ -231,7 +231,7 @@ def test_every_option_has_a_validator() -> None:
 
 
 ARGUMENTS = (
-    "which is no argument of `Honest`; its arguments are query, key, value, mask"
+    "which is no argument of `Correct`; its arguments are query, key, value, mask"
 )
 
 
@@ -263,7 +263,7 @@ def test_options_that_name_unknown_parts_are_refused(
     options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CallError, match=f"^{re.escape(message)}"):
-        check(Honest, only="causality", **options)
+        check(Correct, only="causality", **options)
 
 
 @pytest.mark.parametrize(

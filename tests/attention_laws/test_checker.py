@@ -13,7 +13,7 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.checker import size_grid, smaller_sizes
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
-from specimens import BROKEN, MASK, SOUND, Honest, MultipliesByTheMask, ScalesByTheWidth
+from specimens import MASK, PASSING, VIOLATING, Correct, MultipliesByMask, ScalesByWidth
 
 OURS: list[Any] = [
     mha.MultiHeadAttention,
@@ -60,7 +60,7 @@ def test_ours_pass_the_strict_law_too(attention: Any, device: torch.device) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("attention", "options"), SOUND)
+@pytest.mark.parametrize(("attention", "options"), PASSING)
 def test_correct_attention_passes(
     attention: Any, options: dict[str, Any], device: torch.device
 ) -> None:
@@ -70,7 +70,7 @@ def test_correct_attention_passes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Honest], ids=name_of)
+@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Correct], ids=name_of)
 def test_correct_attention_passes_with_other_seeds(attention: Any, seed: int) -> None:
     quick = [name for name, law in LAWS.items() if not (law.slow or law.strict)]
     report = check(attention, seed=seed, only=quick)
@@ -134,7 +134,7 @@ def test_correct_functions_pass(
 
 
 def test_every_law_has_texts_and_an_attention_that_violates_it() -> None:
-    assert set(BROKEN) == set(LAWS)
+    assert set(VIOLATING) == set(LAWS)
     for name, law in LAWS.items():
         assert name == law.name
         assert law.statement.endswith(".")
@@ -145,13 +145,13 @@ def test_every_law_has_texts_and_an_attention_that_violates_it() -> None:
 @pytest.mark.slow
 def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
     report = check(
-        ScalesByTheWidth, only=["formula", "nonfinite_padding", "sliding_window"]
+        ScalesByWidth, only=["formula", "nonfinite_padding", "sliding_window"]
     )
     assert not report.ok
     text = str(report)
     assert text.startswith(
-        "ScalesByTheWidth\n"
-        "  built as: ScalesByTheWidth(d_model=12, heads=3) (inferred)\n"
+        "ScalesByWidth\n"
+        "  built as: ScalesByWidth(d_model=12, heads=3) (inferred)\n"
         "  inputs: query, key, value (inferred)\n"
         "  layout: batch first (inferred)\n"
         "  `mask`: bool, True = may attend [batch items, queries, keys] (inferred)\n"
@@ -160,15 +160,15 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
         r"^formula +FAIL +query \d of batch item \d differs from", text, re.M
     )
     assert re.search(
-        r"^sliding_window +not applicable +`window` is not stated$", text, re.M
+        r"^sliding_window +not applicable +`window` is not given$", text, re.M
     )
-    assert "    from specimens import ScalesByTheWidth\n" in text
+    assert "    from specimens import ScalesByWidth\n" in text
     assert text.endswith("0 passed, 2 failed, 1 not applicable")
 
 
 @pytest.mark.slow
 def test_a_strict_law_runs_only_on_request() -> None:
-    result = check(MultipliesByTheMask, **MASK).results[
+    result = check(MultipliesByMask, **MASK).results[
         list(LAWS).index("nonfinite_padding")
     ]
     assert result.status == "not applicable"
@@ -177,14 +177,14 @@ def test_a_strict_law_runs_only_on_request() -> None:
 
 def test_a_skipped_law_is_shown_as_skipped_and_does_not_fail() -> None:
     laws = ["formula", "causality"]
-    report = check(ScalesByTheWidth, only=laws, skip="formula", **MASK)
+    report = check(ScalesByWidth, only=laws, skip="formula", **MASK)
     assert report.ok
     (skipped,) = report.not_applicable
     assert (skipped.law.name, skipped.detail) == ("formula", "skipped on request")
 
 
 def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
-    report = check(MultipliesByTheMask, only="padding", **MASK)
+    report = check(MultipliesByMask, only="padding", **MASK)
     example = report.failed[0].counterexample
     assert example is not None
     assert example.sizes == Sizes(batch_size=1, q_len=1, k_len=2, heads=1, d_k=1)
@@ -199,7 +199,7 @@ def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
 @pytest.mark.slow
 def test_a_wrong_output_is_shown_rather_than_an_exception() -> None:
 
-    class Meets(Honest):
+    class Meets(Correct):
         def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
             if mask is not None:
                 scores = scores.masked_fill(~mask, -1e4)
@@ -213,7 +213,7 @@ def test_a_wrong_output_is_shown_rather_than_an_exception() -> None:
 
 
 def test_an_internal_error_fails_and_a_refusal_does_not() -> None:
-    class Raises(Honest):
+    class Raises(Correct):
         error: type[Exception] = RuntimeError
 
         def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -251,9 +251,9 @@ def test_an_unknown_law_or_option_is_refused() -> None:
     known = ", ".join(LAWS)
     message = f"`only` names 'causalty', which is not a law; the laws are {known}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        check(Honest, only="causalty")
+        check(Correct, only="causalty")
     with pytest.raises(TypeError, match="unexpected keyword argument 'masks'"):
-        check(Honest, masks={})
+        check(Correct, masks={})
 
 
 def test_sizes_coincide_in_one_call_and_differ_in_another() -> None:

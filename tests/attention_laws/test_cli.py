@@ -291,10 +291,10 @@ def test_a_progress_bar_is_shown_after_one_second(
 
 
 def test_progress_is_reported_for_each_law() -> None:
-    from specimens import Honest
+    from specimens import Correct
 
     steps: list[tuple[int, int, str]] = []
-    check(Honest, only=["causality", "padding"], progress=lambda *s: steps.append(s))
+    check(Correct, only=["causality", "padding"], progress=lambda *s: steps.append(s))
     assert steps == [(0, 2, "causality"), (1, 2, "padding")]
 
 

@@ -11,7 +11,7 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.execution import __name__ as family
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
-from specimens import AnswersOnTheCpu, Honest, OtherwiseCompiled, assert_caught
+from specimens import Correct, DiffersIfCompiled, ReturnsOnCpu, assert_caught
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
@@ -26,7 +26,7 @@ def test_each_law_fails_on_implementations_that_violate_it(
 
 def test_an_output_on_another_device_fails(device: torch.device) -> None:
     laws = ["dtype_and_device"]
-    report = check(AnswersOnTheCpu, only=laws, device=device.type)
+    report = check(ReturnsOnCpu, only=laws, device=device.type)
     assert report.ok == (device.type == "cpu")
 
 
@@ -44,7 +44,7 @@ def test_the_compiled_law_compiles_after_too_many_recompilations() -> None:
     with torch._dynamo.config.patch(recompile_limit=1):
         for heads in (1, 2):
             with pytest.raises(LawViolation):
-                compiled(OtherwiseCompiled, heads)
+                compiled(DiffersIfCompiled, heads)
 
 
 def test_a_missing_compiler_makes_the_law_not_applicable(
@@ -59,7 +59,7 @@ def test_a_missing_compiler_makes_the_law_not_applicable(
     monkeypatch.setattr(torch, "compile", missing)
     problem = "No working C++ compiler"
     with pytest.raises(NotApplicable, match=r"^there is no C\+\+ compiler here$"):
-        compiled(Honest, heads=3, thorough=True)
+        compiled(Correct, heads=3, thorough=True)
     problem = "Something else was"
     with pytest.raises(ScriptError):
-        compiled(Honest, heads=3, thorough=True)
+        compiled(Correct, heads=3, thorough=True)

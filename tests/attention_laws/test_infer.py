@@ -17,7 +17,7 @@ from attention_laws.infer import (
     infer_inputs,
     influence,
 )
-from specimens import Alone, Honest
+from specimens import Correct, MaskedSelfAttention
 
 
 def call_probe(attention: Any, **options: Any) -> CallProbe:
@@ -155,7 +155,7 @@ def test_the_output_has_the_shape_of_the_query(result: Any, index: str | None) -
 
 
 def test_influence_is_how_far_the_output_moves() -> None:
-    probe = call_probe(Alone)
+    probe = call_probe(MaskedSelfAttention)
     infer_init_args(probe)
     infer_inputs(probe)
     call = probe.try_call()
@@ -166,7 +166,7 @@ def test_influence_is_how_far_the_output_moves() -> None:
 
 
 def test_a_call_that_fails_is_none_and_its_error_is_stored() -> None:
-    probe = call_probe(Honest)
+    probe = call_probe(Correct)
     infer_init_args(probe)
     infer_inputs(probe)
     assert probe.try_call(mask=MaskArgument("mask", "attend", "bqk")) is not None
@@ -184,13 +184,13 @@ def facts(adapter: Adapter) -> dict[str, str]:
     return {fact.name: f"{fact.value} ({fact.source})" for fact in adapter.facts}
 
 
-class SequenceFirst(Honest):
+class SequenceFirst(Correct):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
         transposed = (x.transpose(0, 1) for x in (query, key, value))
         return super().forward(*transposed).transpose(0, 1)
 
 
-class Unbatched(Honest):
+class Unbatched(Correct):
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         if x.dim() != 2:
             raise ValueError("one sequence at a time")
@@ -215,7 +215,7 @@ def lengths_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("attention", "layout"),
     [
-        (Honest, "bld"),
+        (Correct, "bld"),
         (SequenceFirst, "lbd"),
         (Unbatched, "ld"),
         (function, "bhld"),
@@ -227,10 +227,10 @@ def test_the_layout_is_inferred_from_token_mixing(attention: Any, layout: str) -
     assert found(attention).layout == layout
 
 
-def attention_with_mask(name: str, kind: str, axes: str) -> type[Honest]:
+def attention_with_mask(name: str, kind: str, axes: str) -> type[Correct]:
     """An honest attention whose mask is of this kind and shape."""
 
-    class TakesMask(Honest):
+    class TakesMask(Correct):
         def forward(self, x: Tensor, **masks: Tensor | None) -> Any:  # type: ignore[override]
             mask = masks.get(name)
             allowed = None
@@ -296,7 +296,7 @@ def test_lengths_are_inferred_from_their_name() -> None:
 
 
 def test_a_causal_flag_is_inferred_from_its_effect() -> None:
-    class Flagged(Honest):
+    class Flagged(Correct):
         def forward(self, x: Tensor, is_causal: bool = False) -> Any:  # type: ignore[override]
             ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool)
             return super().forward(x, x, x, ones.tril() if is_causal else None)
@@ -309,15 +309,15 @@ def test_a_causal_flag_is_inferred_from_its_effect() -> None:
 
 
 def test_a_stated_mask_encoding_is_used() -> None:
-    (mask,) = found(Honest, mask={"mask": "ignore:bqk"}).masks
+    (mask,) = found(Correct, mask={"mask": "ignore:bqk"}).masks
     assert (mask.kind, mask.axes) == ("ignore", "bqk")
-    (mask,) = found(Honest, mask={"mask": "ignore"}).masks
+    (mask,) = found(Correct, mask={"mask": "ignore"}).masks
     assert (mask.kind, mask.axes) == ("ignore", "bqk")
-    assert found(Honest, mask={"none": ""}).masks == ()
+    assert found(Correct, mask={"none": ""}).masks == ()
 
 
 def test_a_required_mask_is_passed_in_every_call() -> None:
-    class Strict(Honest):
+    class Strict(Correct):
         def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
             return super().forward(x, x, x, mask & True)
 
@@ -325,18 +325,20 @@ def test_a_required_mask_is_passed_in_every_call() -> None:
 
 
 def test_causality_is_inferred_or_stated() -> None:
-    assert found(Alone).causal
-    assert facts(found(Alone))["causal without a mask"] == "yes (inferred)"
-    assert not found(Honest).causal
-    assert not found(Alone, causal=False).causal
+    assert found(MaskedSelfAttention).causal
+    assert (
+        facts(found(MaskedSelfAttention))["causal without a mask"] == "yes (inferred)"
+    )
+    assert not found(Correct).causal
+    assert not found(MaskedSelfAttention, causal=False).causal
 
-    class CausalButNot(Honest):
+    class CausalButNot(Correct):
         pass
 
     assert found(CausalButNot).causal  # by its name; the laws will show the leak
 
 
-class ReturnsWeights(Honest):
+class ReturnsWeights(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         self.attn = super().weigh(scores, mask)
         return self.attn
@@ -355,11 +357,11 @@ def test_weights_are_found_in_results_and_in_attributes() -> None:
     adapter = found(ReturnsWeights, weights=".attn")
     assert (adapter.weights_source, adapter.weights_axes) == (".attn", "bhqk")
     assert found(ReturnsWeights, weights="none").weights_source == ""
-    assert found(Honest).weights_source == ""
+    assert found(Correct).weights_source == ""
 
 
 def test_random_training_is_not_checked() -> None:
-    class Noisy(Honest):
+    class Noisy(Correct):
         def join(self, context: Tensor) -> Tensor:
             noise = torch.rand_like(context) if self.training else 0
             return super().join(context + noise)
@@ -372,9 +374,9 @@ def test_random_training_is_not_checked() -> None:
 
 
 def test_facts_say_whether_they_are_given_inferred_or_assumed() -> None:
-    seen = facts(found(Honest, layout="batch_first", positions="learned", window=3))
+    seen = facts(found(Correct, layout="batch_first", positions="learned", window=3))
     assert seen == {
-        "built as": "Honest(d_model=12, heads=3) (inferred)",
+        "built as": "Correct(d_model=12, heads=3) (inferred)",
         "inputs": "query, key, value (inferred)",
         "layout": "batch first (given)",
         "`mask`": "bool, True = may attend [batch items, queries, keys] (inferred)",
@@ -390,8 +392,8 @@ def test_an_attention_that_cannot_be_called_names_the_options() -> None:
 
     message = (
         "`stubborn` could not be called with small random inputs: it raises "
-        "RuntimeError: no (test_infer.py:LINE); state how with `--layout`, `--inputs`, "
-        "`--mask`, `--init-args`, `--call-args` or `--d-model`"
+        "RuntimeError: no (test_infer.py:LINE); describe the call with `--layout`, "
+        "`--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(stubborn)
@@ -401,7 +403,7 @@ def test_a_result_without_output_names_the_expected_shape() -> None:
     def busy(x: Tensor) -> int:
         return 3
 
-    message = "it returns int, where a tensor of [2, 3, 5, 4] was expected; state how"
+    message = "it returns int, where a tensor of [2, 3, 5, 4] was expected; describe"
     with pytest.raises(CallError, match=re.escape(message)):
         found(busy)
 

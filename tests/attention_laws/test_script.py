@@ -12,21 +12,23 @@ from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import Script
 from headnotes import mha
 from headnotes.implementations import causal, valid_lens
-from specimens import Honest
+from specimens import Correct
 
 SIZES = Sizes(2, 3, 5, heads=3, d_k=4)
 INIT_ARGS = {"d_model": "{d_model}", "heads": "{heads}"}
 MASK = MaskArgument("mask", "attend", "bqk")
 
 
-def honest(**fields: Any) -> Adapter:
+def correct_adapter(**fields: Any) -> Adapter:
     fields = {"inputs": ("query", "key", "value"), "masks": (MASK,), **fields}
-    imports = "from specimens import Honest\n"
-    return Adapter(Honest, "Honest", imports, INIT_ARGS, cross_attention=True, **fields)
+    imports = "from specimens import Correct\n"
+    return Adapter(
+        Correct, "Correct", imports, INIT_ARGS, cross_attention=True, **fields
+    )
 
 
 def test_the_program_repeats_what_was_executed() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     y = script.call(script.make_arguments())
     names: dict[str, Any] = {}
@@ -36,16 +38,16 @@ def test_the_program_repeats_what_was_executed() -> None:
 
 
 def test_a_program_imports_only_what_it_calls() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart(dropout=0.1)  # its default
     script.call(script.make_arguments())
     assert script.program("assert y.any()") == (
         "import torch\n"
-        "from specimens import Honest\n"
+        "from specimens import Correct\n"
         "from attention_laws.tools import seeded_randn, randomize_parameters\n"
         "\n"
         "torch.manual_seed(0)\n"
-        "attention = Honest(d_model=12, heads=3)\n"
+        "attention = Correct(d_model=12, heads=3)\n"
         "randomize_parameters(attention)\n"
         "attention.eval()\n"
         "query = seeded_randn(1, 2, 3, 12)\n"
@@ -57,7 +59,7 @@ def test_a_program_imports_only_what_it_calls() -> None:
 
 
 def test_modes_are_eval_train_and_no_grad_without_dropout() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     assert script.modes() == ["eval", "train", "no_grad"]
     assert script.gradient_modes() == ["eval", "train"]
     for mode in script.modes():
@@ -66,7 +68,7 @@ def test_modes_are_eval_train_and_no_grad_without_dropout() -> None:
         assert script.evaluate("attention").training == (mode == "train")
         assert script.evaluate("attention").dropout.p == 0
         assert y.requires_grad == (mode != "no_grad")
-    assert Script(honest(reproducible_training=False), SIZES).modes() == [
+    assert Script(correct_adapter(reproducible_training=False), SIZES).modes() == [
         "eval",
         "no_grad",
     ]
@@ -105,7 +107,7 @@ def test_lazy_weights_are_initialized_before_they_are_randomized() -> None:
 
 
 def test_rollback_removes_lines_unless_the_law_fails() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     args = script.make_arguments()
     y = script.call(args)
@@ -123,7 +125,7 @@ def test_rollback_removes_lines_unless_the_law_fails() -> None:
 
 
 def test_perturb_replaces_copies_of_keys_and_values_only() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     args = script.make_arguments()
     other = script.perturb(args, "torch.nan", l=slice(1, 3), b=slice(0, 1))
@@ -135,7 +137,7 @@ def test_perturb_replaces_copies_of_keys_and_values_only() -> None:
 
 
 def test_nan_is_a_difference() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     y = script.call(script.make_arguments())
     script.exec_line("bad = y.clone()")
@@ -147,7 +149,7 @@ def test_nan_is_a_difference() -> None:
 
 
 def test_rounding_is_no_difference() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     y = script.call(script.make_arguments())
     script.exec_line("near = y * (1 + 2e-7)")
@@ -161,7 +163,7 @@ def test_rounding_is_no_difference() -> None:
 
 
 def test_a_line_that_raises_is_recorded() -> None:
-    script = Script(honest(), SIZES)
+    script = Script(correct_adapter(), SIZES)
     script.restart()
     with pytest.raises(ScriptError, match=r"^ZeroDivisionError: division by zero$"):
         script.exec_line("1 / 0")
@@ -169,17 +171,17 @@ def test_a_line_that_raises_is_recorded() -> None:
 
 
 def test_only_unusual_dtypes_and_devices_are_written() -> None:
-    script = Script(honest(), SIZES, dtype=torch.float64, device="meta")
+    script = Script(correct_adapter(), SIZES, dtype=torch.float64, device="meta")
     assert script.to_dtype_and_device() == ".to('meta', torch.float64)"
-    assert Script(honest(), SIZES).to_dtype_and_device() == ""
-    double = Script(honest(), SIZES, dtype=torch.float64)
+    assert Script(correct_adapter(), SIZES).to_dtype_and_device() == ""
+    double = Script(correct_adapter(), SIZES, dtype=torch.float64)
     double.restart()
     assert double.evaluate(double.call(double.make_arguments())).dtype == torch.float64
 
 
 def test_the_effective_mask_includes_causality_and_window() -> None:
     all_allowed = torch.ones(5, 5, 2).bool()
-    script = Script(honest(causal=True, window=2), SIZES)
+    script = Script(correct_adapter(causal=True, window=2), SIZES)
     allowed = script.adapter.effective_mask(all_allowed)
     for i in range(5):
         for j in range(5):
@@ -188,7 +190,7 @@ def test_the_effective_mask_includes_causality_and_window() -> None:
 
 def test_mask_cases_are_none_causal_and_padded_in_each_encoding() -> None:
     other = MaskArgument("lens", "lengths", "b")
-    script = Script(honest(masks=(MASK, other)), SIZES)
+    script = Script(correct_adapter(masks=(MASK, other)), SIZES)
     cases = list(script.mask_cases())
     assert [mask for _, mask in cases] == [None, MASK, MASK, other]
     assert cases[0][0].all()
@@ -196,13 +198,13 @@ def test_mask_cases_are_none_causal_and_padded_in_each_encoding() -> None:
     assert cases[2][0].shape == (3, 5, 2)
     assert not cases[2][0][:, 3:, 0].any()
     assert cases[2][0][..., 1].all()
-    single = Script(honest(inputs=("x",), causal=True, masks=()), SIZES)
+    single = Script(correct_adapter(inputs=("x",), causal=True, masks=()), SIZES)
     assert [list(allowed.shape) for allowed, _ in single.mask_cases()] == [[5, 5, 2]]
 
 
 def test_an_additive_min_mask_is_finite_in_every_dtype() -> None:
     least = MaskArgument("mask", "additive_min", "b1qk")
-    script = Script(honest(), SIZES, dtype=torch.float16)
+    script = Script(correct_adapter(), SIZES, dtype=torch.float16)
     allowed = script.all_allowed()
     allowed[:, 0] = False
     script.namespace["torch"] = torch
@@ -215,7 +217,7 @@ def test_an_additive_min_mask_is_finite_in_every_dtype() -> None:
 
 
 def test_weights_come_from_an_attribute_or_the_result() -> None:
-    adapter = honest(weights_source=".out.weight")
+    adapter = correct_adapter(weights_source=".out.weight")
     script = Script(adapter, SIZES)
     script.restart()
     name = script.call_for_weights(script.make_arguments())

@@ -1,4 +1,4 @@
-"""Dialects: one question to each, the same answer, and refusals in words."""
+"""Calling conventions: every implementation gives the same result, or an error."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ from headnotes.compare import equivalence as compare
 from headnotes.compare.calling import CALLS, call
 from headnotes.implementations import stages, valid_lens
 
-# As in the questions of `compare`, and pairwise distinct.
+# As in the cases of `equivalence`, and pairwise distinct.
 Q_LEN, K_LEN, BATCH, HEADS, D_MODEL = 7, 11, 3, 4, 24
 
 
@@ -21,14 +21,14 @@ Question = tuple[Tensor, Tensor, Tensor]
 
 @pytest.fixture
 def systems(device: torch.device) -> dict[str, nn.Module]:
-    """All with the same weights, in float64."""
+    """All implementations, with the same weights, in float64."""
     like = {"device": device, "dtype": torch.float64}
     return compare.systems(compare.SYSTEMS, **like)
 
 
 @pytest.fixture
 def question(device: torch.device) -> Question:
-    """Who asks, who is read, and a mask that lengths can say, one for each query."""
+    """Queries, keys and values, and a mask that valid lengths can represent."""
     like: Any = {"device": device, "dtype": torch.float64}
     x = torch.randn(Q_LEN, BATCH, D_MODEL, **like)
     memory = torch.randn(K_LEN, BATCH, D_MODEL, **like)
@@ -36,7 +36,7 @@ def question(device: torch.device) -> Question:
     return x, memory, masks.padding(lengths, K_LEN)
 
 
-def test_all_give_one_answer_where_keys_are_not_as_many_as_queries(
+def test_all_give_one_result_with_more_keys_than_queries(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
     x, memory, mask = question
@@ -50,7 +50,7 @@ def test_all_give_one_answer_where_keys_are_not_as_many_as_queries(
 
 
 @pytest.mark.parametrize("name", ["core", "valid_lens", "batch_first", "torch"])
-def test_a_mask_for_all_batch_items_is_as_good_as_one_each(
+def test_a_mask_without_batch_axis_equals_one_for_each_item(
     systems: dict[str, nn.Module], question: Question, name: str
 ) -> None:
     x, memory, mask = question
@@ -60,7 +60,7 @@ def test_a_mask_for_all_batch_items_is_as_good_as_one_each(
     torch.testing.assert_close(output, expected)
 
 
-def test_torch_is_asked_in_the_layout_that_it_was_built_for(
+def test_torch_is_called_in_the_layout_of_batch_first(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
     x, memory, mask = question
@@ -76,7 +76,7 @@ def refused(module: nn.Module, message: str, *asked: Any) -> None:
         call(module, *asked)
 
 
-def test_lengths_cannot_say_what_is_no_prefix(
+def test_lengths_refuse_masks_that_are_no_prefix(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
     x, memory, mask = question
@@ -85,7 +85,7 @@ def test_lengths_cannot_say_what_is_no_prefix(
     refused(systems["valid_lens"], message, x, memory, mask.flip(1))
 
 
-def test_what_is_always_causal_says_so(
+def test_causal_implementations_refuse_other_masks(
     systems: dict[str, nn.Module], question: Question
 ) -> None:
     x, memory, _ = question
@@ -101,7 +101,7 @@ def test_what_is_always_causal_says_so(
     )
 
 
-def test_what_knows_no_batch_is_asked_item_by_item(
+def test_unbatched_implementations_are_called_item_by_item(
     device: torch.device, question: Question
 ) -> None:
     x, memory, mask = question
@@ -114,7 +114,7 @@ def test_what_knows_no_batch_is_asked_item_by_item(
     refused(module, "it has no mask", x, x, mask)
 
 
-def test_an_unknown_dialect_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_module_is_refused_with_the_known_ones() -> None:
     x = torch.randn(3, 2, 5)
     known = ", ".join(kind.__qualname__ for kind in CALLS)
     message = f"`module` is a Linear, but must be one of {known}"

@@ -1,4 +1,4 @@
-"""The equivalence matrix: it finds the systems equal, and would find them unequal."""
+"""The equivalence matrix: implementations are equal, and defects make it unequal."""
 
 import copy
 import json
@@ -61,7 +61,7 @@ def test_the_stages_give_the_same_outputs_and_gradients(
         assert 0 < max(by_system.values()) <= BOUNDS[dtype]
 
 
-def test_who_has_no_words_for_a_question_says_so() -> None:
+def test_unsupported_cases_give_a_message() -> None:
     cells = measure(torch.device("cpu"), torch.float64, compare.SYSTEMS, HEADS)
     refusals = {
         (setting, system): said
@@ -79,7 +79,7 @@ def test_who_has_no_words_for_a_question_says_so() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_answers_are_those_of_the_loops(setting: str) -> None:
+def test_results_are_those_of_the_loops(setting: str) -> None:
     systems = compare.systems(compare.SYSTEMS, dtype=torch.float64)
     case = compare.cases(D_MODEL, dtype=torch.float64)[setting]
     weights = convert.extract(systems["core"])
@@ -126,7 +126,7 @@ def with_masks_ignored(core: Any) -> None:
     ],
 )
 @torch.no_grad()
-def test_a_defect_shows_in_every_question_that_it_touches(
+def test_a_defect_shows_in_every_case_that_it_affects(
     defect: Any, unseen: list[str]
 ) -> None:
     systems = compare.systems(("core", "torch"), dtype=torch.float64)
@@ -140,7 +140,7 @@ def test_a_defect_shows_in_every_question_that_it_touches(
 
 
 @pytest.mark.parametrize("name", compare.SYSTEMS)
-def test_not_a_number_is_far_from_everything(name: str) -> None:
+def test_nan_is_a_difference(name: str) -> None:
     systems = compare.systems(compare.SYSTEMS, dtype=torch.float64)
 
     def spoil(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -154,7 +154,7 @@ def test_not_a_number_is_far_from_everything(name: str) -> None:
     assert compare.worst(cells) == math.inf
 
 
-def test_answers_of_zero_are_equal() -> None:
+def test_results_of_zero_are_equal() -> None:
     assert compare.difference({"x": torch.zeros(3)}, {"x": torch.zeros(3)}) == 0
 
 
@@ -162,7 +162,7 @@ def test_equal_outputs_with_other_gradients_show() -> None:
     systems = compare.systems(("core", "torch"), dtype=torch.float64)
 
     def half_blind(query: Tensor, key: Tensor) -> Tensor:
-        """Gives the right scores, and passes half of the gradient to the keys."""
+        """Computes the right scores, and half of the gradient of the keys."""
         key = (key + key.detach()) / 2
         return torch.einsum("ibhd,jbhd->ijbh", query, key)
 
@@ -174,7 +174,7 @@ def test_equal_outputs_with_other_gradients_show() -> None:
         assert by_quantity["weight gradients"]["core"] > 1e-3
 
 
-def test_asking_leaves_everything_as_it_was() -> None:
+def test_comparing_modifies_nothing() -> None:
     systems = compare.systems(compare.SYSTEMS)
     case = compare.cases(D_MODEL)["causal"]
     before = copy.deepcopy([system.state_dict() for system in systems.values()])
@@ -188,7 +188,7 @@ def test_asking_leaves_everything_as_it_was() -> None:
     assert not case.x.requires_grad
 
 
-def test_the_questions_are_the_same_in_every_dtype_and_leave_the_seed_alone() -> None:
+def test_the_cases_are_the_same_in_every_dtype_and_do_not_change_the_seed() -> None:
     state = torch.random.get_rng_state()
     single, double = (compare.cases(5, dtype=d) for d in BOUNDS)
     compare.systems(("core",))

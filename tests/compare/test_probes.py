@@ -1,4 +1,4 @@
-"""The probes: what they find in each system, and that they would find the defects."""
+"""The probes: their findings for each implementation, and for deliberate defects."""
 
 import math
 from typing import Any
@@ -63,12 +63,12 @@ FOUND = {
 
 
 @pytest.mark.parametrize("question", probes.PROBES)
-def test_each_probe_finds_what_is_known(question: str) -> None:
+def test_each_probe_finds_the_known_behavior(question: str) -> None:
     found = [probes.PROBES[question](name) for name in SYSTEMS]
     assert found == FOUND[question]
 
 
-# The defects of the published originals, each put back into ours: the probes see them.
+# Defects of the published originals, each put into ours: the probes find them.
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_each_probe_finds_what_is_known(question: str) -> None:
         (-math.inf, "below -1e30", "NaN, and NaN in the gradients"),
     ],
 )
-def test_another_fill_is_seen(
+def test_another_fill_value_is_found(
     monkeypatch: pytest.MonkeyPatch, fill: float, deepest: str, empty: str
 ) -> None:
     def softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -91,7 +91,9 @@ def test_another_fill_is_seen(
     assert probes.fully_masked_row("core") == empty
 
 
-def test_a_fill_that_float16_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fill_value_that_overflows_float16_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def softmax(scores: Tensor, mask: Tensor) -> Tensor:
         return scores.masked_fill(~mask, -1e10).softmax(dim=1)
 
@@ -99,7 +101,9 @@ def test_a_fill_that_float16_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> N
     assert probes.half_precision("core") == "no"
 
 
-def test_scores_that_overflow_float16_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_overflow_float16_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scaled_late = mha.MultiHeadAttention.get_scores
     monkeypatch.setattr(
         mha.MultiHeadAttention,
@@ -111,7 +115,7 @@ def test_scores_that_overflow_float16_are_seen(monkeypatch: pytest.MonkeyPatch) 
     assert probes.half_precision("core") == "with a mask"
 
 
-def test_a_mask_that_is_inverted_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inverted_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = mha.MultiHeadAttention.prepare_mask
     monkeypatch.setattr(
         mha.MultiHeadAttention, "prepare_mask", lambda *given: ~prepare(*given)
@@ -119,7 +123,7 @@ def test_a_mask_that_is_inverted_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert probes.mask_polarity("core") == "True: may not attend"
 
 
-def test_a_mask_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ignored_mask_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         mha, "masked_softmax", lambda scores, mask: scores.softmax(dim=1)
     )
@@ -127,7 +131,7 @@ def test_a_mask_that_is_ignored_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert probes.fill_value("core") == "nothing"
 
 
-def test_another_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_scale_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     get_scores = mha.MultiHeadAttention.get_scores
     monkeypatch.setattr(
         mha.MultiHeadAttention, "get_scores", lambda *given: 2 * get_scores(*given)
@@ -135,12 +139,14 @@ def test_another_scale_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.scale("core") == "2.000, 2.000, 2.000 / √d_k"
 
 
-def test_dropout_that_is_never_applied_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_that_is_never_applied_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x)
     assert probes.dropout("core") == "nowhere"
 
 
-def test_dropout_whose_survivors_do_not_grow_is_seen(
+def test_dropout_without_rescaling_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def drop(self: nn.Dropout, x: Tensor) -> Tensor:
@@ -150,12 +156,14 @@ def test_dropout_whose_survivors_do_not_grow_is_seen(
     assert probes.dropout("core").startswith("elsewhere (times 0.0, 1.0)")
 
 
-def test_what_keeps_its_graph_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_weights_with_their_graph_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Tensor, "detach", lambda self: self)
     assert "with its graph" in probes.retained_tensors("core")
 
 
-def test_a_mask_in_checkpoints_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_in_checkpoints_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     register = nn.Module.register_buffer
 
     def persistent(self: Any, name: str, tensor: Any, **_: Any) -> None:
@@ -165,7 +173,7 @@ def test_a_mask_in_checkpoints_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probes.retained_tensors("causal").endswith("; mask in checkpoints")
 
 
-def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_initialization_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(self: nn.Linear) -> None:
         nn.init.normal_(self.weight, std=0.02)
         nn.init.zeros_(self.bias)
@@ -185,7 +193,7 @@ def test_another_beginning_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         ("torch", nn.MultiheadAttention),
     ],
 )
-def test_each_system_is_born_as_its_author_would_build_it(
+def test_each_implementation_is_initialized_as_in_its_source(
     name: str, kind: type[nn.Module]
 ) -> None:
     module = probes.default_module(name)

@@ -195,7 +195,7 @@ WRITERS = [
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("write", WRITERS)
-def test_a_write_is_seen_however_it_was_made(
+def test_any_write_to_a_weight_takes_effect(
     write: Callable[[nn.Module], None], seq_len: int
 ) -> None:
     core, module = pair()
@@ -434,9 +434,7 @@ class Quiet(nn.Dropout):
 @pytest.mark.parametrize(
     "other", [Drop(), Quiet(0.1), nn.Identity(), nn.Dropout(0.5).eval()], ids=str
 )
-def test_whatever_stands_in_the_place_of_dropout_is_obeyed(
-    other: nn.Module, seq_len: int
-) -> None:
+def test_any_module_can_replace_dropout(other: nn.Module, seq_len: int) -> None:
     core, module = pair(dropout_prob=0.1)
     core.dropout = module.dropout = other
     assert_same(core, module, sequence(seq_len))
@@ -464,7 +462,7 @@ def test_a_hook_on_all_modules_is_called(seq_len: int) -> None:
 
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
-def test_dropout_obeys_the_mode_of_its_own_module(seq_len: int) -> None:
+def test_the_mode_of_the_dropout_module_decides_alone(seq_len: int) -> None:
     _, module = pair(dropout_prob=0.5)
     x = sequence(seq_len)
     module.eval()
@@ -561,7 +559,7 @@ def test_with_one_seed_real_rows_do_not_depend_on_the_padding(
 @pytest.mark.parametrize("content", [1e4, 60_000.0, 1e30, math.nan, math.inf])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_gradients_beside_bad_padding_are_those_of_the_core(
+def test_gradients_with_nan_in_padding_are_those_of_the_core(
     content: float, seq_len: int, scale: float, dtype: torch.dtype
 ) -> None:
     core, module = pair(dtype)
@@ -610,9 +608,9 @@ def test_a_key_that_overflows_reaches_only_rows_that_may_attend_to_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
-@pytest.mark.parametrize("way", ["compile", "make_fx", "trace", "export"])
+@pytest.mark.parametrize("method", ["compile", "make_fx", "trace", "export"])
 def test_compiled_and_traced_agree_on_nan_and_on_fully_masked_rows(
-    way: str, seq_len: int
+    method: str, seq_len: int
 ) -> None:
     torch.compiler.reset()
     _, module = pair()
@@ -633,11 +631,11 @@ def test_compiled_and_traced_agree_on_nan_and_on_fully_masked_rows(
             return self_attention(self.attention, x, mask=mask)
 
     call, other = Masked(), None
-    if way == "compile":
+    if method == "compile":
         other = torch.compile(call, backend="aot_eager", fullgraph=True)
-    elif way == "make_fx":
+    elif method == "make_fx":
         other = make_fx(call)(x)
-    elif way == "trace":
+    elif method == "trace":
         with warnings.catch_warnings(action="ignore"):
             other = torch.jit.trace(call, x, check_trace=False)
     else:
@@ -677,8 +675,8 @@ def test_randomness_under_vmap_is_that_of_the_core(
 @pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("of", ["input", "weights"])
-@pytest.mark.parametrize("way", ["dual numbers", "torch.func"])
-def test_forward_mode_is_that_of_the_core(seq_len: int, of: str, way: str) -> None:
+@pytest.mark.parametrize("method", ["dual numbers", "torch.func"])
+def test_forward_mode_is_that_of_the_core(seq_len: int, of: str, method: str) -> None:
     core, module = pair()
     x = sequence(seq_len)
     at: dict[str, Tensor] = {"x": x}
@@ -696,7 +694,7 @@ def test_forward_mode_is_that_of_the_core(seq_len: int, of: str, way: str) -> No
                 arguments = {"query": y, "key": y, "value": y, **call}
                 return torch.func.functional_call(each, weights, (), arguments)
 
-            if way == "torch.func":
+            if method == "torch.func":
                 results.append(torch.func.jvp(function, (at,), (along,)))
             else:
                 with forward_ad.dual_level():
@@ -814,7 +812,7 @@ def test_average_weights_alone_is_refused() -> None:
         self_attention(module, sequence(5), average_weights=True)
 
 
-def test_nan_in_padding_does_no_part_of_the_work_twice() -> None:
+def test_nan_in_padding_computes_nothing_twice() -> None:
     _, module = pair(torch.float32)
     calls: list[str] = []
     for name in ("query", "key", "value", "output"):

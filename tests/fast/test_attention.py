@@ -1,4 +1,4 @@
-"""Three ways to compute attention give one result, and each serves where it should."""
+"""Three methods of attention give the same result, and `DISPATCH` chooses right."""
 
 import itertools
 import math
@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 import oracle
 from chance import assert_independent, assert_share, assert_unlike
-from headnotes.fast import attention as ways
+from headnotes.fast import attention as methods
 from headnotes.fast.attention import Call, Tiles, TileSpec
 
 # Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
 Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 11, 2
 
-# What PyTorch says where it has no rule for `vmap`.
+# The warning of PyTorch where it has no batching rule for `vmap`.
 SLOW = "ignore:There is a performance drop:UserWarning"
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -29,9 +29,9 @@ DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles have 2 rows and 8 of the 11 heads; 7 keys are few."""
-    monkeypatch.setattr(ways, "TILE_ROWS", 2)
-    monkeypatch.setattr(ways, "TILE_SCORES", 1)
-    monkeypatch.setattr(ways, "SHORT_KEYS", 7)
+    monkeypatch.setattr(methods, "TILE_ROWS", 2)
+    monkeypatch.setattr(methods, "TILE_SCORES", 1)
+    monkeypatch.setattr(methods, "SHORT_KEYS", 7)
 
 
 @pytest.fixture
@@ -127,36 +127,41 @@ def reference(
     return torch.einsum("ijbh,jbhd->ibhd", weights, value), weights
 
 
-# What a way returns beside the context.
+# The tensors that a method returns besides the context.
 RETURNS: dict[str, dict[str, bool]] = {
     "context": {},
     "weights": {"need_weights": True},
     "mean": {"need_weights": True, "average_weights": True},
 }
-# Every way with all that it can return. `fused` neither returns weights nor drops any.
-ALL_WAYS: list[Any] = [
-    pytest.param(way, returned, id=f"{way.__name__}-{returned}")
-    for way in (ways.fused, ways.in_full, ways.blockwise)
-    for returned in (RETURNS if way is not ways.fused else ["context"])
+# Every method with its possible results. `fused` has neither weights nor dropout here.
+ALL_METHODS: list[Any] = [
+    pytest.param(method, returned, id=f"{method.__name__}-{returned}")
+    for method in (methods.fused, methods.materialized, methods.blockwise)
+    for returned in (RETURNS if method is not methods.fused else ["context"])
 ]
-WAYS = pytest.mark.parametrize(
-    "way", [ways.fused, ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+METHODS = pytest.mark.parametrize(
+    "method",
+    [methods.fused, methods.materialized, methods.blockwise],
+    ids=lambda method: method.__name__,
 )
 DROPPING = pytest.mark.parametrize(
-    "way", [ways.in_full, ways.blockwise], ids=lambda way: way.__name__
+    "method",
+    [methods.materialized, methods.blockwise],
+    ids=lambda method: method.__name__,
 )
 
 
-# All ways give the same result -------------------------------------------------------
+# All methods give the same result
+# -------------------------------------------------------
 
 
 @pytest.mark.parametrize("tile_scores", [1, 2 * HEADS * 2 * K_LEN])
 @CAUSAL
 @pytest.mark.parametrize("kind", MASKS)
-def test_every_way_matches_loops_in_float64(
+def test_every_method_matches_loops_in_float64(
     monkeypatch: pytest.MonkeyPatch, kind: str, is_causal: bool, tile_scores: int
 ) -> None:
-    monkeypatch.setattr(ways, "TILE_SCORES", tile_scores)
+    monkeypatch.setattr(methods, "TILE_SCORES", tile_scores)
     mask = masks_of(Q_LEN, K_LEN, BATCH)[kind]
     query, key, value = tensors()
     keep = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH).tolist()
@@ -174,10 +179,10 @@ def test_every_way_matches_loops_in_float64(
         for j in range(K_LEN):
             context[i, b, h] += weights[i, j, b, h] * value[j, b, h]
 
-    for case in ALL_WAYS:
-        way, returned = case.values
+    for case in ALL_METHODS:
+        method, returned = case.values
         options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
-        ours, shown = way(call_of(query, key, value, **options))
+        ours, shown = method(call_of(query, key, value, **options))
         torch.testing.assert_close(ours, context, **CLOSE)
         if returned == "context":
             assert shown is None
@@ -191,21 +196,21 @@ def test_every_way_matches_loops_in_float64(
     ("q_len", "k_len"), [(5, 13), (13, 5), (13, 13), (1, 13), (13, 1), (5, 7)]
 )
 @CAUSAL
-def test_every_way_has_the_outputs_and_gradients_of_the_formula(
+def test_every_method_has_the_outputs_and_gradients_of_the_formula(
     q_len: int, k_len: int, is_causal: bool
 ) -> None:
     x = tensors(q_len, k_len, requires_grad=True)
     for mask in masks_of(q_len, k_len, BATCH).values():
         context, weights = reference(*x, mask, is_causal)
         upstream, of_weights = torch.randn_like(context), torch.randn_like(weights)
-        for case in ALL_WAYS:
-            way, returned = case.values
+        for case in ALL_METHODS:
+            method, returned = case.values
             options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
-            # Without a backward pass the fused kernel is called in another way.
+            # Without a backward pass the fused kernel is called in another method.
             with torch.no_grad():
-                bare, _ = way(call_of(*x, **options))
+                bare, _ = method(call_of(*x, **options))
             torch.testing.assert_close(bare, context, **CLOSE)
-            ours, shown = way(call_of(*x, **options))
+            ours, shown = method(call_of(*x, **options))
             torch.testing.assert_close(ours, context, **CLOSE)
             loss, right = (ours * upstream).sum(), (context * upstream).sum()
             if returned != "context":
@@ -236,7 +241,7 @@ def test_attention_has_the_outputs_and_gradients_of_the_formula(
     expected = torch.autograd.grad(context, x, upstream)
     options = {"mask": None if mask is None else mask.to(device)}
     for returned in RETURNS.values():
-        ours, shown = ways.attention(*x, is_causal=is_causal, **options, **returned)
+        ours, shown = methods.attention(*x, is_causal=is_causal, **options, **returned)
         torch.testing.assert_close(ours, context, rtol=1e-10, atol=1e-10)
         if shown is not None:
             right = weights.mean(-1) if "average_weights" in returned else weights
@@ -269,7 +274,7 @@ def test_empty_sequences_and_batches_give_zeros_and_gradients_of_zero(
     mask = torch.ones(full, device=device).bool() if masked else None
     options = {"mask": mask, "is_causal": is_causal, "dropout": nn.Dropout(p)}
     for returned in RETURNS.values():
-        context, weights = ways.attention(*x, **options, **returned)
+        context, weights = methods.attention(*x, **options, **returned)
         assert context.shape == (q_len, batch_size, HEADS, D_K)
         assert not context.any()
         if weights is not None:
@@ -279,9 +284,9 @@ def test_empty_sequences_and_batches_give_zeros_and_gradients_of_zero(
             assert not any(g.any() for g in torch.autograd.grad(context.sum(), x))
 
 
-@WAYS
+@METHODS
 def test_inputs_may_have_any_strides_and_are_not_modified(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     x = tensors()
     mask = random_mask(Q_LEN, K_LEN, 1).expand(-1, -1, BATCH)
@@ -289,11 +294,13 @@ def test_inputs_may_have_any_strides_and_are_not_modified(
     strided = [t.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0) for t in x]
     assert not any(t.is_contiguous() for t in strided)
     before = [t.clone() for t in (*strided, mask)]
-    expected, _ = way(call_of(*x, **options))
-    torch.testing.assert_close(way(call_of(*strided, **options))[0], expected, **CLOSE)
+    expected, _ = method(call_of(*x, **options))
+    torch.testing.assert_close(
+        method(call_of(*strided, **options))[0], expected, **CLOSE
+    )
     for leaf in (*strided, *x):
         leaf.requires_grad_()
-    context, _ = way(call_of(*strided, **options))
+    context, _ = method(call_of(*strided, **options))
     upstream = torch.randn(D_K, HEADS, BATCH, Q_LEN).double().permute(3, 2, 1, 0)
     # A sum has an upstream gradient with strides of zero.
     expanded = torch.ones((), dtype=torch.float64).expand_as(context)
@@ -301,7 +308,7 @@ def test_inputs_may_have_any_strides_and_are_not_modified(
         kept = grad.clone()
         ours = torch.autograd.grad(context, strided, grad, retain_graph=True)
         assert torch.equal(grad, kept)
-        right, _ = way(call_of(*x, **options))
+        right, _ = method(call_of(*x, **options))
         right = torch.autograd.grad(right, x, grad.contiguous())
         for a, b in zip(ours, right, strict=True):
             torch.testing.assert_close(a, b, **CLOSE)
@@ -309,10 +316,10 @@ def test_inputs_may_have_any_strides_and_are_not_modified(
         assert torch.equal(t, was)
 
 
-@WAYS
+@METHODS
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_each_input_alone_may_need_a_gradient(
-    way: Callable[[Call], Any], create_graph: bool
+    method: Callable[[Call], Any], create_graph: bool
 ) -> None:
     for n in range(3):
         x = tensors()
@@ -320,7 +327,7 @@ def test_each_input_alone_may_need_a_gradient(
         context, _ = reference(*x, None, False)
         upstream = torch.randn_like(context)
         (right,) = torch.autograd.grad(context, x[n], upstream)
-        ours, _ = way(call_of(*x))
+        ours, _ = method(call_of(*x))
         (ours,) = torch.autograd.grad(ours, x[n], upstream, create_graph=create_graph)
         torch.testing.assert_close(ours, right, **CLOSE)
 
@@ -330,18 +337,18 @@ def test_a_loss_of_the_context_or_the_weights_alone_has_its_gradients(
     average_weights: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrived = []  # the gradients of the weights
-    tile_gradients = ways.tile_gradients
+    tile_gradients = methods.tile_gradients
 
     def record(*x: Any) -> Any:
         arrived.append(x[-1])
         return tile_gradients(*x)
 
-    monkeypatch.setattr(ways, "tile_gradients", record)
+    monkeypatch.setattr(methods, "tile_gradients", record)
     x = tensors(requires_grad=True)
     context, weights = reference(*x, None, False)
     expected = context, weights.mean(-1) if average_weights else weights
     options = {"need_weights": True, "average_weights": average_weights}
-    outputs = ways.blockwise(call_of(*x, **options))
+    outputs = methods.blockwise(call_of(*x, **options))
     for ours, theirs in zip(outputs, expected, strict=True):
         upstream = torch.randn_like(theirs)
         gradients = torch.autograd.grad(ours, x, upstream, retain_graph=True)
@@ -367,11 +374,11 @@ def test_returned_weights_have_gradients_unless_grad_is_disabled(k_len: int) -> 
     query, key, value = tensors(k_len=k_len)
     query.requires_grad_()
     for returned in ("weights", "mean"):
-        _, weights = ways.attention(query, key, value, **RETURNS[returned])
+        _, weights = methods.attention(query, key, value, **RETURNS[returned])
         (gradient,) = torch.autograd.grad(weights.square().sum(), query)
         assert gradient.abs().max() > 1e-3
         with torch.no_grad():
-            _, weights = ways.attention(query, key, value, **RETURNS[returned])
+            _, weights = methods.attention(query, key, value, **RETURNS[returned])
         assert not weights.requires_grad
 
 
@@ -382,19 +389,19 @@ def test_gradients_in_half_precision_are_summed_in_float32(dtype: torch.dtype) -
     query = torch.zeros(q_len, 1, 1, D_K, dtype=dtype)
     key = torch.zeros(1, 1, 1, D_K, dtype=dtype)
     value = torch.ones(1, 1, 1, D_K, dtype=dtype, requires_grad=True)
-    context, _ = ways.blockwise(call_of(query, key, value))
+    context, _ = methods.blockwise(call_of(query, key, value))
     context.sum().backward()
     assert torch.equal(value.grad, torch.full_like(value, q_len))
 
 
-@WAYS
+@METHODS
 @CAUSAL
 @MASKED
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.01)], ids=str
 )
 def test_half_precision_stays_close_to_float64(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
     is_causal: bool,
     masked: bool,
     dtype: torch.dtype,
@@ -403,7 +410,7 @@ def test_half_precision_stays_close_to_float64(
     mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
     x = tensors(dtype=dtype, requires_grad=True)
     wide = [t.detach().double().requires_grad_() for t in x]
-    ours, _ = way(call_of(*x, mask=mask, is_causal=is_causal))
+    ours, _ = method(call_of(*x, mask=mask, is_causal=is_causal))
     right, _ = reference(*wide, mask, is_causal)
     assert ours.dtype == dtype
     close = {"rtol": tolerance, "atol": tolerance}
@@ -421,7 +428,7 @@ def test_half_precision_stays_close_to_float64(
 
 
 def derivative_case(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
     returned: str,
     is_causal: bool,
     masked: bool,
@@ -436,7 +443,7 @@ def derivative_case(
     def function(*x: Tensor) -> Any:
         torch.manual_seed(2017)
         options = {"mask": mask, "is_causal": is_causal, "p": p, **RETURNS[returned]}
-        context, weights = way(call_of(*x, **options))
+        context, weights = method(call_of(*x, **options))
         return context if weights is None else (context, weights)
 
     return function, x
@@ -446,30 +453,30 @@ def derivative_case(
 @CAUSAL
 @MASKED
 @pytest.mark.parametrize("p", [0.0, 0.5])
-@pytest.mark.parametrize(("way", "returned"), ALL_WAYS)
+@pytest.mark.parametrize(("method", "returned"), ALL_METHODS)
 def test_first_and_second_derivatives_match_finite_differences(
     monkeypatch: pytest.MonkeyPatch,
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
     returned: str,
     is_causal: bool,
     masked: bool,
     p: float,
 ) -> None:
-    if p and way is ways.fused:
+    if p and method is methods.fused:
         pytest.skip("the fused kernel of the CPU has no dropout")
-    monkeypatch.setattr(ways, "TILE_HEADS", 2)
+    monkeypatch.setattr(methods, "TILE_HEADS", 2)
     # Each entry at the smallest size with several tiles. At a larger one, whose entries
     # take ten times as long, the fast mode compares a random projection of them.
     for batch_size, d_k, fast_mode in ((1, 1, False), (2, 2, True)):
-        case = way, returned, is_causal, masked, p, batch_size, d_k
+        case = method, returned, is_causal, masked, p, batch_size, d_k
         function, x = derivative_case(*case)
         assert torch.autograd.gradcheck(function, x, fast_mode=fast_mode)
         assert torch.autograd.gradgradcheck(function, x, fast_mode=fast_mode)
 
 
-@WAYS
+@METHODS
 def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     x = torch.randn(3, 1, 2, 2, dtype=torch.float64, requires_grad=True)
     for inputs in (
@@ -479,7 +486,7 @@ def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
     ):
 
         def function(x: Tensor, inputs: Any = inputs) -> Any:
-            return way(call_of(*inputs(x), is_causal=True))[0]
+            return method(call_of(*inputs(x), is_causal=True))[0]
 
         upstream = torch.randn_like(x)
         right, _ = reference(*inputs(x), None, True)
@@ -499,7 +506,7 @@ def test_forward_mode_matches_finite_differences(k_len: int) -> None:
     for options in ({}, {"mask": mask, "is_causal": True, "need_weights": True}):
 
         def function(*x: Tensor, options: Any = options) -> Any:
-            context, weights = ways.attention(*x, **options)
+            context, weights = methods.attention(*x, **options)
             return context if weights is None else (context, weights)
 
         directions = tuple(torch.randn_like(t) for t in x)
@@ -521,9 +528,9 @@ def test_forward_mode_matches_finite_differences(k_len: int) -> None:
 @pytest.mark.usefixtures("nan_memory")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @CAUSAL
-@pytest.mark.parametrize(("way", "returned"), ALL_WAYS)
+@pytest.mark.parametrize(("method", "returned"), ALL_METHODS)
 def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
-    way: Callable[[Call], Any], returned: str, is_causal: bool, dtype: torch.dtype
+    method: Callable[[Call], Any], returned: str, is_causal: bool, dtype: torch.dtype
 ) -> None:
     # Causality leaves the first eight queries no key.
     q_len, k_len = K_LEN, Q_LEN
@@ -534,7 +541,7 @@ def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
     options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
     for needs_grad in (False, True):
         x = tensors(q_len, k_len, dtype=dtype, requires_grad=needs_grad)
-        context, weights = way(call_of(*x, **options))
+        context, weights = method(call_of(*x, **options))
         assert not context[empty].any()
         assert context[~empty].isfinite().all()
         assert context[~empty].any(-1).all()
@@ -558,15 +565,15 @@ def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
 def test_uninitialized_memory_reaches_no_result(
     dtype: torch.dtype, p: float, q_len: int, k_len: int
 ) -> None:
-    for case in ALL_WAYS:
-        way, returned = case.values
-        if p and way is ways.fused:
+    for case in ALL_METHODS:
+        method, returned = case.values
+        if p and method is methods.fused:
             continue
         for mask in masks_of(q_len, k_len, BATCH).values():
             for is_causal in (False, True):
                 x = tensors(q_len, k_len, dtype=dtype, requires_grad=True)
                 options = {"mask": mask, "is_causal": is_causal, "p": p}
-                results = way(call_of(*x, **options, **RETURNS[returned]))
+                results = method(call_of(*x, **options, **RETURNS[returned]))
                 results = [y for y in results if y is not None]
                 loss = sum(y.float().square().sum() for y in results)
                 gradients = torch.autograd.grad(loss, x)
@@ -597,8 +604,8 @@ def test_a_key_that_is_not_finite_affects_only_rows_that_may_attend_to_it(
     options = {"mask": None if mask is None else mask.to(device)}
     for returned in RETURNS.values():
         options |= {"is_causal": is_causal, **returned}
-        right, _ = ways.attention(query, key, value, **options)
-        context, weights = ways.attention(query, spoilt, value, **options)
+        right, _ = methods.attention(query, key, value, **options)
+        context, weights = methods.attention(query, spoilt, value, **options)
         torch.testing.assert_close(context[~may], right[~may], rtol=1e-10, atol=1e-10)
         if weights is not None:
             assert weights.transpose(1, 2)[~may].isfinite().all()
@@ -615,9 +622,9 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
     spoilt = key.clone()
     spoilt[3, 1] = math.nan
     options = {"mask": mask, "eager": False, "transformed": transformed}
-    way = ways.in_full if transformed else ways.fused
-    right, _ = way(call_of(query, key, value, **options))
-    context, _ = way(call_of(query, spoilt, value, **options))
+    method = methods.materialized if transformed else methods.fused
+    right, _ = method(call_of(query, key, value, **options))
+    context, _ = method(call_of(query, spoilt, value, **options))
     may = mask[:, 3] & torch.tensor([False, True, False])
     assert may.any()
     assert context[may].isnan().all()
@@ -626,7 +633,7 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
         # 0 * NaN is NaN, so a value that is not finite reaches all rows of its item.
         spoilt = value.clone()
         spoilt[3, 1] = math.inf
-        context, _ = way(call_of(query, key, spoilt, **options))
+        context, _ = method(call_of(query, key, spoilt, **options))
         may = mask.any(1)
         assert context[:, 1][may[:, 1]].isnan().all()
         others = [0, 2]
@@ -654,7 +661,7 @@ def test_padding_may_hold_anything(
             x = query.clone(), k, v
             for t in x:
                 t.requires_grad_(needs_grad)
-            context, weights = ways.attention(*x, **options, **returned)
+            context, weights = methods.attention(*x, **options, **returned)
             outputs = [context, context if weights is None else weights]
             if needs_grad:
                 query_grad, *_ = torch.autograd.grad(context.float().sum(), x)
@@ -669,7 +676,7 @@ def test_padding_may_hold_anything(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 @MASKED
 def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
-    way: Callable[[Call], Any], masked: bool, dtype: torch.dtype
+    method: Callable[[Call], Any], masked: bool, dtype: torch.dtype
 ) -> None:
     # An infinite score plus minus infinity is NaN.
     query, key, value = tensors(dtype=dtype)
@@ -681,39 +688,39 @@ def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
     large = key.clone()
     large[K_LEN - 1] = torch.finfo(dtype).max
     call = call_of(query, large, value, mask=mask, is_causal=is_causal)
-    assert not call.bounded(dtype)
+    assert not call.scores_are_finite(dtype)
     x = [t.requires_grad_() for t in (query, key, value)]
-    right, _ = way(call_of(*x, mask=mask, is_causal=is_causal))
+    right, _ = method(call_of(*x, mask=mask, is_causal=is_causal))
     (expected,) = torch.autograd.grad(right.sum(), query)
-    context, _ = way(call)
+    context, _ = method(call)
     torch.testing.assert_close(context[~may], right[~may])
     (gradient,) = torch.autograd.grad(context.sum(), query)
     torch.testing.assert_close(gradient[~may], expected[~may])
 
 
-def test_bounded_calls_are_those_whose_products_cannot_overflow() -> None:
+def test_scores_are_finite_if_no_product_can_overflow() -> None:
     x = [torch.ones(1, 1, 1, 2, dtype=torch.float16) for _ in range(3)]
-    assert call_of(*x).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float16)
     x[0][:] = 256
     x[1][:] = 127  # 256 * 127 * 2 = 65,024, and the largest float16 is 65,504
-    assert call_of(*x).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float16)
     x[1][:] = 128
-    assert not call_of(*x).bounded(torch.float16)
+    assert not call_of(*x).scores_are_finite(torch.float16)
     x[0][:], x[1][:] = math.nan, 1
-    assert call_of(*x).bounded(torch.float16)  # only its own row is NaN
+    assert call_of(*x).scores_are_finite(torch.float16)  # only its own row is NaN
     x[1][:] = math.nan
-    assert not call_of(*x).bounded(torch.float16)
+    assert not call_of(*x).scores_are_finite(torch.float16)
     x[1][:] = 128
-    assert call_of(*x).bounded(torch.float32)
-    assert not call_of(*x, eager=False).bounded(torch.float32)
-    assert not call_of(*(t.to("meta") for t in x)).bounded(torch.float16)
+    assert call_of(*x).scores_are_finite(torch.float32)
+    assert not call_of(*x, eager=False).scores_are_finite(torch.float32)
+    assert not call_of(*(t.to("meta") for t in x)).scores_are_finite(torch.float16)
 
 
 # Dropout ------------------------------------------------------------------------------
 
 
 def dropout_factors(
-    way: Callable[[Call], Any], p: float, q_len: int = 61, k_len: int = 67
+    method: Callable[[Call], Any], p: float, q_len: int = 61, k_len: int = 67
 ) -> Tensor:
     """What dropout multiplies each weight by, `[q_len, batch_size, heads, k_len]`.
 
@@ -723,42 +730,42 @@ def dropout_factors(
     zeros = torch.zeros(q_len, BATCH, HEADS, k_len)
     key = torch.randn(k_len, BATCH, HEADS, k_len)
     value = torch.eye(k_len)[:, None, None].expand_as(key)
-    return way(call_of(zeros, key, value, p=p))[0] * k_len
+    return method(call_of(zeros, key, value, p=p))[0] * k_len
 
 
 @DROPPING
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
 def test_dropout_drops_its_share_and_scales_the_rest(
-    way: Callable[[Call], Any], p: float
+    method: Callable[[Call], Any], p: float
 ) -> None:
-    factors = dropout_factors(way, p)
+    factors = dropout_factors(method, p)
     assert factors.numel() == 61 * 67 * BATCH * HEADS
     assert_share(factors, p)
 
 
 @DROPPING
-def test_dropout_samples_are_independent(way: Callable[[Call], Any]) -> None:
-    assert_independent(dropout_factors(way, 0.3), 0.3)
+def test_dropout_samples_are_independent(method: Callable[[Call], Any]) -> None:
+    assert_independent(dropout_factors(method, 0.3), 0.3)
 
 
 @DROPPING
 def test_a_seed_fixes_the_dropout_mask_and_each_call_samples_anew(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     torch.manual_seed(1)
-    first, second = dropout_factors(way, 0.5), dropout_factors(way, 0.5)
+    first, second = dropout_factors(method, 0.5), dropout_factors(method, 0.5)
     assert_unlike(first, second)
     torch.manual_seed(1)
-    assert torch.equal(dropout_factors(way, 0.5), first)
+    assert torch.equal(dropout_factors(method, 0.5), first)
 
 
-@WAYS
+@METHODS
 def test_a_call_without_dropout_takes_no_random_numbers(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     x = tensors(requires_grad=True)
     before = torch.random.get_rng_state()
-    way(call_of(*x))[0].sum().backward()
+    method(call_of(*x))[0].sum().backward()
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -767,7 +774,7 @@ def test_a_call_without_dropout_takes_no_random_numbers(
 @MASKED
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_the_backward_pass_applies_the_dropout_mask_of_the_forward_pass(
-    way: Callable[[Call], Any], masked: bool, is_causal: bool, create_graph: bool
+    method: Callable[[Call], Any], masked: bool, is_causal: bool, create_graph: bool
 ) -> None:
     # The unit matrix as values shows the mask, which does not depend on the values.
     mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
@@ -777,7 +784,7 @@ def test_the_backward_pass_applies_the_dropout_mask_of_the_forward_pass(
 
     def run(value: Tensor) -> Tensor:
         torch.manual_seed(5)
-        context: Tensor = way(call_of(query, key, value, **options))[0]
+        context: Tensor = method(call_of(query, key, value, **options))[0]
         return context
 
     _, weights = reference(query, key, value, mask, is_causal)
@@ -799,12 +806,12 @@ def test_the_backward_pass_applies_the_dropout_mask_of_the_forward_pass(
 @DROPPING
 @CAUSAL
 def test_activation_checkpointing_repeats_the_dropout_mask(
-    way: Callable[[Call], Any], is_causal: bool
+    method: Callable[[Call], Any], is_causal: bool
 ) -> None:
     x = tensors(requires_grad=True)
 
     def run(*x: Tensor) -> Tensor:
-        context: Tensor = way(call_of(*x, p=0.5, is_causal=is_causal))[0]
+        context: Tensor = method(call_of(*x, p=0.5, is_causal=is_causal))[0]
         return context
 
     results = []
@@ -820,11 +827,11 @@ def test_activation_checkpointing_repeats_the_dropout_mask(
 @pytest.mark.slow
 @DROPPING
 def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     x = tensors()
     samples = torch.stack(
-        [way(call_of(*x, is_causal=True, p=0.3))[0] for _ in range(500)]
+        [method(call_of(*x, is_causal=True, p=0.3))[0] for _ in range(500)]
     )
     expected, _ = reference(*x, None, True)
     error = samples.std(0) / math.sqrt(len(samples))
@@ -839,16 +846,16 @@ def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "other device"])
 @DROPPING
 def test_probability_one_gives_exact_zeros_and_gradients_of_zero(
-    way: Callable[[Call], Any], eager: bool, p: float, dtype: torch.dtype
+    method: Callable[[Call], Any], eager: bool, p: float, dtype: torch.dtype
 ) -> None:
-    if not eager and (way is ways.blockwise or p < 1):
+    if not eager and (method is methods.blockwise or p < 1):
         pytest.skip("blocks are always eager, and other devices round no probability")
     for returned in RETURNS.values():
         for is_causal in (False, True):
             for mask in masks_of(Q_LEN, K_LEN, BATCH).values():
                 x = tensors(dtype=dtype, requires_grad=True)
                 options = {"mask": mask, "is_causal": is_causal, "eager": eager}
-                context, weights = way(call_of(*x, p=p, **options, **returned))
+                context, weights = method(call_of(*x, p=p, **options, **returned))
                 assert torch.equal(context, torch.zeros_like(context))
                 for gradient in torch.autograd.grad(context.float().sum(), x):
                     assert torch.equal(gradient, torch.zeros_like(gradient))
@@ -861,35 +868,35 @@ def test_probability_one_gives_exact_zeros_and_gradients_of_zero(
 
 @DROPPING
 def test_a_probability_that_rounds_to_zero_drops_nothing(
-    way: Callable[[Call], Any],
+    method: Callable[[Call], Any],
 ) -> None:
     x = tensors()
     expected, _ = reference(*x, None, False)
-    context, _ = way(call_of(*x, p=2.0**-18))
+    context, _ = method(call_of(*x, p=2.0**-18))
     torch.testing.assert_close(context, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("p", [0.0, 2.0**-17, 0.1, 0.25, 0.5, 1 - 2.0**-16, 1.0])
 def test_the_scale_belongs_to_the_probability_as_it_was_rounded(p: float) -> None:
-    threshold = ways.dropout_threshold(p)
+    threshold = methods.dropout_threshold(p)
     assert abs(threshold / 2**16 - p) <= 2.0**-17
     kept = 1 - threshold / 2**16
-    assert ways.dropout_scale(threshold) == (1 / kept if kept else 1.0)
+    assert methods.dropout_scale(threshold) == (1 / kept if kept else 1.0)
 
 
 @DROPPING
 @pytest.mark.parametrize("needs_grad", [False, True], ids=["inference", "training"])
 def test_returned_weights_are_those_before_dropout(
-    way: Callable[[Call], Any], needs_grad: bool
+    method: Callable[[Call], Any], needs_grad: bool
 ) -> None:
     x = tensors(requires_grad=needs_grad)
     right_context, right = reference(*x, None, False)
     torch.manual_seed(5)
-    context, weights = way(call_of(*x, p=0.5, need_weights=True))
+    context, weights = method(call_of(*x, p=0.5, need_weights=True))
     torch.testing.assert_close(weights, right, **CLOSE)
     assert not torch.allclose(context, right_context)
     torch.manual_seed(5)
-    bare, _ = way(call_of(*x, p=0.5))
+    bare, _ = method(call_of(*x, p=0.5))
     assert torch.equal(bare, context)
 
 
@@ -900,9 +907,9 @@ def test_the_mode_of_the_dropout_module_decides(
     x, module = tensors(k_len=k_len, device=device), nn.Dropout(0.5)
     right, _ = reference(*x, None, False)
     for dropout in (None, nn.Identity(), module.eval()):
-        context, _ = ways.attention(*x, dropout=dropout)
+        context, _ = methods.attention(*x, dropout=dropout)
         torch.testing.assert_close(context, right, rtol=1e-10, atol=1e-10)
-    context, _ = ways.attention(*x, dropout=module.train())
+    context, _ = methods.attention(*x, dropout=module.train())
     assert not torch.allclose(context, right)
 
 
@@ -914,7 +921,7 @@ def test_another_dropout_module_receives_the_weights_of_the_core(k_len: int) -> 
             return weights / 2
 
     x, seen = tensors(k_len=k_len, requires_grad=True), []
-    context, weights = ways.attention(*x, dropout=Halve(), need_weights=True)
+    context, weights = methods.attention(*x, dropout=Halve(), need_weights=True)
     expected, right = reference(*x, None, False)
     torch.testing.assert_close(context, expected / 2, **CLOSE)
     torch.testing.assert_close(weights, right, **CLOSE)
@@ -937,11 +944,11 @@ def test_hooks_of_the_dropout_module_are_called(when: str) -> None:
     )
     handle = register(hook)
     try:
-        ways.attention(*x, dropout=module)
+        methods.attention(*x, dropout=module)
         assert seen == [module]
     finally:
         handle.remove()
-    ways.attention(*x, dropout=module)
+    methods.attention(*x, dropout=module)
     assert seen == [module]
 
 
@@ -968,7 +975,7 @@ def test_vmap_gives_the_outputs_and_gradients_of_a_loop(
 
     def loss(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
         options = {"mask": mask, "is_causal": is_causal, **RETURNS[returned]}
-        results = ways.attention(q, k, v, **options)
+        results = methods.attention(q, k, v, **options)
         results = tuple(y for y in results if y is not None)
         return sum(y.square().sum() for y in results), results
 
@@ -988,26 +995,26 @@ def test_vmap_gives_the_outputs_and_gradients_of_a_loop(
 
 @pytest.mark.filterwarnings(SLOW)
 @pytest.mark.parametrize("k_len", [7, K_LEN])
-def test_dropout_under_vmap_obeys_its_randomness_as_the_module_does(
+def test_dropout_under_vmap_follows_the_randomness_option(
     device: torch.device, k_len: int
 ) -> None:
     x = tensors(k_len=k_len, device=device)
     stacked = [t.expand(2, *t.shape) for t in x]
 
     def call(*x: Tensor) -> Tensor:
-        context: Tensor = ways.attention(*x, dropout=nn.Dropout(0.5))[0]
+        context: Tensor = methods.attention(*x, dropout=nn.Dropout(0.5))[0]
         return context
 
     one, other = torch.func.vmap(call, randomness="different")(*stacked)
     assert not torch.equal(one, other)
     one, other = torch.func.vmap(call, randomness="same")(*stacked)
     assert torch.equal(one, other)
-    plain, _ = ways.attention(*x)
+    plain, _ = methods.attention(*x)
     assert not torch.allclose(one, plain)
     with pytest.raises(RuntimeError, match="random operation"):
         torch.func.vmap(call, randomness="error")(*stacked)
     for off in (nn.Dropout(0.0), nn.Dropout(0.5).eval(), None):
-        contexts = torch.func.vmap(lambda *x: ways.attention(*x, dropout=off)[0])(  # noqa: B023
+        contexts = torch.func.vmap(lambda *x: methods.attention(*x, dropout=off)[0])(  # noqa: B023
             *stacked
         )
         torch.testing.assert_close(contexts[1], plain)
@@ -1025,7 +1032,7 @@ def test_recorded_and_compiled_calls_give_the_same(
         options = {"mask": mask, "is_causal": is_causal, **returned}
 
         def call(*x: Tensor, options: Any = options) -> Any:
-            return [y for y in ways.attention(*x, **options) if y is not None]
+            return [y for y in methods.attention(*x, **options) if y is not None]
 
         torch.compiler.reset()
         runs = {
@@ -1038,7 +1045,8 @@ def test_recorded_and_compiled_calls_give_the_same(
                 torch.testing.assert_close(ours, right, **CLOSE, msg=name)
 
 
-# Which way a call takes ---------------------------------------------------------------
+# Which method a call takes
+# ---------------------------------------------------------------
 
 ONES = torch.ones(1, K_LEN, 1).bool()
 
@@ -1104,25 +1112,25 @@ MASK: dict[str, Any] = {"mask": ONES}
 PAST: dict[str, Any] = {"is_causal": True}
 
 # How a call is made, its number of queries and keys, whether it needs a gradient, its
-# options, and the way that it takes.
+# options, and the method that it takes.
 CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     # Transforms, and other modules than `nn.Dropout`.
-    (under_vmap, 5, 13, False, {}, "in_full"),
-    (under_vmap, 13, 13, False, PAST | MASK, "in_full"),
-    (of_gradients, 5, 13, False, {}, "in_full"),
-    (forward_mode, 5, 13, False, {}, "in_full"),
-    (dual_numbers, 5, 13, False, {}, "in_full"),
-    (traced, 5, 13, False, {}, "in_full"),
-    (as_subclass, 5, 13, False, {}, "in_full"),
-    (plainly, 5, 13, False, {"dropout": nn.AlphaDropout(0.1)}, "in_full"),
+    (under_vmap, 5, 13, False, {}, "materialized"),
+    (under_vmap, 13, 13, False, PAST | MASK, "materialized"),
+    (of_gradients, 5, 13, False, {}, "materialized"),
+    (forward_mode, 5, 13, False, {}, "materialized"),
+    (dual_numbers, 5, 13, False, {}, "materialized"),
+    (traced, 5, 13, False, {}, "materialized"),
+    (as_subclass, 5, 13, False, {}, "materialized"),
+    (plainly, 5, 13, False, {"dropout": nn.AlphaDropout(0.1)}, "materialized"),
     (plainly, 5, 13, False, {"dropout": nn.Identity()}, "fused"),
     # Nothing to compute.
-    (plainly, 5, 0, True, {}, "in_full"),
-    (plainly, 0, 13, True, {}, "in_full"),
-    (on_meta, 5, 0, False, {}, "in_full"),
+    (plainly, 5, 0, True, {}, "materialized"),
+    (plainly, 0, 13, True, {}, "materialized"),
+    (on_meta, 5, 0, False, {}, "materialized"),
     # Other devices, and compilers.
-    (on_meta, 5, 13, False, WEIGHTS, "in_full"),
-    (compiled, 5, 13, True, WEIGHTS, "in_full"),
+    (on_meta, 5, 13, False, WEIGHTS, "materialized"),
+    (compiled, 5, 13, True, WEIGHTS, "materialized"),
     (on_meta, 5, 13, False, {}, "fused"),
     (on_meta, 5, 13, True, DROP, "fused"),
     (on_meta, 5, 7, True, DROP, "fused"),
@@ -1130,13 +1138,13 @@ CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     (compiled, 5, 13, True, {}, "fused"),
     (compiled, 5, 13, True, PAST | MASK, "fused"),
     # Few keys.
-    (plainly, 5, 7, True, {}, "in_full"),
-    (plainly, 5, 7, True, DROP | WEIGHTS | PAST, "in_full"),
-    (plainly, 5, 7, False, WEIGHTS, "in_full"),
-    (plainly, 5, 7, False, DROP, "in_full"),
+    (plainly, 5, 7, True, {}, "materialized"),
+    (plainly, 5, 7, True, DROP | WEIGHTS | PAST, "materialized"),
+    (plainly, 5, 7, False, WEIGHTS, "materialized"),
+    (plainly, 5, 7, False, DROP, "materialized"),
     (plainly, 5, 7, False, {}, "fused"),
     (without_grad, 5, 7, True, {}, "fused"),
-    (without_grad, 5, 7, True, DROP, "in_full"),
+    (without_grad, 5, 7, True, DROP, "materialized"),
     # What the fused kernel lacks.
     (plainly, 5, 13, False, WEIGHTS, "blockwise"),
     (plainly, 5, 13, True, WEIGHTS, "blockwise"),
@@ -1171,42 +1179,45 @@ def row_of(
     """The row of DISPATCH that serves a call."""
     rows: list[int] = []
 
-    def record(number: int, way: Any) -> Any:
+    def record(number: int, method: Any) -> Any:
         def recording(call: Call) -> Any:
             rows.append(number)
-            return way(call)
+            return method(call)
 
         return recording
 
-    table = [(record(n, way), serves) for n, (way, serves) in enumerate(ways.DISPATCH)]
+    table = [
+        (record(n, method), serves)
+        for n, (method, serves) in enumerate(methods.DISPATCH)
+    ]
     with monkeypatch.context() as patch:
-        patch.setattr(ways, "DISPATCH", table)
+        patch.setattr(methods, "DISPATCH", table)
         x = tensors(q_len, k_len)
         if how is on_meta and "mask" in options:
             options = options | {"mask": options["mask"].to("meta")}
         x[2].requires_grad_(needs_grad)
-        how(lambda *x: ways.attention(*x, **options), *x)
+        how(lambda *x: methods.attention(*x, **options), *x)
     assert len(set(rows)) == 1
     return rows[0]
 
 
 @pytest.mark.filterwarnings(SLOW)
 @pytest.mark.parametrize(
-    ("how", "q_len", "k_len", "needs_grad", "options", "way"),
+    ("how", "q_len", "k_len", "needs_grad", "options", "method"),
     CHOICES,
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_every_call_takes_the_way_of_the_table(
+def test_every_call_takes_the_method_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
     how: Any,
     q_len: int,
     k_len: int,
     needs_grad: bool,
     options: dict[str, Any],
-    way: str,
+    method: str,
 ) -> None:
     row = row_of(monkeypatch, how, q_len, k_len, needs_grad, options)
-    assert ways.DISPATCH[row][0].__name__ == way
+    assert methods.DISPATCH[row][0].__name__ == method
 
 
 @pytest.mark.slow
@@ -1215,13 +1226,13 @@ def test_every_row_of_the_table_is_chosen_for_some_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = {row_of(monkeypatch, *choice[:-1]) for choice in CHOICES}
-    assert rows == set(range(len(ways.DISPATCH)))
+    assert rows == set(range(len(methods.DISPATCH)))
 
 
 def test_the_mask_is_not_copied_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:
     received = []
     kernel = torch.nn.functional.scaled_dot_product_attention
-    apply = ways.FusedOnCPU.apply
+    apply = methods.FusedOnCPU.apply
 
     def record(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: Any) -> None:
         received.append(mask)
@@ -1234,12 +1245,12 @@ def test_the_mask_is_not_copied_for_every_head(monkeypatch: pytest.MonkeyPatch) 
         record(*x)
         return apply(*x)
 
-    monkeypatch.setattr(ways.F, "scaled_dot_product_attention", without_backward)
-    monkeypatch.setattr(ways.FusedOnCPU, "apply", with_backward)
+    monkeypatch.setattr(methods.F, "scaled_dot_product_attention", without_backward)
+    monkeypatch.setattr(methods.FusedOnCPU, "apply", with_backward)
     for shape in [(Q_LEN, K_LEN, BATCH), (Q_LEN, K_LEN, 1), (1, K_LEN, BATCH)]:
         for needs_grad in (False, True):
             x = tensors(requires_grad=needs_grad)
-            ways.attention(*x, mask=random_mask(*shape))
+            methods.attention(*x, mask=random_mask(*shape))
             assert received[-1].untyped_storage().nbytes() <= Q_LEN * K_LEN * BATCH
             assert received[-1].dtype == torch.bool
     assert len(received) == 6
@@ -1249,15 +1260,15 @@ def test_heads_are_contiguous_for_the_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     received = []
-    apply = ways.FusedOnCPU.apply
+    apply = methods.FusedOnCPU.apply
 
     def record(*x: Any) -> Any:
         received.append(all(t.is_contiguous() for t in x[:3]))
         return apply(*x)
 
-    monkeypatch.setattr(ways.FusedOnCPU, "apply", record)
-    ways.attention(*tensors(requires_grad=True))
-    ways.attention(*tensors())
+    monkeypatch.setattr(methods.FusedOnCPU, "apply", record)
+    methods.attention(*tensors(requires_grad=True))
+    methods.attention(*tensors())
     assert received == [True]
 
 
@@ -1274,7 +1285,7 @@ def tiles_of(
 ) -> tuple[Tiles, Tensor, Tensor]:
     """The tiles of a call, its query and its key."""
     query, key, _ = tensors(q_len, k_len)
-    spec = TileSpec(0, is_causal, True, ways.dropout_threshold(p), seed)
+    spec = TileSpec(0, is_causal, True, methods.dropout_threshold(p), seed)
     return Tiles(query, key, mask, spec), query, key
 
 
@@ -1284,8 +1295,8 @@ def tiles_of(
 def test_each_query_is_in_one_tile_with_all_keys_that_it_may_attend_to(
     monkeypatch: pytest.MonkeyPatch, q_len: int, k_len: int, is_causal: bool, fit: int
 ) -> None:
-    monkeypatch.setattr(ways, "TILE_ROWS", 4)
-    monkeypatch.setattr(ways, "TILE_SCORES", fit * min(4, q_len) * k_len)
+    monkeypatch.setattr(methods, "TILE_ROWS", 4)
+    monkeypatch.setattr(methods, "TILE_SCORES", fit * min(4, q_len) * k_len)
     tiles, query, _ = tiles_of(q_len, k_len, is_causal=is_causal)
     times = torch.zeros(q_len, BATCH, HEADS, dtype=torch.int64)
     most = 0
@@ -1368,12 +1379,12 @@ def test_dropout_masks_are_zeros_and_ones_that_follow_the_seed() -> None:
     assert not torch.equal(masks[0][0], masks[2][0])
 
 
-def test_dropout_in_full_drops_what_all_tiles_drop() -> None:
+def test_drop_all_drops_the_weights_that_all_tiles_drop() -> None:
     tiles, query, key = tiles_of(is_causal=True, p=0.3, seed=5)
     again, *_ = tiles_of(is_causal=True, p=0.3, seed=5)
     ones = torch.ones(again.batch_size, again.heads, again.q_len, again.k_len)
-    full, scale = again.drop_in_full(ones.double())
-    assert scale == ways.dropout_scale(again.spec.dropout_threshold)
+    full, scale = again.drop_all(ones.double())
+    assert scale == methods.dropout_scale(again.spec.dropout_threshold)
     for tile in tiles:
         keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
         part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
@@ -1399,7 +1410,7 @@ def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
     q_len: int, k_len: int
 ) -> None:
     query, key, value = tensors(q_len, k_len)
-    past = ways.causal_mask(q_len, key)
+    past = methods.causal_mask(q_len, key)
     assert past.shape == (q_len, k_len, 1)
     for i, j in itertools.product(range(q_len), range(k_len)):
         assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)
@@ -1409,17 +1420,17 @@ def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
     assert call_of(query, key, value).allowed() is None
 
 
-def test_open_empty_rows_returns_the_fully_masked_rows() -> None:
+def test_fully_masked_rows_are_returned() -> None:
     allowed = torch.tensor([[True, False], [False, False]])
-    opened, empty = ways.open_empty_rows(allowed)
+    opened, empty = methods.unmask_fully_masked_rows(allowed)
     assert opened.tolist() == [[True, False], [True, True]]
     assert empty.tolist() == [[False], [True]]
-    assert ways.open_empty_rows(allowed[:1])[1] is None
+    assert methods.unmask_fully_masked_rows(allowed[:1])[1] is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_an_additive_mask_is_zero_or_minus_infinity(dtype: torch.dtype) -> None:
-    bias = ways.additive_mask(torch.tensor([True, False]), dtype)
+    bias = methods.additive_mask(torch.tensor([True, False]), dtype)
     assert bias.tolist() == [0, -math.inf]
     assert bias.dtype == dtype
 
@@ -1429,26 +1440,28 @@ def test_keys_that_causality_and_the_mask_leave_to_no_query_are_cleared() -> Non
     key = torch.full((5, 2, 1, 1), math.nan)
     mask = torch.ones(3, 5, 2).bool()
     mask[1:, 4, 1] = False
-    cleared, value = ways.clear_fully_masked(key, key, mask, True, 3)
+    cleared, value = methods.zero_hidden_keys(key, key, mask, True, 3)
     assert value is cleared
     expected = torch.zeros(5, 2).bool()
     expected[4, 1] = True
     assert torch.equal(cleared.isfinite()[..., 0, 0], expected)
     assert not cleared[4, 1].any()
-    cleared, value = ways.clear_fully_masked(key, key.clone(), mask, False, 3)
+    cleared, value = methods.zero_hidden_keys(key, key.clone(), mask, False, 3)
     assert cleared.isnan().all()
     assert value.isnan().all()
 
 
 def test_known_true_claims_nothing_that_cannot_be_inspected() -> None:
     yes = torch.tensor(True)
-    assert ways.known_true(yes)
-    assert not ways.known_true(~yes)
-    assert not ways.known_true(yes.to("meta"))
+    assert methods.known_true(yes)
+    assert not methods.known_true(~yes)
+    assert not methods.known_true(yes.to("meta"))
     answers = []
 
     def inspect(condition: Tensor) -> Tensor:
-        answers.append((ways.known_true(condition), ways.max_abs(condition * 1.0)))
+        answers.append(
+            (methods.known_true(condition), methods.max_abs(condition * 1.0))
+        )
         return condition
 
     torch.func.vmap(inspect)(yes.expand(3))
@@ -1457,28 +1470,28 @@ def test_known_true_claims_nothing_that_cannot_be_inspected() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_numbers_are_moderate_while_their_products_are_finite(
+def test_squares_are_finite_up_to_the_root_of_the_largest_number(
     dtype: torch.dtype,
 ) -> None:
     # The sum of these overflows in float16, which ends at 65,504; no product does.
     x = torch.full((71, 1009), 200.0, dtype=dtype)
-    assert ways.is_moderate(x)
-    assert ways.is_moderate(x[:0])
+    assert methods.squares_are_finite(x)
+    assert methods.squares_are_finite(x[:0])
     for bad in (torch.finfo(dtype).max / 2, math.inf, -math.inf, math.nan):
         x[70, 1008] = bad
-        assert not ways.is_moderate(x)
-    assert not ways.is_moderate(x.to("meta"))
+        assert not methods.squares_are_finite(x)
+    assert not methods.squares_are_finite(x.to("meta"))
 
 
 def test_plain_tensors_are_not_transformed() -> None:
     x = torch.randn(3, requires_grad=True)
-    assert not ways.is_transformed(x, nn.Parameter(x))
-    assert ways.is_transformed(x, x.as_subclass(Marked))
+    assert not methods.is_transformed(x, nn.Parameter(x))
+    assert methods.is_transformed(x, x.as_subclass(Marked))
 
 
 def test_seeds_come_from_the_global_generator() -> None:
     before = torch.random.get_rng_state()
-    first, second = ways.draw_seed(), ways.draw_seed()
+    first, second = methods.draw_seed(), methods.draw_seed()
     assert first != second
     torch.random.set_rng_state(before)
-    assert ways.draw_seed() == first
+    assert methods.draw_seed() == first

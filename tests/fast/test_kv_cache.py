@@ -87,8 +87,8 @@ def test_a_full_cache_raises_and_is_left_unchanged() -> None:
     cache.append(*some(3))
     before = cache.buffer.clone()
     message = (
-        "the cache is full: it holds 3 of 4 positions, and 2 more came; give it more "
-        "`capacity`, or `grow=True`"
+        "the cache is full: it holds 3 of 4 positions, and 2 more do not fit; give it "
+        "more `capacity`, or `grow=True`"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         cache.append(*some(2))
@@ -220,14 +220,14 @@ def test_tensors_that_do_not_fit_raise_and_leave_the_cache_unchanged(
         (
             torch.tensor([[0]]),
             ValueError,
-            "`index` has shape [1, 1], not [batch_size]; name one item for each that "
-            "continues",
+            "`index` has shape [1, 1], not [batch_size]; give one item for each new "
+            "batch item",
         ),
         (
             torch.tensor([]).long(),
             ValueError,
-            "`index` has shape [0], not [batch_size]; name one item for each that "
-            "continues",
+            "`index` has shape [0], not [batch_size]; give one item for each new "
+            "batch item",
         ),
         (
             torch.tensor([0, 3]),

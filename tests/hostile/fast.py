@@ -1,4 +1,4 @@
-"""Attacks on attention at full speed: its module, its KV cache, and its ways."""
+"""Attacks on attention at full speed: its module, its KV cache, and its methods."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headnotes import fast
 from headnotes.fast import KeyValueCache
-from headnotes.fast import attention as ways
+from headnotes.fast import attention as methods
 from hostile.attention import (
     Weights,
     allowed,
@@ -41,7 +41,7 @@ def surroundings(tiny: bool, nan_memory: bool = False) -> Iterator[None]:
     changes = {"TILE_ROWS": 2, "TILE_SCORES": 1, "SHORT_KEYS": 1} if tiny else {}
     with ExitStack() as stack:
         for name, value in changes.items():
-            stack.enter_context(mock.patch.object(ways, name, value))
+            stack.enter_context(mock.patch.object(methods, name, value))
         if nan_memory:
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)
@@ -324,7 +324,7 @@ def reorder(dice: Dice) -> Call:
     return call(dice, cache.reorder, given, judge)
 
 
-# The ways -------------------------------------------------------------------------
+# The methods -------------------------------------------------------------------------
 
 
 def disguised(dice: Dice, given: dict[str, Any]) -> None:
@@ -383,7 +383,7 @@ def attend(dice: Dice) -> Call:
         if derivatives:
             x = tuple(t.detach().requires_grad_() for t in x)
         with surroundings(tiny, nan_memory):
-            context, weights = ways.attention(*x, dropout=nn.Dropout(p), **options)
+            context, weights = methods.attention(*x, dropout=nn.Dropout(p), **options)
             if not derivatives:
                 return context, weights, ()
             loss = context.square().sum() / 2

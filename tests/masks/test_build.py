@@ -1,4 +1,4 @@
-"""Masks, built: what each allows, and what is refused."""
+"""Building masks: what each mask allows, and errors."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ INTEGERS = [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64]
 
 
 @given(q_len=st.integers(0, 9), k_len=st.integers(0, 9))
-def test_the_last_query_sees_the_last_key_and_each_earlier_one_key_less(
+def test_bottom_right_aligns_the_last_query_with_the_last_key(
     q_len: int, k_len: int
 ) -> None:
     mask = causal(q_len, k_len)
@@ -51,7 +51,7 @@ def test_decoding_one_token_sees_the_whole_past() -> None:
 
 
 @given(q_len=st.integers(0, 9), k_len=st.integers(0, 9))
-def test_from_the_top_left_the_first_query_sees_the_first_key_and_each_later_one_more(
+def test_top_left_aligns_the_first_query_with_the_first_key(
     q_len: int, k_len: int
 ) -> None:
     mask = causal(q_len, k_len, corner="top left")
@@ -60,9 +60,9 @@ def test_from_the_top_left_the_first_query_sees_the_first_key_and_each_later_one
         assert mask[i, :, 0].tolist() == [j <= i for j in range(k_len)]
 
 
-def test_corners_are_what_torch_calls_them() -> None:
+def test_corners_are_those_of_torch() -> None:
     def seen(q_len: int, k_len: int, bias: Tensor) -> Tensor:
-        # Equal scores, and values that say which key they are.
+        # Equal scores, and one-hot values that identify the keys.
         queries, keys = torch.zeros(1, 1, q_len, 8), torch.zeros(1, 1, k_len, 8)
         values = torch.eye(k_len)[None, None]
         weights = scaled_dot_product_attention(queries, keys, values, bias)
@@ -76,7 +76,7 @@ def test_corners_are_what_torch_calls_them() -> None:
 
 
 @given(q_len=st.integers(0, 7), k_len=st.integers(0, 7), window=st.integers(1, 9))
-def test_a_window_counts_the_keys_that_a_query_sees(
+def test_the_window_is_the_number_of_keys_per_query(
     q_len: int, k_len: int, window: int
 ) -> None:
     mask = sliding_window(q_len, k_len, window=window)
@@ -95,7 +95,7 @@ def test_a_wide_window_is_causal_and_one_of_1_is_the_diagonal() -> None:
 
 
 @given(data=st.data())
-def test_a_prefix_is_read_by_all_and_what_follows_only_backwards(
+def test_all_queries_attend_to_the_prefix_and_causally_to_the_rest(
     data: st.DataObject,
 ) -> None:
     q_len, k_len = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 7))
@@ -109,14 +109,14 @@ def test_a_prefix_is_read_by_all_and_what_follows_only_backwards(
             assert mask[i, :, b].tolist() == seen
 
 
-def test_no_prefix_is_causal_and_nothing_but_prefix_is_everything() -> None:
+def test_no_prefix_is_causal_and_a_full_prefix_hides_nothing() -> None:
     mask = prefix_lm(torch.tensor([0, 5]), q_len=5)
     assert torch.equal(mask[..., :1], causal(5))
     assert mask[..., 1].all()
 
 
 @given(data=st.data())
-def test_packed_documents_see_themselves_and_nobody_else(data: st.DataObject) -> None:
+def test_packed_documents_attend_to_themselves_only(data: st.DataObject) -> None:
     length = st.integers(0, 4)
     lengths = data.draw(st.lists(st.tuples(length, length), min_size=0, max_size=4))
     q_lens = torch.tensor([q for q, _ in lengths], dtype=torch.int64)
@@ -129,14 +129,14 @@ def test_packed_documents_see_themselves_and_nobody_else(data: st.DataObject) ->
     assert torch.equal(block_diagonal(q_lens), block_diagonal(q_lens, q_lens))
 
 
-def test_a_rule_is_asked_about_every_pair(device: torch.device) -> None:
+def test_a_function_is_evaluated_for_every_pair(device: torch.device) -> None:
     table = torch.rand(5, 7, 3, device=device) < 0.5
     mask = from_function(lambda b, q, k: table[q, k, b], 5, 7, 3, device=device)
     assert torch.equal(mask, table)
     assert mask.device.type == device.type
 
 
-def test_what_a_rule_does_not_use_keeps_a_size_of_1(device: torch.device) -> None:
+def test_an_axis_that_a_function_does_not_use_has_size_1(device: torch.device) -> None:
     lens = torch.tensor([7, 5, 2], device=device)
     padded = from_function(lambda b, q, k: k < lens[b], 5, 7, 3, device=device)
     assert torch.equal(padded, padding(lens, 7))
@@ -148,7 +148,7 @@ def test_what_a_rule_does_not_use_keeps_a_size_of_1(device: torch.device) -> Non
     assert from_function(lambda b, q, k: constant, 5, 7, 3).shape == (1, 7, 1)
 
 
-def test_a_rule_is_the_mask_mod_of_flex_attention() -> None:
+def test_a_function_is_the_mask_mod_of_flex_attention() -> None:
     document = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
 
     def same(b: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def test_a_rule_is_the_mask_mod_of_flex_attention() -> None:
     assert torch.equal(ours, theirs[:, 0].permute(1, 2, 0))
 
 
-def test_a_mask_from_a_rule_is_not_the_tensor_that_the_rule_keeps() -> None:
+def test_a_mask_from_a_function_shares_no_memory_with_its_result() -> None:
     table = torch.ones(3, 3, 1).bool()
     from_function(lambda b, q, k: table, 3).fill_(False)
     assert table.all()
@@ -189,7 +189,7 @@ def test_causal_is_padding_with_lengths_that_grow(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_lengths_of_every_integer_type_are_accepted(dtype: torch.dtype) -> None:
-    # 300 keys: more than a uint8 can count, fewer than are asked for.
+    # 300 keys: more than a uint8 can hold.
     assert padding(torch.tensor([200], dtype=dtype), 300).sum() == 200
 
 
@@ -210,7 +210,7 @@ def test_combining_one_mask_copies_it() -> None:
     assert mask.any()
 
 
-def test_masks_and_lengths_are_left_alone() -> None:
+def test_masks_and_lengths_are_not_modified() -> None:
     lens = torch.tensor([3, 1, 2])
     mask = causal(3)
     combine(mask, padding(lens, 3), mask.int())
@@ -485,7 +485,7 @@ def test_lengths_may_be_mapped_over() -> None:
         ),
     ],
 )
-def test_what_is_no_mask_is_refused(
+def test_invalid_arguments_are_refused(
     build: Callable[[], Tensor], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

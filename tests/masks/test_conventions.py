@@ -1,4 +1,4 @@
-"""Masks as others write them: there and back, what they do there, what is refused."""
+"""Mask conventions: conversion there and back, effect in each library, errors."""
 
 import math
 import re
@@ -26,7 +26,7 @@ def some_masks(
         yield torch.rand(shape, device=device) < torch.rand((), device=device)
 
 
-# Each converter, and how to come back from it.
+# Each converter, and its inverse.
 ROUND_TRIPS: dict[
     str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 ] = {
@@ -52,7 +52,7 @@ ROUND_TRIPS: dict[
     "Hugging Face": (masks.to_huggingface, masks.from_huggingface),
 }
 
-# Those that can only speak of keys.
+# Those whose masks have no axis for queries.
 KEY_ROUND_TRIPS = {
     "key_padding_mask, bool": (masks.to_key_padding_mask, masks.from_key_padding_mask),
     "key_padding_mask, additive": (
@@ -69,7 +69,9 @@ KEY_ROUND_TRIPS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*ROUND_TRIPS, *KEY_ROUND_TRIPS])
-def test_there_and_back_is_the_same_mask(name: str, device: torch.device) -> None:
+def test_converting_there_and_back_gives_the_same_mask(
+    name: str, device: torch.device
+) -> None:
     to, back = {**ROUND_TRIPS, **KEY_ROUND_TRIPS}[name]
     for mask in some_masks(1000, device, alike=name in KEY_ROUND_TRIPS):
         before = mask.clone()
@@ -80,13 +82,13 @@ def test_there_and_back_is_the_same_mask(name: str, device: torch.device) -> Non
         assert torch.equal(again, mask)
         assert torch.equal(mask, before)
         assert other.device.type == again.device.type == device.type
-        # Integers 0/1 are as good.
+        # Integers 0/1 are accepted, too.
         assert torch.equal(to(mask.int()), other)
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 3, 0), (0, 0, 0)])
 @pytest.mark.parametrize("name", ROUND_TRIPS)
-def test_empty_masks_come_back(name: str, shape: tuple[int, ...]) -> None:
+def test_empty_masks_convert_there_and_back(name: str, shape: tuple[int, ...]) -> None:
     to, back = ROUND_TRIPS[name]
     assert torch.equal(back(to(torch.ones(shape).bool())), torch.ones(shape).bool())
 
@@ -97,7 +99,7 @@ def test_no_query_and_no_head_hide_nothing() -> None:
     assert masks.from_sdpa(torch.zeros(3, 0, 2, 5).bool()).all()
 
 
-def test_each_entry_goes_where_the_table_says(device: torch.device) -> None:
+def test_each_entry_is_converted_as_in_the_table(device: torch.device) -> None:
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE, device=device) < 0.5
     mha, sdpa = masks.to_mha(mask, HEADS), masks.to_sdpa(mask)
     keras, added = masks.to_keras(mask), masks.to_huggingface(mask)
@@ -139,13 +141,13 @@ def test_what_hides_in_a_narrow_dtype_hides_in_a_wider_one(
     mask = torch.tensor([True, False])
     for finite in (True, False):
         added = masks.to_additive(mask, made, finite=finite).to(used)
-        # float16's least number is no number of bfloat16, and is rounded there.
+        # bfloat16 cannot represent the least number of float16, and rounds it.
         if not (finite and (made, used) == (torch.float16, torch.bfloat16)):
             assert torch.equal(masks.from_additive(added), mask)
 
 
 class Through:
-    """The same weights, asked through our module and through those of torch."""
+    """The same weights in our module and in those of torch."""
 
     def __init__(self, device: torch.device) -> None:
         factory = {"device": device, "dtype": torch.float64}
@@ -153,7 +155,7 @@ class Through:
         self.query = torch.randn(Q_LEN, BATCH_SIZE, D_MODEL, **factory) * 3
         self.key = torch.randn(K_LEN, BATCH_SIZE, D_MODEL, **factory) * 3
         self.mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE, device=device) < 0.5
-        self.mask[:, 0] = True  # no empty row: there the answers differ, see below
+        self.mask[:, 0] = True  # no fully masked row: its result differs, see below
 
     def ours(self, mask: Tensor) -> Tensor:
         out: Tensor = self.core(
@@ -193,7 +195,7 @@ def test_attention_is_the_same_through_nn_multihead_attention(through: Through) 
             for need_weights in (True, False):
                 theirs = through.mha(attn_mask=attn_mask, need_weights=need_weights)
                 assert (theirs - ours).abs().max() < 1e-6
-    # A mask that was meant is one that makes a difference.
+    # A mask that has an effect changes the output.
     assert (through.ours(~through.mask) - through.ours(through.mask)).abs().max() > 0.1
 
 
@@ -229,14 +231,14 @@ def test_attention_is_the_same_through_sdpa(through: Through) -> None:
         assert (theirs - ours).abs().max() < 1e-6
 
 
-def test_a_row_without_keys_is_zero_here_and_something_else_there(
+def test_a_fully_masked_row_is_zero_here_and_differs_elsewhere(
     through: Through,
 ) -> None:
     mask = through.mask
     mask[2, :, 1] = False
     bias = through.core.output.bias
     assert torch.allclose(through.ours(mask)[2, 1], bias)
-    # Infinity gives NaN, unless a kernel looks for such rows; the least finite number
+    # Infinity gives NaN, unless a kernel handles such rows; the least finite number
     # gives the mean of all values.
     assert through.mha(attn_mask=masks.to_mha(mask, HEADS))[2, 1].isnan().all()
     added = through.sdpa(masks.to_huggingface(mask, torch.float64))[2, 1]
@@ -268,7 +270,7 @@ def test_transformers_makes_the_same_masks(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-def test_transformers_reads_the_masks_as_meant() -> None:
+def test_transformers_applies_converted_masks() -> None:
     gpt2 = pytest.importorskip(
         "transformers.models.gpt2", reason="it is in the extra `test`"
     )
@@ -285,7 +287,7 @@ def test_transformers_reads_the_masks_as_meant() -> None:
         in_full = model(tokens, attention_mask=added).last_hidden_state
         unmasked = model(tokens).last_hidden_state
     assert (by_keys - in_full).abs().max() < 1e-6
-    # The filler lies behind the text, so that only filler can see it.
+    # The padding is after the text, so that in GPT-2 only padding attends to it.
     assert (by_keys - unmasked)[1, 3:].abs().max() > 0.1
     assert (by_keys - unmasked)[1, :3].abs().max() < 1e-6
 
@@ -324,7 +326,7 @@ def test_masks_may_be_mapped_over(name: str) -> None:
     assert torch.equal(again, several)
 
 
-def test_what_floats_mean_is_not_guessed() -> None:
+def test_floating_point_masks_are_not_guessed() -> None:
     mask = torch.zeros(Q_LEN, K_LEN, BATCH_SIZE)
     name = re.escape("`masks.from_additive(mask)` for 0 and -inf")
     for to in (masks.to_sdpa, masks.to_keras, masks.to_key_mask, masks.to_additive):
@@ -414,19 +416,19 @@ DIFFERENT[1, 4, 2, 3] = False
             lambda: masks.from_sdpa(torch.tensor([[0, -1e9]])),
             ValueError,
             "`attn_mask` holds -1e+09 at [0, 1], neither 0 nor the least number of a "
-            "dtype; write `attn_mask == 0` if all but 0 hides",
+            "dtype; write `attn_mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(torch.tensor([0, math.nan])),
             ValueError,
             "`mask` holds nan at [1], neither 0 nor the least number of a dtype; write "
-            "`mask == 0` if all but 0 hides",
+            "`mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(torch.tensor([[0.0], [0.5]])),
             ValueError,
             "`mask` holds 0.5 at [1, 0], neither 0 nor the least number of a dtype; "
-            "write `mask == 0` if all but 0 hides",
+            "write `mask == 0` if all other values hide",
         ),
         (
             lambda: masks.from_additive(MASK),
@@ -522,7 +524,7 @@ DIFFERENT[1, 4, 2, 3] = False
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused(
+def test_invalid_and_unsupported_masks_are_refused(
     make: Callable[[], Tensor], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

@@ -1,4 +1,4 @@
-"""Masks in words: the words say this mask and no other, and the warnings are fair."""
+"""Describing masks: descriptions are exact, and warnings are justified."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ def numbers(text: str) -> list[int]:
 
 
 def by_rule(rule: str, q_len: int, k_len: int, empty: list[int]) -> Tensor:
-    """The mask of one batch item that a rule means, by another way than ours."""
+    """The mask of one batch item that a rule describes, by an independent parser."""
     seen = torch.zeros(q_len, k_len, dtype=torch.bool)
     own = 0 if rule.endswith("corner top left") else k_len - q_len
     if rule.startswith("documents of"):
@@ -66,7 +66,7 @@ def by_rule(rule: str, q_len: int, k_len: int, empty: list[int]) -> Tensor:
 
 
 def heard(text: str) -> Tensor:
-    """The mask that somebody would paint who is read the description."""
+    """The mask that a description determines."""
     sizes, *lines = [
         line for line in text.split("\n") if not line.startswith("warning")
     ]
@@ -158,18 +158,20 @@ def some_mask() -> Tensor:
 
 
 @pytest.mark.slow
-def test_the_words_say_this_mask_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_description_fits_this_mask_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys.modules["headnotes.masks.describe"], "MAX_ROWS", 100)
     said = set()
     for _ in range(3000):
         mask = some_mask()
         before = mask.clone()
         text = describe(mask)
-        assert "more" not in text  # small enough to be said in full
+        assert "more" not in text  # small enough to be described in full
         assert torch.equal(heard(text), mask), text
         assert torch.equal(mask, before)
         said |= {re.sub(r"[\d–]+", "n", line) for line in text.split("\n")}
-    # The masks were of every kind.
+    # All kinds of masks occurred.
     for line in (
         "every query sees every key",
         "causal",
@@ -205,7 +207,7 @@ def told(mask: Tensor) -> tuple[list[str], list[str]]:
 
 
 def leaky(mask: Tensor, *place: int) -> Tensor:
-    """The same mask, but for one key that is seen."""
+    """The same mask, with one more allowed key."""
     mask = mask.clone()
     mask[place] = True
     return mask
@@ -285,7 +287,7 @@ LONG = masks.padding(torch.tensor([5, 3, 1]), 5)
         ),
     ],
 )
-def test_a_mask_with_a_name_is_called_by_it(mask: Tensor, facts: list[str]) -> None:
+def test_a_known_pattern_is_named(mask: Tensor, facts: list[str]) -> None:
     assert told(mask) == (facts, [])
 
 
@@ -353,11 +355,11 @@ def test_sizes_come_first() -> None:
         ),
     ],
 )
-def test_a_usual_mistake_is_warned_of(mask: Tensor, warning: str) -> None:
+def test_common_mistakes_give_a_warning(mask: Tensor, warning: str) -> None:
     assert told(mask)[1] == [f"warning: {warning}"]
 
 
-def test_what_is_added_is_described_as_what_it_means() -> None:
+def test_additive_masks_are_described_by_their_meaning() -> None:
     for mask in (masks.causal(5), masks.combine(masks.causal(5), LONG)):
         for finite in (True, False):
             added = masks.to_additive(mask, finite=finite)
@@ -369,12 +371,12 @@ def test_what_is_added_is_described_as_what_it_means() -> None:
 
 def test_a_bias_is_no_mask() -> None:
     bias = -torch.arange(5.0)[:, None, None].expand(5, 5, 2)
-    warning = "warning: torch.float32 with other numbers: a bias, and no mask"
+    warning = "warning: torch.float32 with other numbers: a bias, not a mask"
     assert describe(bias) == warning
 
 
-def test_masks_that_are_meant_so_are_not_warned_of() -> None:
-    """None of those that this package builds, combined and padded as in practice."""
+def test_correct_masks_give_no_warning() -> None:
+    """None of the masks of this package, combined and padded as in practice."""
     kinds = 0
     for q_len, k_len in ((1, 1), (1, 7), (2, 2), (3, 7), (7, 7), (7, 3)):
         lens = torch.tensor([k_len, max(k_len - 2, 1), 1])
@@ -389,7 +391,7 @@ def test_masks_that_are_meant_so_are_not_warned_of() -> None:
         for mask in built:
             filled = masks.padding(lens.clamp(max=mask.shape[1]), mask.shape[1])
             for filler in (filled, filled.flip(1)):
-                # One query of a window, alone, is like the end of a sentence.
+                # One query with a window is the same as padding at the start.
                 for one in (mask, mask & filler if q_len > 1 else filler):
                     assert told(one)[1] == [], describe(one)
                     kinds += 1
@@ -406,14 +408,14 @@ def test_long_lists_are_counted() -> None:
     ]
 
 
-def test_a_large_mask_takes_no_time_to_speak_of() -> None:
+def test_a_large_mask_is_described_quickly() -> None:
     begin = time.perf_counter()
     assert told(masks.causal(1024))[0] == ["causal"]
     told(torch.rand(256, 1024, 2) < 0.5)
     assert time.perf_counter() - begin < 4
 
 
-def test_words_do_not_depend_on_the_device(device: torch.device) -> None:
+def test_descriptions_do_not_depend_on_the_device(device: torch.device) -> None:
     for _ in range(100):
         mask = some_mask()
         assert describe(mask.to(device)) == describe(mask)
@@ -452,7 +454,7 @@ def test_words_do_not_depend_on_the_device(device: torch.device) -> None:
         ),
     ],
 )
-def test_what_is_no_mask_is_refused(
+def test_invalid_masks_are_refused(
     mask: Tensor, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

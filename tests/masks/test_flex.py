@@ -1,4 +1,4 @@
-"""Masks for FlexAttention: there and back, what it does with them, what is refused."""
+"""Masks for FlexAttention: conversion there and back, their effect, errors."""
 
 import re
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def some_mask(device: torch.device, batch_size: int) -> Tensor:
     return torch.rand(q_len, k_len, batch_size, device=device) < density
 
 
-def test_rules_of_flex_attention_come_back(device: torch.device) -> None:
+def test_mask_mods_convert_there_and_back(device: torch.device) -> None:
     # 20 sizes, 50 masks of each.
     for _ in range(20):
         mask = some_mask(device, 50)
@@ -38,7 +38,7 @@ def test_rules_of_flex_attention_come_back(device: torch.device) -> None:
         assert torch.equal(theirs[:, 0].permute(1, 2, 0), mask)
 
 
-def test_block_masks_come_back(device: torch.device) -> None:
+def test_block_masks_convert_there_and_back(device: torch.device) -> None:
     for n in range(20):
         mask = some_mask(device, 50)
         block_mask = masks.to_block_mask(mask, block_size=(1, 2, 128)[n % 3])
@@ -55,7 +55,7 @@ def test_blocks_need_not_be_square(device: torch.device) -> None:
         assert torch.equal(masks.from_block_mask(block_mask), mask)
 
 
-def test_an_axis_of_1_is_for_all(device: torch.device) -> None:
+def test_an_axis_of_size_1_broadcasts(device: torch.device) -> None:
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE, device=device) < 0.5
     sizes = (Q_LEN, K_LEN, BATCH_SIZE)
     for part in (mask, mask[:1], mask[..., :1], mask[:1, :, :1]):
@@ -74,7 +74,7 @@ def test_attention_is_the_same_through_flex_attention(device: torch.device) -> N
     parts = core.query(query), core.key(memory), core.value(memory)
     q, k, v = (part.permute(1, 2, 0, 3) for part in parts)
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE, device=device) < 0.5
-    mask[2, :, 1] = False  # an empty row: zero there as here
+    mask[2, :, 1] = False  # a fully masked row: zero in both
     outputs = []
     for one in (mask, mask[..., :1], ~mask):
         context = flex_attention(q, k, v, block_mask=masks.to_block_mask(one))
@@ -86,17 +86,19 @@ def test_attention_is_the_same_through_flex_attention(device: torch.device) -> N
     assert (outputs[0] - outputs[2]).abs().max() > 0.1
 
 
-def test_blocks_and_rule_that_differ_are_refused() -> None:
+def test_blocks_that_differ_from_their_mask_mod_are_refused() -> None:
     mask = masks.causal(7, 11)
     good = masks.to_block_mask(mask, block_size=2)
     blocks = good.kv_num_blocks, good.kv_indices
     sizes = {"BLOCK_SIZE": (2, 2), "seq_lengths": (7, 11)}
-    # Without those that are full, and with a rule that allows everything.
+    # Without the full blocks, and with a `mask_mod` that allows everything.
     for rule in (good.mask_mod, None):
         other = BlockMask.from_kv_blocks(*blocks, mask_mod=rule, **sizes)
-        with pytest.raises(ValueError, match="where it is compiled, and else the rule"):
+        with pytest.raises(
+            ValueError, match="follows the blocks if compiled, else the"
+        ):
             masks.from_block_mask(other)
-    # A full block, in which the rule forbids something.
+    # A full block, in which `mask_mod` forbids a pair.
     full = BlockMask.from_kv_blocks(
         good.full_kv_num_blocks,
         good.full_kv_indices,
@@ -104,11 +106,11 @@ def test_blocks_and_rule_that_differ_are_refused() -> None:
         mask_mod=good.mask_mod,
         **sizes,
     )
-    with pytest.raises(ValueError, match="where it is compiled, and else the rule"):
+    with pytest.raises(ValueError, match="follows the blocks if compiled, else the"):
         masks.from_block_mask(full)
 
 
-def test_a_rule_is_compiled_into_flex_attention() -> None:
+def test_a_mask_mod_is_compiled_into_flex_attention() -> None:
     torch.compiler.reset()
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE) < 0.5
     rule = masks.to_mask_mod(mask)
@@ -210,7 +212,7 @@ PER_HEAD[4, 3] = False
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused(
+def test_invalid_and_unsupported_masks_are_refused(
     make: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

@@ -1,4 +1,4 @@
-"""Masks in fewer numbers: there and back, and what is refused."""
+"""Lengths, `cu_seqlens` and `is_causal`: conversion there and back, and errors."""
 
 import re
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def some_mask(device: torch.device, batch_size: int) -> Tensor:
     return torch.rand(q_len, k_len, batch_size, device=device) < density
 
 
-def test_lengths_come_back(device: torch.device) -> None:
+def test_lengths_convert_there_and_back(device: torch.device) -> None:
     for n in range(1000):
         q_len, k_len, batch_size = torch.randint(0, 7, (3,)).tolist()
         shape = (batch_size, q_len) if n % 2 and q_len != 1 else (batch_size,)
@@ -34,7 +34,9 @@ def test_lengths_come_back(device: torch.device) -> None:
         assert torch.equal(masks.to_valid_lens(mask.int()), lens)
 
 
-def test_every_random_mask_has_lengths_or_a_refusal(device: torch.device) -> None:
+def test_every_random_mask_converts_to_lengths_or_is_refused(
+    device: torch.device,
+) -> None:
     refused = 0
     for _ in range(1000):
         mask = some_mask(device, 2)
@@ -56,10 +58,10 @@ def test_every_random_mask_has_lengths_or_a_refusal(device: torch.device) -> Non
 
 
 @pytest.mark.slow
-def test_documents_come_back(device: torch.device) -> None:
+def test_documents_convert_there_and_back(device: torch.device) -> None:
     for _ in range(1000):
         documents = int(torch.randint(0, 6, ()))
-        # Of two documents without keys, or two without queries, one is left.
+        # Adjacent documents without keys, or without queries, are merged.
         lens = torch.randint(1, 4, (2, documents), device=device)
         cu_q, cu_k = pad(lens.cumsum(1), (1, 0)).int()
         mask = masks.from_cu_seqlens(cu_q, cu_k)
@@ -90,7 +92,7 @@ def test_every_small_mask_is_packed_documents_or_refused(data: st.DataObject) ->
     rows = st.lists(st.booleans(), min_size=k_len, max_size=k_len)
     flags = data.draw(st.lists(rows, min_size=q_len, max_size=q_len))
     mask = torch.tensor(flags).bool().reshape(q_len, k_len, 1)
-    # Rows are intervals, each the one before it or all behind it.
+    # Rows are intervals, each equal to the previous row or after it.
     intervals = [[j for j in range(k_len) if mask[i, j, 0]] for i in range(q_len)]
     packed = all(
         keys == list(range(keys[0], keys[-1] + 1)) for keys in intervals if keys
@@ -101,7 +103,7 @@ def test_every_small_mask_is_packed_documents_or_refused(data: st.DataObject) ->
         if keys and keys != previous:
             packed &= keys[0] > end
             end = max(end, keys[-1])
-        # Who sees nothing stands between two documents, not within one.
+        # A fully masked row is between two documents, not inside of one.
         previous = keys
     if packed:
         assert torch.equal(masks.from_cu_seqlens(*masks.to_cu_seqlens(mask)), mask)
@@ -267,7 +269,7 @@ def documents(*places: int) -> Tensor:
         ),
     ],
 )
-def test_what_cannot_be_said_is_refused(
+def test_invalid_and_unsupported_masks_are_refused(
     make: Callable[[], object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=f"^{re.escape(message)}$"):

@@ -81,7 +81,7 @@ def test_an_overloaded_name_keeps_one_anchor_each(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids)) == 2
 
 
-def test_notes_know_all_that_the_site_knows(tmp_path: Path) -> None:
+def test_notes_are_converted_with_all_extensions_of_the_site(tmp_path: Path) -> None:
     note = "$x_i$ and `x`\n#\n# | a | b |\n# |---|---|\n# | 1 | 2 |"
     html = page(tmp_path, f"# {note}\n#\n# >>> 1\n# 1\nx = 1\n")
     for part in (
@@ -95,7 +95,7 @@ def test_notes_know_all_that_the_site_knows(tmp_path: Path) -> None:
         )
 
 
-def test_a_note_cannot_swallow_the_code_below_it(tmp_path: Path) -> None:
+def test_unclosed_markup_in_a_note_does_not_affect_the_code(tmp_path: Path) -> None:
     # An open fence, an open tag, an open comment: each ends with its note.
     source = "# ```\n# open\nx = 1\n# <div>\ny = 2\n# <!-- open\nz = 3\n"
     assert code_lines(page(tmp_path, source)) == {3: "x = 1", 5: "y = 2", 7: "z = 3"}

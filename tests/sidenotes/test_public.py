@@ -239,7 +239,7 @@ def test_sizes_that_coincide_are_weak_here_too() -> None:
     assert source.count("(23, (5, ") == 2
     findings = judge(*traced("llama", source.replace("(23, (5, ", "(23, (6, ")))
     assert {finding.verdict for finding in findings} == {"ok", "weak"}
-    expected = "no example tells `batch` from `heads` (both 6)"
+    expected = "no example distinguishes `batch` from `heads` (both 6)"
     assert [finding for finding in findings if expected in finding.message]
 
 

@@ -60,7 +60,7 @@ def test_a_wrong_comment_fails_in_five_lines(
     text = result.stdout.str()
     first = text.index("line 11: ")
     assert text[first:].split("\n")[:5] == [
-        "line 11: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "line 11: [n, d] is wrong: `n` is 2, but the axis has size 3",
         "    return x.T  # [n, d]",
         "  seen:  return [3, 2]",
         "  where: n = 2 (in the code), d = 3 (in the code)",
@@ -74,7 +74,7 @@ def test_a_wrong_comment_fails_in_five_lines(
     ("old", "new", "verdict"),
     [("2, 3", "3, 3", "weak"), (">>> turn", ">>> len", "unreached")],
 )
-def test_what_is_not_known_to_be_true_fails(
+def test_wrong_weak_and_unreached_comments_fail(
     pytester: pytest.Pytester, model: Path, old: str, new: str, verdict: str
 ) -> None:
     model.write_text(MODEL.replace(old, new).replace(")).shape", "))"))
@@ -101,13 +101,13 @@ def test_a_file_that_cannot_be_traced_is_one_error(
     assert "sidenotes" not in result.stdout.str().partition("ERRORS")[2]
 
 
-def test_a_named_file_without_comments_says_so(
+def test_a_file_without_shape_comments_gives_a_warning(
     pytester: pytest.Pytester, model: Path
 ) -> None:
     model.write_text(MODEL.replace("# [d, n]", ""))
     result = run(pytester, "-W", "default", model)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines("*no line of code ends with a shape*")
+    result.stdout.fnmatch_lines("*no line of code ends with a shape comment*")
 
 
 def test_a_folder_gives_the_comments_of_its_files(
@@ -120,7 +120,9 @@ def test_a_folder_gives_the_comments_of_its_files(
 
 
 @pytest.mark.slow
-def test_other_runs_are_left_alone(pytester: pytest.Pytester, model: Path) -> None:
+def test_runs_without_the_flag_are_unchanged(
+    pytester: pytest.Pytester, model: Path
+) -> None:
     source = "import sys\n\ndef test_some():\n    x = 1  # [n]\n    "
     pytester.makepyfile(
         test_some=source + "assert 'sidenotes.trace' not in sys.modules"

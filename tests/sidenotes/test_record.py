@@ -40,7 +40,7 @@ def at(source: str, code: str) -> str:
     return str(1 + [code in line for line in source.split("\n")].index(True))
 
 
-def test_a_true_claim_names_its_axes_and_those_of_its_neighbours(
+def test_a_confirmed_claim_names_its_axes_and_those_of_nearby_values(
     tmp_path: Path,
 ) -> None:
     source = (
@@ -94,7 +94,7 @@ def f(a, b):
     assert found["lines"][at(source, "return T(*a")]["text"] == "[5, 5]"
 
 
-def test_a_claim_that_no_example_can_tell_from_others_is_called_weak(
+def test_an_ambiguous_claim_is_recorded_as_weak(
     tmp_path: Path,
 ) -> None:
     source = (
@@ -160,7 +160,7 @@ def g():
     assert texts == {at(source, "y = T(*("): "[7, 3]", at(source, "return y"): "[7, 3]"}
 
 
-def test_a_call_that_raises_gives_way_to_one_that_returns(tmp_path: Path) -> None:
+def test_a_call_that_returns_is_preferred_to_one_that_raises(tmp_path: Path) -> None:
     source = (
         TENSOR
         + '''
@@ -184,7 +184,7 @@ def f(x):
     ]
 
 
-def test_a_number_has_four_digits_and_equal_tensors_are_kept_once(
+def test_numbers_have_four_digits_and_equal_tensors_are_stored_once(
     tmp_path: Path,
 ) -> None:
     source = (

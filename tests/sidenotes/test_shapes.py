@@ -80,7 +80,7 @@ def test_a_bracket_at_the_end_of_a_line_is_a_claim(
     assert found_in(in_function(line)) == [(2, text, targets)]
 
 
-def test_several_brackets_speak_of_one_value_each() -> None:
+def test_several_brackets_describe_one_value_each() -> None:
     source = in_function("y, z = x  # [n], [n, 2 * d]")
     assert found_in(source) == [(2, "[n]", ("y",)), (2, "[n, 2 * d]", ("z",))]
 
@@ -97,7 +97,7 @@ def test_a_statement_may_have_several_lines(statement: str) -> None:
     assert [text for _, text, _ in found_in(in_function(statement))] == ["[n]"]
 
 
-def test_a_comment_beside_a_parameter_speaks_of_it() -> None:
+def test_a_comment_beside_a_parameter_describes_it() -> None:
     header = "def f(\n    x,  # [n, d]\n    *,\n    y=None,  # [n]\n):"
     source = in_function("return x", header=header)
     assert found_in(source) == [(2, "[n, d]", ("x",)), (4, "[n]", ("y",))]
@@ -122,21 +122,27 @@ def test_other_comments_are_prose(line: str) -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        ("y = x  # [a b, c]", "`[a b, c]` is no list in brackets, nor several"),
-        ("y = x  # [n] -> [m]", "`[n] -> [m]` is no list in brackets, nor several"),
-        ("y = x  # [n][0]", "`[n][0]` is no list in brackets"),
-        ("y = x  # [n or 1]", "`n or 1` is no name, no integer, no `...`, nor one"),
-        ("y = x  # [d / 2]", "`d / 2` is no name, no integer, no `...`, nor one"),
-        ("y = x  # [True]", "`True` is no name, no integer, no `...`, nor one"),
-        ("y = x  # [..., ...]", "`...` may stand only once in a bracket"),
+        ("y = x  # [a b, c]", "`[a b, c]` is not a list of axes in brackets, such as"),
+        (
+            "y = x  # [n] -> [m]",
+            "`[n] -> [m]` is not a list of axes in brackets, such as",
+        ),
+        ("y = x  # [n][0]", "`[n][0]` is not a list of axes in brackets"),
+        ("y = x  # [n or 1]", "`n or 1` is not a name, an integer, `...`, or an"),
+        ("y = x  # [d / 2]", "`d / 2` is not a name, an integer, `...`, or an"),
+        ("y = x  # [True]", "`True` is not a name, an integer, `...`, or an"),
+        ("y = x  # [..., ...]", "`...` may occur only once in a bracket"),
         ("y, z = x  # [n], [n], [n]", "3 brackets, but 2 values"),
-        ("y = g(\n    1,  # [n]\n    x)", "put it at the end of the statement"),
-        ("g(x)  # [n]", "the line assigns and returns nothing"),
-        ("y: int  # [n]", "the line assigns and returns nothing"),
+        (
+            "y = g(\n    1,  # [n]\n    x)",
+            "put it on the first or last line of the statement",
+        ),
+        ("g(x)  # [n]", "the line neither assigns nor returns a value"),
+        ("y: int  # [n]", "the line neither assigns nor returns a value"),
         ("if x:\n    y = x\nelse:  # [n]\n    y = x", "no statement ends here"),
     ],
 )
-def test_what_begins_like_a_claim_must_be_one(source: str, problem: str) -> None:
+def test_malformed_claims_are_wrong(source: str, problem: str) -> None:
     (claim,) = claims(in_function(source))
     assert claim.problem.startswith(problem)
     (finding,) = judge([claim], Trace(Path("a.py")))
@@ -146,9 +152,12 @@ def test_what_begins_like_a_claim_must_be_one(source: str, problem: str) -> None
 
 def test_what_is_not_traced_is_refused() -> None:
     (claim,) = claims("y = 1  # [n]")
-    assert claim.problem == "only what stands in a function is traced"
+    assert claim.problem == "only code inside functions is traced"
     (claim,) = claims("def f(x, y):  # [n]\n    pass\n")
-    assert claim.problem == "put it beside one parameter, or beside the `return`"
+    assert (
+        claim.problem
+        == "put it beside a parameter on its own line, or beside the `return`"
+    )
 
 
 def run(folder: Path, body: str, *examples: str, header: str = "def f(x):") -> Trace:
@@ -175,7 +184,7 @@ TWICE = """
 """
 
 
-def test_two_claims_that_agree_are_believed(tmp_path: Path) -> None:
+def test_two_claims_that_agree_are_ok(tmp_path: Path) -> None:
     assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))") == ["ok", "ok"]
 
 
@@ -184,7 +193,7 @@ def test_a_claim_that_an_earlier_one_contradicts_is_wrong(tmp_path: Path) -> Non
     assert first.verdict == "ok"
     assert second.verdict == "wrong"
     assert second.message.split("\n") == [
-        "line 10: [n, d] is wrong: `n` is 2, but the axis has 3",
+        "line 10: [n, d] is wrong: `n` is 2, but the axis has size 3",
         "    return y.T  # [n, d]",
         "  seen:  return [3, 2]",
         "  where: n = 2 (line 9), d = 3 (line 9)",
@@ -217,30 +226,30 @@ def test_names_are_solved_for_in_expressions(tmp_path: Path) -> None:
     assert {f.message for f in findings(tmp_path, body, "f(zeros(1))")} == {""}
 
 
-def test_the_code_has_the_last_word_on_its_own_names(tmp_path: Path) -> None:
+def test_variables_of_the_code_define_names(tmp_path: Path) -> None:
     body = "n, d = x.shape\nreturn x.T  # [n, d]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "`n` is 2, but the axis has size 3" in finding.message
     assert "n = 2 (in the code), d = 3 (in the code)" in finding.message
     assert verdicts(tmp_path, body.replace("[n, d]", "[d, n]"), "f(zeros(2, 3))") == [
         "ok"
     ]
 
 
-def test_a_name_that_nothing_else_knows_is_weak(tmp_path: Path) -> None:
+def test_a_name_that_occurs_once_is_weak(tmp_path: Path) -> None:
     body = "n = len(x)\nreturn x + 1  # [n, width]"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
     assert finding.verdict == "weak"
-    assert "is weak: nothing else says what is `width`" in finding.message
+    assert "is weak: no other comment or variable defines `width`" in finding.message
 
 
-def test_sizes_that_coincide_are_weak_until_an_example_tells_them_apart(
+def test_equal_sizes_are_weak_until_an_example_distinguishes_them(
     tmp_path: Path,
 ) -> None:
     body = "n, d = x.shape\nreturn x + 1  # [n, d]"
     (finding,) = findings(tmp_path, body, "f(zeros(3, 3))")
     assert finding.verdict == "weak"
-    assert "no example tells `n` from `d` (both 3)" in finding.message
+    assert "no example distinguishes `n` from `d` (both 3)" in finding.message
     assert verdicts(tmp_path, body, "f(zeros(3, 3))", "f(zeros(2, 3))") == ["ok"]
 
 
@@ -254,13 +263,29 @@ def test_two_names_for_one_size_are_weak(tmp_path: Path) -> None:
     ("claim", "sizes", "message"),
     [
         ("[...]", "n=2", "it fits every tensor"),
-        ("[..., d]", "d=3", "no example tells `...` from `d`"),
+        ("[..., d]", "d=3", "no example distinguishes `...` from `d`"),
         ("[n * d, 1]", "n=2, d=3", ""),
-        ("[k * d, n]", "k=1, d=3, n=2", "no example tells `k * d` from `d` (both 3)"),
-        ("[k * d, n]", "k=3, d=1, n=2", "no example tells `k * d` from `k` (both 3)"),
-        ("[2 * k, n]", "k=2, n=3", "no example tells `2 * k` from `2 + k` (both 4)"),
-        ("[3 * k, d]", "k=2, d=3", "no example tells `3 * k` from `d * k` (both 6)"),
-        ("[d * k, 3]", "k=2, d=3", "no example tells `3` from `d` (both 3)"),
+        (
+            "[k * d, n]",
+            "k=1, d=3, n=2",
+            "no example distinguishes `k * d` from `d` (both 3)",
+        ),
+        (
+            "[k * d, n]",
+            "k=3, d=1, n=2",
+            "no example distinguishes `k * d` from `k` (both 3)",
+        ),
+        (
+            "[2 * k, n]",
+            "k=2, n=3",
+            "no example distinguishes `2 * k` from `2 + k` (both 4)",
+        ),
+        (
+            "[3 * k, d]",
+            "k=2, d=3",
+            "no example distinguishes `3 * k` from `d * k` (both 6)",
+        ),
+        ("[d * k, 3]", "k=2, d=3", "no example distinguishes `3` from `d` (both 3)"),
     ],
 )
 def test_a_claim_is_weak_where_another_would_fit(
@@ -276,7 +301,7 @@ def test_a_claim_is_weak_where_another_would_fit(
     assert message in finding.message
 
 
-def test_one_call_that_knows_all_names_is_enough(tmp_path: Path) -> None:
+def test_one_call_with_all_names_is_enough(tmp_path: Path) -> None:
     body = "if k: d = x.shape[1]\nreturn x + 1  # [n, d]"
     made = ("f(zeros(2, 3), 2, 0)", "f(zeros(2, 3), 2, 1)")
     header = "def f(x, n, k):"
@@ -289,7 +314,7 @@ def test_a_line_that_no_example_runs_is_unreached(tmp_path: Path) -> None:
     header = "def f(x, n=2):"
     first, second = findings(tmp_path, body, "f(zeros(2, 3))", header=header)
     assert (first.verdict, second.verdict) == ("unreached", "ok")
-    assert first.message.startswith("line 10: [n] is unreached: no example runs this")
+    assert first.message.startswith("line 10: [n] is unreached: no example executes")
 
 
 def test_a_parameter_without_tensor_is_unreached(tmp_path: Path) -> None:
@@ -305,7 +330,7 @@ def test_a_parameter_without_tensor_is_unreached(tmp_path: Path) -> None:
     assert (first.verdict, mask.verdict) == ("ok", "wrong")
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_messages_name_what_is_missing(tmp_path: Path) -> None:
     header = "def f(\n    x,\n    mask=None,  # [n]\n):"
     (finding,) = findings(tmp_path, "return x", "f(zeros(2))", header=header)
     expected = "line 10: [n] is unreached: no example passes a tensor here"
@@ -314,7 +339,9 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 def test_a_line_without_tensor_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "y = len(x)  # [n]\nreturn y", "f(zeros(2))")
-    assert finding.message.startswith("line 9: [n] is wrong: `y` never has a shape")
+    assert finding.message.startswith(
+        "line 9: [n] is wrong: `y` has no shape in any call"
+    )
 
 
 def test_what_a_lambda_returns_is_not_what_its_line_returns(tmp_path: Path) -> None:
@@ -333,16 +360,16 @@ def test_a_name_may_mean_another_size_in_another_call(tmp_path: Path) -> None:
     assert verdicts(tmp_path, TWICE, "f(zeros(2, 3))", "f(zeros(3, 5))") == ["ok"] * 2
 
 
-def test_each_tensor_of_a_tuple_is_held_to_its_claim(tmp_path: Path) -> None:
+def test_each_tensor_of_a_tuple_is_checked(tmp_path: Path) -> None:
     body = "n, d = x.shape\ny, z = x, x.T  # [n, d], [d, n]\nreturn y, z  # [n, d]"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok", "ok", "wrong"]
     body = "n, d = x.shape\ny = (x, x.T)  # [n, d]\nreturn y"
     (finding,) = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "`n` is 2, but the axis has 3" in finding.message
+    assert "`n` is 2, but the axis has size 3" in finding.message
     assert "seen:  y[0] [2, 3], y[1] [3, 2]" in finding.message
 
 
-def test_brackets_may_speak_of_the_items_of_one_tuple(tmp_path: Path) -> None:
+def test_brackets_may_describe_the_items_of_one_tuple(tmp_path: Path) -> None:
     # As where a function is called that returns two tensors.
     body = "y = x + 1  # [n, d]\npair = (x, x.T)  # [n, d], [d, n]\nreturn pair"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["ok"] * 3
@@ -350,17 +377,17 @@ def test_brackets_may_speak_of_the_items_of_one_tuple(tmp_path: Path) -> None:
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == [*["ok"] * 4, "wrong"]
     body = "n, d = x.shape\nreturn x + 1  # [n, d], [d, n]"
     first, second = findings(tmp_path, body, "f(zeros(2, 3))")
-    assert "[n, d] is wrong: `return[0]` never has a shape here" in first.message
-    assert "[d, n] is wrong: `return[1]` never has a shape here" in second.message
+    assert "[n, d] is wrong: `return[0]` has no shape in any call" in first.message
+    assert "[d, n] is wrong: `return[1]` has no shape in any call" in second.message
 
 
 def test_an_expression_without_a_whole_solution_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "return x + 1  # [2 * n]", "f(zeros(3))")
-    assert "is wrong: the axis has 3, which is `2 * n` for no n" in finding.message
+    assert "is wrong: the axis has size 3, but `2 * n` is never 3" in finding.message
     header = "def f(x, n=0):"
     body = "return x + 1  # [3 // n]"
     (finding,) = findings(tmp_path, body, "f(zeros(3))", header=header)
-    assert "is wrong: `3 // n` is None, but the axis has 3" in finding.message
+    assert "is wrong: `3 // n` is None, but the axis has size 3" in finding.message
 
 
 def altered(axes: tuple[str, ...], scope: set[str]) -> Iterator[tuple[str, ...]]:
@@ -483,7 +510,9 @@ def loaded(node: ast.AST) -> set[str]:
         ("def g():\n    return x.T\nreturn g()", [10]),
     ],
 )
-def test_a_new_shape_must_be_said(tmp_path: Path, body: str, lines: list[int]) -> None:
+def test_a_new_shape_needs_a_comment(
+    tmp_path: Path, body: str, lines: list[int]
+) -> None:
     made = run(tmp_path, body, "f(zeros(2, 3))")
     assert list(unsaid(made.path.read_text(encoding="utf-8"), made)) == lines
 
@@ -492,7 +521,7 @@ def test_a_new_shape_must_be_said(tmp_path: Path, body: str, lines: list[int]) -
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if relative(p) not in EXEMPT], ids=relative
 )
-def test_every_new_shape_is_said_in_every_module(path: Path) -> None:
+def test_every_new_shape_has_a_comment_in_every_module(path: Path) -> None:
     assert list(unsaid(path.read_text(encoding="utf-8"), traced(path)).values()) == []
 
 

@@ -47,7 +47,7 @@ def test_a_size_reaches_from_one_to_the_greatest() -> None:
         ({"total": {}}, "sizes have `sliders`, `where`, `totals`, not 'sliders', "),
         (
             {"totals": {"a": "q_len / 2"}},
-            "the size `q_len / 2`: `q_len / 2` is no name",
+            "the size `q_len / 2`: `q_len / 2` is not a name",
         ),
         ({"totals": {"a": "q_len, 2"}}, "the size `q_len, 2`: give one expression"),
         ({"totals": {"a": "..."}}, "the size `...`: give one expression"),

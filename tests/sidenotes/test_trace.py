@@ -637,14 +637,14 @@ def test_data_is_what_was_seen_then(tmp_path: Path) -> None:
     assert call.arguments[0].data is None
 
 
-def test_a_value_says_all_that_can_be_asked(tmp_path: Path) -> None:
+def test_a_value_has_shape_dtype_strides_and_memory(tmp_path: Path) -> None:
     path = write(tmp_path, "def f(x): y = x", "f(T(2, 3))")
     assert trace(path).calls[0].arguments == [
         Value("x", (2, 3), "float32", "pond:0", (3, 1), True, None, [[0] * 3] * 2)
     ]
 
 
-def test_what_only_looks_like_a_tensor_is_left_alone(observe: Observe) -> None:
+def test_objects_that_only_resemble_tensors_are_ignored(observe: Observe) -> None:
     source = """
     class Odd:
         shape = ("q_len", 3)
@@ -773,7 +773,7 @@ def test_a_module_that_cannot_be_traced_is_named(
         trace(path)
 
 
-def test_a_lone_file_leaves_no_trace_and_is_read_afresh(tmp_path: Path) -> None:
+def test_a_single_file_is_executed_anew_each_time(tmp_path: Path) -> None:
     for folder, size in (("one", 2), ("two", 3), ("one", 5)):
         (tmp_path / folder).mkdir(exist_ok=True)
         path = write(tmp_path / folder, "def f(x): return x", f"_ = f(T({size}))")
@@ -966,7 +966,7 @@ def test_the_values_of_the_core_are_those_of_torch() -> None:
     assert (scores.strides, scores.contiguous) == ((5, 1, 105, 15), False)
 
 
-def test_recording_changes_nothing_that_torch_knows(tmp_path: Path) -> None:
+def test_recording_does_not_change_the_state_of_torch(tmp_path: Path) -> None:
     source = """
     import torch
 

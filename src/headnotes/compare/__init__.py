@@ -1,1 +1,1 @@
-"""Implementations of other systems: called in one way, compared and probed."""
+"""Call implementations in one convention, compare their results, probe behavior."""

@@ -1,11 +1,11 @@
 r"""# Calling conventions
 
-Implementations of attention are called in different ways. Most are batch first, some
-sequence first; a mask is True where a query may attend to a key, or where it may not,
-once for each batch item or once for each head, or there are only valid lengths; weights
-are returned beside the output, stay on the module, or are not available. Each function
-here calls one implementation, and converts its results to the layout of Headnotes. So
-they can be [compared](equivalence.md) and [probed](probes.md).
+This module calls different attention implementations through one function, `call`, so
+that they can be [compared](equivalence.md) and [probed](probes.md). Most are batch
+first, some sequence first. In a mask, True means *may attend* or *is hidden*; it has an
+axis for the batch, or for batch and heads, or there are valid lengths instead. The
+weights are returned, stored on the module, or not available. Each function here calls
+one implementation, and converts its results to the layout of Headnotes.
 
 Source: the systems are those of the pages on other implementations, the
 [core](../mha.md), and
@@ -27,13 +27,13 @@ Result = tuple[Tensor, Tensor | None]
 
 
 def call(module: nn.Module, x: Tensor, memory: Tensor, mask: Tensor | None) -> Result:
-    r"""Call any implementation in its own calling convention.
+    r"""Call any implementation, with inputs and results in the convention of Headnotes.
 
     `x` gives the queries, `[q_len, batch_size, d_model]`; `memory` gives the keys and
     values, `[k_len, batch_size, d_model]`, and is `x` itself in self-attention. `mask`
     is in the convention of Headnotes, `[q_len, k_len, batch_size or 1]`. Raises
-    `ValueError` where the implementation cannot be called so, `TypeError` where it is
-    unknown.
+    `ValueError` if the implementation does not support these inputs, `TypeError` if it
+    is unknown.
 
     >>> x = torch.randn(3, 2, 15)
     >>> memory = torch.randn(7, 2, 15)

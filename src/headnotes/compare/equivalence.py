@@ -1,15 +1,15 @@
 r"""# Comparing implementations
 
-Two attentions are the same computation if, given the same weights and the same input,
-they give the same output *and the same gradients*: with equal outputs alone they could
-train differently. So each implementation gets the same weights and the same input, in
-its own [calling convention](calling.md), and its output, its input gradient and its
-weight gradients are compared. The [equivalence
-matrix](../../compare/equivalence.md) is measured here, and the tests run the same code.
+This module measures whether attention implementations compute the same function. Each
+gets the same weights and the same input, in its own [calling convention](calling.md),
+and its output, its input gradient and its weight gradients are compared: with equal
+outputs alone, two implementations could train differently. The [equivalence
+matrix](../../compare/equivalence.md) shows the results, and the tests run the same
+code.
 
-A difference is given **relative to the largest entry**, so that a gradient of 40 and
-an output of 0.4 have the same tolerance. Rounding alone makes about
-$10^{-7}$ in float32 and $10^{-16}$ in float64.
+A difference is given **relative to the largest entry**, so that a gradient of 40 and an
+output of 0.4 have the same tolerance. Rounding alone causes about $10^{-7}$ in float32
+and $10^{-16}$ in float64.
 
 Source: the five systems are those of the pages on other implementations, of the
 [core](../mha.md), and of
@@ -34,7 +34,7 @@ from headnotes.implementations import stages
 # The systems with separate heads and an output projection, which can hold any weights.
 SYSTEMS = ("core", "causal", "valid_lens", "batch_first", "torch")
 
-# They have no output projection that could have a gradient.
+# These have no output projection, and so no gradient of one.
 STAGES = (
     stages.SelfAttention_v1,
     stages.SelfAttention_v2,
@@ -45,7 +45,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Case:
-    """The input of one comparison."""
+    """The inputs of one comparison."""
 
     x: Tensor  # gives the queries: [q_len, batch_size, d_model]
     memory: Tensor  # the keys and values: [k_len, batch_size, d_model], or `x` itself
@@ -53,7 +53,7 @@ class Case:
 
 
 def cases(d_model: int, **like: Any) -> dict[str, Case]:
-    r"""The five cases; `like` is the dtype and device of their tensors.
+    r"""The five cases to compare; `like` is the dtype and device of their tensors.
 
     >>> list(cases(10))
     ['no mask', 'causal', 'padding', 'causal + padding', 'cross']
@@ -110,7 +110,7 @@ def systems(
 
 
 def results(module: nn.Module, case: Case) -> dict[str, dict[str, Tensor]]:
-    r"""The output of `module` for `case`, and two kinds of gradient, in parts.
+    r"""The output of `module` for `case`, its input gradients and weight gradients.
 
     The keys are "output", "input gradient" and "weight gradients"; the module itself
     is not modified. Raises `ValueError` where it cannot compute the case.

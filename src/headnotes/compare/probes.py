@@ -1,15 +1,15 @@
 r"""# Probing implementations
 
-What does an implementation do with a mask, with dropout, with a fully masked row? Its
-documentation may say; its behavior always shows. Each function here is one experiment:
-it calls a module and describes what happens. The results make the table of [differences
-between systems](../../compare/differences.md).
+This module finds out by experiment how attention implementations behave: what a mask
+means, where dropout acts, what a fully masked row gives. Each function is one
+experiment, a *probe*: it calls a module and describes the result. The results are the
+table of [differences between implementations](../../compare/differences.md).
 
-A probe takes the name of a system, a format of [`convert`](../convert.md), builds the
-module that it needs, and returns its finding in a few words.
+A probe takes the name of an implementation (a format of [`convert`](../convert.md)),
+builds the module that it needs, and returns its finding in a few words.
 
-Source: the questions are those on which published walk-throughs of attention disagree;
-the [errata](../../compare/errata.md) list them one by one.
+Source: the questions are those on which published tutorials on attention disagree; the
+[errata](../../compare/errata.md) list them.
 """
 
 import math
@@ -34,7 +34,7 @@ AXES = {
     BATCH * HEADS: "batch_size * heads",
 }
 
-# Each with the default values of all options.
+# All options have their default values.
 DEFAULT_MODULES: dict[str, Callable[[int, int], nn.Module]] = {
     "core": lambda d, heads: mha.MultiHeadAttention(heads, d),
     "causal": lambda d, heads: causal.MultiHeadAttention(d, d, SEQ_LEN, 0.1, heads),
@@ -43,7 +43,7 @@ DEFAULT_MODULES: dict[str, Callable[[int, int], nn.Module]] = {
     "torch": lambda d, heads: nn.MultiheadAttention(d, heads),
 }
 
-# How each is called by its users, for self-attention without a mask.
+# The usual call of each, for self-attention without a mask.
 CALL: dict[str, Callable[[Any, Tensor], Any]] = {
     "core": lambda module, x: module(query=x, key=x, value=x),
     "causal": lambda module, x: module(x),
@@ -54,7 +54,7 @@ CALL: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 def default_module(name: str, d_model: int = D_MODEL, heads: int = HEADS) -> Any:
-    """A new module; weights that the first call initializes are initialized."""
+    """A new module, called once, so that lazy layers are initialized."""
     module = DEFAULT_MODULES[name](d_model, heads)
     CALL[name](module, torch.zeros(1, 1, d_model))
     return module
@@ -77,17 +77,17 @@ def identity_attention(name: str, *, query: float = 1.0, d_k: int = D_K) -> Any:
 
 
 def causal_self_attention(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Causal self-attention, the one case that all systems can compute."""
+    """Causal self-attention, which all implementations support."""
     return call(module, x, x, masks.causal(len(x)))
 
 
 def axes(x: Tensor) -> str:
-    """A shape in names."""
+    """A shape, with names of axes in place of sizes."""
     return f"[{', '.join(AXES.get(size, str(size)) for size in x.shape)}]"
 
 
 def layout(name: str) -> str:
-    r"""Which axis is the batch? The one along which a change does not spread.
+    r"""Which axis is the batch? The one along which a change has no influence.
 
     >>> layout("core"), layout("causal")
     ('[seq_len, batch_size, d_model]', '[batch_size, seq_len, d_model]')
@@ -103,7 +103,7 @@ def layout(name: str) -> str:
 
 
 def call_first(name: str, module: nn.Module, x: Tensor) -> Tensor:
-    """The output, without what else is returned."""
+    """The output only, the first item of what a call returns."""
     result = CALL[name](module, x)
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output
@@ -121,7 +121,8 @@ def mask_polarity(name: str) -> str:
     x = torch.randn(3, 1, D_K)
     memory = torch.randn(3, 1, D_K, requires_grad=True)
     x_first, first = x.transpose(0, 1), memory.transpose(0, 1)
-    # With either polarity, some query attends to each key: none is cleared as padding.
+    # With either polarity, some query attends to each key, so none is cleared as
+    # padding.
     marked = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 0, 1]]).bool()
     if name == "causal":
         given = "nothing"
@@ -150,7 +151,7 @@ def mask_polarity(name: str) -> str:
 
 
 def fill_value(name: str) -> str:
-    r"""How low may a score be, and still have all the weight beside a masked one?
+    r"""How low can a score be and still have all the weight, beside a masked one?
 
     The first position attends only to itself, with lower and lower scores.
 
@@ -259,7 +260,7 @@ def returned(name: str) -> str:
 
 
 def native_input(name: str) -> Tensor:
-    """An input in the layout of the system."""
+    """An input in the layout of the implementation."""
     x = torch.randn(SEQ_LEN, BATCH, D_MODEL)
     return x if layout(name).startswith("[seq_len") else x.transpose(0, 1)
 
@@ -278,7 +279,7 @@ def fully_masked_row(name: str) -> str:
         output, _ = call(module, x, x, mask)
     except ValueError:
         return "cannot occur"
-    # The loss leaves the fully masked row out, as a loss over real tokens does.
+    # The loss excludes the fully masked row, as a loss over real tokens does.
     leaves = [x, *module.parameters()]
     gradients = torch.autograd.grad(output[1:].sum(), leaves)
     finite = all(gradient.isfinite().all() for gradient in gradients)

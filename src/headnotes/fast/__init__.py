@@ -1,4 +1,4 @@
-"""Multi-head attention at full speed, and the KV cache of its decoding."""
+"""Fast multi-head attention, and the KV cache for decoding."""
 
 from headnotes.fast.module import KeyValueCache, MultiHeadAttention
 

@@ -1,24 +1,26 @@
-r"""# Choosing how to compute attention
+r"""# Choosing an attention kernel
 
-The function `attention` computes the context of every query, from queries, keys and
-values that are already projected and split into heads. There are three ways to do it.
-All give the same result; they differ in speed, in memory, and in what they support:
+The function `attention` computes scaled dot-product attention, from queries, keys and
+values that are already projected and split into heads. It chooses between three
+methods. All give the same result; they differ in speed, in memory, and in what they
+support:
 
 - **fused**: `F.scaled_dot_product_attention`, PyTorch's own kernel. It never holds all
-  weights at once. On a CPU it has no dropout, does not return the weights, and knows
-  causality only without a mask and for as many keys as queries.
-- **in full**: the formula, with all weights in memory. It supports everything, forward
-  mode and second derivatives included, and is the fastest for short sequences that
-  are trained.
+  weights at once. On a CPU it has no dropout and does not return the weights, and
+  `is_causal` works only without a mask, for as many keys as queries.
+- **materialized**: the formula, with all weights in memory. It supports everything,
+  including forward-mode and second derivatives, and is the fastest method to train on
+  short sequences.
 - **blockwise**: this module's own kernel, in plain PyTorch. It computes the weights of
-  128 queries at a time, uses them while they are in the processor's cache, and computes
-  them again in the backward pass. It is for what the fused kernel lacks on a CPU.
+  128 queries at a time, uses them while they are in the processor's cache, and
+  recomputes them in the backward pass. It serves what the fused kernel lacks on a CPU.
 
-One table, `DISPATCH`, chooses the way of a call: the first row whose condition holds.
-The conditions come from [measurements](../../compare/benchmarks.md).
+One table, `DISPATCH`, chooses the method of a call: that of the first row whose
+condition holds. The conditions come from
+[measurements](../../compare/benchmarks.md).
 
 Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix B,
-for the backward pass and for dropout masks that are generated again;
+for the backward pass and for regenerating dropout masks;
 [Self-attention Does Not Need O(n²) Memory](https://arxiv.org/abs/2112.05682), Rabe and
 Staats 2021, section 2, with whole rows of keys in a block.
 """
@@ -37,23 +39,24 @@ from torch.nn import functional as F  # noqa: N812
 # Up to this many keys, neither tiles nor copies of the heads save any time.
 SHORT_KEYS = 128
 
-# Queries in a tile, scores in its buffer, and the heads that it holds at least, for the
-# cores to share. 1 MiB of float32 stays in the cache of a core, beside the keys and
-# values that it meets. All three were found by measuring.
+# The number of queries in a tile, of scores in its buffer, and the least number of
+# heads in it, over which the CPU cores are parallel. 1 MiB of float32 fits into the
+# cache of a core, beside the keys and values. All three values were found by measuring.
 TILE_ROWS = 128
 TILE_SCORES = 1 << 18
 TILE_HEADS = 8
 
-# Context and weights of a call.
-Way = Callable[["Call"], tuple[Tensor, Tensor | None]]
+# Computes the context, `[q_len, batch_size, heads, d_k]`, and if needed the weights,
+# `[q_len, k_len, batch_size, heads]`, or their mean over the heads.
+Method = Callable[["Call"], tuple[Tensor, Tensor | None]]
 
-# Dropout: the weights with zeros in them, and a factor that is still to be applied.
+# Applies dropout: the weights, some of them zero, and the factor that rescales them.
 Drop = Callable[[Tensor], tuple[Tensor, float]]
 
 
 @dataclass
 class Call:
-    """One call of `attention`, and what the choice of a way depends on.
+    """One call of `attention`, and the properties that the choice of a method uses.
 
     `query`, `key` and `value` are `[seq_len, batch_size, heads, d_k]`, `mask` is
     `[q_len or 1, k_len, batch_size or 1]`.
@@ -70,14 +73,14 @@ class Call:
 
     # Inside of `vmap`, `jvp` or a tracer, in forward mode, or with a tensor subclass.
     transformed: bool
-    # On a CPU and run line by line: values can be inspected at no cost.
+    # Eager on a CPU, where values can be inspected without a synchronization.
     eager: bool
 
     @property
-    def custom_dropout(self) -> bool:
-        """Whether another module than `nn.Dropout` stands in its place.
+    def has_custom_dropout(self) -> bool:
+        """Whether the dropout is another module than `nn.Dropout`, or has a hook.
 
-        A hook may change what a module returns, so with one it has to be called too.
+        A hook may change what a module returns, so the module must be called.
         """
         module = self.dropout
         hooked = module._forward_hooks or module._forward_pre_hooks or has_global_hook()
@@ -85,27 +88,27 @@ class Call:
 
     @property
     def dropout_prob(self) -> float:
-        """With which probability plain dropout acts.
+        """The probability of plain dropout; 0 in evaluation.
 
-        Its own mode decides, as in the core: Monte Carlo dropout sets the mode of this
-        module alone.
+        The mode of the dropout module decides, as in the core: Monte Carlo dropout sets
+        the mode of this module only.
         """
         module = self.dropout
         return module.p if type(module) is nn.Dropout and module.training else 0.0
 
     @property
-    def mixed(self) -> bool:
+    def has_mixed_dtypes(self) -> bool:
         """Whether dtypes differ, as projections of several kinds do under autocast."""
         return not self.query.dtype == self.key.dtype == self.value.dtype
 
     @property
-    def short(self) -> bool:
+    def has_few_keys(self) -> bool:
         """Whether there are so few keys that all weights fit into the cache."""
         return self.key.shape[0] <= SHORT_KEYS
 
     @property
     def needs_grad(self) -> bool:
-        """Whether there will be a backward pass."""
+        """Whether autograd records this call."""
         inputs = self.query, self.key, self.value
         return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
 
@@ -113,39 +116,38 @@ class Call:
     def causal_needs_mask(self) -> bool:
         """Whether the fused kernel would need the causal mask as a tensor.
 
-        Its own causality aligns the first query with the first key, not the last with
-        the last, and excludes a mask.
+        Its `is_causal` aligns the first query with the first key, not the last with the
+        last, and cannot be combined with a mask.
         """
         unequal = self.query.shape[0] != self.key.shape[0]
         return self.is_causal and (self.mask is not None or unequal)
 
     @cached_property
     def largest_score(self) -> float:
-        r"""A bound of all scores: $d_k \max|q| \max|k|$, or NaN.
-
-        Without a bound, only computing them shows whether they overflow.
-        """
+        r"""An upper bound of all scores: $d_k \max|q| \max|k|$, or NaN if unknown."""
         query = max_abs(self.query)
         if not math.isfinite(query):
-            # The row of a query that is not finite is NaN, and no other is touched.
+            # A query with NaN makes its own row NaN, and affects no other row.
             query = max_abs(self.query.nan_to_num(0.0, 0.0, 0.0))
         return query * max_abs(self.key) * self.query.shape[-1]
 
-    def bounded(self, dtype: torch.dtype) -> bool:
-        """Whether every score is known to be a finite number in `dtype`.
+    def scores_are_finite(self, dtype: torch.dtype) -> bool:
+        """Whether every score is known to be finite in `dtype`.
 
-        Then a score is forbidden by adding minus infinity, which takes one pass instead
-        of several. Otherwise the sum may be NaN.
+        Then a mask can be added to the scores (0 or minus infinity), which takes one
+        pass over memory instead of several. Otherwise the sum may be NaN.
         """
         return self.eager and self.largest_score <= torch.finfo(dtype).max
 
     @property
-    def may_overflow(self) -> bool:
+    def scores_may_overflow(self) -> bool:
         """Whether a score may be infinite or NaN in the fused kernel."""
-        return not self.bounded(torch.promote_types(self.query.dtype, torch.float32))
+        return not self.scores_are_finite(
+            torch.promote_types(self.query.dtype, torch.float32)
+        )
 
     def allowed(self) -> Tensor | None:
-        """Which query may attend to which key, `[batch_size or 1, 1, q_len, k_len]`."""
+        """Mask and causality combined, `[batch_size or 1, 1, q_len or 1, k_len]`."""
         mask = self.mask
         if self.is_causal:
             past = causal_mask(self.query.shape[0], self.key)  # [q_len, k_len, 1]
@@ -168,11 +170,11 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     r"""The context, `[q_len, batch_size, heads, d_k]`, and the weights if needed.
 
-    `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`, True for "may attend". With
+    `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`, True = may attend. With
     `is_causal` no query attends to a later key; the last query is aligned with the last
     key. A fully masked row has a context of zero. The weights are those before dropout,
     `[q_len, k_len, batch_size, heads]`, or their mean over the heads. The inputs are
-    not checked here: `MultiHeadAttention` has done so.
+    not checked here, but in `MultiHeadAttention`.
 
     >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
     >>> value = torch.randn(5, 2, 7, 11)
@@ -201,13 +203,13 @@ def attention(
         transformed,
         eager,
     )
-    clean = mask is None or (call.bounded(query.dtype) and is_moderate(value))
-    if mask is not None and not clean:
-        # Padding may hold anything, a number too that overflows when it is projected.
-        key, value = clear_fully_masked(key, value, mask, is_causal, query.shape[0])
+    is_safe = call.scores_are_finite(query.dtype) and squares_are_finite(value)
+    if mask is not None and not is_safe:
+        # Padding may hold anything, even NaN or numbers whose projection overflows.
+        key, value = zero_hidden_keys(key, value, mask, is_causal, query.shape[0])
         call = replace(call, key=key, value=value)
-    way = next(way for way, serves in DISPATCH if serves(call))
-    return way(call)  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
+    method = next(method for method, applies in DISPATCH if applies(call))
+    return method(call)  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
 
 
 def fused(call: Call) -> tuple[Tensor, None]:
@@ -218,15 +220,15 @@ def fused(call: Call) -> tuple[Tensor, None]:
     if allowed is not None:
         if not call.eager:
             key, value, factor = isolate_nonfinite(key, value, allowed)
-        allowed, empty = open_empty_rows(allowed)  # [..., k_len], [..., 1]
+        allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
     q, k, v = (
         x.permute(1, 2, 0, 3) for x in (call.query, key, value)
     )  # [batch_size, heads, ..., d_k]
     is_causal = call.is_causal and not use_mask
     if call.eager and call.needs_grad:
-        # Each position of a head lies a whole position of all heads apart, in the end
-        # on a page of memory of its own. Side by side they are found faster, in the
-        # backward pass above all.
+        # In the projections, two positions of one head are `heads * d_k` elements
+        # apart, in the end on different memory pages. Contiguous heads are faster,
+        # mostly in the backward pass.
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         context = FusedOnCPU.apply(q, k, v, allowed, is_causal)  # type: ignore[no-untyped-call]
     else:
@@ -240,10 +242,10 @@ def fused(call: Call) -> tuple[Tensor, None]:
     return context.permute(2, 0, 1, 3), None  # [q_len, batch_size, heads, d_k]
 
 
-def in_full(call: Call) -> tuple[Tensor, Tensor | None]:
+def materialized(call: Call) -> tuple[Tensor, Tensor | None]:
     r"""The formula, with all weights in memory.
 
-    Three queries, five keys, causal and masked; query 1 is left without a key:
+    Three queries, five keys, causal and masked; the row of query 1 is fully masked:
 
     >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
     >>> mask = torch.ones(3, 5, 2).bool()
@@ -259,39 +261,36 @@ def in_full(call: Call) -> tuple[Tensor, Tensor | None]:
     >>> torch.allclose(mean, weights.mean(-1))
     True
 
-    Any module may stand in the place of dropout; this one leaves the weights as they
-    are:
+    Dropout can be replaced by any module. This one does not change the weights:
 
     >>> context, _ = attention(query, key, key, dropout=nn.ReLU())
     >>> torch.allclose(context, attention(query, key, key)[0], atol=1e-6)
     True
     """
-    if call.custom_dropout:
-        # It sees the weights in the layout of the core.
+    if call.has_custom_dropout:
+        # It receives the weights in the layout of the core.
         def drop(weights: Tensor) -> tuple[Tensor, float]:
             weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, heads]
             weights = call.dropout(weights)  # [q_len, k_len, batch_size, heads]
             weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
             return weights, 1.0
     else:
-        p, cheap = call.dropout_prob, call.eager
+        p, is_cpu = call.dropout_prob, call.eager
 
         def drop(weights: Tensor) -> tuple[Tensor, float]:
-            return cheap_dropout(weights, p) if cheap else (F.dropout(weights, p), 1.0)
+            return fast_dropout(weights, p) if is_cpu else (F.dropout(weights, p), 1.0)
 
     context, weights = formula(
         call, drop
     )  # [q_len, batch_size, heads, ...], [batch_size, heads, q_len, k_len]
-    if not call.need_weights:
-        return context, None
-    weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, heads]
     if call.average_weights:
-        weights = weights.mean(-1)  # [q_len, k_len, batch_size]
-    return context, weights
+        weights = weights.mean(1, keepdim=True)  # [batch_size, 1, q_len, k_len]
+    returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
+    return context, returned
 
 
 def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
-    r"""A tile of queries at a time, whose weights are used while they are in the cache.
+    r"""One tile of queries at a time; its weights are used while they are in the cache.
 
     >>> query, key = torch.randn(134, 2, 7, 11).split([3, 131])
     >>> options = {"need_weights": True}
@@ -307,44 +306,61 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
     threshold = dropout_threshold(call.dropout_prob)
     seed = draw_seed() if threshold else 0
     spec = TileSpec(
-        shown, call.is_causal, call.bounded(call.query.dtype), threshold, seed
+        shown, call.is_causal, call.scores_are_finite(call.query.dtype), threshold, seed
     )
     apply: Any = Blockwise.apply
     context, weights = apply(
         call.query, call.key, call.value, call.mask, *spec
     )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, k_len]
+    returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
+    return context, returned
+
+
+def returned_weights(
+    call: Call,
+    weights: Tensor,  # [batch_size, ..., q_len, k_len]
+) -> Tensor | None:
+    """The weights as `attention` returns them: sequence first, or None."""
     if not call.need_weights:
-        return context, None
-    weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, shown]
+        return None
+    weights = weights.permute(2, 3, 0, 1)  # [q_len, k_len, batch_size, ...]
     if call.average_weights:
         weights = weights.squeeze(-1)  # [q_len, k_len, batch_size]
-    return context, weights
+    return weights
 
 
-# The first row whose condition holds computes the call.
+# The method of the first row whose condition holds computes the call.
 #
-# | way | for | because |
+# | method | for | because |
 # |---|---|---|
-# | `in_full` | transforms, mixed dtypes, custom dropout | all know its operators |
-# | `in_full` | empty sequences and batches | the fused kernel divides by their size |
-# | `in_full` | weights, compiled or on another device | the others return none there |
-# | `fused` | all else that is compiled or on another device | PyTorch picks a kernel |
-# | `in_full` | few keys, training | 2 to 3.5 times as fast in half precision |
-# | `in_full` | few keys, weights or dropout | all weights fit into the cache |
+# | `materialized` | transforms, mixed dtypes, custom dropout | plain operators only |
+# | `materialized` | empty sequences or batches | the fused kernel divides by sizes |
+# | `materialized` | weights, compiled or not on a CPU | the others return none there |
+# | `fused` | all other calls, compiled or not on a CPU | PyTorch picks a kernel |
+# | `materialized` | few keys, training | 2 to 3.5 times as fast in half precision |
+# | `materialized` | few keys, weights or dropout | all weights fit into the cache |
 # | `blockwise` | weights or dropout | the fused kernel has neither on a CPU |
-# | `blockwise` | causal with a mask, or not square | a causal mask costs its half |
-# | `blockwise` | a mask, where scores may overflow | NaN plus minus infinity is NaN |
-# | `fused` | all else | it is the fastest |
-DISPATCH: list[tuple[Way, Callable[[Call], bool]]] = [
-    (in_full, lambda call: call.transformed or call.custom_dropout or call.mixed),
-    (in_full, lambda call: call.query.numel() == 0 or call.key.numel() == 0),
-    (in_full, lambda call: not call.eager and call.need_weights),
+# | `blockwise` | causal with a mask, or not square | it skips the masked half |
+# | `blockwise` | a mask, and scores may overflow | NaN plus minus infinity is NaN |
+# | `fused` | all other calls | it is the fastest |
+DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
+    (
+        materialized,
+        lambda call: (
+            call.transformed or call.has_custom_dropout or call.has_mixed_dtypes
+        ),
+    ),
+    (materialized, lambda call: call.query.numel() == 0 or call.key.numel() == 0),
+    (materialized, lambda call: not call.eager and call.need_weights),
     (fused, lambda call: not call.eager),
-    (in_full, lambda call: call.short and call.needs_grad),
-    (in_full, lambda call: call.short and (call.need_weights or call.dropout_prob > 0)),
+    (materialized, lambda call: call.has_few_keys and call.needs_grad),
+    (
+        materialized,
+        lambda call: call.has_few_keys and (call.need_weights or call.dropout_prob > 0),
+    ),
     (blockwise, lambda call: call.need_weights or call.dropout_prob > 0),
     (blockwise, lambda call: call.causal_needs_mask),
-    (blockwise, lambda call: call.mask is not None and call.may_overflow),
+    (blockwise, lambda call: call.mask is not None and call.scores_may_overflow),
     (fused, lambda call: True),
 ]
 
@@ -359,8 +375,8 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     scale = 1 / math.sqrt(d_k)
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
-        allowed, empty = open_empty_rows(allowed)  # [..., k_len], [..., 1]
-    adds = allowed is not None and call.bounded(query.dtype)
+        allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
+    adds = allowed is not None and call.scores_are_finite(query.dtype)
     if allowed is not None and adds:
         # Adding takes one pass, forward and backward; filling takes several.
         bias = additive_mask(allowed, q.dtype)  # [..., k_len]
@@ -374,7 +390,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     if allowed is not None and not adds:
         scores = scores.masked_fill(~allowed, -math.inf)
         if empty is not None:
-            # What an opened row may attend to now may not be finite.
+            # The scores of an unmasked row may be NaN or infinite.
             scores = scores.masked_fill(empty, 0)
     weights = scores.softmax(-1)  # [batch_size, heads, q_len, k_len]
     if empty is not None:
@@ -398,11 +414,11 @@ def causal_mask(q_len: int, key: Tensor) -> Tensor:
     return past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
 
 
-def open_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
+def unmask_fully_masked_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
     """Let fully masked rows attend to all keys, and return which rows these are.
 
-    A softmax over no keys is NaN, forward and backward. So such a row is computed over
-    all keys and set to zero afterwards.
+    A softmax over no keys is NaN, in the forward and in the backward pass. So these
+    rows are computed over all keys, and set to zero afterwards.
     """
     has_key = allowed.any(-1, keepdim=True)  # [..., 1]
     if known_true(has_key.all()):
@@ -411,19 +427,19 @@ def open_empty_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Zero for what is allowed, minus infinity for the rest."""
+    """0 where attention is allowed, minus infinity elsewhere."""
     bias = torch.zeros_like(allowed, dtype=dtype)
     return bias.masked_fill(~allowed, -math.inf)
 
 
-def clear_fully_masked(
+def zero_hidden_keys(
     key: Tensor, value: Tensor, mask: Tensor, is_causal: bool, q_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Set to zero what no query may attend to, since zero times NaN is NaN.
+    """Set keys and values that no query may attend to to zero, because 0 * NaN is NaN.
 
     >>> key, mask = torch.tensor([2.0, torch.nan]).view(2, 1, 1), torch.ones(1, 2, 1)
     >>> mask[:, 1] = 0
-    >>> clear_fully_masked(key, key, mask.bool(), False, 1)[0].flatten()
+    >>> zero_hidden_keys(key, key, mask.bool(), False, 1)[0].flatten()
     tensor([2., 0.])
     """
     mask = causal_mask(q_len, key) & mask if is_causal else mask
@@ -439,12 +455,12 @@ def isolate_nonfinite(
     value: Tensor,  # [k_len, batch_size, heads, d_k]
     allowed: Tensor,  # [..., 1, q_len, k_len]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace keys and values that are not finite by a factor for each row.
+    """Replace keys and values that are not finite by zero, and return a factor per row.
 
-    The fused kernel adds its mask, and NaN - inf is NaN: one such key would reach the
-    rows too that may not attend to it. So it is cleared, and the rows that may attend
-    to it are multiplied by NaN. A value reaches all rows: its weight may be 0, but
-    0 * NaN is NaN.
+    The fused kernel adds its mask, and NaN - inf is NaN: a key with NaN would also make
+    rows NaN that may not attend to it. So it is set to zero, and only the rows that may
+    attend to it are multiplied by NaN. A value with NaN affects all rows: even with a
+    weight of 0, because 0 * NaN is NaN.
 
     >>> key, value = torch.randn(2, 5, 2, 7, 11)
     >>> key[4, 0] = torch.nan
@@ -472,7 +488,7 @@ def isolate_nonfinite(
     return key, value, factor
 
 
-# What is known of a call --------------------------------------------------------------
+# Inspecting tensors -------------------------------------------------------------------
 
 
 def is_traced() -> bool:
@@ -486,15 +502,15 @@ def is_jit_tracing() -> bool:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Whether operators do more here than compute: derivatives, batching, recording."""
+    """Whether operators are transformed: forward mode, `vmap`, tracing, subclasses."""
     for x in tensors:
-        # A subclass of Tensor may do anything.
+        # A subclass of Tensor may redefine any operator.
         if type(x) not in (Tensor, nn.Parameter) or torch.func.debug_unwrap(x) is not x:
             return True
         dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
         if dual.tangent is not None:
             return True
-    # `make_fx` records ordinary tensors, and refuses to tell their values.
+    # `make_fx` records plain tensors, and raises where their values are inspected.
     return not (is_jit_tracing() or known_true(torch.ones((), device="cpu")))
 
 
@@ -504,12 +520,12 @@ def has_global_hook() -> bool:
 
 
 def known_true(condition: Tensor) -> bool:
-    """Whether `condition` is known to hold: on a CPU, where asking costs little."""
+    """Whether `condition` is known to hold: on a CPU, where inspecting it is cheap."""
     if is_traced() or condition.device.type != "cpu":
         return False
     try:
         return bool(condition)
-    except RuntimeError:  # under `vmap` there is no single answer, traced none at all
+    except RuntimeError:  # under `vmap` and tracers, it has no single value
         return False
 
 
@@ -530,10 +546,11 @@ def max_abs(x: Tensor) -> float:
     return math.nan if math.isnan(low) else max(-low, high)
 
 
-def is_moderate(x: Tensor) -> bool:
-    """Whether `x` is known to hold finite numbers whose products do not overflow.
+def squares_are_finite(x: Tensor) -> bool:
+    """Whether `x` is known to hold finite numbers whose squares do not overflow.
 
-    That of a value in padding and a gradient could be infinite, and 0 * inf is NaN.
+    Otherwise the product of a padded value and its gradient could be infinite, and
+    0 * inf is NaN.
     """
     return max_abs(x) <= math.sqrt(torch.finfo(x.dtype).max)
 
@@ -542,28 +559,28 @@ def is_moderate(x: Tensor) -> bool:
 
 
 def dropout_threshold(p: float) -> int:
-    """In how many of 2¹⁶ cases a weight is dropped."""
+    """The dropout probability in units of 1/2¹⁶: a weight takes 16 random bits."""
     return round(p * 2**16)
 
 
 def dropout_scale(threshold: int) -> float:
-    """What the weights that are kept are multiplied by, for the rounded probability."""
+    """The factor that rescales the kept weights, for the rounded probability."""
     return 1 / (1 - threshold / 2**16) if threshold < 2**16 else 1.0
 
 
 def draw_seed() -> int:
     """A seed from the global generator.
 
-    So `torch.manual_seed` fixes the dropout masks, and activation checkpointing, which
-    restores that generator, repeats them.
+    So `torch.manual_seed` makes the dropout masks reproducible, and activation
+    checkpointing, which restores that generator, repeats them.
     """
     return int(torch.randint(2**62, (), device="cpu"))
 
 
-def cheap_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
-    r"""Dropout with random numbers that are cheap on a CPU, and the factor to apply.
+def fast_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
+    r"""Dropout with few random numbers, for the CPU; and the rescaling factor.
 
-    >>> kept, scale = cheap_dropout(torch.ones(100_000), 0.25)
+    >>> kept, scale = fast_dropout(torch.ones(100_000), 0.25)
     >>> round(scale, 3), round(kept.mean().item() * scale, 1)
     (1.333, 1.0)
     """
@@ -580,16 +597,16 @@ def cheap_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
 
 
 def dropout_mask(random_bits: Tensor, shape: torch.Size, threshold: int) -> Tensor:
-    """1 where a weight is kept, 0 where it is dropped, in place of the random bits.
+    """1 where a weight is kept, 0 where it is dropped; overwrites the random bits.
 
-    On a CPU a random number costs more than the weight that it decides on. So one
-    integer of 64 bits serves four weights: of 16 bits each, with a sign.
+    On a CPU a random number takes longer than the weight itself. So one random int64 is
+    used for four weights, as four int16.
     """
     *others, k_len = shape
     bits = random_bits.view(torch.int16)[: shape.numel()].view(
         *others, k_len
     )  # [..., k_len]
-    if threshold == 2**16:  # more than an int16 can be compared with
+    if threshold == 2**16:  # beyond the range of int16
         return bits.zero_()
     return bits.ge_(threshold - 2**15)
 
@@ -600,7 +617,8 @@ def dropout_mask(random_bits: Tensor, shape: torch.Size, threshold: int) -> Tens
 class FusedOnCPU(torch.autograd.Function):
     """PyTorch's fused kernel, with the second derivative that it lacks.
 
-    A backward pass that is itself recorded (`create_graph=True`) goes by the formula.
+    If the backward pass is itself recorded (`create_graph=True`), it differentiates the
+    formula instead.
 
     >>> query = torch.randn(3, 2, 7, 11).requires_grad_()
     >>> key, value = torch.randn(2, 131, 2, 7, 11)
@@ -668,7 +686,7 @@ def recorded_gradients(
     grad_weights: Tensor | None = None,
     drop: Drop = lambda weights: (weights, 1.0),
 ) -> list[Tensor | None]:
-    """The gradients of the formula for `inputs`, with a graph of their own.
+    """The gradients of the formula for `inputs`, recorded for second derivatives.
 
     `by_position` are the same three tensors as `[seq_len, batch_size, heads, d_k]`.
     """
@@ -689,11 +707,11 @@ def recorded_gradients(
         outputs = formula(call, drop)
     pairs = zip(outputs, (grad_context, grad_weights), strict=True)
     given = [(output, grad) for output, grad in pairs if grad is not None]
-    learning = [x for x in inputs if x.requires_grad]
+    differentiable = [x for x in inputs if x.requires_grad]
     found = iter(
         torch.autograd.grad(
             [output for output, _ in given],
-            learning,
+            differentiable,
             [grad for _, grad in given],
             create_graph=True,
             allow_unused=True,
@@ -706,19 +724,19 @@ def recorded_gradients(
 
 
 class TileSpec(NamedTuple):
-    """What the tiles of one call have in common, beside its mask."""
+    """The settings that all tiles of one call share, besides its mask."""
 
-    # The heads whose weights are returned: none, all, or 1 for their mean.
+    # The number of heads in the returned weights: 0, all, or 1 for their mean.
     shown: int
     is_causal: bool
-    # No score overflows, so that the forbidden ones can be lowered to minus infinity.
-    bounded: bool
+    # Whether all scores are known to be finite, so that a minimum can mask them.
+    scores_are_finite: bool
     dropout_threshold: int
     seed: int
 
 
 class Tile(NamedTuple):
-    """Some queries of some heads, and how many keys any of them may attend to."""
+    """Some queries of some heads, and the number of keys that they may attend to."""
 
     rows: slice
     items: slice
@@ -726,22 +744,24 @@ class Tile(NamedTuple):
     k_len: int
 
     def queries(self, x: Tensor) -> Tensor:
-        """Its rows of `x`, with items and heads as one dimension."""
-        x = x[self.rows, self.items, self.heads].flatten(1, 2)  # [rows, folded, ...]
-        return x.transpose(0, 1)  # [folded, rows, ...]
+        """Its rows of `x`, with batch items and heads flattened into one dimension."""
+        x = x[self.rows, self.items, self.heads].flatten(
+            1, 2
+        )  # [rows, batch_heads, ...]
+        return x.transpose(0, 1)  # [batch_heads, rows, ...]
 
     def keys(self, x: Tensor) -> Tensor:
-        """The keys or values that it may attend to."""
+        """The keys or values that its queries may attend to."""
         x = x[: self.k_len, self.items, self.heads].flatten(
             1, 2
-        )  # [k_len, folded, d_k]
-        return x.transpose(0, 1)  # [folded, k_len, d_k]
+        )  # [k_len, batch_heads, d_k]
+        return x.transpose(0, 1)  # [batch_heads, k_len, d_k]
 
     def by_head(
         self,
         x: Tensor,  # [..., rows, k_len]
     ) -> Tensor:
-        """What was computed for it, with items and heads apart."""
+        """A tensor of this tile, with batch items and heads as two dimensions."""
         items = self.items.stop - self.items.start
         return x.view(items, -1, *x.shape[1:])  # [items, ..., rows, k_len]
 
@@ -749,7 +769,7 @@ class Tile(NamedTuple):
         self,
         x: Tensor,  # [..., k_len]
     ) -> Tensor:
-        """Its part of returned weights, `[items, shown, rows, k_len]`."""
+        """Its part of the returned weights, `[items, shown, rows, k_len]`."""
         heads = self.heads if x.shape[1] > 1 else slice(1)
         return x[self.items, heads, self.rows, : self.k_len]  # [..., k_len]
 
@@ -757,7 +777,7 @@ class Tile(NamedTuple):
 class Tiles:
     r"""The tiles of one call, and the buffers that they share.
 
-    A causal tile ends at the last key that one of its queries may attend to:
+    With `is_causal`, a tile ends at the last key that one of its queries may attend to:
 
     >>> x = torch.randn(300, 1, 7, 11)
     >>> tiles = Tiles(x, x, None, TileSpec(0, True, True, 2**15, 0))
@@ -775,7 +795,7 @@ class Tiles:
         self.q_len, self.batch_size, self.heads, d_k = query.shape
         self.k_len, self.mask, self.spec = key.shape[0], mask, spec
         self.scale = 1 / math.sqrt(d_k)
-        # With more queries than keys, causality leaves the first queries no key.
+        # With more queries than keys, the first queries are fully masked if causal.
         self.first_row = max(0, self.q_len - self.k_len) if spec.is_causal else 0
         # As many heads as fit: some of one batch item, or all of several items.
         self.tile_rows = min(TILE_ROWS, self.q_len)
@@ -790,7 +810,7 @@ class Tiles:
             rows = self.tile_rows
             past = query.new_ones(rows, rows, dtype=torch.bool)  # [rows, rows]
             self.past = past.tril()
-        # What forward dropped, backward drops again.
+        # The backward pass drops the same weights as the forward pass.
         self.generator = torch.Generator().manual_seed(spec.seed)
 
     def __iter__(self) -> Iterator[Tile]:
@@ -808,25 +828,25 @@ class Tiles:
                     )
 
     def buffer(self, name: str, shape: torch.Size) -> Tensor:
-        """Memory for the weights of one tile, with whatever was left there."""
+        """Uninitialized memory for the weights of one tile."""
         if name not in self.buffers:
             self.buffers[name] = self.like.new_empty(self.tile_size)
-        folded, rows, k_len = shape
+        batch_heads, rows, k_len = shape
         return self.buffers[name][: shape.numel()].view(
-            folded, rows, k_len
-        )  # [folded, rows, k_len]
+            batch_heads, rows, k_len
+        )  # [batch_heads, rows, k_len]
 
     def empty_output(self) -> Tensor:
-        """Like the query, with zeros for the rows that no tile will write."""
+        """Shaped like the query, with zeros in the rows that no tile writes."""
         q_len, *others = self.like.shape
         output = self.like.new_empty(q_len, *others)  # [q_len, ...]
         output[: self.first_row] = 0
         return output
 
     def head_contiguous(self, x: Tensor) -> Tensor:
-        """Keys or values in half precision, with those of each head side by side.
+        """Keys or values; in half precision, copied so that each head is contiguous.
 
-        A product of matrices would copy them so for each tile of queries.
+        A matrix product would otherwise make such a copy for each tile of queries.
         """
         if x.itemsize > 2 or self.q_len <= TILE_ROWS:
             return x
@@ -838,34 +858,34 @@ class Tiles:
         key: Tensor,  # [k_len, batch_size, heads, d_k]
         tile: Tile,
     ) -> Tensor:
-        """The weights of a tile, `[folded, rows, k_len]`."""
-        q = tile.queries(query)  # [folded, rows, d_k]
-        k = tile.keys(key)  # [folded, k_len, d_k]
+        """The weights of a tile, `[batch_heads, rows, k_len]`."""
+        q = tile.queries(query)  # [batch_heads, rows, d_k]
+        k = tile.keys(key)  # [batch_heads, k_len, d_k]
         shape = torch.Size((*q.shape[:2], tile.k_len))
-        scores = self.buffer("weights", shape)  # [folded, rows, k_len]
+        scores = self.buffer("weights", shape)  # [batch_heads, rows, k_len]
         torch.baddbmm(scores, q, k.mT, beta=0, alpha=self.scale, out=scores)
         if self.mask is None:
             if self.spec.is_causal:
-                # Each row may attend to one key more than the row before. What is
-                # forbidden lies in the last columns, as many as there are rows.
+                # Each row may attend to one key more than the row before, so masked
+                # scores are in the last columns only, as many as there are rows.
                 n = q.shape[1]
-                self.forbid(scores[:, :, -n:], self.past[:n, :n])
+                self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
             return torch.softmax(scores, -1, out=scores)
 
-        allowed, empty = open_empty_rows(
+        allowed, empty = unmask_fully_masked_rows(
             self.allowed(tile, self.mask)
         )  # [..., k_len], [..., 1]
         by_head = tile.by_head(scores)  # [..., rows, k_len]
-        self.forbid(by_head, allowed)
+        self.mask_scores(by_head, allowed)
         torch.softmax(scores, -1, out=scores)
         if empty is not None:
             by_head.masked_fill_(empty, 0)
         return scores
 
-    def forbid(self, scores: Tensor, allowed: Tensor) -> None:
+    def mask_scores(self, scores: Tensor, allowed: Tensor) -> None:
         """Set the scores that are not allowed to minus infinity."""
-        if self.spec.bounded:
-            # One pass instead of several. But the minimum of NaN and anything is NaN.
+        if self.spec.scores_are_finite:
+            # One pass instead of several; NaN would not be masked by a minimum.
             ceiling = torch.full_like(allowed, -math.inf, dtype=scores.dtype)
             ceiling.masked_fill_(allowed, math.inf)
             torch.minimum(scores, ceiling, out=scores)
@@ -897,24 +917,24 @@ class Tiles:
     def drop(self, weights: Tensor) -> None:
         """Drop weights of the next tile, in place."""
         if self.spec.dropout_threshold == 2**16:
-            weights.zero_()  # a product with zero leaves NaN
+            weights.zero_()  # NaN times zero would be NaN
         else:
             weights.mul_(self.dropout_mask(weights.shape))
 
-    def drop_in_full(self, weights: Tensor) -> tuple[Tensor, float]:
-        """The dropout of all tiles at once, for `[batch_size, heads, q_len, k_len]`."""
+    def drop_all(self, weights: Tensor) -> tuple[Tensor, float]:
+        """The dropout of all tiles, for weights `[batch_size, heads, q_len, k_len]`."""
         keep = torch.ones_like(weights)
         for tile in self if self.spec.dropout_threshold else ():
             part = keep[tile.items, tile.heads, tile.rows, : tile.k_len]  # [..., k_len]
-            folded = torch.Size((part.shape[0] * part.shape[1], *part.shape[2:]))
-            part.copy_(tile.by_head(self.dropout_mask(folded)))
+            batch_heads = torch.Size((part.shape[0] * part.shape[1], *part.shape[2:]))
+            part.copy_(tile.by_head(self.dropout_mask(batch_heads)))
         return weights * keep, dropout_scale(self.spec.dropout_threshold)
 
 
 class Blockwise(torch.autograd.Function):
-    r"""The context tile by tile, and the weights of as many heads as are `shown`.
+    r"""Compute the context tile by tile, and the weights of `shown` heads.
 
-    The backward pass computes the weights again. With $P$ the weights, $M$ what dropout
+    The backward pass recomputes the weights. With $P$ the weights, $M$ what dropout
     multiplies them by, $O = (P \odot M)\,V$ and $G$ the gradient of $O$:
 
     $$dV = (P \odot M)^\top\, G$$
@@ -923,13 +943,13 @@ class Blockwise(torch.autograd.Function):
 
     $$dQ = dS\, K / \sqrt{d_k} \qquad dK = dS^\top Q / \sqrt{d_k}$$
 
-    The subtracted sum is FlashAttention's $D$: what the softmax gives to one key it
-    takes from the others. Weights that are returned bring a gradient $W$ of their
-    own, from before dropout: it joins the first sum, and $\sum_j P_{ij} W_{ij}$ the
-    second. Where the backward pass is itself recorded, the formula takes its place.
+    The subtracted sum is FlashAttention's $D$; it comes from the softmax, whose weights
+    sum to 1. If the weights are returned, their gradient $W$ (before dropout) is added
+    to the first sum, and $\sum_j P_{ij} W_{ij}$ to the second. If the backward pass is
+    itself recorded, the formula is differentiated instead.
 
-    A row of weights sums to 1, or to 0 if it is fully masked. So no query can change
-    the sum of them all:
+    A row of weights sums to 1, or to 0 if it is fully masked. So the sum of all weights
+    does not depend on the queries:
 
     >>> query = torch.randn(256, 4, 7, 11).requires_grad_()
     >>> key, value = torch.randn(2, 131, 4, 7, 11)
@@ -942,8 +962,8 @@ class Blockwise(torch.autograd.Function):
     >>> torch.allclose(query.grad, torch.zeros(256, 4, 7, 11), atol=1e-5)
     True
 
-    The backward pass drops the weights that the forward pass has dropped, whether it is
-    recorded or not:
+    The backward pass drops the same weights as the forward pass, whether it is recorded
+    or not:
 
     >>> context, _ = attention(query, key, value, dropout=nn.Dropout(0.5))
     >>> loss = context.pow(2).sum()
@@ -966,10 +986,15 @@ class Blockwise(torch.autograd.Function):
         context = tiles.empty_output()  # [q_len, batch_size, heads, d_k]
         shape = tiles.batch_size, tiles.spec.shown, tiles.q_len, tiles.k_len
         shown = query.new_zeros(shape)  # [batch_size, shown, q_len, k_len]
-        near_key, near_value = tiles.head_contiguous(key), tiles.head_contiguous(value)
+        contiguous_key, contiguous_value = (
+            tiles.head_contiguous(key),
+            tiles.head_contiguous(value),
+        )
         scale = dropout_scale(tiles.spec.dropout_threshold)
         for tile in tiles:
-            weights = tiles.weights(query, near_key, tile)  # [folded, rows, k_len]
+            weights = tiles.weights(
+                query, contiguous_key, tile
+            )  # [batch_heads, rows, k_len]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
                 by_head = tile.by_head(weights)  # [items, heads, rows, k_len]
@@ -979,11 +1004,11 @@ class Blockwise(torch.autograd.Function):
                     part.add_(by_head.sum(1, keepdim=True), alpha=1 / tiles.heads)
             if tiles.spec.dropout_threshold:
                 tiles.drop(weights)
-            part = tile.queries(context)  # [folded, rows, d_k]
-            part.copy_(scaled_bmm(weights, tile.keys(near_value), scale))
+            part = tile.queries(context)  # [batch_heads, rows, d_k]
+            part.copy_(scaled_bmm(weights, tile.keys(contiguous_value), scale))
         ctx.save_for_backward(context, query, key, value, mask)
         ctx.spec = spec
-        # Weights that no loss uses bring no gradient, rather than one full of zeros.
+        # The gradient of an unused output is None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         return context, shown
 
@@ -996,12 +1021,13 @@ class Blockwise(torch.autograd.Function):
         x = query, key, value
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
-            # Views: a key that is the query, or is computed from it, has its own part.
+            # Views, because the key may be the query, or be computed from it: each
+            # input gets its own gradient.
             x = query.view_as(query), key.view_as(key), value.view_as(value)
-            if grad_shown is not None:  # of the mean, each head has its share
+            if grad_shown is not None:  # the mean: its gradient is shared by the heads
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share
-            causal, drop = tiles.spec.is_causal, tiles.drop_in_full
+            causal, drop = tiles.spec.is_causal, tiles.drop_all
             grads = recorded_gradients(
                 x, x, mask, causal, grad_context, grad_shown, drop
             )
@@ -1023,7 +1049,7 @@ def tile_gradients(
     """The gradients of query, key and value, by the formulas of `Blockwise`."""
     key, value = tiles.head_contiguous(key), tiles.head_contiguous(value)
     grad_query = tiles.empty_output()  # [q_len, batch_size, heads, d_k]
-    # The tiles add up here, so half precision is given the bits of float32.
+    # Gradients of many tiles are summed here: in float32 for half precision.
     wide = torch.promote_types(query.dtype, torch.float32)
     shape = *key.shape[1:3], key.shape[0], key.shape[3]
     grad_key, grad_value = (
@@ -1035,29 +1061,35 @@ def tile_gradients(
     scale = dropout_scale(tiles.spec.dropout_threshold)
 
     for tile in tiles:
-        weights = tiles.weights(query, key, tile)  # [folded, rows, k_len]
-        grad = tile.queries(grad_context)  # [folded, rows, d_k]
+        weights = tiles.weights(query, key, tile)  # [batch_heads, rows, k_len]
+        grad = tile.queries(grad_context)  # [batch_heads, rows, d_k]
         grad_weights = tiles.buffer("grad_weights", weights.shape)
         scaled_bmm(grad, tile.keys(value).mT, scale, out=grad_weights)
         dropped = weights
         if tiles.spec.dropout_threshold:
-            dropped = tiles.buffer("dropped", weights.shape)  # [folded, rows, k_len]
+            dropped = tiles.buffer(
+                "dropped", weights.shape
+            )  # [batch_heads, rows, k_len]
             dropped.copy_(tiles.dropout_mask(weights.shape))
             grad_weights.mul_(dropped)
             dropped.mul_(weights)
         accumulate_bmm(grad_value, tile, dropped.mT, grad, scale)
 
-        total = tile.queries(delta)  # [folded, rows, 1]
+        total = tile.queries(delta)  # [batch_heads, rows, 1]
         if grad_shown is not None:
             part = tile.of_weights(grad_shown)  # [items, shown, rows, k_len]
             if grad_shown.shape[1] < tiles.heads:
                 part = part / tiles.heads  # [items, shown, rows, k_len]
             tile.by_head(grad_weights).add_(part)
-            weighted = tiles.buffer("weighted", weights.shape)  # [folded, rows, k_len]
+            weighted = tiles.buffer(
+                "weighted", weights.shape
+            )  # [batch_heads, rows, k_len]
             torch.mul(tile.by_head(weights), part, out=tile.by_head(weighted))
-            total = total + weighted.sum(-1, keepdim=True)  # [folded, rows, 1]
-        grad_scores = grad_weights.sub_(total).mul_(weights)  # [folded, rows, k_len]
-        part = tile.queries(grad_query)  # [folded, rows, d_k]
+            total = total + weighted.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
+        grad_scores = grad_weights.sub_(total).mul_(
+            weights
+        )  # [batch_heads, rows, k_len]
+        part = tile.queries(grad_query)  # [batch_heads, rows, d_k]
         part.copy_(scaled_bmm(grad_scores, tile.keys(key), tiles.scale))
         accumulate_bmm(grad_key, tile, grad_scores.mT, tile.queries(query), tiles.scale)
     grad_key, grad_value = (
@@ -1067,27 +1099,27 @@ def tile_gradients(
 
 
 def scaled_bmm(
-    a: Tensor,  # [folded, rows, inner]
-    b: Tensor,  # [folded, inner, columns]
+    a: Tensor,  # [batch_heads, rows, inner]
+    b: Tensor,  # [batch_heads, inner, columns]
     scale: float,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`scale` times the product of matrices, in one pass."""
+    """`scale` times the matrix product, in one pass."""
     unused = a.new_empty(()) if out is None else out
     result = torch.baddbmm(unused, a, b, beta=0, alpha=scale, out=out)
-    return result  # [folded, rows, columns]
+    return result  # [batch_heads, rows, columns]
 
 
 def accumulate_bmm(
     total: Tensor,  # [..., k_len, d_k]
     tile: Tile,
-    a: Tensor,  # [folded, k_len, rows]
-    b: Tensor,  # [folded, rows, d_k]
+    a: Tensor,  # [batch_heads, k_len, rows]
+    b: Tensor,  # [batch_heads, rows, d_k]
     scale: float,
 ) -> None:
-    """Add the product of `a` and `b` to what other tiles gave to the same keys."""
+    """Add the product of `a` and `b` to the gradients of the keys of this tile."""
     part = total[tile.items, tile.heads, : tile.k_len]  # [..., k_len, d_k]
-    part = part.flatten(0, 1)  # [folded, k_len, d_k]
+    part = part.flatten(0, 1)  # [batch_heads, k_len, d_k]
     if part.dtype == a.dtype:
         part.baddbmm_(a, b, alpha=scale)
     else:

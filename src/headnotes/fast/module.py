@@ -1,29 +1,31 @@
-r"""# Multi-head attention at full speed
+r"""# Fast multi-head attention
 
-`MultiHeadAttention` has the constructor, the parameters, the masks, the errors and the
-results of the [readable core](../mha.md): a checkpoint of either loads into the other.
-What differs is how the numbers move through memory.
+`MultiHeadAttention` is a faster version of the [core module](../mha.md), for training
+and inference. It has the same constructor, parameters, masks, errors and results: a
+checkpoint of either loads into the other. It also has a KV cache, for decoding.
 
-**How a query and a mask travel.**
+**The steps of a call**
 
-1. `forward` checks the inputs as the core does, and turns the mask into bool.
+1. `forward` checks the inputs as the core does, and converts the mask to bool.
 2. Keys and values that no query may attend to are set to zero, unless they are known
    to hold neither NaN nor large numbers.
-3. `query`, `key` and `value`, the submodules, project and split into heads:
-   `[seq_len, batch_size, heads, d_k]`. No packed copy of their weights exists, so there
-   is none that could become stale, and hooks and replaced submodules work.
-4. [`attention`](attention.md#attention) looks the call up in a
-   table, `DISPATCH`: the fused kernel of PyTorch, the formula, or blocks.
-5. In each, the mask and causality become one bool tensor, `[batch_size or 1, 1, q_len,
-   k_len]`. Fully masked rows are opened before the softmax and set to zero after it.
-6. The context comes back sequence first, the heads are concatenated by a view, and
-   `output` projects them. Nothing of a call stays on the module.
+3. The submodules `query`, `key` and `value` project the inputs and split them into
+   heads: `[seq_len, batch_size, heads, d_k]`. There is no packed copy of their weights,
+   which could become stale, so hooks and replaced submodules work.
+4. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
+   PyTorch's fused kernel, the formula, or the blockwise kernel.
+5. Each method combines the mask and causality in one bool tensor, `[batch_size or 1, 1,
+   q_len, k_len]`. Fully masked rows attend to all keys in the softmax, so that nothing
+   is NaN, and are set to zero after it.
+6. The context is sequence first again, a view concatenates the heads, and `output`
+   projects them. No tensor of a call is stored on the module.
 
-Memory grows with the length, not with its square, unless the weights are returned.
+Memory grows linearly with the length, not with its square, unless the weights are
+returned.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2; [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150),
-Shazeer 2019, section 2.4, for what a decoding step costs.
+Shazeer 2019, section 2.4, for the cost of a decoding step.
 """
 
 from typing import Any
@@ -33,14 +35,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
-from headnotes.fast.attention import attention, clear_fully_masked, is_moderate
+from headnotes.fast.attention import attention, squares_are_finite, zero_hidden_keys
 
 
 class MultiHeadAttention(nn.Module):
-    r"""Multi-head attention over `[seq_len, batch_size, d_model]`, at full speed.
+    r"""Fast multi-head attention over `[seq_len, batch_size, d_model]`.
 
-    Takes the arguments of the core's class and raises its errors. Nothing of a call
-    stays on the module: the weights are returned if `need_weights` asks for them.
+    Takes the arguments of the core's class and raises its errors. No tensor of a call
+    is stored on the module: `need_weights=True` returns the weights.
     Source: Vaswani et al. 2017, section 3.2.2.
 
     >>> core = mha.MultiHeadAttention(7, 77).eval()
@@ -66,13 +68,13 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
-        r"""Build the four linear maps of the core, under its names."""
+        r"""Build the four linear layers of the core, with the same names."""
         super().__init__()
         mha.check_settings(heads, d_model, dropout_prob)
         self.heads = heads
         self.d_k = d_model // heads
         # Three products instead of one packed product: measured on two cores, packing
-        # changes the speed by -6 to +12 %, and a packed weight has to be kept in step.
+        # changes the speed by -6 to +12 %, and a packed weight must be kept in sync.
         project = mha.PrepareForMultiHeadAttention
         self.query = project(d_model, heads, self.d_k, bias=bias)
         self.key = project(d_model, heads, self.d_k, bias=bias)
@@ -122,11 +124,13 @@ class MultiHeadAttention(nn.Module):
             mha.check_tensor("mask", mask, self.output.weight.device)
             mha.check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
-            # In the inputs, not only in the projections: the gradient of a projection's
-            # weight multiplies them by zero, and 0 * NaN is NaN.
-            if not (is_moderate(key) and (value is key or is_moderate(value))):
+            # Clear the inputs, not only the projections: the gradient of a projection's
+            # weight multiplies the inputs by zero, and 0 * NaN is NaN.
+            if not (
+                squares_are_finite(key) and (value is key or squares_are_finite(value))
+            ):
                 q_len = query.shape[0]
-                key, value = clear_fully_masked(key, value, mask, is_causal, q_len)
+                key, value = zero_hidden_keys(key, value, mask, is_causal, q_len)
 
         q = self.query(query)  # [q_len, batch_size, heads, d_k]
         k, v = self.key(key), self.value(value)  # [k_len, batch_size, heads, d_k]
@@ -142,7 +146,7 @@ class MultiHeadAttention(nn.Module):
     ) -> "KeyValueCache":
         r"""An empty KV cache for `decode`, with the module's sizes, dtype and device.
 
-        Under autocast the dtype is the one in which projections come out.
+        Under autocast, the dtype is that of the outputs of the projections.
         """
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
@@ -155,13 +159,13 @@ class MultiHeadAttention(nn.Module):
     def decode(
         self, x: Tensor, cache: "KeyValueCache"
     ) -> tuple[Tensor, "KeyValueCache"]:
-        r"""Continue by the positions `x`, `[seq_len, batch_size, d_model]`.
+        r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
-        Each attends to itself, to those before it, and to those in the cache, to which
-        its own key and value are appended. However a sequence is cut into pieces, the
-        outputs are those of one causal pass. There is no dropout here, and no gradient.
-        Raises what `forward` raises, and `ValueError` where the cache is full or was
-        made for other sizes.
+        Each position attends to itself, to those before it, and to those in the cache,
+        to which its key and value are appended. However a sequence is split into
+        pieces, the outputs are those of one causal pass. There is no dropout, and no
+        gradient. Raises what `forward` raises, and `ValueError` if the cache is full or
+        has other sizes.
 
         >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
@@ -178,7 +182,7 @@ class MultiHeadAttention(nn.Module):
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(
                 f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
-                f"(={d_model})]; a token of each sentence needs `x.unsqueeze(0)`"
+                f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
             )
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
@@ -187,11 +191,11 @@ class MultiHeadAttention(nn.Module):
             )
         q, k, v = self.query(x), self.key(x), self.value(x)  # [..., heads, d_k]
         cache.append(k, v)
-        # Another module than dropout in its place acts here, too.
+        # A module that replaces the dropout is applied here, too.
         plain = type(self.dropout) in (nn.Dropout, nn.Identity)
         if x.shape[0] == 1 and plain:
-            # The last query may attend to every key, as they lie in the cache. For one
-            # token each further view would count.
+            # The last query may attend to all keys in the cache, so no mask is needed.
+            # For one token, every further view would cost time.
             q = q.permute(1, 2, 0, 3)  # [batch_size, heads, ..., d_k]
             context = F.scaled_dot_product_attention(q, cache.keys, cache.values)
             context = context.permute(2, 0, 1, 3)  # [..., batch_size, heads, d_k]
@@ -209,18 +213,18 @@ class MultiHeadAttention(nn.Module):
 class KeyValueCache:
     r"""The KV cache: keys and values of `length` positions, with room for `capacity`.
 
-    A language model writes one token at a time, and each token attends to all before
-    it. Their keys and values no longer change: they are computed once and stored. A
-    step then costs the projections of one token, and one pass over the stored numbers,
-    which bounds its speed:
+    A language model generates one token at a time, and each token attends to all tokens
+    before it. Their keys and values no longer change, so they are computed once and
+    stored. A step then projects one token, and reads all stored numbers once, which
+    limits its speed. The cache holds
 
     $$2 \cdot \texttt{batch\_size} \cdot \texttt{heads} \cdot \texttt{k\_len}
       \cdot d_k$$
 
-    They lie head by head, as they are used, and are written in place: a cache that
-    grows by `torch.cat` copies the whole past for each token.
+    The heads are contiguous, and new positions are written in place; a cache that grows
+    by `torch.cat` copies all earlier positions for each token.
 
-    With `grow=True` the capacity is doubled when it does not suffice; otherwise a full
+    With `grow=True`, the capacity is doubled when it does not suffice; otherwise a full
     cache raises `ValueError`. Raises `ValueError` for sizes below 1.
     Source: Shazeer 2019, section 2.4.
 
@@ -254,7 +258,7 @@ class KeyValueCache:
         for name, size in (sizes | {"capacity": capacity}).items():
             if type(size) is not int or size < 1:
                 raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
-        # Keys are used first, then values, so they lie in two halves.
+        # Keys are used first, then values: one half of the buffer each.
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self.buffer = torch.empty(
@@ -267,12 +271,12 @@ class KeyValueCache:
         return self.length
 
     def __bool__(self) -> bool:
-        # `if cache:` asks whether there is one, not whether it holds anything yet.
+        # `if cache:` tests whether a cache exists; an empty one must be true as well.
         return True
 
     @property
     def capacity(self) -> int:
-        """The number of positions that there is room for."""
+        """The number of positions that fit into the buffer."""
         return self.buffer.shape[3]
 
     @property
@@ -314,8 +318,8 @@ class KeyValueCache:
         if end > self.capacity and not self.grow:
             raise ValueError(
                 f"the cache is full: it holds {self.length} of {self.capacity} "
-                f"positions, and {len(key)} more came; give it more `capacity`, or "
-                f"`grow=True`"
+                f"positions, and {len(key)} more do not fit; give it more "
+                f"`capacity`, or `grow=True`"
             )
         if end > self.capacity:
             self.grow_to(end)
@@ -328,7 +332,7 @@ class KeyValueCache:
         self.length = end
 
     def grow_to(self, needed: int) -> None:
-        """Double the capacity until it suffices, so that copies are rare."""
+        """Double the capacity until it suffices; doubling keeps copies rare."""
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
@@ -341,11 +345,11 @@ class KeyValueCache:
         self.buffer = buffer
 
     def reorder(self, index: Tensor) -> None:
-        r"""Let batch item `i` continue from the keys and values of item `index[i]`.
+        r"""Replace batch item `i` by the keys and values of item `index[i]`.
 
-        Beam search needs this: of all continuations, the best may all belong to one
-        sequence. `index` holds integers, `[batch_size]`, as many as there will be
-        items. Raises `TypeError` for another dtype, `ValueError` for another shape, or
+        Beam search needs this, because the best continuations may all belong to one
+        sequence. `index` holds integers, `[batch_size]`, one for each new batch item.
+        Raises `TypeError` for another dtype, `ValueError` for another shape, or
         an item that does not exist.
 
         >>> cache = KeyValueCache(batch_size=3, heads=1, d_k=1, capacity=2)
@@ -366,8 +370,8 @@ class KeyValueCache:
             raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
         if index.dim() != 1 or not len(index):
             raise ValueError(
-                f"`index` has shape {list(index.shape)}, not [batch_size]; name one "
-                f"item for each that continues"
+                f"`index` has shape {list(index.shape)}, not [batch_size]; give one "
+                f"item for each new batch item"
             )
         low, high = (bound.item() for bound in index.aminmax())
         if low < 0 or high >= batch_size:
@@ -376,7 +380,7 @@ class KeyValueCache:
                 f"{batch_size - 1}"
             )
         with torch.inference_mode(False):
-            index = index.to(self.buffer.device).clone()  # no tensor of inference mode
+            index = index.to(self.buffer.device).clone()  # not an inference tensor
             self.buffer = self.buffer.index_select(1, index)  # [2, ...]
 
     def check(self, name: str, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Masks: built, converted between conventions, and described in words."""
+"""Build attention masks, convert them between conventions, and describe them."""
 
 from headnotes.masks.build import (
     block_diagonal,

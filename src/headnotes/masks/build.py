@@ -1,17 +1,18 @@
 r"""# Building masks
 
-A mask says for each query and key: *may this query attend to this key?* Headnotes has
-one convention for masks: a bool tensor `[q_len or 1, k_len, batch_size or 1]`, where
-True means yes. An axis of size 1 says "the same for all".
+This module builds attention masks: causal, padding, sliding window, prefix, packed
+documents, or from a rule of your own. A mask defines for each query and key whether the
+query may attend to the key. Headnotes has one convention for masks: a bool tensor
+`[q_len or 1, k_len, batch_size or 1]`, where True means *may attend*. An axis of size 1
+is broadcast: its values are the same for all queries, or for all batch items.
 
 A *causal* mask keeps a language model from attending to the token that it is to
-predict. A *padding* mask keeps a short sequence from attending to the padding that
-makes it as long as the others of its batch. `combine`, or `&`, gives the mask of both;
-broadcasting makes it cheap.
+predict. A *padding* mask hides the padding that makes a short sequence as long as the
+others of its batch. `combine`, or `&`, combines both; broadcasting makes it cheap.
 
-Other libraries have [other conventions](conventions.md), among them [rules for
-FlexAttention](flex.md); each is converted there and back. [describe](describe.md) says
-in words what a mask does.
+Masks in [other conventions](conventions.md), including [mask functions of
+FlexAttention](flex.md), can be converted from and to this one. [describe](describe.md)
+describes a mask in words.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2.3, for the causal mask; [Dive into Deep
@@ -44,14 +45,14 @@ def causal(
     corner: Literal["bottom right", "top left"] = "bottom right",
     device: Device = None,
 ) -> Tensor:
-    r"""Each query attends to its own position and all before it: `[q_len, k_len, 1]`.
+    r"""A causal mask, `[q_len, k_len, 1]`: no query attends to later positions.
 
-    When the lengths differ, the last query meets the last key, in the **bottom right**
-    corner: query `i` may attend to key `j` where `j <= i + k_len - q_len`. This is what
-    decoding with a KV cache needs, where the few queries are the newest of many
-    positions. (With more queries than keys, the first of them are fully masked.)
-    `corner="top left"` lets the first query meet the first key instead, `j <= i`: what
-    `is_causal=True` means in `F.scaled_dot_product_attention`.
+    When the lengths differ, the last query is aligned with the last key, in the
+    **bottom right** corner: query `i` may attend to key `j` if `j <= i + k_len -
+    q_len`. Decoding with a KV cache needs this, because its few queries are the newest
+    of many positions. (With more queries than keys, the first queries are fully
+    masked.) `corner="top left"` aligns the first query with the first key instead, `j
+    <= i`. This is what `is_causal=True` means in `F.scaled_dot_product_attention`.
 
     Raises `ValueError` for a negative or fractional length, or another corner.
     Source: Vaswani et al. 2017, section 3.2.3.
@@ -73,7 +74,7 @@ def causal(
         raise ValueError(f"`corner` is {corner!r}, not 'bottom right' or 'top left'")
     mask = torch.ones(q_len, k_len, dtype=torch.bool, device=device)  # [q_len, k_len]
     # `tril` counts its diagonal from the top left corner; the shift moves it to the
-    # bottom right, where the last query meets the last key.
+    # bottom right, where the last query is aligned with the last key.
     shift = k_len - q_len if corner == "bottom right" else 0
     return mask.tril(shift).unsqueeze(-1)  # [q_len, k_len, 1]
 
@@ -81,13 +82,13 @@ def causal(
 def sliding_window(
     q_len: int, k_len: int | None = None, *, window: int, device: Device = None
 ) -> Tensor:
-    r"""Each query attends to the last `window` keys, with its own: `[q_len, k_len, 1]`.
+    r"""A sliding window, `[q_len, k_len, 1]`: the last `window` keys, its own included.
 
-    Implementations differ by one in what they count. Here `window` is the number of
-    keys that a query may attend to: 1 is its own key alone, `k_len` is causal. That is
-    `sliding_window` in Mistral's configuration. FlashAttention counts the keys *before*
-    the query's own, `window_size=(window - 1, 0)`. The corner is bottom right, as in
-    `causal`.
+    Here `window` is the number of keys that a query may attend to: 1 is its own key
+    alone, `k_len` gives a causal mask. This is `sliding_window` in Mistral's
+    configuration. Other implementations count one less: FlashAttention counts the keys
+    *before* the query's own, `window_size=(window - 1, 0)`. The corner is bottom right,
+    as in `causal`.
 
     Raises `ValueError` for a window below 1, or a negative or fractional length.
     Source: [Mistral 7B, 2](https://arxiv.org/abs/2310.06825), Jiang et al. 2023.
@@ -104,11 +105,11 @@ def sliding_window(
 
 
 def padding(valid_lens: Tensor, k_len: int) -> Tensor:
-    r"""The first `valid_lens` keys may be attended to; the rest are padding.
+    r"""A padding mask: all keys from position `valid_lens` on are hidden.
 
     Lengths per batch item, `[batch_size]`, give a mask `[1, k_len, batch_size]`.
     Lengths per query, `[batch_size, q_len]`, give `[q_len, k_len, batch_size]`. A
-    length of 0 leaves nothing to attend to, and the query's context is zero.
+    length of 0 makes fully masked rows, whose context is zero.
 
     Raises `TypeError` for lengths that are not an integer tensor, `ValueError` for a
     length below 0 or beyond `k_len`.
@@ -130,17 +131,17 @@ def padding(valid_lens: Tensor, k_len: int) -> Tensor:
     position = torch.arange(k_len, device=valid_lens.device)  # [k_len]
     if valid_lens.dim() == 1:
         return (position[:, None] < valid_lens).unsqueeze(0)  # [1, k_len, batch_size]
-    # The lengths come batch first, as in the source; the mask leaves sequence first.
+    # The lengths are batch first, as in the source; the mask is sequence first.
     lens = valid_lens.T[:, None]  # [q_len, 1, batch_size]
     return position[:, None] < lens  # [q_len, k_len, batch_size]
 
 
 def prefix_lm(prefix_lens: Tensor, q_len: int, k_len: int | None = None) -> Tensor:
-    r"""Causal, but every query may attend to the first `prefix_lens` keys.
+    r"""A prefix mask: causal, but all queries attend to the first `prefix_lens` keys.
 
-    The prefix is the prompt, whose tokens attend in both directions; what follows is
-    generated token by token. Lengths `[batch_size]` give `[q_len, k_len, batch_size]`.
-    A prefix of 0 is `causal`.
+    The prefix is the prompt, whose tokens attend in both directions; the tokens after
+    it are generated one by one. Lengths `[batch_size]` give `[q_len, k_len,
+    batch_size]`. A prefix of 0 is `causal`.
 
     Raises as `padding` does.
     Source: [T5](https://arxiv.org/abs/1910.10683), Raffel et al. 2020, section 3.2.1.
@@ -165,12 +166,12 @@ def block_diagonal(
     lengths: Tensor,  # [documents]
     k_lengths: Tensor | None = None,
 ) -> Tensor:
-    r"""Documents packed one after another, each attending only to itself.
+    r"""A mask for packed documents: each token attends to its own document only.
 
     Lengths `[documents]` give `[q_len, k_len, 1]`, where `q_len` is their sum. The keys
-    may have lengths of their own, `k_lengths`. Each document attends to all of itself;
-    combined with `& causal(q_len)`, to its past only. (The size of this mask depends on
-    the values of the lengths, so build it outside of compiled code.)
+    may have other lengths, `k_lengths`. Combine with `& causal(q_len)` for causal
+    attention within each document. (The size of this mask depends on the values of the
+    lengths, so build it outside of compiled code.)
 
     Raises `TypeError` for lengths that are not an integer tensor, `ValueError` for a
     negative one, for values that cannot be read, or another number of `k_lengths`.
@@ -199,7 +200,8 @@ def block_diagonal(
             )
         if values.is_meta:
             raise ValueError(f"`{name}` is on meta, but its values give the sizes")
-    # Number the documents, write at each position the number of its own, and compare.
+    # Number the documents, label each position with the number of its document, and
+    # compare the labels.
     number = torch.arange(len(lengths), device=lengths.device)  # [documents]
     q_document = number.repeat_interleave(lengths.long())  # [q_len]
     k_document = number.repeat_interleave(k_lengths.long())  # [k_len]
@@ -214,12 +216,12 @@ def from_function(
     *,
     device: Device = None,
 ) -> Tensor:
-    r"""A mask from a rule, `allows(b, q, k)`: may query `q` attend to key `k`?
+    r"""A mask from a function `allows(b, q, k)`: may query `q` attend to key `k`?
 
     `b`, `q` and `k` are index tensors that broadcast, so that one call computes the
-    whole mask: write `&`, `|` and `~`, not `and`, `or` and `not`. The rule is the
-    `mask_mod` of FlexAttention, without the head. An axis that the rule does not use
-    keeps its size of 1, except for the keys: `[q_len or 1, k_len, batch_size or 1]`.
+    whole mask: write `&`, `|` and `~`, not `and`, `or` and `not`. The function is the
+    `mask_mod` of FlexAttention, without the head. An axis that it does not use keeps
+    its size of 1, except for the keys: `[q_len or 1, k_len, batch_size or 1]`.
 
     Raises `TypeError` for a result that is not a bool tensor, `ValueError` for its
     shape.
@@ -261,7 +263,7 @@ def from_function(
 
 
 def combine(*masks: Tensor) -> Tensor:
-    r"""What all `masks` allow: their logical *and*, broadcast.
+    r"""Combine masks: the logical *and* of all `masks`, broadcast.
 
     Raises `TypeError` for a floating-point mask, `ValueError` for masks that do not fit
     one another, or for none at all.
@@ -272,7 +274,7 @@ def combine(*masks: Tensor) -> Tensor:
     if not masks:
         raise ValueError("`masks` is empty; give at least one mask to combine")
     check_mask("masks[0]", masks[0])
-    # A mask that is alone is copied too: the result never shares memory with an input.
+    # A single mask is copied, too: the result never shares memory with an input.
     combined = masks[0].bool().clone()  # [q_len, k_len, ...]
     for n, mask in enumerate(masks[1:], start=1):
         check_mask(f"masks[{n}]", mask)

@@ -1,10 +1,10 @@
-r"""# Mask conventions
+r"""# Mask conventions by library
 
-PyTorch, Keras, Hugging Face and FlashAttention write masks differently, and so does
-Headnotes. Conventions differ in the order of the axes, in what True means, and in
-whether a mask is bool, or additive: 0 and minus infinity, added to the scores. A mask
-in the wrong convention is silently inverted or lost. Below, `q` are the queries, `k`
-the keys, `b` the batch items and `h` the heads.
+This module converts masks between the conventions of PyTorch, Keras, Hugging Face,
+FlashAttention and Headnotes. They differ in the order of the axes, in the meaning of
+True, and in whether a mask is bool or additive (0 and minus infinity, added to the
+scores). A mask in the wrong convention is silently inverted or has no effect. Below,
+`q` are the queries, `k` the keys, `b` the batch items and `h` the heads.
 
 | convention | axes | may attend |
 | --- | --- | --- |
@@ -16,8 +16,9 @@ the keys, `b` the batch items and `h` the heads.
 | Keras, `key_mask` and `value_mask` | `b k` | True |
 | Hugging Face, `attention_mask` | `b k` or `b 1 q k` | 1 or 0.0 |
 
-A mask has a value for each query and key, and most masks need far fewer: lengths, the
-offsets of documents, a flag. Fast kernels take those, and never build the square.
+A mask has a value for each pair of a query and a key. Most masks can be given with far
+fewer values: lengths, the offsets of documents, or a flag. Fast kernels take these, and
+never build the full mask.
 
 | lengths and flags | meaning | used by |
 | --- | --- | --- |
@@ -25,11 +26,12 @@ offsets of documents, a flag. Fast kernels take those, and never build the squar
 | `cu_seqlens` | the offsets of packed documents | FlashAttention, `varlen_attn` |
 | `is_causal=True` | causal, **from the top left** | `F.scaled_dot_product_attention` |
 
-Converted there (`to_…`) and back (`from_…`), a mask is exactly the same. (Back from
-valid lengths leads [`padding`](build.md#padding), from `is_causal` the other corner of
-[`causal`](build.md#causal).) What a convention cannot represent is refused with a
-`ValueError` that names the first such element; a dtype that it does not take, with a
-`TypeError`. An axis of size 1 stays 1: where the other side does not broadcast, call
+`to_…` converts a mask of Headnotes to another convention, and `from_…` converts back to
+exactly the same mask. (For valid lengths, the inverse is
+[`padding`](build.md#padding); for `is_causal`, [`causal`](build.md#causal) with
+`corner="top left"`.) A mask that the convention cannot represent raises a `ValueError`
+that names the first such element, and an unsupported dtype raises a `TypeError`. An
+axis of size 1 stays 1: where the other library does not broadcast, call
 `mask.expand(q_len, k_len, batch_size)` first.
 
 Source: the documentation and code of [PyTorch](https://docs.pytorch.org/docs/2.11/),
@@ -198,10 +200,11 @@ def from_keras(attention_mask: Tensor) -> Tensor:
 
 
 def to_key_mask(mask: Tensor) -> Tensor:
-    r"""Which keys are not padding, `[batch_size or 1, k_len]`: True **allows**.
+    r"""The keys that are not padding, `[batch_size or 1, k_len]`: True **allows**.
 
     Keras calls it `key_mask` and `value_mask`. Hugging Face calls it `attention_mask`
-    and wants it as integers: `to_key_mask(mask).long()`. Refused where queries differ.
+    and requires integers: `to_key_mask(mask).long()`. Raises `ValueError` where queries
+    differ.
 
     >>> mask = torch.tensor([[[1, 1], [1, 1], [1, 0]]]).bool()
     >>> to_key_mask(mask).long().tolist()
@@ -268,7 +271,7 @@ def to_additive(
     r"""0 where `mask` is True, minus infinity where not; any shape.
 
     `finite` takes the least number of the dtype instead. The weights of a fully masked
-    row are then uniform, where minus infinity makes them NaN; in Headnotes they are 0.
+    row are then uniform; with minus infinity they are NaN, in Headnotes 0.
 
     >>> to_additive(torch.tensor([True, False]))
     tensor([0., -inf])
@@ -285,7 +288,7 @@ def from_additive(mask: Tensor) -> Tensor:
     r"""True where `mask` is 0, False where it is minus infinity; any shape.
 
     The least number of the dtype, or of a narrower one, hides too. Any other number is
-    a bias, which a bool mask cannot represent: a `ValueError`.
+    a bias, which a bool mask cannot represent, and raises `ValueError`.
 
     >>> from_additive(torch.tensor([0, -torch.inf, -65504]))
     tensor([ True, False, False])
@@ -294,7 +297,7 @@ def from_additive(mask: Tensor) -> Tensor:
 
 
 def to_valid_lens(mask: Tensor) -> Tensor:
-    r"""How many keys may be attended to, where those are the first: undoes `padding`.
+    r"""Valid lengths, the numbers of keys before the padding: the inverse of `padding`.
 
     A mask `[1, k_len, batch_size]` gives `[batch_size]`, and a mask `[q_len, k_len,
     batch_size]` gives `[batch_size, q_len]`.
@@ -320,10 +323,11 @@ def to_valid_lens(mask: Tensor) -> Tensor:
 
 
 def to_is_causal(mask: Tensor) -> bool:
-    r"""True, if `is_causal=True` is this mask to `F.scaled_dot_product_attention`.
+    r"""True if `F.scaled_dot_product_attention(is_causal=True)` applies this mask.
 
-    That is a triangle from the **top left** corner, also where the lengths differ. The
-    one from the bottom right is `torch.nn.attention.bias.causal_lower_right`.
+    This mask is a triangle aligned to the **top left** corner, also where the lengths
+    differ. The one aligned to the bottom right is
+    `torch.nn.attention.bias.causal_lower_right`.
 
     Raises `ValueError` for every other mask: False would mean no mask at all.
 
@@ -345,7 +349,7 @@ def to_is_causal(mask: Tensor) -> bool:
 
 
 def to_cu_seqlens(mask: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The offsets of packed documents, and their end: for queries and for keys.
+    r"""`cu_seqlens`, the offsets of packed documents and their end: queries, then keys.
 
     Both are int32, `[documents + 1]`. The mask is `[q_len, k_len, 1]`: a packed batch
     is one sequence. Consecutive queries with the same keys are one document.
@@ -365,8 +369,8 @@ def to_cu_seqlens(mask: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`mask` has {mask.shape[2]} batch items; packed, it has 1")
     corners = document_corners(mask.squeeze(-1))
     offsets = torch.tensor(corners, device=mask.device)  # [documents + 1, 2]
-    # Where a mask is not made of documents, offsets may fall. Sorted, they are refused
-    # below, with the first pair that does not fit, rather than as offsets.
+    # If the mask does not consist of documents, offsets may decrease. They are made
+    # monotonic, so that the error below names the first pair that does not fit.
     cu_q, cu_k = offsets.int().cummax(dim=0).values.T  # [documents + 1]
     index = first_index(mask != from_cu_seqlens(cu_q, cu_k))
     if index is not None:
@@ -422,7 +426,8 @@ def from_cu_seqlens(cu_seqlens: Tensor, cu_seqlens_k: Tensor | None = None) -> T
     check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, cu_seqlens)
     q_lens = cu_seqlens.long().diff()  # [documents]
     k_lens = cu_seqlens_k.long().diff()  # [documents]
-    # Number the documents, write at each position the number of its own, and compare.
+    # Number the documents, label each position with the number of its document, and
+    # compare the labels.
     number = torch.arange(len(q_lens), device=q_lens.device)  # [documents]
     q_document = number.repeat_interleave(q_lens)  # [q_len]
     k_document = number.repeat_interleave(k_lens)  # [k_len]
@@ -430,14 +435,14 @@ def from_cu_seqlens(cu_seqlens: Tensor, cu_seqlens_k: Tensor | None = None) -> T
 
 
 def pair_in_words(mask: Tensor, index: tuple[int, ...]) -> str:
-    """What a mask does to one pair of a query and a key."""
+    """What a mask does to one pair of a query and a key, for an error message."""
     i, j, b = index
     does = f"shows key {j} to" if mask[index] else f"hides key {j} from"
     return f"{does} query {i} of batch item {b}"
 
 
 def to_bool(name: str, mask: Tensor, *shapes: str) -> Tensor:
-    """A mask that is bool or integer 0/1, as bool; it has the axes of one shape."""
+    """A bool or integer 0/1 mask as bool, after a check of its shape."""
     check_tensor(name, mask)
     if shapes:
         check_axes(name, mask, *shapes)
@@ -446,7 +451,7 @@ def to_bool(name: str, mask: Tensor, *shapes: str) -> Tensor:
 
 
 def torch_to_bool(name: str, mask: Tensor, *shapes: str, true_hides: bool) -> Tensor:
-    """What a mask of PyTorch, bool or additive, allows; its axes stay as they are."""
+    """Where a mask of PyTorch, bool or additive, allows attention; the axes stay."""
     check_tensor(name, mask)
     check_axes(name, mask, *shapes)
     if mask.is_floating_point():
@@ -457,7 +462,7 @@ def torch_to_bool(name: str, mask: Tensor, *shapes: str, true_hides: bool) -> Te
 
 
 def additive_to_bool(name: str, mask: Tensor) -> Tensor:
-    """Where a floating-point mask is 0; all else must be a number that hides."""
+    """Where a floating-point mask is 0; every other value must be one that hides."""
     check_tensor(name, mask)
     if mask.dtype not in FLOATS:
         raise TypeError(f"`{name}` is {mask.dtype}, not {', '.join(map(str, FLOATS))}")
@@ -471,7 +476,7 @@ def additive_to_bool(name: str, mask: Tensor) -> Tensor:
     if index is not None:
         raise ValueError(
             f"`{name}` holds {mask[index].item():g} at {list(index)}, neither 0 nor "
-            f"the least number of a dtype; write `{name} == 0` if all but 0 hides"
+            f"the least number of a dtype; write `{name} == 0` if all other values hide"
         )
     return allowed
 

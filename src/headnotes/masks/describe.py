@@ -1,12 +1,13 @@
-r"""# Masks in words
+r"""# Describing masks in words
 
-`describe` says what a mask does: which rule it follows, which keys are padding, which
-queries are fully masked. It warns of common mistakes: an inverted mask, an additive
-mask where a bool is meant, the wrong corner, a key of the future.
+`describe` describes a mask in words, to check that it does what you intend: which
+pattern it has, which keys are padding, which queries are fully masked. It warns of
+common mistakes: an inverted mask, an additive mask where a bool mask is expected, the
+wrong corner, a query that attends to future keys.
 
-Its statements are exact. A rule is named only where it gives this very mask, together
-with the padded keys and the fully masked queries that are listed after it; where no
-rule does, the keys of each query are listed. Only a warning is a guess.
+Its statements are exact. A pattern is named only if it gives exactly this mask,
+together with the padded keys and the fully masked queries that are listed after it. If
+no pattern does, the keys of each query are listed. Only a warning is a guess.
 
 Source: the mistakes that are reported most often in the issues of attention libraries.
 """
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from headnotes.checks import MASK_AXES, check_tensor, check_zero_one
 
-# After so many rows, and so many runs in a list of numbers, the rest is only counted.
+# The number of rows, and of runs in a list of numbers, that are listed; of the rest,
+# only the number is given.
 MAX_ROWS = 12
 MAX_RUNS = 8
 
@@ -27,10 +29,10 @@ EVERYTHING, NOTHING = "every query sees every key", "no query sees any key"
 
 
 def describe(mask: Tensor) -> str:
-    r"""What `mask` does, one fact a line; a guess begins with `warning:`.
+    r"""Describe `mask`, one fact per line; lines starting with `warning:` are guesses.
 
     `mask` is `[q_len or 1, k_len, batch_size or 1]`. A floating-point mask is described
-    as what it seems to mean. Queries, keys and batch items are numbered from 0.
+    by its likely meaning. Queries, keys and batch items are numbered from 0.
 
     Raises `TypeError` for what is not a tensor of numbers, `ValueError` for another
     number of axes, for integers other than 0 and 1, or where no values can be read.
@@ -166,7 +168,7 @@ def documents(allowed: Tensor, rows: Sequence[int]) -> Iterator[tuple[str, Tenso
 
 
 def facts(allowed: Tensor, items: Sequence[Item]) -> Iterator[str]:
-    """The rules, the rows where there is none, and the exceptions from the rules."""
+    """The patterns, the rows where none fits, and the exceptions from the patterns."""
     alone = len(items) == 1
     items_by_rule = grouped(item.rule for item in items)
     fully_masked = items_by_rule.pop(NOTHING, [])
@@ -223,7 +225,7 @@ def warnings(allowed: Tensor, items: Sequence[Item]) -> Iterator[str]:
     """Common patterns that are usually a mistake."""
     alone = len(items) == 1
     q_len, k_len = allowed.shape[1:]
-    # Where no rule fits, does one fit the opposite?
+    # Where no rule fits, does one fit the inverted mask?
     inverted = {}
     for n, item in enumerate(items):
         opposite = "" if item.rule else describe_item(~allowed[n]).rule
@@ -299,7 +301,7 @@ def grouped(values: Iterable[Any]) -> dict[Any, list[int]]:
 
 
 def joined(parts: Sequence[object]) -> str:
-    """A list in words, cut where it is long: `0–2, 5 and 3 more`."""
+    """A list in words; a long one is abbreviated: `0–2, 5 and 3 more`."""
     listed = [str(part) for part in parts[:MAX_RUNS]]
     if len(parts) > MAX_RUNS:
         listed.append(f"{len(parts) - MAX_RUNS} more")
@@ -347,9 +349,9 @@ def sizes_in_words(mask: Tensor) -> str:
 
 
 def as_bool(mask: Tensor) -> tuple[Tensor, str]:
-    """The bool mask that is meant, and a warning where it is in another dtype.
+    """The intended bool mask, and a warning if it has another dtype.
 
-    A floating-point mask that is a bias comes back as it is.
+    A floating-point mask that is a bias is returned unchanged.
     """
     if not mask.is_floating_point():
         return mask.bool(), ""
@@ -359,7 +361,7 @@ def as_bool(mask: Tensor) -> tuple[Tensor, str]:
         return mask == 0, f"warning: looks additive, as {mask.dtype}; {way_out}"
     if ((mask == 0) | (mask == 1)).all():
         return mask.bool(), f"warning: is {mask.dtype}, not bool; use mask.bool()"
-    return mask, f"warning: {mask.dtype} with other numbers: a bias, and no mask"
+    return mask, f"warning: {mask.dtype} with other numbers: a bias, not a mask"
 
 
 def check_mask(mask: Tensor) -> None:

@@ -1,12 +1,13 @@
 r"""# Masks for FlexAttention
 
-FlexAttention takes no mask tensor. It takes a rule, `mask_mod(b, h, q, k)`, that is
-True where a query may attend to a key, and compiles it into its kernel. A `BlockMask`
-is such a rule together with the blocks of the square that are not empty: the kernel
-skips all others, which makes it fast.
+This module converts masks to and from the two forms that FlexAttention takes instead of
+a mask tensor. A *mask function*, `mask_mod(b, h, q, k)`, returns True where a query may
+attend to a key; FlexAttention compiles it into its kernel. A `BlockMask` holds such a
+function and the list of blocks of the score matrix that are not fully masked: the
+kernel skips all others, which makes it fast.
 
-A rule can represent every mask, and can differ between heads, which a mask of Headnotes
-cannot. Both conversions are exact.
+A mask function can represent every mask. It can also differ between heads, which a mask
+of Headnotes cannot. Both conversions are exact.
 
 Source: [FlexAttention](https://arxiv.org/abs/2412.05496), Dong et al. 2024; the
 [documentation](https://docs.pytorch.org/docs/2.11/nn.attention.flex_attention.html) and
@@ -28,7 +29,7 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def to_mask_mod(mask: Tensor) -> MaskMod:
-    r"""The `mask_mod(b, h, q, k)` of FlexAttention that looks up a mask.
+    r"""A `mask_mod(b, h, q, k)` for FlexAttention that looks up `mask`.
 
     >>> mask_mod = to_mask_mod(torch.ones(3, 5, 1).bool())
     >>> mask_mod(*torch.tensor([1, 6, 2, 4]))
@@ -36,7 +37,7 @@ def to_mask_mod(mask: Tensor) -> MaskMod:
     """
     check_mask("mask", mask)
     allowed = mask.bool()
-    # An axis of size 1 broadcasts: whatever the index, its only element is looked up.
+    # An axis of size 1 broadcasts: its only element is looked up for every index.
     q_step = int(mask.shape[0] > 1)
     b_step = int(mask.shape[2] > 1)
 
@@ -55,9 +56,10 @@ def from_mask_mod(
     *,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    r"""A mask from a rule of FlexAttention: `[q_len, k_len, batch_size]`.
+    r"""A mask from a `mask_mod` of FlexAttention: `[q_len, k_len, batch_size]`.
 
-    Raises `ValueError` where heads differ, `TypeError` for a rule that returns no bool.
+    Raises `ValueError` where heads differ, `TypeError` for a function that returns no
+    bool tensor.
 
     >>> past = lambda b, h, q, k: k <= q
     >>> mask = from_mask_mod(past, 2, 3, 5, heads=7)
@@ -87,10 +89,10 @@ def from_mask_mod(
 
 
 def to_block_mask(mask: Tensor, block_size: int = 128) -> "BlockMask":
-    r"""The `block_mask` of FlexAttention, for as many queries as the mask has rows.
+    r"""A `BlockMask` for FlexAttention, for as many queries as the mask has rows.
 
-    `block_size` counts the queries, and the keys, of a block. Raises `ValueError` for a
-    mask without queries, keys or batch items, or on "meta".
+    `block_size` is the number of queries, and of keys, in a block. Raises `ValueError`
+    for a mask without queries, keys or batch items, or on "meta".
 
     >>> mask = torch.ones(3, 5, 2).bool()
     >>> to_block_mask(mask).shape
@@ -116,8 +118,8 @@ def from_block_mask(block_mask: "BlockMask") -> Tensor:
     r"""A mask from a `block_mask` of FlexAttention: `[q_len, k_len, batch_size]`.
 
     The compiled kernel skips empty blocks, and calls `mask_mod` in partial blocks only;
-    without a compiler, `mask_mod` decides everywhere. Raises `ValueError` where the two
-    differ, or heads do.
+    without a compiler, FlexAttention calls `mask_mod` for every pair. Raises
+    `ValueError` if the two differ, or if heads differ.
 
     >>> mask = torch.rand(3, 5, 2) < 0.5
     >>> from_block_mask(to_block_mask(mask)).equal(mask)
@@ -131,7 +133,7 @@ def from_block_mask(block_mask: "BlockMask") -> Tensor:
     device = block_mask.kv_indices.device
     batch_size, heads, q_len, k_len = block_mask.shape
     allowed = create_mask(block_mask.mask_mod, batch_size, heads, q_len, k_len, device)
-    # A pair that the rule allows, in a block that the kernel skips.
+    # A pair that `mask_mod` allows, in a block that the kernel skips.
     differs = allowed & ~in_listed_blocks(block_mask)
     full_count = block_mask.full_kv_num_blocks
     full_indices = block_mask.full_kv_indices
@@ -142,20 +144,20 @@ def from_block_mask(block_mask: "BlockMask") -> Tensor:
             BLOCK_SIZE=block_mask.BLOCK_SIZE,
             seq_lengths=block_mask.seq_lengths,
         )
-        # A pair that the rule forbids, in a block that the kernel takes for full.
+        # A pair that `mask_mod` forbids, in a block that the kernel treats as full.
         differs = differs | (in_listed_blocks(full) & ~allowed)
     index = first_index(differs)
     if index is not None:
         _, _, i, j = index
         raise ValueError(
             f"`block_mask` and its own `mask_mod` differ on key {j} for query {i}; "
-            f"FlexAttention follows the blocks where it is compiled, and else the rule"
+            f"FlexAttention follows the blocks if compiled, else the `mask_mod`"
         )
     return without_heads("block_mask", allowed)  # [q_len, k_len, batch_size]
 
 
 def in_listed_blocks(block_mask: "BlockMask") -> Tensor:
-    """Which pairs of a query and a key lie in a block that the `BlockMask` lists."""
+    """Which pairs of a query and a key are in a block that the `BlockMask` lists."""
     q_len, k_len = block_mask.seq_lengths
     q_block, k_block = block_mask.BLOCK_SIZE
     device = block_mask.kv_indices.device
