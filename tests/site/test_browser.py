@@ -22,6 +22,7 @@ KINDS = [
     "learn/05_embeddings_and_positional_encoding.html",  # pictures, the largest lesson
     "source/cli.html",  # a module without shapes
     "source/tests/test_mha.html",
+    "glossary.html",  # Markdown, with a long table of contents
     "compare/errata.html",  # Markdown
     "compare/masks.html",  # with a program of its own
     "compare/museum.html",
