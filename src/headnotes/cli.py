@@ -355,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"headnotes copy: {error}", file=sys.stderr)
         return 1
     for path in paths:
-        print(f"{path}: {headnotes.__version__}, MIT licence")
+        print(f"{path}: {headnotes.__version__}, MIT license")
     return 0
 
 
