@@ -33,7 +33,9 @@ from pathlib import Path
 import headnotes
 
 # Comments that speak to a tool, not to a reader, are no notes.
-PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
+PRAGMA = re.compile(
+    r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-|(end)?region\b))"
+)
 
 # These serve the others, and are of no use without them.
 AT_HOME = {"cli", "compare"}
