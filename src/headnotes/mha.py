@@ -340,7 +340,7 @@ def check_tensor(
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
     if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
+        raise TypeError(f"`{name}` is sparse, nested or quantized; pass a dense one")
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")

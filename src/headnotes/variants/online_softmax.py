@@ -292,6 +292,9 @@ def spans(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
+# region Input checks
+
+
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> None:
     """Refuse inputs that do not fit one another."""
     if type(is_causal) is not bool:
@@ -338,3 +341,6 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
             f"or 1] = [{q_len} or 1, {k_len}, {batch_size} or 1]; a [q_len, k_len] "
             f"mask needs `mask.unsqueeze(-1)`"
         )
+
+
+# endregion
