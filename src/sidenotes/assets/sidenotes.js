@@ -282,6 +282,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
 
   /** Scroll a line into what the inspector leaves free, if it is not there. */
   function bring(line) {
+    for (let e = line; (e = e.closest("details:not([open])")); ) e.open = true;
     const { top } = line.getBoundingClientRect();
     const free = innerHeight - panel.offsetHeight;
     if (top > 100 && top < free - 60) return;
