@@ -107,9 +107,9 @@ def test_what_is_folded_opens_by_keyboard(page: Page, url: str) -> None:
     summary = page.locator(".sn-contract > summary").first
     summary.focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("torch.Size([7, 3, 5, 2])")).to_be_visible()
+    expect(page.get_by_text("torch.Size([7, 3, 5, 2])", exact=True)).to_be_visible()
     page.keyboard.press("Enter")
-    expect(page.get_by_text("torch.Size([7, 3, 5, 2])")).to_be_hidden()
+    expect(page.get_by_text("torch.Size([7, 3, 5, 2])", exact=True)).to_be_hidden()
 
 
 @pytest.mark.parametrize("javascript", [True, False])
@@ -119,7 +119,7 @@ def test_what_is_folded_is_printed(
     context = browser.new_context(java_script_enabled=javascript)
     page = context.new_page()
     page.goto(f"{url}/{CORE}")
-    shown: Any = page.get_by_text("torch.Size([7, 3, 5, 2])")
+    shown = page.get_by_text("torch.Size([7, 3, 5, 2])", exact=True)
     assert not shown.is_visible()
     page.emulate_media(media="print")
     page.wait_for_timeout(200)
