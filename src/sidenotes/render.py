@@ -55,8 +55,9 @@ class Renderer:
         """
         grid = SubElement(parent, "div", {"class": "sidenotes"})
         for title, region in groupby(sections, key=lambda section: section.region):
-            place = self.region(grid, title) if title else grid
-            for row in rows(region):
+            inside = list(region)
+            place = self.region(grid, title, inside) if title else grid
+            for row in rows(inside):
                 self.row(place, row)
         if self.recorded and self.recorded["calls"]:
             shown_data = {name: self.recorded[name] for name in ("calls", "tensors")}
@@ -65,14 +66,15 @@ class Renderer:
             SubElement(grid, "div", {"hidden": "hidden"}).text = self.stash(data)
         return grid
 
-    def region(self, grid: Element, title: str) -> Element:
-        """A part of the grid that is folded below its title."""
-        place = SubElement(grid, "details", {"class": "sn-region"})
-        summary = SubElement(place, "summary")
+    def region(self, grid: Element, title: str, inside: list[Section]) -> Element:
+        """A folded part of the grid, below its title and the names that it defines."""
         if self.headings:
             anchor = self.anchor(re.sub(r"\W+", "-", title.lower()))
-            summary = SubElement(summary, "h2", {"id": anchor})
-        summary.text = title
+            SubElement(grid, "h2", {"id": anchor}).text = title
+        place = SubElement(grid, "details", {"class": "sn-region"})
+        names = [s.symbol for s in inside if s.symbol and "." not in s.symbol]
+        summary = AtomicString(", ".join(names) or title)
+        SubElement(place, "summary").text = summary
         return place
 
     def row(self, place: Element, sections: Sequence[Section]) -> None:

@@ -128,12 +128,12 @@ def test_a_region_is_folded_below_its_title(tmp_path: Path) -> None:
     source = "x = 1\n# region Input checks\ndef check(): pass\n# endregion\ny = 2\n"
     html = page(tmp_path, source)
     before, fold, after = re.split(r"<details[^>]*>|</details>", html)
-    assert '<summary>\n<h2 id="input-checks">Input checks</h2>\n</summary>' in fold
+    assert before.rstrip().endswith('<h2 id="input-checks">Input checks</h2>')
+    assert "<summary>check</summary>" in fold
     assert '<h3 id="check">' in fold
     for part, number in [(before, 1), (fold, 3), (after, 5)]:
         assert list(code_lines(part)) == [number]
-    excerpt = page(tmp_path, source, "#check")
-    assert "<summary>Input checks</summary>" in excerpt
+    assert "<h2" not in page(tmp_path, source, "#check")
 
 
 def test_notes_know_all_that_the_site_knows(tmp_path: Path) -> None:
