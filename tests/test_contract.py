@@ -641,7 +641,7 @@ def test_an_input_of_another_kind_is_refused_before_any_work(
             (
                 x.to_sparse(),
                 TypeError,
-                "is sparse, nested or quantised; pass a dense one",
+                "is sparse, nested or quantized; pass a dense one",
             ),
             (
                 x.to("meta"),

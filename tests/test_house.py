@@ -170,10 +170,16 @@ def test_every_module_has_a_title_and_names_its_source() -> None:
 def test_functions_stay_short() -> None:
     faults = []
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        source = path.read_text(encoding="utf-8")
+        if not source:
+            continue
+        # Notes make a function easier to read, not harder: only its code is counted.
+        sections = split.split(source, path)
+        code = {n for section in sections for n in section.code_lines}
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno is not None
-                if node.end_lineno - node.lineno >= 60:
+                if len(code.intersection(range(node.lineno, node.end_lineno + 1))) > 60:
                     faults.append(f"{name_of(path)}:{node.lineno}: {node.name}")
     assert faults == []
 

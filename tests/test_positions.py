@@ -486,12 +486,12 @@ def place(x: Any) -> Tensor:
         (
             lambda: place(torch.zeros(5, 3, 22).to_sparse()),
             TypeError,
-            "`x` is sparse, nested or quantised; pass a dense one",
+            "`x` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: embed(torch.zeros(5, 3).long().to_sparse()),
             TypeError,
-            "`tokens` is sparse, nested or quantised; pass a dense one",
+            "`tokens` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: Vocabulary(None),  # type: ignore[arg-type]

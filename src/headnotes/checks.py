@@ -91,7 +91,7 @@ def check_tensor(
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
     if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
+        raise TypeError(f"`{name}` is sparse, nested or quantized; pass a dense one")
     if device not in (None, x.device):
         where = f"`{name}` is on {x.device}, {owner} on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")

@@ -1,5 +1,10 @@
 r"""# Multi-head attention, sequence first
 
+This module is the reference implementation of multi-head attention, written for
+readers, with a note beside each step. It is complete, and needs only PyTorch.
+[fast](fast/module.md) computes the same from the same parameters, in less time and
+memory.
+
 Attention computes, for every position of one sequence, a weighted mean over the
 positions of another. Each position of the first has a *query* $q$; each position of the
 second has a *key* $k$ and a *value* $v$. The mean is taken over the values, and its
@@ -9,8 +14,8 @@ $$\operatorname{Attention}(Q, K, V) =
   \operatorname{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V$$
 
 *Multi-head* attention does this `heads` times in parallel, each time in a learned
-subspace of width `d_k = d_model / heads`, and mixes the results with one last linear
-map. One head can attend to the previous token while another attends to the verb.
+subspace of width `d_k = d_model / heads`. A last linear map mixes the results. One head
+can attend to the previous token while another attends to the verb.
 
 Tensors are sequence first, `[seq_len, batch_size, d_model]`. Both products are written
 with `einsum`, so that every axis has a letter: `i` query position, `j` key position,
@@ -18,11 +23,12 @@ with `einsum`, so that every axis has a letter: `i` query position, `j` key posi
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
 2017, section 3.2, in the sequence-first formulation of labml's
-[annotated transformer](https://nn.labml.ai/transformers/mha.html), whose checkpoints
-load here. Where this module differs from that one, the note beside the line says so.
+[annotated transformer](https://nn.labml.ai/transformers/mha.html). That is the
+*original* of the notes below: its checkpoints load here, and where this module differs,
+the note beside the line says so.
 """
 
-# Nothing but PyTorch and the standard library: this file runs wherever it is put.
+# Only PyTorch and the standard library, so that a copy of this file runs anywhere.
 import math
 from typing import Any
 
@@ -31,12 +37,12 @@ from torch import Tensor, nn
 
 
 class PrepareForMultiHeadAttention(nn.Module):
-    r"""A linear map whose last axis is split into heads.
+    r"""A linear projection whose last axis is split into heads.
 
-    `[..., d_model]` becomes `[..., heads, d_k]`, whatever the leading axes are: a
-    sequence of batches, or a single position while decoding. Raises `TypeError` for a
-    wrong dtype, `ValueError` for a wrong width.
+    `[..., d_model]` becomes `[..., heads, d_k]`, for a batch of sequences, or for one
+    position during decoding.
 
+    Raises `TypeError` for a wrong dtype, `ValueError` for a wrong width.
     Source: Vaswani et al. 2017, section 3.2.2, the matrices $W_i^Q$, $W_i^K$, $W_i^V$.
 
     >>> split = PrepareForMultiHeadAttention(10, 5, 2, bias=True)
@@ -56,23 +62,27 @@ class PrepareForMultiHeadAttention(nn.Module):
         self.d_k = d_k
 
     def forward(self, x: Tensor) -> Tensor:
+        r"""Project `x`, and give each head its part of the result."""
         check_tensor("x", x, self.linear.weight.device, self.linear.weight.dtype)
         shape = list(x.shape)
         d_model = self.linear.in_features
         if shape[-1:] != [d_model]:
             raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
 
-        # Heads are contiguous blocks of the last axis, so the split is a view: nothing
-        # is copied. Sizes are spelt out because a $-1$ is ambiguous in an empty batch.
+        # One product, $x W^\top + b$, for all heads.
         x = self.linear(x)  # [..., heads * d_k]
+
+        # Each head is a contiguous block of the last axis, so the split is a view:
+        # nothing is copied. (A size of $-1$ would be ambiguous in an empty batch.)
         return x.view(*x.shape[:-1], self.heads, self.d_k)  # [..., heads, d_k]
 
 
 class MultiHeadAttention(nn.Module):
     r"""Multi-head attention over `[seq_len, batch_size, d_model]`.
 
-    `heads` comes before `d_model`, as in the original. Each head is `d_model / heads`
-    wide; `dropout_prob` acts on the attention weights while training.
+    Each of the `heads` is `d_model / heads` wide. `dropout_prob` is the probability
+    that an attention weight is set to zero during training. As in the original, `heads`
+    comes before `d_model`.
 
     Raises `ValueError` where `heads` does not divide `d_model`, or a setting is out of
     range. Source: Vaswani et al. 2017, section 3.2.2.
@@ -103,25 +113,26 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
-        r"""Build the four linear maps, which hold all parameters."""
         super().__init__()
         check_settings(heads, d_model, dropout_prob)
+
+        # If the components of $q$ and $k$ are independent, with mean 0 and variance 1,
+        # then $q \cdot k$ has variance $d_k$. Without this factor the softmax of a wide
+        # head is almost one-hot, and little gradient passes through it.
         self.heads = heads
         self.d_k = d_model // heads
-        # If the components of $q$ and $k$ are independent, with variance 1, then
-        # $q \cdot k$ has variance $d_k$. Without this factor the softmax of a wide head
-        # is almost one-hot, and little gradient passes through it.
         self.scale = 1 / math.sqrt(self.d_k)
 
-        # `bias` applies to these two only, and `bias=False` loses less than it seems. A
-        # key bias adds the same number to a whole row of scores, which softmax
-        # cancels: its gradient is zero. Only the query's bias can change an output.
+        # The projections to queries and keys. `bias` applies to these two only. A key
+        # bias adds the same number to a whole row of scores, which softmax cancels;
+        # only the bias of the query can change an output.
         self.query = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
         self.key = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=bias)
 
-        # These two always have a bias. Where a row of weights sums to 1, a value bias
-        # $b_V$ passes through the mean unchanged and arrives as the constant
-        # $W_O\, b_V$, which the output bias could hold just as well.
+        # The projections to values, and from the concatenated heads to the output. Both
+        # have a bias, though one would do: where a row of weights sums to 1, a value
+        # bias $b_V$ passes through the mean unchanged and adds the constant $W_O\, b_V$
+        # to each output.
         self.value = PrepareForMultiHeadAttention(d_model, heads, self.d_k, bias=True)
         self.output = nn.Linear(d_model, d_model)
 
@@ -129,15 +140,18 @@ class MultiHeadAttention(nn.Module):
         self.attn = None
 
     def forward(
-        self, *, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        self,
+        *,
+        query: Tensor,  # [q_len, batch_size, d_model]
+        key: Tensor,  # [k_len, batch_size, d_model]
+        value: Tensor,  # [k_len, batch_size, d_model]
+        mask: Tensor | None = None,
     ) -> Tensor:
         r"""Attend from `query` to `key`, and return the mean of `value`, projected.
 
-        `query` is `[q_len, batch_size, d_model]`, `key` and `value` are
-        `[k_len, batch_size, d_model]`; the result has the shape of `query`. `mask` is
-        bool, or integer 0/1, `[q_len or 1, k_len, batch_size or 1]`; True means that
-        this query may attend to this key. The context of a fully masked row is zero,
-        and its output is the output bias; a fully masked key may hold NaN.
+        The result has the shape of `query`. `mask` is bool, or integer 0/1, `[q_len or
+        1, k_len, batch_size or 1]`; True means that this query may attend to this key.
+        The context of a fully masked row is zero, and its output is the output bias.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         before any work is done. Arguments are keyword-only: three tensors of one shape
@@ -154,37 +168,49 @@ class MultiHeadAttention(nn.Module):
         tensor([ True,  True, False, False, False])
         """
         check_inputs(self.output.weight, query, key, value)
+
+        # The mask gets an axis for the heads, which share it.
         if mask is not None:
             check_tensor("mask", mask, self.output.weight.device)
             shapes = query.shape, key.shape
             mask = self.prepare_mask(mask, *shapes)  # [q_len, k_len, batch_size, 1]
-            # Zero times NaN is NaN: keys that no query may attend to are cleared.
+            # Padding may hold NaN, and a weight of zero does not remove it: zero times
+            # NaN is NaN. So keys that no query may attend to are set to zero.
             hidden = ~mask.any(dim=(0, 3)).unsqueeze(-1)  # [k_len, batch_size, 1]
             key = key.masked_fill(hidden, 0)
             value = value.masked_fill(hidden, 0)
 
+        # Project: each head gets its own query, key and value of each position,
+        # $q = x W_Q^\top + b_Q$, of width $d_k$.
         query = self.query(query)  # [q_len, batch_size, heads, d_k]
         key = self.key(key)  # [k_len, batch_size, heads, d_k]
         value = self.value(value)  # [k_len, batch_size, heads, d_k]
 
-        # The original scales the scores. Scaling the query instead is the same in exact
-        # arithmetic, and lets $q \cdot k$ grow $\sqrt{d_k}$ times larger before it
-        # passes 65,504, the largest number of float16.
+        # Scale, then take the dot product of each query with each key:
+        # $S = Q K^\top / \sqrt{d_k}$. The original scales the scores, which is the same
+        # in exact arithmetic. But float16 ends at 65,504, and unscaled scores are
+        # $\sqrt{d_k}$ times larger.
         query = query * self.scale
         scores = self.get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
-        # The weights stay on the module for inspection: detached, so that they hold no
-        # graph, and taken before dropout, so that rows sum to 1. The original stores
-        # them after dropout; a published copy of it has lost the dropout altogether.
-        # (An exported program cannot store them, and under `vmap` they cannot be read.)
+        # Mask, then softmax over the keys: each query gets a weight for each key. The
+        # weights are not negative, and sum to 1.
         attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
+
+        # Store them for inspection, without their graph. The original stores them after
+        # dropout, when rows no longer sum to 1. (An exported program cannot store.)
         if not torch.compiler.is_exporting():
             self.attn = attn.detach()
+
+        # During training, dropout sets some weights to zero and divides the others by
+        # $1 - p$, which preserves their mean.
         attn = self.dropout(attn)
 
-        # The paper's Concat: head after head along the last axis. Here it costs a copy,
-        # as `einsum` leaves its result batch by batch in memory.
+        # The weighted sum of the values: one context vector for each query and head.
         context = self.apply_weights(attn, value)  # [q_len, batch_size, heads, d_k]
+
+        # Concatenate the heads along the last axis. This costs a copy, as `einsum`
+        # leaves its result batch by batch in memory. Then mix them: $W_O\, c + b_O$.
         context = context.flatten(-2)  # [q_len, batch_size, d_model]
         output: Tensor = self.output(context)  # [q_len, batch_size, d_model]
         return output
@@ -194,7 +220,9 @@ class MultiHeadAttention(nn.Module):
         query: Tensor,  # [q_len, batch_size, heads, d_k]
         key: Tensor,  # [k_len, batch_size, heads, d_k]
     ) -> Tensor:
-        r"""Multiply each query with each key: $S_{ijbh} = \sum_d Q_{ibhd} K_{jbhd}$.
+        r"""The dot product of each query with each key:
+
+        $$S_{ijbh} = \sum_d Q_{ibhd}\, K_{jbhd}$$
 
         The query arrives already divided by $\sqrt{d_k}$. A variant with other scores,
         such as relative positions, overrides this hook.
@@ -213,10 +241,10 @@ class MultiHeadAttention(nn.Module):
         query_shape: tuple[int, ...],
         key_shape: tuple[int, ...],
     ) -> Tensor:
-        r"""Validate `mask` and give it an axis of size 1 that broadcasts over heads.
+        r"""Validate `mask`, and give it an axis of size 1 that broadcasts over heads.
 
-        The axes for queries and batch may have size 1; the one for keys may not,
-        since a single column would silently allow or forbid all keys at once.
+        The axes for queries and batch may have size 1; the one for keys may not, since
+        a single column would silently allow or forbid all keys at once.
 
         >>> mha = MultiHeadAttention(heads=5, d_model=10)
         >>> mask = torch.ones(3, 7, 2).bool()
@@ -231,7 +259,9 @@ class MultiHeadAttention(nn.Module):
         attn: Tensor,  # [q_len, k_len, batch_size, heads]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
     ) -> Tensor:
-        r"""The weighted mean of the values, for each query and head.
+        r"""The weighted sum of the values, for each query and head:
+
+        $$C_{ibhd} = \sum_j A_{ijbh}\, V_{jbhd}$$
 
         >>> mha = MultiHeadAttention(heads=5, d_model=10)
         >>> attn = torch.rand(3, 7, 2, 5)
@@ -242,8 +272,8 @@ class MultiHeadAttention(nn.Module):
         return context  # [q_len, batch_size, heads, d_k]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The last weights are for inspection only. They grow with the square of the
-        # length, and do not belong in a pickle, checkpoint or deep copy.
+        # The weights of the last call are for inspection only. They grow with the
+        # square of the length, and do not belong in a pickle, checkpoint or deep copy.
         return self.__dict__ | {"attn": None}
 
 
@@ -251,9 +281,11 @@ def masked_softmax(
     scores: Tensor,  # [q_len, k_len, batch_size, heads]
     mask: Tensor | None,  # [q_len, k_len, batch_size, 1]
 ) -> Tensor:
-    r"""Softmax over the keys, axis 1, in which a fully masked row is all zeros.
+    r"""Softmax over the keys, axis 1; hidden keys and fully masked rows get zeros.
 
-    In the original, which only fills in minus infinity, such a row is NaN: 0 / 0.
+    $$A_{ijbh} = \frac{e^{S_{ijbh}}}{\sum_k e^{S_{ikbh}}}$$
+
+    In the original, a fully masked row is NaN, 0 / 0:
 
     >>> torch.full((3,), -math.inf).softmax(dim=0)
     tensor([nan, nan, nan])
@@ -268,14 +300,19 @@ def masked_softmax(
     if mask is None:
         return scores.softmax(dim=1)
 
-    # Minus infinity rather than a large negative number: it exists in every dtype, and
-    # no score lies below it. Fully masked rows are filled with 0 before the softmax,
-    # where they would become NaN, forward and backward, and again after it, where they
-    # would be uniform.
+    # Minus infinity becomes a weight of $e^{-\infty} = 0$. A large negative number does
+    # not always suffice: a score may lie below it, and float16 ends at $-65{,}504$.
+    scores = scores.masked_fill(~mask, -math.inf)  # [q_len, k_len, batch_size, heads]
+
+    # A fully masked row would be NaN, forward and backward. So it is filled with zeros
+    # before the softmax, which makes its weights uniform, and again after it.
     fully_masked = ~mask.any(dim=1, keepdim=True)  # [q_len, 1, batch_size, 1]
-    scores = scores.masked_fill(~mask, -math.inf).masked_fill(fully_masked, 0)
+    scores = scores.masked_fill(fully_masked, 0)  # [q_len, k_len, batch_size, heads]
     weights = scores.softmax(dim=1)  # [q_len, k_len, batch_size, heads]
     return weights.masked_fill(fully_masked, 0)
+
+
+# region Input checks
 
 
 def check_sizes(**sizes: int) -> None:
@@ -310,7 +347,7 @@ def check_tensor(
     if not isinstance(x, Tensor):
         raise TypeError(f"`{name}` must be a tensor, but is a {type(x).__name__}")
     if x.layout != torch.strided or x.is_nested or x.is_quantized:
-        raise TypeError(f"`{name}` is sparse, nested or quantised; pass a dense one")
+        raise TypeError(f"`{name}` is sparse, nested or quantized; pass a dense one")
     if x.device != device:
         where = f"`{name}` is on {x.device}, the module on {device}"
         raise ValueError(f"{where}; use `{name}.to({str(device)!r})`")
@@ -392,3 +429,6 @@ def mask_fits(mask: Tensor, q_len: int, k_len: int, batch_size: int) -> bool:
         and mask.shape[1] == k_len
         and mask.shape[2] in (1, batch_size)
     )
+
+
+# endregion

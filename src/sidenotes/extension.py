@@ -22,7 +22,7 @@ from sidenotes.dependencies import dependencies
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
 from sidenotes.record import location, recording
-from sidenotes.render import highlight_lines, legend, line, render, toolbar
+from sidenotes.render import Renderer, highlight_lines, legend, line, toolbar
 from sidenotes.sizes import panel
 from sidenotes.split import UNREADABLE, LiterateError, named, read, split
 
@@ -193,17 +193,9 @@ class Directives(BlockProcessor):
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside
         stash = self.md.htmlStash.store
-        # An excerpt is part of another page, which has headings of its own.
         recorded = None if symbol else self.sources.recorded(path)
-        grid = render(
-            parent,
-            sections,
-            source,
-            headings=not symbol,
-            parse=self.parse,
-            stash=stash,
-            recorded=recorded,
-        )
+        renderer = Renderer(source, not symbol, self.parse, stash, recorded)
+        grid = renderer.render(parent, sections)
         if symbol:
             return
         sizes = self.sources.sizes.get(name)

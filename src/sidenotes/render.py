@@ -3,8 +3,10 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape, unescape
+from itertools import groupby
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement
 
@@ -22,59 +24,144 @@ Parse = Callable[[Element, str], None]
 COMMENT = re.compile(r'<span class="c1">#(?P<text>.*)</span>$')
 TAG = re.compile(r"<[^>]+>")
 
+# The contract of a definition begins with its errors or its source, or with its first
+# example and the sentence that introduces it.
+CONTRACT = re.compile(r"\n\n(?=Raises |Source: |>>> |(?:.+\n)*.*:\n\n>>> )")
 
-def render(
-    parent: Element,
-    sections: Sequence[Section],
-    source: str,
-    *,
-    headings: bool,
-    parse: Parse,
-    stash: Stash,
-    recorded: dict[str, Any] | None = None,
-) -> Element:
-    """Append `sections` of `source` to `parent`, as a grid of two columns.
 
-    Recorded shapes are shown beside each line, and the recording is part of the page.
+@dataclass
+class Renderer:
+    """Writes the sections of one source into its page.
+
+    Without `headings` they are an excerpt, a part of a page that has its own.
     """
-    highlighted = highlight_lines(source)
-    shapes = shape_column(recorded)
-    blank = [not line.strip() for line in source.split("\n")]
-    grid = SubElement(parent, "div", {"class": "sidenotes"})
-    symbols: Counter[str] = Counter()
-    for section in sections:
-        kind = "sn-module" if section.is_module else "sn-section"
-        row = SubElement(grid, "section", {"class": kind})
 
-        shown = trim(section.code_lines, blank)
-        hidden = sorted({*section.note_lines, *section.code_lines}.difference(shown))
-        # Each line of the source has an anchor, also those of notes.
-        anchors = "".join(f'<span id="L{n}"></span>' for n in hidden)
+    source: str
+    headings: bool
+    parse: Parse
+    stash: Stash
+    recorded: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.highlighted = highlight_lines(self.source)
+        self.shapes = shape_column(self.recorded)
+        self.blank = [not line.strip() for line in self.source.split("\n")]
+        self.names: Counter[str] = Counter()
+
+    def render(self, parent: Element, sections: Iterable[Section]) -> Element:
+        """Append `sections` to `parent`, as a grid of two columns.
+
+        What was recorded of a run is shown beside each line, and travels with the page.
+        """
+        grid = SubElement(parent, "div", {"class": "sidenotes"})
+        for title, region in groupby(sections, key=lambda section: section.region):
+            inside = list(region)
+            place = self.region(grid, title, inside) if title else grid
+            for row in rows(inside):
+                self.row(place, row)
+        if self.recorded and self.recorded["calls"]:
+            shown_data = {name: self.recorded[name] for name in ("calls", "tensors")}
+            text = json.dumps(shown_data, separators=(",", ":")).replace("</", r"<\/")
+            data = f'<script type="application/json" class="sn-data">{text}</script>'
+            SubElement(grid, "div", {"hidden": "hidden"}).text = self.stash(data)
+        return grid
+
+    def region(self, grid: Element, title: str, inside: list[Section]) -> Element:
+        """A folded part of the grid, below its title and the names that it defines."""
+        if self.headings:
+            anchor = self.anchor(re.sub(r"\W+", "-", title.lower()))
+            SubElement(grid, "h2", {"id": anchor}).text = title
+        place = SubElement(grid, "details", {"class": "sn-region"})
+        names = [s.symbol for s in inside if s.symbol and "." not in s.symbol]
+        summary = AtomicString(", ".join(names) or title)
+        SubElement(place, "summary").text = summary
+        return place
+
+    def row(self, place: Element, sections: Sequence[Section]) -> None:
+        """Append a row: the note of its first section, and the code of all."""
+        first = sections[0]
+        kind = "sn-module" if first.is_module else "sn-section"
+        row = SubElement(place, "section", {"class": kind})
+        shown = trim([n for each in sections for n in each.code_lines], self.blank)
+        lines = {n for each in sections for n in (*each.note_lines, *each.code_lines)}
+
         note = SubElement(row, "div", {"class": "sn-note"})
-        SubElement(note, "div", {"class": "sn-anchors"}).text = stash(anchors)
-        if section.symbol and headings:
-            depth = section.symbol.count(".")
-            # A name may be defined twice, in two branches.
-            symbols[section.symbol] += 1
-            nth = symbols[section.symbol]
-            anchor = section.symbol if nth == 1 else f"{section.symbol}-{nth}"
-            heading = SubElement(note, f"h{min(2 + depth, 6)}", {"id": anchor})
-            name = section.symbol.rpartition(".")[2]
-            SubElement(heading, "code").text = AtomicString(name)
-        for text in section.note:
-            parse(note, text)
+        anchors = SubElement(note, "div", {"class": "sn-anchors"})
+        if first.symbol and self.headings:
+            self.heading(note, first)
+            for other in sections[1:]:
+                SubElement(anchors, "span", {"id": self.anchor(other.symbol)})
+        folded = self.write(note, first)
+        anchors.text = self.line_anchors(lines.difference(shown, folded))
 
         if shown:
             code = SubElement(row, "pre", {"class": "sn-code highlight"})
-            code.text = stash(
-                "".join(line(n, highlighted[n - 1], shapes.get(n)) for n in shown)
+            code.text = self.stash(
+                "".join(
+                    line(n, self.highlighted[n - 1], self.shapes.get(n)) for n in shown
+                )
             )
-    if recorded and recorded["calls"]:
-        shown_data = {name: recorded[name] for name in ("calls", "tensors")}
-        text = json.dumps(shown_data, separators=(",", ":")).replace("</", r"<\/")
-        data = f'<script type="application/json" class="sn-data">{text}</script>'
-        SubElement(grid, "div", {"hidden": "hidden"}).text = stash(data)
-    return grid
+
+    def heading(self, note: Element, section: Section) -> None:
+        """The name of a definition, one level below what it is defined in."""
+        level = 2 + section.symbol.count(".") + bool(section.region)
+        anchor = self.anchor(section.symbol)
+        heading = SubElement(note, f"h{min(level, 6)}", {"id": anchor})
+        name = section.symbol.rpartition(".")[2]
+        SubElement(heading, "code").text = AtomicString(name)
+
+    def write(self, note: Element, section: Section) -> list[int]:
+        """Write a note; the contract of a definition is folded below its first words.
+
+        The result is the lines of the contract.
+        """
+        folded = []
+        for text in section.note:
+            cut = CONTRACT.search(text) if section.symbol else None
+            self.parse(note, text[: cut.start()] if cut else text)
+            if cut:
+                contract = text[cut.end() :]
+                # A docstring is the last of its notes; its quotes may end on a line of
+                # their own.
+                folded = section.note_lines[-contract.count("\n") - 2 :]
+                details = SubElement(note, "details", {"class": "sn-contract"})
+                SubElement(details, "summary").text = contract_label(contract)
+                anchors = SubElement(details, "div", {"class": "sn-anchors"})
+                anchors.text = self.line_anchors(folded)
+                self.parse(details, contract)
+        return folded
+
+    def anchor(self, name: str) -> str:
+        """The name as an id: a page may define it twice, in each of two branches."""
+        self.names[name] += 1
+        nth = self.names[name]
+        return name if nth == 1 else f"{name}-{nth}"
+
+    def line_anchors(self, numbers: Iterable[int]) -> str:
+        """Each line of the source can be linked to, also those that became prose."""
+        return self.stash("".join(f'<span id="L{n}"></span>' for n in sorted(numbers)))
+
+
+def rows(sections: Iterable[Section]) -> list[list[Section]]:
+    """Sections by row: an `__init__` without a note continues the row of its class."""
+    joined: list[list[Section]] = []
+    for section in sections:
+        above = joined[-1][-1].symbol if joined else ""
+        if above and section.symbol == f"{above}.__init__" and not section.note:
+            joined[-1].append(section)
+        else:
+            joined.append([section])
+    return joined
+
+
+def contract_label(contract: str) -> str:
+    """What a contract contains.
+
+    >>> contract_label("Raises `ValueError` for a negative number. Source: Euler.")
+    'Errors, source'
+    """
+    parts = {"Raises ": "errors", "Source: ": "source", ">>> ": "examples"}
+    return ", ".join(parts[mark] for mark in parts if mark in contract).capitalize()
 
 
 def shape_column(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
@@ -121,7 +208,9 @@ def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
             html = f'{code}<span class="c1 sn-claim"{place}>{text}</span>'
         else:
             beside = f'<samp class="sn-shape"{place}>{escape(shape["text"])}</samp>'
-    return f'<span id="L{number}"><a {link}></a>{html}\n</span>{beside}'
+    indent = len(html) - len(html.lstrip(" "))
+    wraps = f' style="--in:{indent}"' if indent else ""
+    return f'<span id="L{number}"{wraps}><a {link}></a>{html}{beside}\n</span>'
 
 
 def trim(numbers: Sequence[int], blank: Sequence[bool]) -> list[int]:

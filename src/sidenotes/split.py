@@ -16,8 +16,12 @@ from pathlib import Path
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 # Comments for tools are not notes: they remain in the code.
-PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
+PRAGMA = re.compile(
+    r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-|(end)?region\b))"
+)
 
+# Editors fold what stands between `# region Title` and `# endregion`; so does the page.
+REGION = re.compile(r"#\s*(?:region\s+(?P<title>\S.*)|endregion\b)")
 
 # Exceptions of Python for sources that it cannot parse, or that are nested too deeply.
 UNREADABLE = (
@@ -40,6 +44,7 @@ class Section:
     scope: str = ""  # dotted name of the innermost enclosing definition
     symbol: str = ""  # dotted name of the definition that begins here, if any
     is_module: bool = False  # whether it has the docstring of the module
+    region: str = ""  # title of the enclosing region, if any
     note: list[str] = field(default_factory=list)  # paragraphs of Markdown
     note_lines: list[int] = field(default_factory=list)
     code_lines: list[int] = field(default_factory=list)
@@ -81,7 +86,7 @@ def split(source: str, path: Path) -> list[Section]:
 
     lines = source.split("\n")
     docstrings = find_docstrings(tree, tokens, lines, path)
-    return assign(lines, tree, docstrings, find_comments(tokens))
+    return assign(lines, tree, docstrings, find_comments(tokens), find_regions(tokens))
 
 
 def assign(
@@ -89,11 +94,13 @@ def assign(
     tree: ast.Module,
     docstrings: dict[int, tuple[str, int, bool]],
     comments: dict[int, str],
+    regions: dict[int, str],
 ) -> list[Section]:
     """Assign each line to a section, in one pass from top to bottom."""
     definitions = {first_line(node): name for name, node in named(tree)}
     scopes = scope_of_lines(tree, len(lines))
     sections = [Section()]
+    region = ""
     number = 0
     while number < len(lines) - (lines[-1] == ""):
         number += 1
@@ -103,7 +110,10 @@ def assign(
         waits = not section.note_lines or same_indent(lines, section, number)
         full = has_code or section.symbol or section.is_module or not waits
 
-        if number in docstrings:
+        if number in regions:
+            region = regions[number]
+            section = Section(note_lines=[number])
+        elif number in docstrings:
             text, last, of_module = docstrings[number]
             if of_module and (has_code or section.note):
                 section = Section()
@@ -113,7 +123,7 @@ def assign(
             number = last
         elif number in comments:
             section = Section(scope=scopes[number]) if full else section
-            if section.note_lines[-1:] == [number - 1]:
+            if section.note and section.note_lines[-1] == number - 1:
                 section.note[-1] += f"\n{comments[number]}"
             else:
                 section.note.append(comments[number])
@@ -128,6 +138,7 @@ def assign(
                 section = Section(scope=scopes[number])
             section.code_lines.append(number)
         if section is not sections[-1]:
+            section.region = region
             sections.append(section)
     return [s for s in sections if s.note_lines or s.code_lines]
 
@@ -181,6 +192,16 @@ def find_comments(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
                 text = token.string.removeprefix("#").removeprefix(" ")
                 comments[token.start[0]] = text
     return comments
+
+
+def find_regions(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
+    """Lines at which a region begins, with its title, or ends, with an empty one."""
+    matches = {
+        token.start[0]: REGION.match(token.string)
+        for token in tokens
+        if token.type == tokenize.COMMENT and token.start[1] == 0
+    }
+    return {line: match["title"] or "" for line, match in matches.items() if match}
 
 
 def find_docstrings(

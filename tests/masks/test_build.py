@@ -385,12 +385,12 @@ def test_lengths_may_be_mapped_over() -> None:
         (
             lambda: padding(torch.tensor([2, 3]).to_sparse(), 5),
             TypeError,
-            "`valid_lens` is sparse, nested or quantised; pass a dense one",
+            "`valid_lens` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: combine(NESTED),
             TypeError,
-            "`masks[0]` is sparse, nested or quantised; pass a dense one",
+            "`masks[0]` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: from_function(3, 3),  # type: ignore[arg-type]

@@ -456,7 +456,7 @@ DIFFERENT[1, 4, 2, 3] = False
         (
             lambda: masks.to_sdpa(MASK.to_sparse()),
             TypeError,
-            "`mask` is sparse, nested or quantised; pass a dense one",
+            "`mask` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: masks.to_key_mask(MASK.clone().index_fill_(0, torch.tensor(2), 0)),

@@ -428,7 +428,7 @@ def test_descriptions_do_not_depend_on_the_device(device: torch.device) -> None:
         (
             torch.ones(3, 5, 2).to_sparse(),
             TypeError,
-            "`mask` is sparse, nested or quantised; pass a dense one",
+            "`mask` is sparse, nested or quantized; pass a dense one",
         ),
         (
             torch.ones(3, 5),

@@ -138,7 +138,7 @@ PER_HEAD[4, 3] = False
         (
             lambda: masks.to_mask_mod(torch.ones(3, 5, 2).bool().to_sparse()),
             TypeError,
-            "`mask` is sparse, nested or quantised; pass a dense one",
+            "`mask` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: masks.to_mask_mod(torch.tensor([[[1]], [[-1]]])),

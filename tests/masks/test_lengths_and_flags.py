@@ -169,7 +169,7 @@ def documents(*places: int) -> Tensor:
         (
             lambda: masks.to_cu_seqlens(torch.ones(3, 5, 1).bool().to_sparse()),
             TypeError,
-            "`mask` is sparse, nested or quantised; pass a dense one",
+            "`mask` is sparse, nested or quantized; pass a dense one",
         ),
         (
             lambda: masks.to_is_causal(torch.tensor([[[1]], [[-1]]])),

@@ -43,7 +43,8 @@ def page(tmp_path: Path, source: str, symbol: str = "", **options: object) -> st
 
 def code_lines(html: str) -> dict[int, str]:
     """The lines that a page shows as code, as their reader would copy them."""
-    shown = re.findall(r'<span id="L(\d+)"><a [^>]*></a>(.*?)\n</span>', html)
+    line = r'<span id="L(\d+)"[^>]*><a [^>]*></a>(.*?)(?:<samp .*</samp>)?\n</span>'
+    shown = re.findall(line, html)
     return {int(n): unescape(re.sub(r"<[^>]+>", "", line)) for n, line in shown}
 
 
@@ -79,6 +80,60 @@ def test_an_overloaded_name_keeps_one_anchor_each(tmp_path: Path) -> None:
     html = page(tmp_path, "if x:\n    def f(): pass\nelse:\n    def f(): pass\n")
     ids = re.findall(r'<h2 id="([^"]+)"', html)
     assert len(ids) == len(set(ids)) == 2
+
+
+def test_an_init_without_a_note_continues_the_row_of_its_class(tmp_path: Path) -> None:
+    source = "class A:\n    'What.'\n    x = 1\n\n    def __init__(self): pass\n"
+    html = page(tmp_path, source)
+    assert html.count("<section") == 1
+    assert list(code_lines(html)) == [1, 3, 4, 5]
+    assert '<span id="A.__init__">' in html
+    noted = source.replace(": pass", ":\n        'Why.'")
+    assert page(tmp_path, noted).count("<section") == 2
+
+
+@pytest.mark.parametrize(
+    ("contract", "label"),
+    [
+        ("Raises `ValueError` for 0.", "Errors"),
+        ("Source: Euler.", "Source"),
+        (">>> invert(2)\n    0.5", "Examples"),
+        ("The inverse of 2\n    and 4:\n\n    >>> invert(2)\n    0.5", "Examples"),
+        ("Raises that. Source: Euler.\n\n    >>> 1\n    1", "Errors, source, examples"),
+    ],
+    ids=["errors", "source", "example", "introduced example", "all"],
+)
+def test_the_contract_of_a_definition_is_folded(
+    tmp_path: Path, contract: str, label: str
+) -> None:
+    docstring = f'"""One by `x`.\n\n    Any: `x`.\n\n    {contract}\n    """'
+    html = page(tmp_path, f"def invert(x):\n    {docstring}\n")
+    before, fold, after = re.split(r"<details[^>]*>|</details>", html)
+    assert "Any:" in before
+    assert f"<summary>{label}</summary>" in fold
+    assert 'id="L4"' in before  # a link to a line leads to where it is shown
+    assert 'id="L6"' in fold
+    words = re.sub(r"<[^>]+>", "", unescape(fold)).split()
+    assert set(contract.replace("`", "").split()) <= set(words)
+    assert "Any:" not in words
+    assert "<p>" not in after
+
+
+def test_what_a_module_or_a_comment_says_is_not_folded(tmp_path: Path) -> None:
+    source = '"""# T\n\nSource: Euler.\n"""\n# Why.\n#\n# Source: Euler.\nx = 1\n'
+    assert "<details" not in page(tmp_path, source)
+
+
+def test_a_region_is_folded_below_its_title(tmp_path: Path) -> None:
+    source = "x = 1\n# region Input checks\ndef check(): pass\n# endregion\ny = 2\n"
+    html = page(tmp_path, source)
+    before, fold, after = re.split(r"<details[^>]*>|</details>", html)
+    assert before.rstrip().endswith('<h2 id="input-checks">Input checks</h2>')
+    assert "<summary>check</summary>" in fold
+    assert '<h3 id="check">' in fold
+    for part, number in [(before, 1), (fold, 3), (after, 5)]:
+        assert list(code_lines(part)) == [number]
+    assert "<h2" not in page(tmp_path, source, "#check")
 
 
 def test_notes_are_converted_with_all_extensions_of_the_site(tmp_path: Path) -> None:
@@ -167,7 +222,7 @@ def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
     assert 'data-line="11" style="--at:17"><span class="sn-mark">#</span> [n' in html
     at = len(lines[11])
     seen = f'<samp class="sn-shape" data-line="12" style="--at:{at}">[n, m]</samp>'
-    assert f"</span>{seen}" in html
+    assert f"{seen}\n</span>" in html
     assert html.count("<samp") == 1
     (data,) = re.findall(r'class="sn-data">(.*)</script>', html)
     assert [call["symbol"] for call in json.loads(data)["calls"]][-1] == "f"

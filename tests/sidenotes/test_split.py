@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidenotes.split import LiterateError, Section, read, split
+from sidenotes.split import REGION, LiterateError, Section, read, split
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted(
@@ -36,7 +36,8 @@ def assert_nothing_lost(source: str) -> None:
     for section in sections:
         # What the lines of a note say is what the note says, less the prefix of a
         # docstring; and nothing but notes and blank lines is kept from the code.
-        said = words(" ".join(lines[n - 1] for n in section.note_lines))
+        written = [lines[n - 1] for n in section.note_lines]
+        said = words(" ".join(line for line in written if not REGION.match(line)))
         shown = words(" ".join(section.note))
         assert [w for w in said if w not in "rR"] == [w for w in shown if w not in "rR"]
         for n in section.code_lines:
@@ -65,6 +66,8 @@ STATEMENTS = st.sampled_from(
         "y = x  # [at, the, end]",
         "x = 1; y = 2",
         "# type: ignore",
+        "# region One",
+        "# endregion",
         "'a string, no docstring'",
         "x = 1 + \\\n    2",
         "f'{x}'",
@@ -181,6 +184,28 @@ def test_a_comment_to_a_tool_is_no_note(pragma: str) -> None:
     (section,) = cut(f"{pragma}\nx = 1\n")
     assert section.note == []
     assert section.code_lines == [1, 2]
+
+
+def test_a_region_runs_from_its_title_to_its_end() -> None:
+    source = "a = 1\n\n# region Checks\n# why\n\ndef f(): ...\n\n# endregion\nb = 2\n"
+    assert [(s.region, s.symbol, s.note, s.code_lines) for s in cut(source)] == [
+        ("", "", [], [1, 2]),
+        ("Checks", "f", ["why"], [5, 6, 7]),
+        ("", "", [], [9]),
+    ]
+
+
+def test_a_region_without_an_end_runs_to_the_end_of_the_file() -> None:
+    sections = cut("a = 1\n# region Checks\ndef f(): ...\n\ndef g(): ...\n")
+    assert [section.region for section in sections] == ["", "Checks", "Checks"]
+
+
+def test_a_region_inside_of_a_function_is_for_editors_only() -> None:
+    (section,) = cut(
+        "def f():\n    # region A\n    x = 1\n    # endregion\n    return x\n"
+    )
+    assert section.region == ""
+    assert section.code_lines == [1, 2, 3, 4, 5]
 
 
 def test_the_docstring_of_the_module_stands_alone() -> None:

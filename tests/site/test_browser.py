@@ -115,7 +115,7 @@ def test_notes_stand_beside_code_from_60_rem_and_above_it_below(
 ) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(f"{url}/{CORE}")
-    sections = page.locator(".sn-section:has(.sn-note > p)")
+    sections = page.locator(".sn-section:visible:has(.sn-note > p)")
     assert sections.count() > 15
     for section in sections.all():
         note = section.locator(".sn-note").bounding_box()
@@ -137,7 +137,9 @@ def test_the_page_shows_every_line_of_the_source_once(page: Page, url: str) -> N
     numbers = sorted(int(i[1:]) for i in ids if re.fullmatch(r"L\d+", i))
     assert numbers == list(range(1, len(source) + 1))
     shown = page.eval_on_selector_all(
-        ".sn-code > span", "all => all.map(e => [e.id, e.textContent])"
+        ".sn-code > span",
+        "all => all.map(e => [e.id, [...e.childNodes]"
+        ".filter(n => n.localName !== 'samp').map(n => n.textContent).join('')])",
     )
     for name, text in shown:
         assert text == source[int(name[1:]) - 1] + "\n"
@@ -262,9 +264,9 @@ def test_everything_can_be_reached_by_keyboard(page: Page, url: str) -> None:
         ".sn-code", "all => all.filter(e => e.scrollWidth > e.clientWidth).length"
     )
     focusable = page.locator(".sn-code[tabindex='0']").count()
-    assert scrolling == focusable > 5
+    assert scrolling == focusable
     assert any("md-skip" in name for name in reached)
-    assert any("sn-code" in name for name in reached)
+    assert any("sn-claim" in name for name in reached)
     assert any("md-button" in name for name in reached)
 
 

@@ -539,7 +539,7 @@ MASK = (
         (
             {"value": GOOD["value"].to_sparse()},
             TypeError,
-            "`value` is sparse, nested or quantised; pass a dense one",
+            "`value` is sparse, nested or quantized; pass a dense one",
         ),
         (
             {"query": GOOD["query"].long()},

@@ -1,13 +1,14 @@
 r"""# Multi-head attention, batch first
 
-Most code uses the layout `[batch_size, seq_len, d_model]`. Here the heads become an
-axis of their own beside the batch, and attention is a batched matrix product, one for
-each batch item $b$ and head $h$:
+This module is multi-head attention in the layout that most code uses, `[batch_size,
+seq_len, d_model]`, with the attention weights as a second result. Heads become an axis
+of their own beside the batch, and attention is a batched matrix product, one for each
+batch item $b$ and head $h$:
 
 $$\operatorname{softmax}\left(\frac{Q_{bh}\, K_{bh}^\top}{\sqrt{d_k}}\right) V_{bh}$$
 
-The attention weights are returned beside the output, for plots. Fused kernels cannot
-return them: they never hold a whole row of weights at once.
+The weights are returned for plots. Fused kernels cannot return them: they never hold a
+whole row of weights at once.
 
 The mistakes that this layout permits are silent. Queries and keys of different batch
 sizes can still fit after a reshape; a mask of three axes may mean one for each batch
@@ -37,9 +38,11 @@ from headnotes.checks import (
 class MultiHeadAttention(nn.Module):
     r"""Multi-head attention over `[batch_size, seq_len, d_model]`.
 
-    Each of `n_heads` heads is `d_model / n_heads` wide; `dropout` acts on the attention
-    weights while training. Raises `ValueError` where `n_heads` does not divide
-    `d_model`, or a setting is out of range. Source: Vaswani et al. 2017, section 3.2.2.
+    Each of the `n_heads` heads is `d_model / n_heads` wide; `dropout` acts on the
+    attention weights during training.
+
+    Raises `ValueError` where `n_heads` does not divide `d_model`, or a setting is out
+    of range. Source: Vaswani et al. 2017, section 3.2.2.
 
     Three queries attend to five keys, of which the second item's last is padding:
 
@@ -52,7 +55,7 @@ class MultiHeadAttention(nn.Module):
     >>> output.shape, attn_probs.shape
     (torch.Size([2, 3, 77]), torch.Size([2, 7, 3, 5]))
 
-    The weights are returned as before dropout, so that rows sum to 1 in training too:
+    The weights are returned as before dropout, so their rows always sum to 1:
 
     >>> attn_probs.sum(dim=-1).allclose(torch.ones(2, 7, 3))
     True
@@ -61,15 +64,15 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, d_model: int = 512, n_heads: int = 8, dropout: float = 0.1
     ) -> None:
-        r"""Build the four linear maps, which hold all parameters."""
         super().__init__()
         check_heads("d_model", d_model, "n_heads", n_heads)
         check_dropout(dropout)
         self.d_model = d_model
         self.n_heads = n_heads
         self.d_key = d_model // n_heads
-        # The matrices of all heads, stacked: rows $h\,d_k$ to $(h+1)\,d_k - 1$ belong
-        # to head $h$. (A linear layer computes $x W^\top + b$: a row is an output.)
+        # Three projections to queries, keys and values, and one to the output. Each
+        # holds the matrices of all heads, stacked: rows $h\,d_k$ to $(h+1)\,d_k - 1$
+        # belong to head $h$. (A linear layer computes $x W^\top + b$.)
         self.Wq = nn.Linear(d_model, d_model)
         self.Wk = nn.Linear(d_model, d_model)
         self.Wv = nn.Linear(d_model, d_model)
@@ -77,18 +80,19 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        self,
+        query: Tensor,  # [batch_size, q_len, d_model]
+        key: Tensor,  # [batch_size, k_len, d_model]
+        value: Tensor,  # [batch_size, k_len, d_model]
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Attend from `query` to `key`; return the output and the attention weights.
 
-        `query` is `[batch_size, q_len, d_model]`, `key` and `value` are `[batch_size,
-        k_len, d_model]`. The output has the shape of `query`, the weights have
-        `[batch_size, n_heads, q_len, k_len]`.
-
-        `mask` is bool, or integer 0/1; True means that this query may attend to this
-        key. It is `[q_len, k_len]`, or has four axes: `[batch_size or 1, n_heads or 1,
-        q_len or 1, k_len]`. A fully masked row has weights of zero, and its output is
-        the output bias; a fully masked key may hold NaN.
+        The output has the shape of `query`, the weights are `[batch_size, n_heads,
+        q_len, k_len]`. `mask` is bool, or integer 0/1; True means that this query may
+        attend to this key. It is `[q_len, k_len]`, or has four axes: `[batch_size or 1,
+        n_heads or 1, q_len or 1, k_len]`. A fully masked row has weights of zero, and
+        its output is the output bias; a fully masked key may hold NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         before any work is done.
@@ -108,31 +112,37 @@ class MultiHeadAttention(nn.Module):
                 [1, 1, 0]], dtype=torch.int32)
         """
         check_inputs(self.Wo.weight, query, key, value)
+
+        # The mask gets axes of size 1 for batch and heads, where it has none.
         if mask is not None:
             check_mask(mask, query, key, self.n_heads)
             mask = mask.bool() if mask.dim() == 4 else mask.bool()[None, None]
-            # Zero times NaN is NaN: keys that no query may attend to are cleared.
+            # Padding may hold NaN, and a weight of zero does not remove it: zero times
+            # NaN is NaN. So keys that no query may attend to are set to zero.
             hidden = ~mask.any(dim=(1, 2)).unsqueeze(-1)  # [batch_size, k_len, 1]
             key = key.masked_fill(hidden, 0)
             value = value.masked_fill(hidden, 0)
 
+        # Project each token to a query, a key and a value, and split them into heads.
         q = self.split(self.Wq(query))  # [batch_size, n_heads, q_len, d_key]
         k = self.split(self.Wk(key))  # [batch_size, n_heads, k_len, d_key]
         v = self.split(self.Wv(value))  # [batch_size, n_heads, k_len, d_key]
 
-        # The original scales the scores. Scaling the query instead is the same in exact
-        # arithmetic, and lets $q \cdot k$ grow $\sqrt{d_k}$ times larger before it
-        # passes 65,504, where float16 ends.
+        # Scale, then take the dot product of each query with each key. The original
+        # scales the scores, which is the same in exact arithmetic. But float16 ends at
+        # 65,504, and unscaled scores are $\sqrt{d_k}$ times larger.
         q = q / math.sqrt(self.d_key)
         scores = q @ k.mT  # [batch_size, n_heads, q_len, k_len]
 
-        # Dropout acts on the weights that multiply the values, not on those that are
-        # returned: their rows sum to 1 in training too, and a plot shows no holes.
+        # Mask, softmax over the keys, and the weighted sum of the values. Dropout acts
+        # on the weights that multiply the values, not on those that are returned: their
+        # rows sum to 1 during training too, and a plot shows no holes.
         attn_probs = masked_softmax(scores, mask)  # [batch_size, n_heads, q_len, k_len]
         context = self.dropout(attn_probs) @ v  # [batch_size, n_heads, q_len, d_key]
 
-        # Each head moves back beside its components before both axes become one. A
-        # reshape alone would give the right shape too, but mix positions with heads.
+        # Concatenate the heads, then mix them with the output projection. Each head
+        # first moves back beside its components: a reshape alone would give the right
+        # shape too, but mix positions with heads.
         context = context.transpose(1, 2).flatten(-2)  # [batch_size, q_len, d_model]
         return self.Wo(context), attn_probs
 
@@ -162,6 +172,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """
     if mask is None:
         return scores.softmax(dim=-1)
+
     # The original fills in $-10^{10}$, which float16 cannot hold, and which makes a
     # fully masked row uniform: it attends to the padding. Minus infinity exists in
     # every dtype, but makes such a row NaN, forward and backward. So the row is filled
@@ -169,6 +180,9 @@ def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     fully_masked = ~mask.any(dim=-1, keepdim=True)  # [..., 1]
     scores = scores.masked_fill(~mask, -torch.inf).masked_fill(fully_masked, 0)
     return scores.softmax(dim=-1).masked_fill(fully_masked, 0)
+
+
+# region Input checks
 
 
 def check_inputs(weight: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -226,3 +240,6 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor, n_heads: int) -> None:
             f"[{batch_size} or 1, {n_heads} or 1, {q_len} or 1, {k_len}]; a padding "
             f"mask [batch_size, k_len] needs `mask[:, None, None]`"
         )
+
+
+# endregion

@@ -1,18 +1,20 @@
 r"""# Causal attention, batch first
 
-A language model predicts each token from those before it. So a token may attend to
-itself and to the tokens before it, and never to those after it: that is *causal*
-self-attention. This is how most small GPTs write it: one class of about 47 lines, heads
-split by `view` and `transpose`, and a triangular mask in a buffer.
+This module is causal multi-head self-attention as most small GPTs implement it: one
+class, heads split by `view` and `transpose`, and a triangular mask in a buffer. A
+language model predicts each token from those before it. So a token may attend to itself
+and to the tokens before it, and never to those after it: that is what *causal* means.
 
-The notes follow one input through it, line by line: 30 sequences of 50 tokens, each
-token a vector of 512 numbers, $(30, 50, 512)$, with `d_out=512` in 8 heads of width 64.
+The notes follow one input through the class, line by line: 30 sequences of 50 tokens,
+each token a vector of 512 numbers, $(30, 50, 512)$, with `d_out=512` in 8 heads of
+width 64.
 
 Source: [Build a Large Language Model (From
 Scratch)](https://github.com/rasbt/LLMs-from-scratch), Raschka 2024, section 3.6.2,
-`MultiHeadAttention`; its checkpoints load here. What is corrected: the mask is bool and
-is not stored in checkpoints, a sequence that is too long is refused with a message, a
-`context_length` of 1 does not leak the future, and float16 overflows later.
+`MultiHeadAttention`. That is the *original* of the notes below, and its checkpoints
+load here. What is corrected: the mask is bool and is not stored in checkpoints, a
+sequence that is too long is refused with a message, a `context_length` of 1 does not
+leak the future, and float16 overflows later.
 """
 
 import math
@@ -35,8 +37,8 @@ class MultiHeadAttention(nn.Module):
     r"""Causal multi-head self-attention: `[batch_size, seq_len, d_in]` to `[…, d_out]`.
 
     `d_out` is the width of **all** heads together, so each is `d_out / num_heads` wide.
-    `context_length`, elsewhere called `block_size`, is the longest `seq_len` that will
-    be accepted; `dropout` acts on the attention weights while training.
+    `context_length`, elsewhere called `block_size`, is the largest `seq_len`. `dropout`
+    acts on the attention weights during training.
 
     Raises `ValueError` where `num_heads` does not divide `d_out`, or a setting is out
     of range. Source: Raschka 2024, section 3.6.2.
@@ -79,7 +81,6 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         qkv_bias: bool = False,
     ) -> None:
-        r"""Build the four linear maps, which hold all parameters, and the mask."""
         super().__init__()
         check_settings(d_in, d_out, context_length, dropout, num_heads)
         self.d_out = d_out
@@ -98,14 +99,14 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
         # True means *hidden*: strictly above the diagonal. A token may always attend to
-        # itself, so no row is fully masked. A buffer moves with the module and is not
-        # trained; as bool it takes 1 MiB at a length of 1,024, where the original's
-        # float32 takes 4.
+        # itself, so no row is fully masked. At a length of 1,024 it takes 1 MiB; the
+        # original's float32 takes 4.
         pairs = (context_length, context_length)
         mask = torch.full(pairs, True).triu(1)  # [context_length, context_length]
-        # It follows from one number, so no checkpoint needs it. The original stores it,
-        # and then a checkpoint fits one `context_length` only. Here a stored mask is
-        # ignored.
+
+        # A buffer moves with the module and is not trained. The original also stores it
+        # in checkpoints, which then fit one `context_length` only. Here a stored mask
+        # is ignored.
         self.register_buffer("mask", mask, persistent=False)
         exclude_mask_from_checkpoints(self)
 
@@ -113,10 +114,10 @@ class MultiHeadAttention(nn.Module):
         r"""Attend from each token of `x` to itself and to the tokens before it.
 
         `x` is `[batch_size, seq_len, d_in]`, the result `[batch_size, seq_len, d_out]`.
-        Hidden tokens must still be finite: zero times NaN is NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
-        or for more than `context_length` tokens, before any work is done.
+        or for more than `context_length` tokens, before any work is done. Hidden tokens
+        must still be finite: zero times NaN is NaN.
         """
         check_input(x, self.W_query.weight, self.context_length)
         batch_size, seq_len, _ = x.shape
@@ -154,9 +155,9 @@ class MultiHeadAttention(nn.Module):
         scores = scores.masked_fill(future, -math.inf)
         weights = scores.softmax(dim=-1)  # [batch_size, num_heads, seq_len, seq_len]
 
-        # Rows sum to 1 up to here. In training, dropout then zeroes some weights and
-        # divides the others by $1 - p$, which preserves the mean. In each head the
-        # first token has only one weight: with probability $p$ its context is zero.
+        # Rows sum to 1 up to here. During training, dropout sets some weights to zero
+        # and divides the others by $1 - p$, which preserves their mean. (The first
+        # token has one weight only: with probability $p$ its context is zero.)
         weights = self.dropout(weights)
 
         # The weighted mean of the values: $(30, 8, 50, 50)$ times $(30, 8, 50, 64)$ is
@@ -191,15 +192,18 @@ def drop_stored_mask(
 
 
 def rebuild_mask(module: Any, *_: Any) -> None:
-    """Fill the mask again where its values may have been lost.
+    """Fill the mask again where its values may be lost.
 
-    A module built on "meta" has none, `load_state_dict` loads none, and `to_empty`
-    leaves uninitialized memory, which might allow a token to attend to the future.
+    `to_empty` leaves uninitialized memory, which might let a token attend to the
+    future; a module that is built on "meta" and then loaded has no values at all.
     """
     if module.mask.is_meta:
         device = module.W_query.weight.device
         module.mask = torch.empty_like(module.mask, device=device)
     module.mask.fill_(True).triu_(1)
+
+
+# region Input checks
 
 
 def check_settings(
@@ -214,7 +218,7 @@ def check_settings(
 def check_input(x: Tensor, weight: Tensor, context_length: int | None = None) -> None:
     """Refuse an input that does not fit the `weight` of a projection, `[d_out, d_in]`.
 
-    Without a `context_length`, `x` is a lone sequence, and a batch is refused.
+    Without a `context_length`, `x` is a single sequence, and a batch is refused.
     """
     d_in = weight.shape[1]
     axes, way_out = "batch_size, seq_len", "a lone sequence needs `x.unsqueeze(0)`"
@@ -235,3 +239,6 @@ def check_input(x: Tensor, weight: Tensor, context_length: int | None = None) ->
             f"`x` has {x.shape[1]} tokens, more than `context_length` "
             f"(={context_length}); keep the last with `x[:, -{context_length}:]`"
         )
+
+
+# endregion

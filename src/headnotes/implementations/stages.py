@@ -1,7 +1,8 @@
 r"""# Self-attention in four stages
 
-Four classes build causal multi-head attention step by step. Each adds something to the
-one before, in a paragraph that begins **New here**:
+This module builds causal multi-head attention in four steps, for readers who meet it
+for the first time. Each class adds something to the one before, in a paragraph that
+begins **New here**:
 
 1. `SelfAttention_v1`: three matrices, and the whole idea;
 2. `SelfAttention_v2`: the same with linear layers;
@@ -13,8 +14,8 @@ first](causal.md).
 
 Source: [Build a Large Language Model (From
 Scratch)](https://github.com/rasbt/LLMs-from-scratch), Raschka 2024, sections 3.4 to
-3.6.1. Class and parameter names are those of the book; its checkpoints load here, and
-its seeds give its numbers.
+3.6.1, the *original* of the notes below. Class and parameter names are those of the
+book; its checkpoints load here, and its seeds give its numbers.
 """
 
 import math
@@ -36,12 +37,10 @@ class SelfAttention_v1(nn.Module):  # noqa: N801
     r"""Stage 1: each token of one sequence attends to all of them.
 
     **New here:** three learned matrices. Without them, a token's vector is its query,
-    its key and its value at the same time. With them, these are three projections:
+    its key and its value at the same time. With them, these are three projections,
+    $Q = X W_Q$, $K = X W_K$ and $V = X W_V$.
 
-    $$Q = X W_Q, \quad K = X W_K, \quad V = X W_V$$
-
-    `[seq_len, d_in]` becomes `[seq_len, d_out]`. Refuses a size below 1 with
-    `ValueError`. Source: Raschka 2024, section 3.4.2.
+    Raises `ValueError` for a size below 1. Source: Raschka 2024, section 3.4.2.
 
     "Your journey starts with one step", each token a vector of three numbers:
 
@@ -60,14 +59,14 @@ class SelfAttention_v1(nn.Module):  # noqa: N801
         super().__init__()
         check_sizes(d_in=d_in, d_out=d_out)
         # Uniform on $[0, 1)$, so that the numbers are easy to follow by hand. But then
-        # all scores of positive inputs are positive, and the rows of weights are
-        # nearly the same.
+        # all scores of positive inputs are positive, and all rows of weights are nearly
+        # the same.
         self.W_query = nn.Parameter(torch.rand(d_in, d_out))  # [d_in, d_out]
         self.W_key = nn.Parameter(torch.rand(d_in, d_out))  # [d_in, d_out]
         self.W_value = nn.Parameter(torch.rand(d_in, d_out))  # [d_in, d_out]
 
     def forward(self, x: Tensor) -> Tensor:
-        r"""`[seq_len, d_in]` to `[seq_len, d_out]`.
+        r"""Attend within `x`: `[seq_len, d_in]` becomes `[seq_len, d_out]`.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
         A batch is refused: of a tensor with three axes, `keys.T` would reverse all
@@ -79,18 +78,21 @@ class SelfAttention_v1(nn.Module):  # noqa: N801
         torch.Size([5, 6, 2])
         """
         check_input(x, self.W_query.T)
+
+        # Project: each token gets a query, a key and a value.
         queries = x @ self.W_query  # [seq_len, d_out]
         keys = x @ self.W_key  # [seq_len, d_out]
         values = x @ self.W_value  # [seq_len, d_out]
 
-        # Row $i$ holds the scores of token $i$ with all tokens, itself among them.
-        # Without the division, the softmax is almost one-hot where `d_out` is large.
-        # The original divides the scores, which is the same, but in float16 they may
-        # overflow before.
+        # Scale: without this division, the softmax is almost one-hot where `d_out` is
+        # large. (The original divides the scores, which may overflow in float16.)
         queries = queries / math.sqrt(keys.shape[-1])
+
+        # Row $i$ holds the scores of token $i$ with all tokens, itself among them.
         scores = queries @ keys.T  # [seq_len, seq_len]
 
-        # Each row becomes positive and sums to 1: the weights of a mean of the values.
+        # The softmax makes each row positive, with a sum of 1. With these weights, the
+        # context of a token is a mean of the values.
         weights = scores.softmax(dim=-1)  # [seq_len, seq_len]
         return weights @ values  # [seq_len, d_out]
 
@@ -100,8 +102,11 @@ class SelfAttention_v2(nn.Module):  # noqa: N801
 
     **New here:** `nn.Linear` instead of bare matrices. It is initialized with small
     numbers of both signs, uniform within $\pm 1/\sqrt{d_{in}}$, and can have a bias. It
-    stores the transpose of the matrix, `[d_out, d_in]`. Therefore the same seed gives
-    other weights, but transposed weights make the two stages agree:
+    stores the transpose of the matrix, `[d_out, d_in]`.
+
+    Raises `ValueError` for a size below 1. Source: Raschka 2024, section 3.4.2.
+
+    The same seed gives other weights, but with transposed weights both stages agree:
 
     >>> x = torch.rand(6, 3)
     >>> v1 = SelfAttention_v1(3, 2)
@@ -113,9 +118,6 @@ class SelfAttention_v2(nn.Module):  # noqa: N801
     <All keys matched successfully>
     >>> torch.allclose(v1(x), v2(x))
     True
-
-    `[seq_len, d_in]` becomes `[seq_len, d_out]`. Refuses a size below 1 with
-    `ValueError`. Source: Raschka 2024, section 3.4.2.
     """
 
     def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
@@ -128,7 +130,10 @@ class SelfAttention_v2(nn.Module):  # noqa: N801
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[seq_len, d_in]` to `[seq_len, d_out]`; refuses what stage 1 refuses."""
+        """Attend within `x`: `[seq_len, d_in]` becomes `[seq_len, d_out]`.
+
+        Raises the errors of stage 1.
+        """
         check_input(x, self.W_query.weight)
         queries = self.W_query(x)  # [seq_len, d_out]
         keys = self.W_key(x)  # [seq_len, d_out]
@@ -148,8 +153,7 @@ class CausalAttention(nn.Module):
     and to those before it; dropout on the weights while training; and a limit,
     `context_length`, which is the size of the mask.
 
-    `[batch_size, seq_len, d_in]` becomes `[batch_size, seq_len, d_out]`. Raises
-    `ValueError` for a setting out of range. Source: Raschka 2024, section 3.5.3.
+    Raises `ValueError` for a setting out of range. Source: Raschka 2024, section 3.5.3.
 
     The first three tokens of the sentence; the others could not change these numbers:
 
@@ -182,7 +186,7 @@ class CausalAttention(nn.Module):
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.dropout = nn.Dropout(dropout)
 
-        # True means *hidden*, strictly above the diagonal. A buffer moves with the
+        # True means *hidden*: strictly above the diagonal. A buffer moves with the
         # module and is not trained. The original also stores it in every checkpoint, as
         # float32; here it is not stored, and a stored one is ignored.
         pairs = (context_length, context_length)
@@ -191,7 +195,9 @@ class CausalAttention(nn.Module):
         exclude_mask_from_checkpoints(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[batch_size, seq_len, d_in]` to `[batch_size, seq_len, d_out]`.
+        """Attend from each token of `x` to itself and to the tokens before it.
+
+        `[batch_size, seq_len, d_in]` becomes `[batch_size, seq_len, d_out]`.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device,
         or for more than `context_length` tokens.
@@ -202,21 +208,19 @@ class CausalAttention(nn.Module):
         keys = self.W_key(x)  # [batch_size, seq_len, d_out]
         values = self.W_value(x)  # [batch_size, seq_len, d_out]
 
-        # `mT` transposes the last two axes only, sequence by sequence.
+        # One product for each sequence: `mT` transposes the last two axes only.
         queries = queries / math.sqrt(keys.shape[-1])
         scores = queries @ keys.mT  # [batch_size, seq_len, seq_len]
 
-        # One could also zero the weights of the future after the softmax, and divide by
-        # the sum of the others. In exact arithmetic that is the same. In floating point
-        # it is $0 / 0$ where the future had all the weight; with minus infinity
-        # *before* the softmax, that case does not occur.
+        # Mask: a score of minus infinity becomes a weight of zero. One could also set
+        # these weights to zero after the softmax, and divide by the sum of the others;
+        # but in floating point that is $0 / 0$ where the future has all the weight.
         future = self.mask[:seq_len, :seq_len]  # [seq_len, seq_len]
         scores = scores.masked_fill(future, -math.inf)
         weights = scores.softmax(dim=-1)  # [batch_size, seq_len, seq_len]
 
-        # Dropout acts on weights: some keys of a query are left out at random. The
-        # other weights are divided by $1 - p$, which preserves the mean; a row then
-        # sums to 1 only on average.
+        # During training, dropout sets some weights to zero at random and divides the
+        # others by $1 - p$, so that a row sums to 1 on average.
         weights = self.dropout(weights)
         context: Tensor = weights @ values  # [batch_size, seq_len, d_out]
         return context
@@ -236,7 +240,6 @@ class MultiHeadAttentionWrapper(nn.Module):
     the result is `num_heads * d_out` wide. Nothing mixes the heads: an output
     projection comes with the next stage, where `d_out` means all heads together.
 
-    `[batch_size, seq_len, d_in]` becomes `[batch_size, seq_len, num_heads * d_out]`.
     Raises `ValueError` for a setting out of range. Source: Raschka 2024, section 3.6.1.
 
     The first two columns are stage 3 under the same seed:
@@ -276,8 +279,10 @@ class MultiHeadAttentionWrapper(nn.Module):
         self,
         x: Tensor,  # [batch_size, seq_len, d_in]
     ) -> Tensor:
-        """Every head attends within all of `x`; refuses what stage 3 refuses."""
-        # A loop of small products, one head after the other: easy to read, and slow
-        # with many heads.
+        """Attend with each head within all of `x`, and concatenate the results.
+
+        Raises the errors of stage 3.
+        """
+        # A loop over the heads is easy to read, but slow with many of them.
         contexts = [head(x) for head in self.heads]
         return torch.cat(contexts, dim=-1)  # [batch_size, seq_len, num_heads * d_out]

@@ -1,11 +1,11 @@
 r"""# Multi-head attention with valid lengths
 
-The sequences of a batch differ in length, so the short ones are padded. Here padding is
-not given by a mask, but by *valid lengths*: how many keys, from the first on, may be
-attended to. One integer per batch item is enough for padding, and one per query is
-enough for a causal mask too: query `i` has length `i + 1`.
+This module is multi-head attention for padded batches, in which *valid lengths* take
+the place of a mask: how many keys, from the first on, may be attended to. One integer
+per batch item is enough for padding at the end of a sequence. One per query is enough
+for a causal mask too: query `i` has length `i + 1`.
 
-In this implementation heads are *flattened into the batch*. Two sequences and five
+Heads are *flattened into the batch*. Two sequences and five
 heads become a batch of ten independent sequences, and single-head attention computes
 all of them in one batched product.
 
@@ -16,8 +16,9 @@ not increase the cost of the products, as each head is narrower; but each has at
 weights of its own, which take memory.
 
 Source: [Dive into Deep Learning](https://d2l.ai/chapter_attention-mechanisms-and-transformers/multihead-attention.html),
-Zhang et al. 2023, sections 11.3 and 11.5, whose checkpoints load here; the method is
-that of [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.
+Zhang et al. 2023, sections 11.3 and 11.5. That is the *original* of the notes below,
+and its checkpoints load here. The method is that of [Attention Is All You
+Need](https://arxiv.org/abs/1706.03762), section 3.2.
 """
 
 import math
@@ -43,8 +44,10 @@ def masked_softmax(
     r"""Softmax over the last axis, in which only the first keys of each row count.
 
     `valid_lens` is `None`, `[batch_size]`, or `[batch_size, q_len]` for lengths that
-    differ by query. Raises `TypeError` for lengths that are not an integer tensor,
-    `ValueError` for a wrong shape, or a length below 0 or beyond `k_len`.
+    differ by query.
+
+    Raises `TypeError` for lengths that are not an integer tensor, `ValueError` for a
+    wrong shape, or a length below 0 or beyond `k_len`.
     Source: Dive into Deep Learning, section 11.3.
 
     >>> X = torch.zeros(2, 1, 4)
@@ -75,14 +78,15 @@ def masked_softmax(
         return X.softmax(dim=-1)
     check_valid_lens(valid_lens, X, X.shape[-1])
 
+    # Compare the position of each key with the length.
     lens = lens_by_query(valid_lens).unsqueeze(-1)  # [batch_size, ..., 1]
     position = torch.arange(X.shape[-1], device=X.device)  # [k_len]
     allowed = position < lens  # [batch_size, ..., k_len]
 
-    # The original fills in $-10^6$. A true score may lie below that, and then padding
-    # wins; no score of any dtype lies below $-\infty$. But a whole row of $-\infty$
-    # becomes NaN. So fully masked rows are filled with 0 before the softmax, for the
-    # gradients, and again after it, where the original attends to all of the padding.
+    # Padding gets a score of $-\infty$, and so a weight of zero. The original fills in
+    # $-10^6$, and a true score may lie below that. But a whole row of $-\infty$ becomes
+    # NaN. So fully masked rows are filled with 0 before the softmax, for the gradients,
+    # and again after it, where the original attends to all of the padding.
     fully_masked = lens <= 0  # [batch_size, ..., 1]
     scores = X.masked_fill(~allowed, -math.inf).masked_fill(fully_masked, 0)
     weights = scores.softmax(dim=-1)  # [batch_size, q_len, k_len]
@@ -107,8 +111,10 @@ def lens_by_query(valid_lens: Tensor) -> Tensor:
 class DotProductAttention(nn.Module):
     r"""Scaled dot-product attention of a single head.
 
-    `dropout` acts on the attention weights while training. Raises `ValueError` where it
-    does not lie between 0 and 1. Source: Dive into Deep Learning, section 11.3.
+    `dropout` acts on the attention weights during training.
+
+    Raises `ValueError` where `dropout` does not lie between 0 and 1.
+    Source: Dive into Deep Learning, section 11.3.
     """
 
     attention_weights: Tensor | None
@@ -128,8 +134,10 @@ class DotProductAttention(nn.Module):
     ) -> Tensor:
         r"""The weighted mean of `values`, for each of the `queries`.
 
-        With a length of 0, the context is zero. Raises `TypeError` for a wrong dtype,
-        `ValueError` for shapes or devices that do not fit.
+        With a length of 0, the context is zero.
+
+        Raises `TypeError` for a wrong dtype, `ValueError` for shapes or devices that do
+        not fit.
 
         >>> attention = DotProductAttention(dropout=0.5)
         >>> queries = torch.randn(2, 1, 3)
@@ -149,24 +157,27 @@ class DotProductAttention(nn.Module):
                 f"`keys` are {k_width} wide, `queries` {q_width}; make them equal"
             )
 
-        # The dot product of two vectors of variance 1 has variance $d_k$; the division
-        # brings it back to 1. The original divides the scores. Dividing the queries is
-        # the same, but keeps the scores within float16, which ends at 65,504.
+        # The dot product of each query with each key. If their components have variance
+        # 1, it has variance $d_k$; the division brings it back to 1. The original
+        # divides the scores, which may pass 65,504, where float16 ends.
         queries = queries / math.sqrt(queries.shape[-1])
         scores = torch.bmm(queries, keys.mT)  # [batch_size, q_len, k_len]
 
-        # The weights stay on the module for inspection: as before dropout, so that rows
-        # sum to 1, and detached. The original stores them with their graph: it keeps
-        # the memory of the forward pass alive, and `deepcopy` raises. (An exported
-        # program cannot store them, and under `vmap` they cannot be read.)
+        # The softmax over the keys; padding gets a weight of zero. The weights stay on
+        # the module for inspection, detached: the original stores them with their
+        # graph, which keeps the memory of the forward pass alive, and `deepcopy`
+        # raises. (An exported program cannot store them.)
         weights = masked_softmax(scores, valid_lens)  # [batch_size, q_len, k_len]
         if not torch.compiler.is_exporting():
             self.attention_weights = weights.detach()
+
+        # Dropout on the weights, then the weighted sum of the values.
         weights = self.dropout(weights)
         return torch.bmm(weights, values)  # [batch_size, q_len, d_v]
 
     def __getstate__(self) -> dict[str, Any]:
-        # They are for inspection, and do not belong in a pickle, checkpoint or copy.
+        # The weights of the last call are for inspection, and do not belong in a
+        # pickle, checkpoint or copy.
         return self.__dict__ | {"attention_weights": None}
 
 
@@ -174,9 +185,8 @@ class MultiHeadAttention(nn.Module):
     r"""Multi-head attention whose heads are flattened into the batch.
 
     `num_hiddens` is the width of the output, and of all heads together. Each input may
-    have a width of its own: it is inferred in the first forward pass, which initializes
-    the weights. `dropout` acts on the attention weights while training, and `bias`
-    applies to all four linear maps.
+    have a width of its own, which is inferred in the first forward pass. `dropout` acts
+    on the attention weights during training; `bias` applies to all four linear maps.
 
     Raises `ValueError` where `num_heads` does not divide `num_hiddens`, or a setting is
     out of range. Source: Dive into Deep Learning, section 11.5.
@@ -198,29 +208,31 @@ class MultiHeadAttention(nn.Module):
     def __init__(
         self, num_hiddens: int, num_heads: int, dropout: float, bias: bool = False
     ) -> None:
-        r"""Build four linear maps, which infer the widths of their inputs later."""
         super().__init__()
         check_heads("num_hiddens", num_hiddens, "num_heads", num_heads)
         self.num_heads = num_heads
         self.attention = DotProductAttention(dropout)
-        # The first forward pass initializes the weights, with the random seed that is
-        # set before it. Until then they cannot be counted or inspected, though an
-        # optimizer may already hold them.
+        # A lazy layer infers its input width in the first forward pass, which also
+        # initializes its weights, with the random seed that is set then. Before it they
+        # cannot be counted or inspected, though an optimizer may already hold them.
         self.W_q = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_k = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_v = nn.LazyLinear(num_hiddens, bias=bias)
         self.W_o = nn.LazyLinear(num_hiddens, bias=bias)
 
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None
+        self,
+        queries: Tensor,  # [batch_size, q_len, ...]
+        keys: Tensor,  # [batch_size, k_len, ...]
+        values: Tensor,  # [batch_size, k_len, ...]
+        valid_lens: Tensor | None,
     ) -> Tensor:
         r"""Attend from `queries` to `keys`, and return the mean of `values`, projected.
 
-        `queries` are `[batch_size, q_len, ...]`, `keys` and `values` `[batch_size,
-        k_len, ...]`, of any width; the result is `[batch_size, q_len, num_hiddens]`.
-        `valid_lens` is `None`, `[batch_size]` or `[batch_size, q_len]`: how many keys,
-        from the first on, may be attended to. Where it is 0, the context is zero and
-        the output is the output bias; fully masked keys may hold NaN.
+        The inputs may have any width; the result is `num_hiddens` wide. `valid_lens` is
+        `None`, `[batch_size]` or `[batch_size, q_len]`: how many keys, from the first
+        on, may be attended to. Where it is 0, the context is zero and the output is the
+        output bias; fully masked keys may hold NaN.
 
         Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape, device or
         length, before any work is done.
@@ -243,7 +255,8 @@ class MultiHeadAttention(nn.Module):
         if valid_lens is not None:
             check_valid_lens(valid_lens, queries, keys.shape[1])
 
-            # Zero times NaN is NaN: keys that no query may attend to are cleared.
+            # Padding may hold NaN, and a weight of zero does not remove it: zero times
+            # NaN is NaN. So keys that no query may attend to are set to zero.
             lens = lens_by_query(valid_lens).unsqueeze(-1)  # [batch_size, ..., 1]
             position = torch.arange(keys.shape[1], device=keys.device)  # [k_len]
             hidden = (position >= lens).all(dim=1)  # [batch_size, k_len]
@@ -257,12 +270,14 @@ class MultiHeadAttention(nn.Module):
                 self.num_heads, dim=0
             )  # [batch_size * num_heads, ...]
 
-        # From here to `transpose_output` heads are part of the batch.
+        # Project each token to a query, a key and a value. From here to
+        # `transpose_output`, heads are part of the batch.
         queries = self.transpose_qkv(self.W_q(queries))  # [..., q_len, d_k]
         keys = self.transpose_qkv(self.W_k(keys))  # [..., k_len, d_k]
         values = self.transpose_qkv(self.W_v(values))  # [..., k_len, d_k]
         context = self.attention(queries, keys, values, valid_lens)  # [..., q_len, d_k]
 
+        # Concatenate the heads, then mix them with the output projection.
         context = self.transpose_output(context)  # [batch_size, q_len, num_hiddens]
         output: Tensor = self.W_o(context)  # [batch_size, q_len, num_hiddens]
         return output
@@ -295,6 +310,9 @@ class MultiHeadAttention(nn.Module):
         split = (rows // self.num_heads, self.num_heads, seq_len, d_k)
         x = X.view(split)  # [batch_size, num_heads, seq_len, d_k]
         return x.transpose(1, 2).flatten(2)  # [batch_size, seq_len, num_heads * d_k]
+
+
+# region Input checks
 
 
 def check_inputs(
@@ -344,3 +362,6 @@ def check_valid_lens(valid_lens: Tensor, queries: Tensor, k_len: int) -> None:
             f"`valid_lens` has shape {list(valid_lens.shape)}, not [batch_size] or "
             f"[batch_size, q_len] = [{batch_size}] or [{batch_size}, {q_len}]"
         )
+
+
+# endregion

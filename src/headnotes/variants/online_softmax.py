@@ -292,6 +292,9 @@ def spans(start: int, stop: int, size: int) -> Iterator[slice]:
         yield slice(first, min(first + size, stop))
 
 
+# region Input checks
+
+
 def check_inputs(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> None:
     """Refuse inputs that do not fit one another."""
     if type(is_causal) is not bool:
@@ -339,3 +342,6 @@ def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
             f"mask needs `mask.unsqueeze(-1)` if True means 'may attend', "
             f"`masks.from_mha(mask, heads)` if True hides"
         )
+
+
+# endregion
