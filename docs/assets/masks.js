@@ -433,7 +433,7 @@ for (const root of document.querySelectorAll(".mk")) {
     show(may, state.heads, true);
   };
 
-  // The weights: softmax over the keys that a query may read, zero where there are none
+  // The weights: softmax over the keys that a query may attend to, zero where there are none
 
   const softmax = (row, allowed) => {
     const powers = row.map((score, k) => (allowed[k] ? Math.exp(score) : 0));

@@ -374,7 +374,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
     const all = call.steps.filter((step) => step.line === line).length;
     remember(`L${line}`, { t: state.name, n: times < all ? times : null });
 
-    // The axes that are looked at stay the same while the shape does.
+    // The selected axes stay the same as long as the shape does.
     if (`${before?.axes}|${before?.sizes}` !== `${value?.axes}|${value?.sizes}`) lay(value);
     draw();
   }
@@ -454,7 +454,7 @@ for (const holder of document.querySelectorAll(".sn-data")) {
     fill();
   }
 
-  /** The table: a number in each cell, its colour beside it, the sum of each row. */
+  /** The table: a number in each cell, its color beside it, the sum of each row. */
   function fill() {
     const { value, rows, columns, at } = state;
     const numbers = value.data === null ? null : tensors[value.data];
@@ -632,7 +632,7 @@ for (const panel of document.querySelectorAll(".sn-sizes")) {
     return sum();
   };
 
-  // What is said in names stays in the line, and is copied with it; it is only not shown.
+  // Names given to axes stay in the line, and are copied with it; they are only hidden.
   const said = [...document.querySelectorAll(".sn-claim, .sn-shape")].map((strip) => {
     const mark = strip.querySelector(".sn-mark");
     const text = document.createElement("span");
