@@ -108,6 +108,137 @@ def test_pages_are_sound(
     assert heard == []
 
 
+# What is wider than its box, and where the box either hides the rest or scrolls without
+# a shadow at its edge. (Boxes for screen readers are one pixel wide.)
+CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter(e => {
+  if (!(e instanceof HTMLElement) || e.clientWidth < 2 || !e.checkVisibility()) return;
+  const style = getComputedStyle(e);
+  return e.scrollWidth > e.clientWidth + 1 && style.overflowX !== "visible"
+    && !(style.overflowX === "auto" && style.backgroundAttachment.includes("local"));
+}).map(e => `${innerWidth} px: ${e.outerHTML.slice(0, 90)}`)"""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_is_clipped_without_a_cue(page: Page, url: str, name: str) -> None:
+    page.goto(f"{url}/{name}")
+    clipped = []
+    for width in (390, 1280, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(100)
+        clipped += page.evaluate(CLIPPED)
+    assert clipped == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [
+        (CORE, ".sn-code"),
+        (LESSON, "div:not(.lesson-output) > pre > code"),
+        (LESSON, ".lesson-output code"),
+        (LESSON, ".lesson-figure"),
+        ("compare/differences.html", ".md-typeset__scrollwrap"),
+    ],
+)
+def test_a_shadow_shows_at_an_edge_where_more_is_hidden(
+    page: Page, url: str, name: str, box: str, scheme: Any
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"{url}/{name}")
+    page.wait_for_timeout(300)
+    boxes = page.locator(f"article {box}").all()
+    wide = "e => e.scrollWidth > e.clientWidth + 60"
+    scroller = next(each for each in boxes if each.evaluate(wide))
+    # Shadows alone: what stands before them is away, and the box keeps its size.
+    scroller.evaluate(
+        "e => { const wide = document.createElement('div'); wide.style.cssText ="
+        " `width: ${e.scrollWidth}px; height: ${e.clientHeight}px`;"
+        " e.replaceChildren(wide); e.scrollIntoView({block: 'center'}) }"
+    )
+
+    def colors(left: float) -> list[bytes]:
+        """The left edge, the middle and the right edge, as scrolled to `left`."""
+        scroller.evaluate("(e, left) => e.scrollLeft = left * e.scrollWidth", left)
+        area = scroller.bounding_box()
+        assert area is not None
+        strips = [area["x"] + 3, area["x"] + 150, area["x"] + area["width"] - 4]
+        y = area["y"] + area["height"] / 2
+        clips = [{"x": x, "y": y, "width": 1, "height": 1} for x in strips]
+        return [page.screenshot(clip=clip) for clip in clips]  # type: ignore[arg-type]
+
+    left, middle, right = colors(0)
+    assert left == middle != right
+    left, middle, right = colors(1)
+    assert left != middle == right
+
+
+# The smallest text of the figures, in pixels of the screen.
+SMALLEST = """() => Math.min(...[...document.querySelectorAll(".lesson-figure text")]
+  .filter(text => text.textContent.trim()).map(text => {
+    const {a, b} = text.getScreenCTM();
+    return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b);
+  }))"""
+
+
+def test_the_labels_of_all_figures_can_be_read_on_a_phone(
+    page: Page, url: str, site: Path
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    smallest = {}
+    for path in sorted(site.rglob("*.html")):
+        if "lesson-figure" in path.read_text(encoding="utf-8"):
+            name = path.relative_to(site).as_posix()
+            page.goto(f"{url}/{name}", wait_until="domcontentloaded")
+            smallest[name] = page.evaluate(SMALLEST)
+    print(smallest)
+    assert len(smallest) > 8
+    assert [name for name, size in smallest.items() if size < 9] == []
+
+
+@pytest.mark.parametrize("name", [CORE, "learn/02_queries_keys_and_values.html"])
+def test_formulas_are_set_in_the_font_of_the_site(
+    page: Page, url: str, name: str
+) -> None:
+    page.goto(f"{url}/{name}")
+    page.wait_for_timeout(300)
+    session = page.context.new_cdp_session(page)
+    session.send("DOM.enable")
+    session.send("CSS.enable")
+    root = session.send("DOM.getDocument")["root"]["nodeId"]
+    of = {"nodeId": root, "selector": "math :is(mi, mn, mo, mtext)"}
+    parts = session.send("DOM.querySelectorAll", of)["nodeIds"]
+    assert len(parts) > 30
+    fonts = [
+        (font["familyName"], font["isCustomFont"])
+        for part in parts
+        for font in session.send("CSS.getPlatformFontsForNode", {"nodeId": part})[
+            "fonts"
+        ]
+    ]
+    assert set(fonts) == {("STIX Two Math", True)}
+
+
+def test_code_of_a_lesson_can_be_copied_and_output_cannot(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{url}/{LESSON}")
+    blocks = page.locator("article .highlight:not(.lesson-output)")
+    assert blocks.count() > 3
+    for block in blocks.all():
+        if block.is_visible():  # others are folded
+            block.hover()
+            block.locator("button.md-clipboard").click()
+            copied = page.evaluate("navigator.clipboard.readText()")
+            assert copied.strip() == block.locator("code").inner_text().strip()
+    for button in page.locator(".lesson-output button").all():
+        assert not button.is_visible()
+    context.close()
+
+
 @pytest.mark.parametrize(("width", "columns"), [(959, 1), (960, 2), (1440, 2)])
 def test_notes_stand_beside_code_from_60_rem_and_above_it_below(
     page: Page, url: str, width: int, columns: int
