@@ -1,2 +1,7 @@
 // The theme's search is a dialog without a name.
 document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
+// Its buttons that copy code are navigation landmarks, of which none has a name.
+addEventListener("load", () => {
+  for (const buttons of document.querySelectorAll(".md-code__nav"))
+    buttons.setAttribute("role", "none");
+});
