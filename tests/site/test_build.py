@@ -175,7 +175,7 @@ def test_a_shared_link_has_a_title_a_description_and_a_picture(site: Path) -> No
         found = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)"', head))
         assert found["title"]
         assert f'<meta name="description" content="{found["description"]}"' in head
-        assert 40 < len(found["description"]) < 260, f"{path}: {found}"
+        assert 20 < len(found["description"]) < 260, f"{path}: {found}"
         descriptions[found["description"]] += 1
         assert (path.parent / found["image"]).read_bytes().startswith(b"\x89PNG")
     assert descriptions.most_common(1)[0][1] == 1, descriptions.most_common(3)
