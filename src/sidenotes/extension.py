@@ -21,7 +21,7 @@ from markdown.extensions import Extension
 from sidenotes.dependencies import dependencies
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
-from sidenotes.record import location, recording
+from sidenotes.record import excerpt, location, recording
 from sidenotes.render import highlight_lines, line, render, toolbar
 from sidenotes.sizes import panel
 from sidenotes.split import UNREADABLE, LiterateError, named, read, split
@@ -118,15 +118,19 @@ class Sources:
         found = [f for pattern in self.execute for f in self.root.glob(pattern)]
         return {path for path in found if path.stem != "__init__"}
 
-    def recorded(self, path: Path) -> dict[str, Any] | None:
-        """What a module's examples have shown, if the site executes them."""
-        return recording(
+    def recorded(self, path: Path, symbol: str | None) -> dict[str, Any] | None:
+        """What a module's examples have shown, if the site executes them.
+
+        Of an excerpt, what they have shown of `symbol`.
+        """
+        found = recording(
             path,
             modules=self.executed,
             roots=self.import_roots,
             setup=self.setup,
             cache=self.cache,
         )
+        return excerpt(found, symbol) if found and symbol else found
 
     def inputs(self, text: str) -> list[str]:
         """All that the directives in a Markdown text depend on, to key a cache."""
@@ -138,7 +142,7 @@ class Sources:
                 found.append("missing")
                 continue
             found.append(read(path))
-            if match["kind"] == "literate" and not match["symbol"]:
+            if match["kind"] == "literate":
                 # An edition may hold what the module imports, beside the module.
                 imported = dependencies(path, self.import_roots)
                 found += [read(file) for file in sorted(imported)]
@@ -201,7 +205,7 @@ class Directives(BlockProcessor):
             headings=not symbol,
             parse=self.parse,
             stash=stash,
-            recorded=None if symbol else self.sources.recorded(path),
+            recorded=self.sources.recorded(path, symbol),
         )
         if symbol:
             return

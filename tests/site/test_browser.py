@@ -248,6 +248,15 @@ def test_code_of_a_lesson_can_be_copied_and_output_cannot(
     context.close()
 
 
+def test_the_excerpt_on_the_home_page_can_be_inspected(page: Page, url: str) -> None:
+    page.goto(f"{url}/index.html")
+    shapes = page.locator(".sn-code [data-line]")
+    assert shapes.count() > 1
+    shapes.last.click()
+    expect(page.get_by_role("dialog", name="Inspector")).to_be_visible()
+    expect(page.locator(".sn-values")).to_contain_text(re.compile(r"\d\.\d"))
+
+
 @pytest.mark.parametrize(("width", "columns"), [(959, 1), (960, 2), (1440, 2)])
 def test_notes_stand_beside_code_from_60_rem_and_above_it_below(
     page: Page, url: str, width: int, columns: int
