@@ -1,12 +1,39 @@
 # %% [markdown]
 # # Multi-head attention, line by line
 #
-# Headnotes is annotated source code that runs: each note stands beside the lines that
-# it explains. What these pages print was printed by their code when the site was built,
-# and what they claim has a test. Take a module home: it needs PyTorch alone, and it is
-# right in the corners too.
+# Headnotes explains multi-head attention with PyTorch source code that runs. It is a
+# course for those who learn how a Transformer's attention works, a set of modules to copy
+# into a project, and a checker for attention that you have written yourself.
+# [Installation](install.md) is one command.
+#
+# <div class="grid cards" markdown>
+#
+# - **Read**
+#
+#     Begin with [a first look](learn/00_a_first_look.md), compute attention [by
+#     hand](learn/01_attention_by_hand.md), and go on lesson by lesson; or read the [core
+#     module, line by line](source/mha.md).
+#
+# - **Copy**
+#
+#     Copy [the core module](source/mha.md), made to be read, or the [fast
+#     module](source/fast/module.md), which has the same weights and outputs. They depend on
+#     PyTorch only.
+#
+# - **Check**
+#
+#     Test your own module: `headnotes check my_model.py:MyAttention` runs the [laws of
+#     attention](compare/laws.md), which catch [common bugs](compare/museum.md).
+#
+# </div>
+#
+# ## One head
+#
+# Five queries `i` are compared with seven keys `j`. A softmax turns each row of scores
+# into attention weights, which sum to 1; each context vector is the average of the
+# values, weighted by one row of them.
 
-# %% hide="true" alt="Attention as a product of five matrices, with numbers from a real run: the queries, one row a position, times the keys, one column a position, give the weights; each row of the weights, times the values, gives one row of the context."
+# %% hide="true" alt="Attention as products of matrices, with the numbers of one run: five queries, one per row, times seven keys, one per column, give, after a softmax, the attention weights; the weights times the values, one per row, give the context vectors, one per row."
 import matplotlib.pyplot as plt
 import torch
 
@@ -19,8 +46,8 @@ mha.query.register_forward_hook(lambda *a: seen.update(query=a[-1] * mha.scale))
 mha.key.register_forward_hook(lambda *a: seen.update(key=a[-1]))
 mha.value.register_forward_hook(lambda *a: seen.update(value=a[-1]))
 mha.output.register_forward_pre_hook(lambda _, x: seen.update(context=x[0][:, :, None]))
-asks, offers = 3 * torch.randn(5, 1, 4), 3 * torch.randn(7, 1, 4)
-mha(query=asks, key=offers, value=offers)
+x, memory = 3 * torch.randn(5, 1, 4), 3 * torch.randn(7, 1, 4)
+mha(query=x, key=memory, value=memory)
 names = ("query", "key", "value", "context")
 query, key, value, context = (seen[name][:, 0, 0].detach() for name in names)
 weights = mha.attn[:, :, 0, 0]
@@ -34,7 +61,7 @@ panels = [
     (context, "context", "d", "i", ""),
 ]
 widths = [width for panel in panels for width in (panel[0].shape[1], 2)]
-figure, axes = plt.subplots(1, 10, figsize=(4.9, 1.35), width_ratios=widths)
+figure, axes = plt.subplots(1, 10, figsize=(7.8, 2.1), width_ratios=widths)
 for ax, gap, (matrix, title, across, down, sign) in zip(
     axes[::2], axes[1::2], panels, strict=True
 ):
@@ -48,40 +75,27 @@ for ax, gap, (matrix, title, across, down, sign) in zip(
     ax.set_ylabel(down, family="monospace", rotation=0, va="center")
     ax.invert_yaxis()
     ax.spines[:].set_visible(False)
-    gap.text(0.6, 0.5, sign, size=14, ha="center", va="center")
+    gap.text(0.6, 0.5, sign, size=16, ha="center", va="center")
     gap.axis("off")
 plt.show()
 
 # %% [markdown]
-# One head, for real: five queries `i` are compared with seven keys `j`, a softmax turns
-# each row of scores into weights, and each row of weights mixes the values into one row
-# of context. In the code these are two lines, `einsum("ibhd,jbhd->ijbh")` and
-# `einsum("ijbh,jbhd->ibhd")`, over all heads `h` and batch items `b` at once. A page of
-# this site looks like this:
+# In the core module these are two lines, `einsum("ibhd,jbhd->ijbh")` and
+# `einsum("ijbh,jbhd->ibhd")`, over all heads `h` and batch items `b` at once.
 #
-# ::literate src/headnotes/mha.py#MultiHeadAttention.__init__
+# ## A page of this site
 #
-# ## Where to begin
+# Each note stands beside the lines that it explains. This is the first of the two
+# products. A check mark says that the shape beside it was confirmed by running the code;
+# click it to see the values.
 #
-# - **To understand it**, start with [a sentence and its
-#   weights](learn/00_a_first_look.md) and go on [by
-#   hand](learn/01_attention_by_hand.md), lesson by lesson; or read [the whole module,
-#   line by line](source/mha.md).
-# - **To use it**, copy the module from the buttons above its page, or take it with
-#   `headnotes copy mha`. The [reference](reference/headnotes.md) lists what it accepts,
-#   and [`convert`](source/convert.md) brings weights in from elsewhere.
-# - **To keep it**, take `headnotes copy fast`: the same weights and the same answers [at
-#   full speed](source/fast/module.md). How fast is [measured](compare/benchmarks.md).
-# - **To check yours**, ask it the [laws](compare/laws.md) that every attention must
-#   obey: `headnotes check my_model.py:MyAttention`. Its shape comments become [tests
-#   of their own](shapes.md). What they catch is in the [museum](compare/museum.md).
-# - **If it is the mask**, paint it in the [converter](compare/masks.md), and read it in
-#   the convention of every library.
-# - **To check us**, clone the project and run `make test`: it runs every example of
-#   every page, and compares every module with loops that are too simple to be wrong.
-# - **If you come from another tutorial**, its names are here too. See that [five systems
-#   compute the same](compare/equivalence.md), [how they differ](compare/differences.md)
-#   all the same, and what we had to [correct](compare/errata.md).
+# ::literate src/headnotes/mha.py#MultiHeadAttention.get_scores
+#
+# All outputs on these pages were printed by the code above them when the site was built.
+#
+# ## First example
+#
+# Self-attention with a causal mask, over a batch of 32 sequences of 10 tokens:
 
 # %%
 import torch
@@ -92,3 +106,21 @@ mha = MultiHeadAttention(heads=8, d_model=512)
 x = torch.randn(10, 32, 512)  # [seq_len, batch_size, d_model]
 y = mha(query=x, key=x, value=x, mask=masks.causal(10))
 print(y.shape, mha.attn.shape)
+
+# %% [markdown]
+# ## More
+#
+# - **Masks**: draw a mask in the [converter](compare/masks.md), and copy it in the
+#   convention of your library.
+# - **Weights**: [`convert`](source/convert.md) loads the weights of
+#   `nn.MultiheadAttention` and of other implementations.
+# - **Speed**: [benchmarks](compare/benchmarks.md) of the fast module against PyTorch and
+#   other libraries.
+# - **Shapes**: [`pytest --shapes`](shapes.md) tests the shape comments in your code.
+# - **Other tutorials**: [five implementations](compare/equivalence.md) compute the same
+#   function, [differ](compare/differences.md) in masks, layout and edge cases, and have
+#   [errata](compare/errata.md).
+# - **Reference**: [all arguments](reference/headnotes.md) of the public classes and
+#   functions.
+# - **Tests**: in a clone, `make test` runs the examples on all pages, and compares the
+#   implementations of attention with plain loops in float64.

@@ -1,23 +1,12 @@
 # %% [markdown]
 # # Benchmarks
 #
-# This page compares the speed and the memory of implementations of multi-head
-# attention. All of them compute the same function: they have the same weights and the
-# same input, and their outputs were [compared before the clock
+# This page compares the speed and the memory of implementations of multi-head attention,
+# for those who choose one. All of them compute the same function: they have the same
+# weights and the same input, and their outputs were [compared before the clock
 # started](../source/attention_bench/equal.md). An implementation that computes something
 # else, or fails, is [skipped](#skipped), with the reason. Nothing is measured when this
 # page is built: it is made from records, and each figure names the machine.
-#
-# ## How to read it
-#
-# A *speedup* such as **1.25** says how many times as fast as `nn.MultiheadAttention` with
-# `need_weights=False` an implementation is, measured [side by
-# side](../source/attention_bench/timing.md): larger is better, and speedups within 2 % of
-# 1 are ties. A size such as `4 × 512` is a batch of 4 sequences of 512 tokens. `d_model`
-# is 512, with 8 heads, unless stated otherwise. *Utilization* is the share of the
-# [machine's measured peak rate](../source/attention_bench/report.md): FLOP/s of large
-# matrix products, or bytes per second of a copy, whichever the implementation is closer
-# to. With a causal mask, only the FLOPs of the unmasked half count.
 
 # %% fold="The code of the tables and figures"
 import math
@@ -245,6 +234,91 @@ def show_losses(suite, name="fast"):
 
 
 # %% [markdown]
+# ## How much faster is `fast`, and for what?
+#
+# [`fast`](../source/fast/module.md) is the module of this site that is made for speed,
+# `nn` is `nn.MultiheadAttention` with `need_weights=False`, and `sdpa` is
+# `scaled_dot_product_attention` between two projections.
+
+# %% hide="true" alt="Dots on a logarithmic axis, a row for each use, one dot for each setting: the speedup of fast over another implementation, with the geometric mean. The sentences above have the numbers."
+# A use, its suite, whether with dropout, and what `fast` is compared with.
+USES = [
+    ("A forward pass", "inference", False, "nn"),
+    ("A training step", "training", False, "nn"),
+    ("A training step with dropout", "training", True, "nn"),
+    ("Decoding with a KV cache", "decode", False, "sdpa"),
+    ("A forward pass of tiny tensors", "tiny", False, "nn"),
+]
+
+
+def ratios(cells, other):
+    """How many times as fast as `other` the module `fast` is, in each setting."""
+    return [
+        speedup(cell.results["fast"]) / speedup(cell.results[other])
+        for cell in cells
+        if {"fast", other} <= set(cell.results)
+    ]
+
+
+def answer(of_device):
+    """State and draw the speedup of `fast` for each use, on one machine."""
+    lines, rows = [], []
+    for use, suite, is_dropped, other in USES:
+        cells = [
+            cell
+            for record in of_device
+            for cell in record.cells
+            if record.suite == suite and bool(cell.setting["dropout"]) == is_dropped
+        ]
+        if values := ratios(cells, other):
+            mean = f"**{geometric_mean(values):.2f} times** as fast as `{other}`"
+            extent = f"{min(values):.2f} to {max(values):.2f} in {len(values)} settings"
+            lines.append(f"- {use}: `fast` is {mean} ({extent}).")
+            rows.append((f"{use}, over {other}", values))
+    if not rows:
+        return
+    where = f"{of_device[0].machine['device']}, {of_device[0].dtype}"
+    means = "each number is a geometric mean"
+    display(Markdown("\n".join([f"On {where}; {means}:", "", *lines])))
+    ax = plt.subplots(figsize=(3.7, 0.8 + 0.5 * len(rows)))[1]
+    for row, (title, values) in enumerate(rows):
+        ax.plot(values, [row] * len(values), "o", color=STYLE["fast"][0], alpha=0.4)
+        ax.plot(geometric_mean(values), row, "|", color=INK, ms=14, mew=2)
+        ax.text(0, row - 0.4, title, transform=ax.get_yaxis_transform(), va="center")
+    ax.axvline(1, color=INK, lw=0.5)
+    ax.set_yticks([])
+    ax.set_ylim(len(rows) - 0.5, -0.7)
+    ax.spines["left"].set_visible(False)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.set_xlabel(f"speedup of fast; the bar is the geometric mean\n{where}")
+    plt.show()
+
+
+for device in dict.fromkeys(record.machine["device"] for record in records):
+    answer([r for r in records if r.machine["device"] == device and is_drawn(r)])
+
+if all(record.machine["device_type"] == "cpu" for record in records):
+    display(
+        Markdown(
+            "**No GPU has been measured**: these results hold for CPUs, and say nothing "
+            "about GPUs. You can [measure yours](#measure-on-your-machine)."
+        )
+    )
+
+# %% [markdown]
+# ## How to read the tables and figures
+#
+# A *speedup* such as **1.25** says how many times as fast as `nn.MultiheadAttention` with
+# `need_weights=False` an implementation is, measured [side by
+# side](../source/attention_bench/timing.md): larger is better, and speedups within 2 % of
+# 1 are ties. A size such as `4 × 512` is a batch of 4 sequences of 512 tokens. `d_model`
+# is 512, with 8 heads, unless stated otherwise. *Utilization* is the share of the
+# [machine's measured peak rate](../source/attention_bench/report.md): FLOP/s of large
+# matrix products, or bytes per second of a copy, whichever the implementation is closer
+# to. With a causal mask, only the FLOPs of the unmasked half count.
+
+# %% [markdown]
 # ## The machines
 
 # %% hide="true"
@@ -312,14 +386,9 @@ for record in filter(is_drawn, records_of("inference")):
 
 # %% hide="true"
 for record in records_of("inference"):
-    ratios = [
-        speedup(cell.results["fast"]) / speedup(cell.results["sdpa"])
-        for cell in record.cells
-        if {"fast", "sdpa"} <= set(cell.results)
-    ]
-    if ratios:
-        extent = f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as `sdpa`"
-        middle = f"median {median(ratios):.2f}"
+    if values := ratios(record.cells, "sdpa"):
+        extent = f"{min(values):.2f} to {max(values):.2f} times as fast as `sdpa`"
+        middle = f"median {median(values):.2f}"
         display(Markdown(f"`fast` is {extent}, {middle}: {machine(record)}"))
 
 # %% [markdown]

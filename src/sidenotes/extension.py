@@ -21,7 +21,7 @@ from markdown.extensions import Extension
 from sidenotes.dependencies import dependencies
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
-from sidenotes.record import location, recording
+from sidenotes.record import excerpt, location, recording
 from sidenotes.render import Renderer, highlight_lines, legend, line, toolbar
 from sidenotes.sizes import panel
 from sidenotes.split import UNREADABLE, LiterateError, named, read, split
@@ -118,15 +118,19 @@ class Sources:
         found = [f for pattern in self.execute for f in self.root.glob(pattern)]
         return {path for path in found if path.stem != "__init__"}
 
-    def recorded(self, path: Path) -> dict[str, Any] | None:
-        """The recording of a module's examples, if the site executes them."""
-        return recording(
+    def recorded(self, path: Path, symbol: str | None) -> dict[str, Any] | None:
+        """The recording of a module's examples, if the site executes them.
+
+        Of an excerpt, the part that belongs to `symbol`.
+        """
+        found = recording(
             path,
             modules=self.executed,
             roots=self.import_roots,
             setup=self.setup,
             cache=self.cache,
         )
+        return excerpt(found, symbol) if found and symbol else found
 
     def inputs(self, text: str) -> list[str]:
         """What the directives of a page depend on, as parts of a cache key."""
@@ -138,7 +142,7 @@ class Sources:
                 found.append("missing")
                 continue
             found.append(read(path))
-            if match["kind"] == "literate" and not match["symbol"]:
+            if match["kind"] == "literate":
                 # An edition may contain the modules that this one imports.
                 imported = dependencies(path, self.import_roots)
                 found += [read(file) for file in sorted(imported)]
@@ -193,7 +197,7 @@ class Directives(BlockProcessor):
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside
         stash = self.md.htmlStash.store
-        recorded = None if symbol else self.sources.recorded(path)
+        recorded = self.sources.recorded(path, symbol)
         renderer = Renderer(source, not symbol, self.parse, stash, recorded)
         grid = renderer.render(parent, sections)
         if symbol:

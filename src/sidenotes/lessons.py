@@ -147,6 +147,7 @@ def inline_svg(svg: str, prefix: str, alt: str) -> str:
     """Embed a figure in the page: unique ids, the color of the text, a description."""
     ElementTree.register_namespace("", SVG)
     root = ElementTree.fromstring(svg)
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', svg))
     # A style sheet or an id inside a figure would apply to the whole page.
     for parent in list(root.iter()):
         for child in list(parent):
@@ -154,7 +155,9 @@ def inline_svg(svg: str, prefix: str, alt: str) -> str:
                 parent.remove(child)
     for element in root.iter():
         for name, value in list(element.attrib.items()):
-            if name == "id":
+            if name == "id" and value not in used:  # most have one
+                del element.attrib[name]
+            elif name == "id":
                 element.set(name, f"{prefix}{value}")
             elif name == XLINK:
                 del element.attrib[name]

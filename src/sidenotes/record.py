@@ -134,6 +134,18 @@ def examples_in(source: str) -> list[str]:
     return found
 
 
+def excerpt(recorded: Json, symbol: str) -> Json:
+    """The part of a recording that concerns one definition."""
+    within = f"{symbol}."
+    calls = [c for c in recorded["calls"] if f"{c['symbol']}.".startswith(within)]
+    values = [value for call in calls for value in call["arguments"]]
+    values += [v for call in calls for step in call["steps"] for v in step["values"]]
+    used = {value["data"] for value in values}
+    # Values refer to tensors by their place in the list.
+    tensors = [t if n in used else None for n, t in enumerate(recorded["tensors"])]
+    return recorded | {"calls": calls, "tensors": tensors}
+
+
 def renumber(recorded: Json, number: Callable[[int], int]) -> Json:
     """A recording with other line numbers."""
 

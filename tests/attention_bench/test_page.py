@@ -168,6 +168,40 @@ def test_fast_is_summarized_by_the_settings_that_are_not_slower(page: Any) -> No
     assert text.count("|dropout 0|") == 1
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_opens_with_the_speedup_of_fast_for_each_use(page: Any) -> None:
+    training = planted("training", "A CPU", "cpu", "float32")
+    for cell in training.cells:
+        if cell.setting["dropout"]:
+            cell.results["fast"]["speedup"] = 3.0
+    training.cells[0].results["fast"]["speedup"] = 1.0
+    records = [training, planted("decode", "A CPU", "cpu", "float32")]
+    text, figures = page(*records)
+    opening = text.partition("|device|")[0]
+    mean = 1.37 ** (20 / 21)
+    line = f"**{mean:.2f} times** as fast as `nn` (1.00 to 1.37 in 21 settings)."
+    assert f"- A training step: `fast` is {line}" in opening
+    line = "**3.00 times** as fast as `nn` (3.00 to 3.00 in 12 settings)."
+    assert f"- A training step with dropout: `fast` is {line}" in opening
+    line = "**1.36 times** as fast as `sdpa` (1.36 to 1.36 in 4 settings)."
+    assert f"- Decoding with a KV cache: `fast` is {line}" in opening
+    assert "A forward pass" not in opening  # was not measured
+    rows = [text.get_text() for text in figures[0].axes[0].texts]
+    assert rows[2] == "Decoding with a KV cache, over sdpa"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_says_that_no_gpu_was_measured_until_one_is(
+    page: Any, kind: str
+) -> None:
+    text, _ = page(
+        planted("decode", "A CPU", "cpu", "float32"),
+        planted("decode", "A device", kind, "float32"),
+    )
+    assert ("No GPU has been measured" in text) == (kind == "cpu")
+
+
 @pytest.mark.parametrize("measured", [True, False], ids=["both", "one"])
 def test_fast_is_compared_with_the_bare_kernel_where_both_were_measured(
     page: Any, measured: bool
@@ -190,7 +224,7 @@ def test_a_second_dtype_has_folded_tables_and_no_figures(
     half = planted("inference", "A CPU", "cpu", "bfloat16")
     other = planted("inference", "A GPU", "cuda", "bfloat16")
     text, figures = page(half, wide, other)
-    assert len(figures) == 4  # speedup and utilization, for two machines
+    assert len(figures) == 6  # summary, speedup and utilization, for two machines
     titles = [figure.get_suptitle() for figure in figures]
     assert sum("A CPU, 2 threads, float32" in title for title in titles) == 2
     assert sum("A GPU, bfloat16" in title for title in titles) == 2

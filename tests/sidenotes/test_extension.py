@@ -250,10 +250,11 @@ def test_without_files_to_run_nothing_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / ".cache").exists()
 
 
-def test_an_excerpt_carries_no_data(tmp_path: Path) -> None:
+def test_an_excerpt_carries_what_was_recorded_of_it_and_no_more(tmp_path: Path) -> None:
     html = page(tmp_path, SHAPED, "#f", execute=["*.py"])
-    assert "<script" not in html
-    assert "sn-shape" not in html
+    (data,) = re.findall(r'class="sn-data">(.*)</script>', html)
+    assert {call["symbol"] for call in json.loads(data)["calls"]} == {"f"}
+    assert "sn-shape" in html
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r"], ids=["CRLF", "CR"])

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
 from headnotes.cli import edition, modules
@@ -107,6 +109,153 @@ def test_pages_are_sound(
     assert faults(page) == []
     assert page.evaluate(OPEN_SHAPES) == []
     assert heard == []
+
+
+# What is wider than its box, and where the box either hides the rest or scrolls without
+# a shadow at its edge. (Boxes for screen readers are one pixel wide.)
+CLIPPED = """() => [...document.querySelectorAll("article, article *")].filter(e => {
+  if (!(e instanceof HTMLElement) || e.clientWidth < 2 || !e.checkVisibility()) return;
+  const style = getComputedStyle(e);
+  return e.scrollWidth > e.clientWidth + 1 && style.overflowX !== "visible"
+    && !(style.overflowX === "auto" && style.backgroundAttachment.includes("local"));
+}).map(e => `${innerWidth} px: ${e.outerHTML.slice(0, 90)}`)"""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_nothing_is_clipped_without_a_cue(page: Page, url: str, name: str) -> None:
+    page.goto(f"{url}/{name}")
+    clipped = []
+    for width in (390, 1280, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(100)
+        clipped += page.evaluate(CLIPPED)
+    assert clipped == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("name", "box"),
+    [
+        (CORE, ".sn-code"),
+        (LESSON, "div:not(.lesson-output) > pre > code"),
+        (LESSON, ".lesson-output code"),
+        (LESSON, ".lesson-figure"),
+        ("compare/differences.html", ".md-typeset__scrollwrap"),
+    ],
+)
+def test_a_shadow_shows_at_an_edge_where_more_is_hidden(
+    page: Page, url: str, name: str, box: str, scheme: Any
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(f"{url}/{name}")
+    page.wait_for_timeout(300)
+    boxes = page.locator(f"article {box}").all()
+    wide = "e => e.scrollWidth > e.clientWidth + 60"
+    scroller = next(each for each in boxes if each.evaluate(wide))
+    # Text and lines are made invisible, so that backgrounds remain.
+    page.add_style_tag(
+        content="article * { color: transparent !important;"
+        " border-color: transparent !important } .lesson-figure svg { opacity: 0 }"
+    )
+    page.add_style_tag(content=".md-code__nav, .sn-mark { visibility: hidden }")
+    scroller.evaluate("e => e.scrollIntoView({block: 'center'})")
+
+    def brightness(left: float) -> list[int]:
+        """Of the left edge, the middle and the right edge, as scrolled to `left`."""
+        scroller.evaluate("(e, left) => e.scrollLeft = left * e.scrollWidth", left)
+        box = scroller.bounding_box()
+        assert box is not None
+        edges = box["x"] + 3, box["x"] + 150, box["x"] + box["width"] - 4
+        y = box["y"] + box["height"] / 2
+        shots = [
+            page.screenshot(clip={"x": x, "y": y, "width": 1, "height": 1})
+            for x in edges
+        ]
+        pixels = [Image.open(BytesIO(shot)).convert("L") for shot in shots]
+        return [pixel.getpixel((0, 0)) for pixel in pixels]
+
+    left, middle, right = brightness(0)
+    assert abs(left - middle) < 3
+    assert abs(right - middle) > 20
+    left, middle, right = brightness(1)
+    assert abs(left - middle) > 20
+    assert abs(right - middle) < 3
+
+
+# The smallest text of the figures, in pixels of the screen.
+SMALLEST = """() => Math.min(...[...document.querySelectorAll(".lesson-figure text")]
+  .filter(text => text.textContent.trim()).map(text => {
+    const {a, b} = text.getScreenCTM();
+    return parseFloat(getComputedStyle(text).fontSize) * Math.hypot(a, b);
+  }))"""
+
+
+def test_the_labels_of_all_figures_can_be_read_on_a_phone(
+    page: Page, url: str, site: Path
+) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    smallest = {}
+    for path in sorted(site.rglob("*.html")):
+        if "lesson-figure" in path.read_text(encoding="utf-8"):
+            name = path.relative_to(site).as_posix()
+            page.goto(f"{url}/{name}", wait_until="domcontentloaded")
+            smallest[name] = page.evaluate(SMALLEST)
+    print(smallest)
+    assert len(smallest) > 8
+    assert [name for name, size in smallest.items() if size < 9] == []
+
+
+@pytest.mark.parametrize("name", [CORE, "learn/02_queries_keys_and_values.html"])
+def test_formulas_are_set_in_the_font_of_the_site(
+    page: Page, url: str, name: str
+) -> None:
+    page.goto(f"{url}/{name}")
+    page.wait_for_timeout(300)
+    session = page.context.new_cdp_session(page)
+    session.send("DOM.enable")
+    session.send("CSS.enable")
+    root = session.send("DOM.getDocument")["root"]["nodeId"]
+    of = {"nodeId": root, "selector": "math :is(mi, mn, mo, mtext)"}
+    parts = session.send("DOM.querySelectorAll", of)["nodeIds"]
+    assert len(parts) > 30
+    fonts = [
+        (font["familyName"], font["isCustomFont"])
+        for part in parts
+        for font in session.send("CSS.getPlatformFontsForNode", {"nodeId": part})[
+            "fonts"
+        ]
+    ]
+    assert set(fonts) == {("STIX Two Math", True)}
+
+
+def test_code_of_a_lesson_can_be_copied_and_output_cannot(
+    browser: Browser, url: str
+) -> None:
+    context = browser.new_context()
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = context.new_page()
+    page.goto(f"{url}/{LESSON}")
+    blocks = page.locator("article .highlight:not(.lesson-output)")
+    assert blocks.count() > 3
+    for block in blocks.all():
+        if block.is_visible():  # others are folded
+            block.hover()
+            block.locator("button").click()
+            copied = page.evaluate("navigator.clipboard.readText()")
+            assert copied.strip() == block.locator("code").inner_text().strip()
+    for button in page.locator(".lesson-output button").all():
+        assert not button.is_visible()
+    context.close()
+
+
+def test_the_excerpt_on_the_home_page_can_be_inspected(page: Page, url: str) -> None:
+    page.goto(f"{url}/index.html")
+    shapes = page.locator(".sn-code [data-line]")
+    assert shapes.count() > 1
+    shapes.last.click()
+    expect(page.get_by_role("dialog", name="Inspector")).to_be_visible()
+    expect(page.locator(".sn-values")).to_contain_text(re.compile(r"\d\.\d"))
 
 
 @pytest.mark.parametrize(("width", "columns"), [(959, 1), (960, 2), (1440, 2)])
@@ -224,13 +373,16 @@ def test_pages_are_complete_without_script(
 def test_the_site_works_from_a_folder(page: Page, site: Path) -> None:
     complaints = listen(page, "")
     page.goto(f"{site.as_uri()}/index.html")
-    page.get_by_role("link", name="the whole module, line by line").click()
+    page.get_by_role("link", name="core module, line by line").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("sequence first")
     width = page.locator(".sn-section .sn-code").first.bounding_box()
     assert width is not None
     assert width["x"] > 400  # the style sheets have loaded
-    # Searching is the one thing that needs a server: it runs in a worker.
-    complaints = [c for c in complaints if "search_index" not in c]
+    # Two things need a server: searching, which runs in a worker, and to load a font
+    # ahead of its use.
+    served = ("search_index", "math.woff2")
+    complaints = [c for c in complaints if not any(name in c for name in served)]
+    page.wait_for_function("[...document.fonts].every(f => f.status === 'loaded')")
     assert not [c for c in complaints if "http" in c or c.startswith("error")]
 
 

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from zipfile import ZipFile
 
 import pytest
+from fontTools.ttLib import TTFont
 
 from headnotes.cli import companions, copied_name, copy, edition, modules
 
@@ -146,6 +147,39 @@ def test_every_formula_is_mathml(site: Path, pages: dict[Path, Reader]) -> None:
     assert core.count("<math") == formulas > 10
     for path in pages:
         assert 'arithmatex">\\' not in path.read_text(encoding="utf-8")
+
+
+def test_the_font_of_formulas_is_light_and_has_every_character(
+    site: Path, pages: dict[Path, Reader]
+) -> None:
+    file = site / "assets/math.woff2"
+    print(f"math.woff2: {file.stat().st_size:,} bytes")
+    assert file.stat().st_size <= 40 * 1024
+    font = TTFont(file)
+    assert "MATH" in font
+    assert "SIL Open Font License" in font["name"].getDebugName(13)
+    known = set(map(chr, font.getBestCmap())) | set(" \n\N{NO-BREAK SPACE}")
+    for path in pages:
+        html = path.read_text(encoding="utf-8")
+        formulas = re.findall(r"<math.*?</math>", html, re.DOTALL)
+        used = set(unescape(re.sub(r"<[^>]*>", "", "".join(formulas)))) | {"√"}
+        assert used <= known, f"{path}: {used - known}"
+        assert ("assets/math.woff2" in html) == bool(formulas)
+
+
+def test_a_shared_link_has_a_title_a_description_and_a_picture(site: Path) -> None:
+    descriptions = Counter[str]()
+    for path in site.rglob("*.html"):
+        if path.name == "404.html" or path.parent.name == "tests":
+            continue
+        head = path.read_text(encoding="utf-8").partition("</head>")[0]
+        found = dict(re.findall(r'<meta property="og:(\w+)" content="([^"]*)"', head))
+        assert found["title"]
+        assert f'<meta name="description" content="{found["description"]}"' in head
+        assert 20 < len(found["description"]) < 260, f"{path}: {found}"
+        descriptions[found["description"]] += 1
+        assert (path.parent / found["image"]).read_bytes().startswith(b"\x89PNG")
+    assert descriptions.most_common(1)[0][1] == 1, descriptions.most_common(3)
 
 
 def test_the_downloads_are_what_the_command_line_copies(site: Path) -> None:

@@ -52,7 +52,8 @@ const remember = (anchor, changes) => {
   });
   // A theme may wrap its tables while the page loads.
   addEventListener("load", () => {
-    const blocks = "pre, pre > code, div.arithmatex, div:has(> table, > div > table)";
+    const blocks =
+      "pre, pre > code, figure, div.arithmatex, div:has(> table, > div > table)";
     for (const block of document.querySelectorAll(blocks)) watch.observe(block);
   });
 }
