@@ -13,7 +13,7 @@
 # [`seeded_randn`](../source/attention_laws/tools.md#seeded_randn) generates random numbers,
 # and [`randomize_parameters`](../source/attention_laws/tools.md#randomize_parameters)
 # gives the module weights with which the rows of attention differ. To find a bug by its
-# name, see the [catalogue](#catalogue).
+# name, see the [catalog](#catalog).
 
 # %% hide="true"
 import difflib
@@ -136,7 +136,7 @@ show("Training and evaluation")
 show("Positions and decoding")
 
 # %% [markdown]
-# ## Catalogue
+# ## Catalog
 #
 # The table lists all bugs by name, with the laws that find them. Tests run each law on
 # its exhibit, which must fail, and all laws on the fixed code, which must pass: so it
