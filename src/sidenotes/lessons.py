@@ -70,7 +70,7 @@ def execute(path: Path, roots: Sequence[Path]) -> Any:
         transport = {"transport": "ipc", "ip": f"{sockets}/kernel"}
         client = NotebookClient(
             notebook,
-            timeout=120,
+            timeout=300,
             kernel_name="python3",
             extra_arguments=["--InlineBackend.figure_formats=svg"],
             config=Config({"KernelManager": transport}),
