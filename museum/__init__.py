@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 # The exhibits by room, in the order of the page.
 ROOMS = {
-    "Masks": [
+    "Masking": [
         "inverted_mask",
         "zero_is_no_mask",
         "heads_by_coincidence",

@@ -106,10 +106,10 @@ def show(room):
 
 
 # %% [markdown]
-# ## Masks
+# ## Masking
 
 # %% hide="true"
-show("Masks")
+show("Masking")
 
 # %% [markdown]
 # ## Axes and heads

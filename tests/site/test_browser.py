@@ -136,7 +136,6 @@ def test_nothing_is_clipped_without_a_cue(page: Page, url: str, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "box"),
     [
-        (CORE, ".sn-code"),
         (LESSON, "div:not(.lesson-output) > pre > code"),
         (LESSON, ".lesson-output code"),
         (LESSON, ".lesson-figure"),
