@@ -10,9 +10,8 @@
 #
 # - **Read**
 #
-#     Begin with [a first look](learn/00_a_first_look.md), compute attention [by
-#     hand](learn/01_attention_by_hand.md), and go on lesson by lesson; or read the [core
-#     module, line by line](source/mha.md).
+#     [Start here](start.md): a first look, attention by hand, and on, lesson by lesson. Or
+#     read the [core module, line by line](source/mha.md).
 #
 # - **Copy**
 #
@@ -23,7 +22,8 @@
 # - **Check**
 #
 #     Test your own module: `headnotes check my_model.py:MyAttention` runs the [laws of
-#     attention](compare/laws.md), which catch [common bugs](compare/museum.md).
+#     attention](compare/laws.md), which catch [common bugs](compare/museum.md). Or begin
+#     with [the symptom](troubleshooting.md).
 #
 # </div>
 #
@@ -121,6 +121,6 @@ print(y.shape, mha.attn.shape)
 #   function, [differ](compare/differences.md) in masks, layout and edge cases, and have
 #   [errata](compare/errata.md).
 # - **Reference**: [all arguments](reference/headnotes.md) of the public classes and
-#   functions.
+#   functions, [notation and shapes](notation.md), and a [glossary](glossary.md).
 # - **Tests**: in a clone, `make test` runs the examples on all pages, and compares the
 #   implementations of attention with plain loops in float64.

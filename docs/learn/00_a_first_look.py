@@ -2,9 +2,9 @@
 # # A first look at attention
 #
 # This page sends one sentence through an attention layer and looks at what comes out:
-# tokens, embeddings, attention weights, and a first mask. It is a five-minute overview
-# for readers who know Python and a little PyTorch (tensors and their shapes). It links
-# to the lesson that explains each step.
+# tokens, embeddings, attention weights, and a first mask. It is an overview, and links to
+# the lesson that explains each step. You need Python and a little PyTorch: tensors and
+# their shapes. Reading time: 5 minutes. [Start here](../start.md) has a map of all lessons.
 #
 # Everything printed or drawn in these lessons is computed by the code above it when
 # the site is built.

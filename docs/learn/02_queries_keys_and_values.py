@@ -6,8 +6,8 @@
 # It follows the same six tokens through two small classes of the [four
 # stages](../source/implementations/stages.md), `SelfAttention_v1` and
 # `SelfAttention_v2`. It also shows how large scores are at initialization, and why one
-# seed gives the two classes different weights. You need lesson 1 and `nn.Linear`.
-# Reading time: 15 minutes.
+# seed gives the two classes different weights. You need [attention by
+# hand](01_attention_by_hand.md) and `nn.Linear`. Reading time: 15 minutes.
 
 # %%
 import math

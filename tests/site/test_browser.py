@@ -456,3 +456,12 @@ def test_print_keeps_both_columns_and_drops_the_bar(page: Page, url: str) -> Non
         assert box is not None
         assert note["x"] + note["width"] <= box["x"]
         assert code.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_the_sheet_of_notation_prints_on_one_page(
+    page: Page, url: str, paper: str
+) -> None:
+    page.goto(f"{url}/notation.html")
+    printed = page.pdf(format=paper)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
