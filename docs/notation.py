@@ -145,8 +145,8 @@ for projection in (core.query, core.key, core.value, core):
 #
 # **True means that this query may attend to this key.** A mask is bool, or integer 0/1,
 # `[q_len or 1, k_len, batch_size or 1]`; the heads share it. A fully masked row has
-# weights of zero, and its output is $b_O$. [Building masks](source/masks/build.md) has
-# these and others:
+# weights of zero: its output is $b_O$, the output bias. [Building
+# masks](source/masks/build.md) has these and others:
 
 # %% hide="true"
 CAUSAL = "$j \\le i$ + `k_len` − `q_len`"
@@ -322,7 +322,7 @@ SAME = [
 ]
 COLUMNS = ["core", "nn.MultiheadAttention", "SDPA", "Hugging Face"]
 AXES = re.compile(r"`((?:\([hbd ]+\)|[ijbhd1])(?: (?:\([hbd ]+\)|[ijbhd1]))+)`")
-lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * 5 + "|"]
+lines = [f"| tensor | {' | '.join(COLUMNS)} |", "|---" * 5 + "|"]
 for name, *cells in SAME:
     for text, *tensors in cells:
         stated = [sizes(axes) for axes in AXES.findall(text)]

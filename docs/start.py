@@ -44,14 +44,14 @@ display(
 
 1. {link(0)} ({MINUTES[0]} minutes) sends one sentence through an attention layer.
 2. {lessons(1, 4)} ({minutes(1, 4)} minutes) build multi-head attention from dot products.
-3. [The core module, line by line](source/mha.md) (15 minutes) is the complete code. Each
-   line shows its shape and, at a click, its values.
+3. [The core module, line by line](source/mha.md) (15 minutes) is the complete code, with
+   shapes beside the lines and, at a click, values.
 4. {lessons(5, 7)} ({minutes(5, 7)} minutes) add what real data need: positions, padding,
    and a second sequence.
 5. {lessons(8, 10)} ({minutes(8, 10)} minutes) compare implementations: einsum, PyTorch's
    modules, speed.
 
-Each lesson ends with an exercise, and its answer. Look up terms in the
+Each lesson has an exercise, with its answer. Look up terms in the
 [glossary](glossary.md), and shapes in [notation and shapes](notation.md), a sheet to
 print.
 
@@ -134,7 +134,7 @@ assert arrows == {
     if not any(need in ancestors(other) for other in needs)
 }
 
-rows = ["| lesson | | minutes | needs |", "|--:|---|--:|---|"]
+rows = ["| lesson | title | minutes | needs |", "|--:|---|--:|---|"]
 for number, needs in enumerate(NEEDS):
     needed = ", ".join(link(need, str(need)) for need in needs) or "–"
     rows.append(f"| {number} | {link(number)} | {MINUTES[number]} | {needed} |")

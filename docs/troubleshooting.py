@@ -61,7 +61,7 @@ def show(laws, exhibits, code):
 # $0 / 0$. Look for one with `~mask.any(dim=1)`. Padding that holds NaN is the second
 # cause, since a weight of zero does not remove it; overflow [in
 # float16](#float16-overflows) is the third. `torch.autograd.set_detect_anomaly(True)`
-# names the operation whose gradient became NaN first.
+# makes the backward pass stop at the first operation whose gradient is NaN.
 
 # %% hide="true"
 assert torch.full((3,), -math.inf).softmax(dim=0).isnan().all()

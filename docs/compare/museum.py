@@ -13,7 +13,7 @@
 # [`seeded_randn`](../source/attention_laws/tools.md#seeded_randn) generates random numbers,
 # and [`randomize_parameters`](../source/attention_laws/tools.md#randomize_parameters)
 # gives the module weights with which the rows of attention differ. To find a bug by its
-# name, see the [catalog](#catalog).
+# name, see the [catalog](#catalog); by its symptom, [troubleshooting](../troubleshooting.md).
 
 # %% hide="true"
 import difflib

@@ -25,6 +25,8 @@ KINDS = [
     "source/cli.html",  # a module without shapes
     "source/tests/test_mha.html",
     "glossary.html",  # Markdown, with a long table of contents
+    "notation.html",  # tables of formulas and code, on one sheet of paper
+    "start.html",
     "compare/errata.html",  # Markdown
     "compare/masks.html",  # with a program of its own
     "compare/museum.html",
