@@ -37,7 +37,9 @@ from typing import Any
 import headnotes
 
 # Comments that speak to a tool, not to a reader, are no notes.
-PRAGMA = re.compile(r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-))")
+PRAGMA = re.compile(
+    r"#(!|\s*(type:|noqa|fmt:|ruff:|pragma:|pylint:|mypy:|SPDX-|-\*-|(end)?region\b))"
+)
 
 # Of no use without the rest of the package.
 AT_HOME = {"cli", "compare"}

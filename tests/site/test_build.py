@@ -352,8 +352,8 @@ def test_a_malformed_source_stops_the_build_with_its_place(
 
 
 def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
-    # To execute all lessons would take its time.
-    most = shutil.ignore_patterns("compare", "learn", "reference")
+    # To execute the lessons would take its time.
+    most = shutil.ignore_patterns("compare", "learn", "reference", "*.py")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=most)
     for name in ("src", "tests", "museum", "benchmarks", "overrides", ".cache"):
         if (ROOT / name).exists():
@@ -385,7 +385,7 @@ def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
         [*command, address], cwd=tmp_path, stderr=subprocess.DEVNULL
     ) as server:
         try:
-            shown("The paper has one small matrix per head", 90)
+            shown("The paper has one small matrix per head", 180)
             text = note.read_text(encoding="utf-8")
             note.write_text(text.replace("The paper has one", "Our paper has one"))
             waited = shown("Our paper has one small matrix per head", 20)

@@ -36,28 +36,27 @@ def test_little_of_the_column_of_code_is_empty(page: Page, url: str, name: str) 
     assert empty <= 0.15 * height
 
 
-@pytest.mark.parametrize("width", [390, 1000, 1280, 1440, 1920])
 @pytest.mark.parametrize("name", ROWS)
-def test_code_and_shapes_fit_into_their_column(
-    page: Page, url: str, name: str, width: int
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
+def test_code_and_shapes_fit_into_their_column(page: Page, url: str, name: str) -> None:
     page.goto(f"{url}/source/{name}.html")
-    wide = page.eval_on_selector_all(
-        ".sn-code",
-        "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.innerText)",
-    )
-    assert wide == []
-    outside = page.eval_on_selector_all(
-        ".sn-claim, .sn-shape",
-        """all => all.filter(e => e.checkVisibility()).filter(e => {
-          const [inner, outer] = [e, e.closest(".sn-code")].map(
-            e => e.getBoundingClientRect());
-          return inner.left < outer.left || inner.right > outer.right
-            || inner.right > innerWidth;
-        }).map(e => e.textContent)""",
-    )
-    assert outside == []
+    for width in (390, 1000, 1280, 1440, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        wide = page.eval_on_selector_all(
+            ".sn-code",
+            "all => all.filter(e => e.scrollWidth > e.clientWidth)"
+            ".map(e => `${innerWidth} px: ${e.innerText}`)",
+        )
+        assert wide == []
+        outside = page.eval_on_selector_all(
+            ".sn-claim, .sn-shape",
+            """all => all.filter(e => e.checkVisibility()).filter(e => {
+              const [inner, outer] = [e, e.closest(".sn-code")].map(
+                e => e.getBoundingClientRect());
+              return inner.left < outer.left || inner.right > outer.right
+                || inner.right > innerWidth;
+            }).map(e => `${innerWidth} px: ${e.textContent}`)""",
+        )
+        assert outside == []
 
 
 def line_of(text: str) -> int:
