@@ -20,18 +20,18 @@ class Addresses(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Called by hatchling with the `[project]` table."""
-        site, repository = os.environ.get("SITE_URL"), os.environ.get("REPO_URL")
+        site = os.environ.get("SITE_URL", "")
+        repository = os.environ.get("REPO_URL", "").rstrip("/")
         readme = Path(self.root, "README.md").read_text(encoding="utf-8")
         metadata["urls"] = urls(site, repository)
         text = absolute(readme, repository) if repository else readme
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
 
 
-def urls(site: str | None, repository: str | None) -> dict[str, str]:
+def urls(site: str, repository: str) -> dict[str, str]:
     """The links that an index shows beside the description."""
     found = {"Documentation": site} if site else {}
     if repository:
-        repository = repository.rstrip("/")
         found |= {
             "Repository": repository,
             "Issues": f"{repository}/issues",
@@ -45,7 +45,6 @@ def absolute(readme: str, repository: str) -> str:
 
     A repository's `raw` pages serve images, and send text as plain text.
     """
-    repository = repository.rstrip("/")
 
     def link(match: re.Match[str]) -> str:
         image, text, target = match.groups()

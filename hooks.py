@@ -15,7 +15,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from headnotes.cli import companions, copied_name, edition, modules
+from headnotes.cli import archive_name, companions, copied_name, edition, modules
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
@@ -113,7 +113,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             continue
         add(files, config, f"{folder}/{module.name}", edition(module))
         if needed := companions(module):
-            name = copied_name(module).replace(".py", ".zip")
+            name = archive_name(module)
             add(files, config, f"{folder}/{name}", archive([module, *needed]))
         else:
             plain = edition(module, plain=True)
@@ -142,9 +142,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def archive(paths: list[Path]) -> bytes:
     """The copies of some modules in one file, which is the same at each build."""
     content = io.BytesIO()
-    with ZipFile(content, "w") as archive:
+    with ZipFile(content, "w") as file:
         for path in paths:
-            archive.writestr(ZipInfo(copied_name(path)), edition(path))
+            file.writestr(ZipInfo(copied_name(path)), edition(path))
     return content.getvalue()
 
 

@@ -157,6 +157,15 @@ def with_flat_imports(source: str) -> str:
     return "\n".join(line for line in lines if line is not None)
 
 
+def archive_name(path: Path) -> str:
+    r"""The name of the archive of a module and its companions.
+
+    >>> archive_name(modules()["fast"])
+    'fast.zip'
+    """
+    return Path(copied_name(path)).with_suffix(".zip").name
+
+
 def editions(path: Path) -> dict[str, str]:
     r"""The files that the page of a module offers to copy: their addresses, by label.
 
@@ -185,7 +194,7 @@ def links(path: Path) -> dict[str, str]:
     {'Download fast.zip (3 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
     """
     needed = companions(path) if path.resolve() in modules().values() else []
-    archive = copied_name(path).replace(".py", ".zip")
+    archive = archive_name(path)
     label = f"Download {archive} ({1 + len(needed)} files)"
     download = {label: archive} if needed else {"Download .py": path.name}
     return {**download, "Its tests": f"tests/test_{path.stem}.md"}

@@ -24,7 +24,7 @@ from sidenotes.mathml import MathML
 from sidenotes.record import excerpt, location, recording
 from sidenotes.render import Renderer, highlight_lines, legend, line, toolbar
 from sidenotes.sizes import panel
-from sidenotes.split import UNREADABLE, LiterateError, named, read, split
+from sidenotes.split import UNREADABLE, LiterateError, is_within, named, read, split
 
 DIRECTIVE = re.compile(
     r"::(?P<kind>literate|listing)[ ]+(?P<path>[^#\s]+)(#(?P<symbol>\S+))?\s*$"
@@ -192,7 +192,7 @@ class Directives(BlockProcessor):
         source = read(path)
         sections = split(source, path)
         if symbol:
-            inside = [s for s in sections if f"{s.scope}.".startswith(f"{symbol}.")]
+            inside = [s for s in sections if is_within(s.scope, symbol)]
             if not inside:
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside

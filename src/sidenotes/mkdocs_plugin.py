@@ -28,7 +28,7 @@ from mkdocs.utils.templates import TemplateContext
 from sidenotes.cache import prune
 from sidenotes.extension import SidenotesExtension, no_links
 from sidenotes.page_cache import render_cached, site_key
-from sidenotes.split import LiterateError
+from sidenotes.split import LiterateError, read
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -288,7 +288,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
 
 def front_matter(module: Path) -> str:
     """The title of a module, if it has one, for the navigation and the search."""
-    found = TITLE.match(module.read_text(encoding="utf-8"))
+    found = TITLE.match(read(module))
     if not found:
         return ""
     title = json.dumps(found[1].replace("`", ""))

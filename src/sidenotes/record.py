@@ -25,7 +25,7 @@ from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, prune
 from sidenotes.dependencies import dependencies
 from sidenotes.grammar import Axes, Claim, pair
 from sidenotes.shapes import check
-from sidenotes.split import UNREADABLE, LiterateError, named, read
+from sidenotes.split import UNREADABLE, LiterateError, is_within, named, read
 from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
 
 LOG = logging.getLogger("mkdocs.plugins.sidenotes")
@@ -136,8 +136,7 @@ def examples_in(source: str) -> list[str]:
 
 def excerpt(recorded: Json, symbol: str) -> Json:
     """The part of a recording that concerns one definition."""
-    within = f"{symbol}."
-    calls = [c for c in recorded["calls"] if f"{c['symbol']}.".startswith(within)]
+    calls = [c for c in recorded["calls"] if is_within(c["symbol"], symbol)]
     values = [value for call in calls for value in call["arguments"]]
     values += [v for call in calls for step in call["steps"] for v in step["values"]]
     used = {value["data"] for value in values}

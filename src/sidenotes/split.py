@@ -194,6 +194,15 @@ def find_comments(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
     return comments
 
 
+def is_within(name: str, outer: str) -> bool:
+    """Whether a dotted name is that of a definition, or of one inside it.
+
+    >>> is_within("A.f", "A"), is_within("A", "A"), is_within("Ab", "A")
+    (True, True, False)
+    """
+    return f"{name}.".startswith(f"{outer}.")
+
+
 def find_regions(tokens: list[tokenize.TokenInfo]) -> dict[int, str]:
     """Lines at which a region begins, with its title, or ends, with an empty one."""
     matches = {

@@ -1,13 +1,8 @@
 """The site, built once and strictly, served, and looked at by a real browser."""
 
-import functools
-import http.server
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +11,8 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-ROOT = Path(__file__).parent.parent.parent
-INDEX = "search/search_index.json"
+from website import INDEX, ROOT, Quiet, build, serve
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -30,11 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if built := os.environ.get("HEADNOTES_SITE"):
         return ROOT / built
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    build(folder)
     return folder
 
 
@@ -42,18 +33,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(site: Path, index: Path) -> Iterator[str]:
     """Where the site is served: by a plain file server."""
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
+    class Host(Quiet):
         def translate_path(self, path: str) -> str:
             return str(index) if path == f"/{INDEX}" else super().translate_path(path)
 
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(Host, site) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -21,10 +20,10 @@ import pytest
 from fontTools.ttLib import TTFont
 
 from headnotes.cli import companions, copied_name, copy, edition, modules
+from website import INDEX, ROOT, text_of
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
 OWN = [
     "assets/sidenotes.css",
     "assets/sidenotes.js",
@@ -162,7 +161,7 @@ def test_the_font_of_formulas_is_light_and_has_every_character(
     for path in pages:
         html = path.read_text(encoding="utf-8")
         formulas = re.findall(r"<math.*?</math>", html, re.DOTALL)
-        used = set(unescape(re.sub(r"<[^>]*>", "", "".join(formulas)))) | {"√"}
+        used = set(text_of("".join(formulas))) | {"√"}
         assert used <= known, f"{path}: {used - known}"
         assert ("assets/math.woff2" in html) == bool(formulas)
 
@@ -218,7 +217,7 @@ def test_every_module_page_shows_its_tests(
         tests = ROOT / "tests" / folder / f"{path.stem}.py"
         text = tests.read_text(encoding="utf-8")
         html = path.read_text(encoding="utf-8")
-        assert text in unescape(re.sub(r"<[^>]+>", "", html))
+        assert text in text_of(html)
         name = path.stem.removeprefix("test_")
         if (path.parent.parent / f"{name}.html").exists():
             assert f'href="../{name}.html"' in html
@@ -246,7 +245,7 @@ def test_pages_are_light(site: Path, pages: str) -> None:
 
 
 def test_search_knows_every_function(site: Path) -> None:
-    index = (site / "search/search_index.json").read_text(encoding="utf-8")
+    index = (site / INDEX).read_text(encoding="utf-8")
     for anchor in ("MultiHeadAttention.get_scores", "masked_softmax"):
         assert f'"source/mha.html#{anchor}"' in index
     assert '"source/masks/build.html#padding"' in index
@@ -297,7 +296,7 @@ def test_lessons_print_the_numbers_of_the_book(
 ) -> None:
     html = (site / f"learn/{lesson}.html").read_text(encoding="utf-8")
     printed = re.findall(r'<div class="[^"]*lesson-output[^"]*">.*?</div>', html, re.S)
-    texts = [unescape(re.sub(r"<[^>]+>", "", text)) for text in printed]
+    texts = [text_of(text) for text in printed]
     file = ROOT / "tests/data/expected.json"
     numbers = json.loads(file.read_text(encoding="utf-8"))["blocks"][f"001.{block}"]
     wanted = flat(numbers["printed"])

@@ -1,13 +1,12 @@
 """The example site of sidenotes: built from ten lines of configuration, and opened."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-ROOT = Path(__file__).parent.parent.parent
+from website import ROOT, build
+
 EXAMPLE = ROOT / "examples" / "sidenotes"
 
 
@@ -16,12 +15,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The built site; a warning of the build is a failure."""
     folder = tmp_path_factory.mktemp("example")
     config = str(EXAMPLE / "mkdocs.yml")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config]
-    command += ["-d", str(folder / "site"), "--no-directory-urls"]
-    result = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    build(folder / "site", "-f", config, "--no-directory-urls", cwd=folder)
     return folder / "site"
 
 

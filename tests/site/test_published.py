@@ -1,16 +1,12 @@
 """The site as it is published: at an address of its own, below the root of its host."""
 
-import functools
 import hashlib
-import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,9 +14,10 @@ import pytest
 from filelock import FileLock
 from playwright.sync_api import Browser, BrowserContext
 
+from website import ROOT, Quiet, build, serve, text_of
+
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
 ADDRESS = "http://headnotes.example/project/"
 REPOSITORY = "https://github.com/someone/headnotes"
 
@@ -32,24 +29,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "public"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
-            command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-            result = subprocess.run(
-                [*command, "-d", str(folder)],
-                cwd=ROOT,
-                env={**os.environ, "SITE_URL": ADDRESS, "REPO_URL": REPOSITORY},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert result.returncode == 0, result.stderr
+            build(folder, SITE_URL=ADDRESS, REPO_URL=REPOSITORY)
     return folder
 
 
-class Host(http.server.SimpleHTTPRequestHandler):
+class Host(Quiet):
     """A proxy that answers for `ADDRESS` only, as GitHub Pages would."""
-
-    def log_message(self, *args: object) -> None:
-        pass
 
     def translate_path(self, path: str) -> str:
         if not path.startswith(ADDRESS):
@@ -70,11 +55,8 @@ class Host(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="session")
 def proxy(published: Path) -> Iterator[str]:
     """What a client has to ask for `ADDRESS`."""
-    handler = functools.partial(Host, directory=str(published))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(Host, published) as address:
+        yield address
 
 
 @pytest.fixture
@@ -141,10 +123,6 @@ def test_without_addresses_none_is_invented(site: Path) -> None:
     assert "git clone" not in html
     assert 'rel="edit"' not in html
     assert re.search(r"pip install headnotes-[\d.]+-py3-none-any\.whl", text_of(html))
-
-
-def text_of(html: str) -> str:
-    return unescape(re.sub(r"<[^>]+>", "", html))
 
 
 def test_the_files_have_the_hashes_that_the_page_shows(published: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-pytestmark = pytest.mark.slow
+from website import INDEX, ROOT
 
-ROOT = Path(__file__).parent.parent.parent
-INDEX = "search/search_index.json"
+pytestmark = pytest.mark.slow
 
 # Queries, each with the pages of which one must be among the first three results.
 QUERIES: dict[str, list[str]] = json.loads(

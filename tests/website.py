@@ -1,0 +1,52 @@
+"""The site for tests: built strictly, served, and read as text."""
+
+import functools
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+INDEX = "search/search_index.json"
+
+
+def build(folder: Path, *options: str, cwd: Path = ROOT, **environment: str) -> None:
+    """Build a site into `folder`; a warning of the build is a failure."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+    result = subprocess.run(
+        [*command, *options],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """A plain file server that prints nothing."""
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(handler: type[Quiet], folder: Path) -> Iterator[str]:
+    """The address at which `handler` serves a folder."""
+    bound = functools.partial(handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), bound) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def text_of(html: str) -> str:
+    """The text of a page, without its markup."""
+    return unescape(re.sub(r"<[^>]*>", "", html))
