@@ -149,11 +149,11 @@ def unreached() -> list[str]:
 def test_everything_public_is_attacked_or_reached_by_an_attack() -> None:
     # The tests above may have run in another process.
     for number in range(30):
-        if not unreached():
-            break
+        wanted = {name.partition(".")[0] for name in unreached()}
         rolls = random.Random(number).randbytes(200)
-        for attack in ATTACKS.values():
-            outcome(attack(Dice(rolls, torch.device("cpu"))))
+        for name, attack in ATTACKS.items():
+            if name.partition(".")[0] in wanted:
+                outcome(attack(Dice(rolls, torch.device("cpu"))))
     assert unreached() == []
     # No entry outlives what it was made for.
     names = [name for name, _ in public()]

@@ -396,45 +396,43 @@ def status(page: Page) -> Locator:
     return page.locator(".mk-status")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("10 1", "row 0, row 1 has 1 cell, not 2"),
-        ("10 01 / 11", "row 1 has 1 row, not 2"),
-        ("1 / ", "a batch item is empty"),
-        ("1" * 9, "9 keys: this page shows at most 8"),
-        (" ".join("1" * 9), "9 queries: this page shows at most 8"),
-        ("1 / 1 / 1 / 1", "4 batch items: this page shows at most 3"),
-        ("12", "paste a tensor in brackets"),
-        ("x", "x is no entry of a mask"),
-        ("", "paste a tensor in brackets"),
-        ("[[1, 0], [1]]", "row 1 has 1 cell, not 2"),
-        ("[[1, 0], 1]", "row 1: a number stands beside a list"),
-        ("[[1, 0], [1, 1]", "1 bracket not closed"),
-        ("[1, 0]]", "] closes no bracket"),
-        ("[[0., -0.5], [0., -inf]]", "holds 0 and -inf, not -0.5"),
-        ("[[0, -3]]", "-3 is neither 0, 1, -inf nor a length"),
-        ("[[True, 0]]", "bools and numbers are mixed"),
-        ("[[True, False, ..., True]]", "numbers that were not printed"),
-        ("[[[[[1]]]]]", "no mask has 5 axes"),
-        ("[[1, 0] * 2]", "* is no entry of a mask"),
-    ],
-)
-def test_what_is_wrong_with_a_text_is_said_at_once(
-    page: Page, url: str, wrong: str, said: str
-) -> None:
+WRONG = {
+    "10 1": "row 0, row 1 has 1 cell, not 2",
+    "10 01 / 11": "row 1 has 1 row, not 2",
+    "1 / ": "a batch item is empty",
+    "1" * 9: "9 keys: this page shows at most 8",
+    " ".join("1" * 9): "9 queries: this page shows at most 8",
+    "1 / 1 / 1 / 1": "4 batch items: this page shows at most 3",
+    "12": "paste a tensor in brackets",
+    "x": "x is no entry of a mask",
+    "": "paste a tensor in brackets",
+    "[[1, 0], [1]]": "row 1 has 1 cell, not 2",
+    "[[1, 0], 1]": "row 1: a number stands beside a list",
+    "[[1, 0], [1, 1]": "1 bracket not closed",
+    "[1, 0]]": "] closes no bracket",
+    "[[0., -0.5], [0., -inf]]": "holds 0 and -inf, not -0.5",
+    "[[0, -3]]": "-3 is neither 0, 1, -inf nor a length",
+    "[[True, 0]]": "bools and numbers are mixed",
+    "[[True, False, ..., True]]": "numbers that were not printed",
+    "[[[[[1]]]]]": "no mask has 5 axes",
+    "[[1, 0] * 2]": "* is no entry of a mask",
+}
+
+
+def test_what_is_wrong_with_a_text_is_said_at_once(page: Page, url: str) -> None:
     blank(page, url)
-    before = painted(page)
     field = page.get_by_role("textbox", name="Mask as text")
-    field.fill(wrong)
-    expect(status(page)).to_contain_text(said)
-    expect(field).to_be_focused()
-    assert not field.evaluate("e => e.checkValidity()")
-    assert painted(page) == before
-    field.fill(" 101  110/ 000 111 ")
-    expect(status(page)).to_be_empty()
-    assert field.evaluate("e => e.checkValidity()")
-    assert painted(page) == "101 110 / 000 111"
+    for wrong, said in WRONG.items():
+        before = painted(page)
+        field.fill(wrong)
+        expect(status(page)).to_contain_text(said)
+        expect(field).to_be_focused()
+        assert not field.evaluate("e => e.checkValidity()"), wrong
+        assert painted(page) == before, wrong
+        field.fill(" 101  110/ 000 111 ")
+        expect(status(page)).to_be_empty()
+        assert field.evaluate("e => e.checkValidity()"), wrong
+        assert painted(page) == "101 110 / 000 111", wrong
 
 
 MASK = mask_of("100 110 111 111 / 100 100 100 010")
@@ -442,41 +440,44 @@ HIDDEN = ~MASK[..., 0]
 ADDITIVE = torch.zeros(4, 3).masked_fill(HIDDEN, -torch.inf)
 
 
-@pytest.mark.parametrize(
-    ("pasted", "meaning"),
-    [
-        (repr(MASK[..., 0]), "may attend"),
-        (repr(HIDDEN), "hidden"),
-        (f"attn_mask = {HIDDEN.tolist()}", "hidden"),
-        (str(HIDDEN.numpy()), "hidden"),
-        (repr(HIDDEN.numpy()), "hidden"),
-        (repr(MASK[..., 0].int()), "may attend"),
-        (repr(MASK[..., 0].float()), "may attend"),
-        (str(HIDDEN.tolist()).lower(), "hidden"),
-        ("tensor([[1, 0, 0], [1, 1, 0]], device='cuda:0', dtype=torch.uint8)", ""),
-        ("1 0 0\n1 1 0\n1 1 1\n1 1 1\n", None),
-        (repr(ADDITIVE), None),
-        (repr(ADDITIVE.nan_to_num(neginf=-1e9)), None),
-        (repr(ADDITIVE.nan_to_num(neginf=torch.finfo(torch.float32).min)), None),
-        (str(ADDITIVE.tolist()).replace("-inf", 'float("-inf")'), None),
-        (str(ADDITIVE.tolist()).replace("-inf", "-np.inf"), None),
-    ],
-)
+READ: list[tuple[str, str | None]] = [
+    (repr(MASK[..., 0]), "may attend"),
+    (repr(HIDDEN), "hidden"),
+    (f"attn_mask = {HIDDEN.tolist()}", "hidden"),
+    (str(HIDDEN.numpy()), "hidden"),
+    (repr(HIDDEN.numpy()), "hidden"),
+    (repr(MASK[..., 0].int()), "may attend"),
+    (repr(MASK[..., 0].float()), "may attend"),
+    (str(HIDDEN.tolist()).lower(), "hidden"),
+    ("tensor([[1, 0, 0], [1, 1, 0]], device='cuda:0', dtype=torch.uint8)", ""),
+    ("1 0 0\n1 1 0\n1 1 1\n1 1 1\n", None),
+    (repr(ADDITIVE), None),
+    (repr(ADDITIVE.nan_to_num(neginf=-1e9)), None),
+    (repr(ADDITIVE.nan_to_num(neginf=torch.finfo(torch.float32).min)), None),
+    (str(ADDITIVE.tolist()).replace("-inf", 'float("-inf")'), None),
+    (str(ADDITIVE.tolist()).replace("-inf", "-np.inf"), None),
+]
+
+
 def test_a_pasted_mask_is_read_and_its_meaning_asked_where_it_is_open(
-    page: Page, url: str, pasted: str, meaning: str | None
+    page: Page, url: str
 ) -> None:
-    blank(page, url)
-    before = painted(page)
-    paste(page, pasted)
     choice = page.get_by_role("radio", name=re.compile("^(may attend|hidden):"))
-    expect(choice).to_have_count(0 if meaning is None else 2)
-    if meaning is not None:
-        expect(page.locator(".mk-questions :checked[name=meaning]")).to_have_count(0)
-        expect(status(page)).to_contain_text("disagree on what")
-        assert painted(page) == before
-        page.get_by_role("radio", name=meaning or "may attend").check()
-        expect(choice.locator(":scope:checked")).to_be_focused()
-    assert painted(page) == ("100 110" if meaning == "" else text_of(MASK[..., :1]))
+    for pasted, meaning in READ:
+        blank(page, url)  # the address of the open page, but for the first time
+        before = painted(page)
+        paste(page, pasted)
+        expect(choice).to_have_count(0 if meaning is None else 2)
+        if meaning is not None:
+            expect(page.locator(".mk-questions :checked[name=meaning]")).to_have_count(
+                0
+            )
+            expect(status(page)).to_contain_text("disagree on what")
+            assert painted(page) == before, pasted
+            page.get_by_role("radio", name=meaning or "may attend").check()
+            expect(choice.locator(":scope:checked")).to_be_focused()
+        wanted = "100 110" if meaning == "" else text_of(MASK[..., :1])
+        assert painted(page) == wanted, pasted
 
 
 # The axes of each convention, as the page asks for them, and what True means there.
