@@ -18,7 +18,7 @@ from headnotes.mha import masked_softmax
 pytestmark = pytest.mark.slow
 
 CONVERTER = "compare/masks.html"
-RANDOM = 240
+RANDOM = 180
 
 # What the words of these masks must hold between them, so that each way to say
 # something is compared.
@@ -193,8 +193,8 @@ def test_every_convention_says_what_python_says(
     print(f"\n{values}\n{refusals}")
     assert len(values) == 14
     assert len(refusals) == 6
-    assert min(values.values()) > 10
-    assert min(refusals.values()) > 10
+    assert min(values.values()) > 4
+    assert min(refusals.values()) > 4
 
 
 def test_the_words_are_those_of_describe(
@@ -223,24 +223,22 @@ def test_the_weights_are_softmax_and_zero_where_nothing_is_seen(
             assert (text == "0") == (weight == 0)
         assert seen["cells"] == re.sub("[ /]", "", text_of(mask))
         empty += int((~mask.any(dim=1)).sum())
-    assert empty > 100
+    assert empty > 50
 
 
-@pytest.mark.parametrize("sizes", [(3, 5, 2), (8, 8, 3), (7, 2, 1), (1, 1, 3)])
-def test_presets_are_what_python_builds(
-    page: Page, url: str, sizes: tuple[int, int, int]
-) -> None:
+def test_presets_are_what_python_builds(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
-    for name, size in zip(("q_len", "k_len", "batch_size"), sizes, strict=True):
-        page.get_by_role("slider", name=name).fill(f"{size}")
     buttons = page.locator(".mk-presets button").all()
     assert len(buttons) == 8
-    for button in buttons:
-        button.click()
-        expect(button).to_have_attribute("aria-pressed", "true")
-        expect(page.locator(".mk-presets [aria-pressed=true]")).to_have_count(1)
-        built = run(page.locator(".mk-named").inner_text())
-        assert text_of(built.expand(sizes)) == text(page)
+    for sizes in ((3, 5, 2), (8, 8, 3), (7, 2, 1), (1, 1, 3)):
+        for name, size in zip(("q_len", "k_len", "batch_size"), sizes, strict=True):
+            page.get_by_role("slider", name=name).fill(f"{size}")
+        for button in buttons:
+            button.click()
+            expect(button).to_have_attribute("aria-pressed", "true")
+            expect(page.locator(".mk-presets [aria-pressed=true]")).to_have_count(1)
+            built = run(page.locator(".mk-named").inner_text())
+            assert text_of(built.expand(sizes)) == text(page), sizes
 
 
 def text(page: Page) -> str:
@@ -464,7 +462,8 @@ def test_a_pasted_mask_is_read_and_its_meaning_asked_where_it_is_open(
 ) -> None:
     choice = page.get_by_role("radio", name=re.compile("^(may attend|hidden):"))
     for pasted, meaning in READ:
-        blank(page, url)  # the address of the open page, but for the first time
+        page.goto("about:blank")  # the page remembers the last answer
+        blank(page, url)
         before = painted(page)
         paste(page, pasted)
         expect(choice).to_have_count(0 if meaning is None else 2)
@@ -533,14 +532,14 @@ PASTED = """([mask, n, axes]) => {
 def test_what_each_convention_shows_can_be_pasted_back(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
     seen = dict.fromkeys(AXES, 0)
-    for mask, heads in some_masks(60):
+    for mask, heads in some_masks(30):
         wanted = text_of(mask)
         found = page.evaluate(PASTED, [wanted, heads, AXES])
         for key, (value, got) in found.items():
             assert got == wanted, f"{key}: {value}"
             seen[key] += 1
     print(seen)
-    assert min(seen.values()) > 3
+    assert min(seen.values()) > 1
 
 
 def test_changes_are_undone_one_by_one(page: Page, url: str) -> None:
@@ -588,9 +587,10 @@ def test_a_text_has_an_undo_of_its_own(page: Page, url: str) -> None:
 
 def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
     blank(page, url)
-    for _ in range(60):
-        for n in range(2):
-            cell(page, 0, n).click()
+    pair = page.locator(".mk-grid tbody tr").first.locator("button")
+    pair.evaluate_all(
+        "([a, b]) => { for (let n = 0; n < 60; n++) { a.click(); b.click(); } }"
+    )
     undo = page.get_by_role("button", name="Undo")
     undone = undo.evaluate(
         "e => { let n = 0; while (!e.disabled) { e.click(); n++; } return n; }"
@@ -598,14 +598,13 @@ def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
     assert undone == 100
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_the_padding_preset_hides_a_key(page: Page, url: str, batch_size: int) -> None:
+def test_the_padding_preset_hides_a_key(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
-    page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
-    page.get_by_role("button", name="padding", exact=True).click()
-    assert "0" in text(page)
-    if batch_size == 1:
-        assert text(page) == "11100 11100 11100"
+    for batch_size in (3, 2, 1):
+        page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
+        page.get_by_role("button", name="padding", exact=True).click()
+        assert "0" in text(page), batch_size
+    assert text(page) == "11100 11100 11100"
 
 
 def test_what_is_copied_is_what_is_shown(browser: Browser, url: str) -> None:

@@ -76,11 +76,13 @@ def test_a_link_to_what_is_folded_opens_it(
     context = browser.new_context(java_script_enabled=javascript)
     page = context.new_page()
     page.goto(f"{url}/{CORE}")
-    for what, text in FOLDED.items():
-        line = line_of(text)
+    lines = {what: line_of(text) for what, text in FOLDED.items()}
+    for line in lines.values():
+        expect(page.locator(f"details:has(#L{line})")).not_to_have_attribute("open", "")
+    for what, line in lines.items():
         target = page.locator(f"#L{line}")
         fold = page.locator(f"details:has(#L{line})")
-        expect(fold).to_have_js_property("open", False)
+        fold.evaluate("e => { e.open = false }")
         page.goto(f"{url}/{CORE}#L{line}")
         expect(fold).to_have_js_property("open", True)
         page.wait_for_timeout(200)
