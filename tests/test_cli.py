@@ -28,6 +28,7 @@ COMMAND = [sys.executable, "-m", "headnotes.cli"]
 ALONE = """
 import doctest, importlib, os, sys
 import torch
+torch.set_num_threads(1)
 sys.modules["headnotes"] = sys.modules["sidenotes"] = None
 for path in sys.argv[1:]:
     folder, _, file = path.rpartition("/")
