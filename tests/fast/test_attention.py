@@ -448,6 +448,7 @@ def derivative_case(
 
 
 # Each combination of mask and causality comes once, with dropout or without.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "is_causal", "masked"),
     [(0.0, False, True), (0.0, True, False), (0.5, False, False), (0.5, True, True)],
