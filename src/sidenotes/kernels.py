@@ -49,11 +49,14 @@ class Kernels:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if "server" in vars(self):
-            with self.server:  # closes its input, and waits for its end
-                for fork in self.forks:
-                    with suppress(psutil.NoSuchProcess):
-                        fork.kill()
+        if "server" not in vars(self):
+            return
+        # Before the server ends, which removes zombies.
+        for fork in self.forks:
+            with suppress(psutil.NoSuchProcess):
+                fork.kill()
+        with suppress(BrokenPipeError), self.server:
+            pass  # closes its input, and waits for its end
 
     @cached_property
     def server(self) -> Popen[str]:
@@ -75,10 +78,12 @@ class Kernels:
 
     def fork(self, arguments: Sequence[str], folder: str) -> "Fork":
         """Start a kernel with the command line arguments of ipykernel, in a folder."""
-        assert self.server.stdin
-        assert self.server.stdout
         with self.lock:
-            print(json.dumps([arguments, folder]), file=self.server.stdin, flush=True)
+            assert self.server.stdin
+            assert self.server.stdout
+            with suppress(BrokenPipeError):  # then there is no answer
+                task = json.dumps([arguments, folder])
+                print(task, file=self.server.stdin, flush=True)
             answer = self.server.stdout.readline()
             if not answer:
                 raise LiterateError(f"`setup` failed, see above: {self.setup}")
