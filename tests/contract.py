@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
+from headnotes.variants.grouped_query import GroupedQueryAttention
 from headnotes.variants.online_softmax import online_softmax_attention
 from headnotes.variants.rotary import RotaryAttention, rotary_frequencies
 
@@ -462,6 +463,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "fast": Fast(fast.MultiHeadAttention),
     "online_softmax": OnlineSoftmax(BlockwiseAttention),
     "rotary": Rotary(RotaryAttention),
+    "grouped_query": Variant(GroupedQueryAttention, kv_heads=1),
     "batch_first": BatchFirst(batch_first.MultiHeadAttention),
     "valid_lens per item": ValidLens(valid_lens.MultiHeadAttention, False),
     "valid_lens per query": ValidLens(valid_lens.MultiHeadAttention, True),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import loops
-from headnotes.variants import rotary
+from headnotes.variants import grouped_query, rotary
 from hostile.attention import (
     allowed,
     awake,
@@ -79,6 +79,37 @@ def forward(
     return attack
 
 
+def dot(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+    """The score of the core."""
+    return torch.dot(q, k) / math.sqrt(len(q))
+
+
+# Grouped heads --------------------------------------------------------------------
+
+
+def new_grouped(dice: Dice) -> Any:
+    kv_heads, group, d_k = (dice.roll(1, 2) for _ in range(3))
+    heads = kv_heads * group
+    return grouped_query.GroupedQueryAttention(
+        heads, heads * d_k, 0.0, dice.chance(2), kv_heads=kv_heads
+    )
+
+
+ATTACKS |= {
+    "variants.grouped_query.GroupedQueryAttention": constructor(
+        grouped_query.GroupedQueryAttention,
+        heads=1,
+        d_model=2,
+        dropout_prob=0.1,
+        bias=True,
+        kv_heads=1,
+    ),
+    "variants.grouped_query.GroupedQueryAttention.forward": forward(
+        new_grouped, lambda module, _: {"score": dot, "kv_heads": module.kv_heads}
+    ),
+}
+
+
 # Rotary ---------------------------------------------------------------------------
 
 
@@ -94,7 +125,7 @@ def rotary_positions(
     return {"key_positions": positions_of(dice, k_len, batch_size)}
 
 
-def counted(positions: Any, full: tuple[int, int], device: torch.device) -> Tensor:
+def counted(positions: Any, full: tuple[int, ...], device: torch.device) -> Tensor:
     """Positions that can be right, `[seq_len, batch_size]`, in float64."""
     need(isinstance(positions, Tensor), "positions are no tensor")
     need(positions.layout == torch.strided and not positions.is_nested, "not dense")
@@ -103,7 +134,7 @@ def counted(positions: Any, full: tuple[int, int], device: torch.device) -> Tens
     need(not positions.is_complex(), "positions are complex")
     real = positions.is_floating_point()
     need(not real or positions.dtype in (torch.float32, torch.float64), "too coarse")
-    need(tuple(positions.shape) in (full, (full[0], 1)), "positions have another shape")
+    need(tuple(positions.shape) in (full, (*full[:1], 1)), "positions do not fit")
     return positions.detach().double().expand(full)
 
 
@@ -124,7 +155,8 @@ def of_rotary(module: Any, given: dict[str, Any]) -> dict[str, Any]:
         at = torch.arange(len(key), device=key.device).unsqueeze(1)
     else:
         need(len(query) <= len(key), "queries have no positions")
-    at = counted(at, (len(key), key.shape[1]), key.device).cpu()
+    at = counted(at, (len(key), key.shape[1]), key.device)
+    at = at if at.is_meta else at.cpu()
     frequencies = torch.tensor(module.frequencies, dtype=torch.float64)
     behind = len(key) - len(query)
 
@@ -156,7 +188,7 @@ ATTACKS |= {
         d_model=2,
         dropout_prob=0.1,
         bias=True,
-        frequencies=torch.zeros(1),
+        frequencies=torch.zeros(0),
     ),
     "variants.rotary.RotaryAttention.forward": forward(
         new_rotary, of_rotary, rotary_positions
@@ -206,18 +238,19 @@ def rotate(dice: Dice) -> Call:
 def angles(dice: Dice) -> Call:
     given: dict[str, Any] = {
         "positions": positions_of(dice, dice.roll(0, 3), dice.roll(0, 2)),
-        "frequencies": (1.0, 0.1),
+        "frequencies": rotary.rotary_frequencies(4),
     }
 
     def judge(result: Any) -> None:
         at, frequencies = given.values()
         need(isinstance(at, Tensor), "positions are no tensor")
         expected = counted(at, tuple(at.shape), at.device).unsqueeze(-1)
-        need(frequencies == (1.0, 0.1), "no frequencies")
-        compare(result, expected * expected.new_tensor(frequencies), expected)
+        dense(frequencies, frequencies, 1)
+        need(frequencies.dtype in (torch.float32, torch.float64), "no frequencies")
+        need(not frequencies.is_meta, "no values")
+        compare(result, expected * frequencies.detach().to(expected), expected)
 
-    made = call(dice, rotary.rotary_angles, given, judge)
-    return made
+    return call(dice, rotary.rotary_angles, given, judge)
 
 
 @attack("variants.rotary.convert_pairing")
@@ -271,13 +304,13 @@ def scaling(function: Any, **own: Any) -> Callable[[Dice], Call]:
             need(isinstance(before, Tensor) and before.dim() == 1, "no frequencies")
             dense(before, before, 1)
             need(before.dtype in (torch.float32, torch.float64), "no frequencies")
-            need(not before.is_meta and bool(before.isfinite().all()), "no values")
+            need(not before.is_meta, "no values")
             number = type(factor) in (int, float)
             need(number and 1 <= factor < math.inf, "no factor")
             length = given.get("trained_length", 1)
             need(type(length) is int and length > 0, "no length")
             assert result.shape == before.shape
-            ratio = (before / result)[before > 0]
+            ratio = (before / result)[(before > 0) & before.isfinite()]
             assert (ratio >= 1 - 1e-5).all()
             assert (ratio <= factor * (1 + 1e-5)).all()
 
