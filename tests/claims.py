@@ -162,15 +162,22 @@ def load_from_transformers(
 
 
 def assert_equals_transformers(
-    module: Any, attention: Any, order: Tensor | None = None
+    module: Any,
+    attention: Any,
+    order: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> None:
-    """The same output as a module of `transformers` in causal self-attention."""
+    """The same output as a module of `transformers` in causal self-attention.
+
+    `order` are its rows in our order; `mask` is what it is given instead of a causal
+    one, and what our module does by itself.
+    """
     load_from_transformers(module, attention, order)
     module, attention = module.eval(), attention.eval()
     x = torch.randn(7, BATCH, module.output.in_features)
     causal = torch.ones(7, 7).bool().tril().unsqueeze(-1)
     with torch.no_grad():
-        expected = run_transformers(attention, x, causal)
+        expected = run_transformers(attention, x, causal if mask is None else mask)
         output = module(query=x, key=x, value=x, mask=causal)
     largest = float(expected.abs().max())
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-5 * largest)

@@ -63,6 +63,7 @@ SPARED = {
     "fast.attention.FusedOnCPU": "it is given what has been checked",
     "fast.attention.Tile": "made for a call, from what has been checked",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
+    "variants.sliding_window.Blocks": "made for a call, from what has been checked",
 }
 # Steps of a forward, which are handed what that has checked.
 STEPS = ("mha.masked_softmax", "implementations.batch_first.masked_softmax")

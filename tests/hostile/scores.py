@@ -1,5 +1,6 @@
 """Attacks on the variants that change scores, weights or context of the core."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,13 @@ import torch
 from torch import Tensor
 
 import rows
-from headnotes.variants import differential, qk_norm, sinks, soft_cap
+from headnotes.variants import (
+    differential,
+    qk_norm,
+    sinks,
+    sliding_window,
+    soft_cap,
+)
 from hostile.attention import (
     allowed,
     awake,
@@ -36,7 +43,9 @@ def wide(x: Any) -> Tensor:
 
 
 def forward(
-    build: Callable[[Dice, int, int], Any], steps: Callable[[Any], Steps]
+    build: Callable[[Dice, int, int], Any],
+    steps: Callable[[Any], Steps],
+    restrict: Callable[[Any, Tensor], Tensor] = lambda module, may: may,
 ) -> Callable[[Dice], Call]:
     """An attack on a variant: `steps` are those of the loops that it changes."""
 
@@ -60,6 +69,7 @@ def forward(
             need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
             need(len(key) == len(value), "keys and values differ in length")
             may = allowed(mask, (len(query), len(key), query.shape[1]))
+            may = restrict(module, may)
             if query.is_meta or not query.numel():
                 compare(result, torch.empty(query.shape, device=query.device), weight)
                 return
@@ -163,6 +173,102 @@ def difference(dice: Dice) -> Call:
     return call(dice, differential.DifferentialAttention, given, judge)
 
 
+def windowed(dice: Dice, heads: int, d_model: int) -> Any:
+    return sliding_window.SlidingWindowAttention(
+        heads, d_model, 0.0, window=dice.roll(1, 4), sink_tokens=dice.roll(0, 2)
+    )
+
+
+def within_window(module: Any, may: Tensor) -> Tensor:
+    """The mask without what is too old, or in the future."""
+    may = may.clone()
+    for row, j in itertools.product(range(len(may)), range(may.shape[1])):
+        distance = row + may.shape[1] - len(may) - j
+        near = distance < module.window or j < module.sink_tokens
+        may[row, j] &= distance >= 0 and near
+    return may
+
+
+@attack("variants.sliding_window.RingCache.append")
+def append(dice: Dice) -> Call:
+    batch_size, heads, d_k, window = (dice.roll(1, 3) for _ in range(4))
+    dtype = dice.pick((torch.float32, torch.bfloat16))
+    ring = sliding_window.RingCache(
+        batch_size, heads, d_k, window, dice.roll(0, 2), dtype=dtype, device=dice.device
+    )
+    shape = dice.roll(0, 7), batch_size, heads, d_k
+    given = {name: dice.floats(*shape, dtype=dtype) for name in ("key", "value")}
+
+    def judge(result: Any) -> None:
+        key, value = given.values()
+        for x in (key, value):
+            dense(x, ring.buffer, 4)
+            need(x.shape[1:] == shape[1:], "sizes differ")
+        need(len(key) == len(value), "lengths differ")
+        held = [*range(min(len(key), ring.sink_tokens))]
+        held += range(max(len(held), len(key) - window), len(key))
+        for x, stored in zip((key, value), ring.in_order(), strict=True):
+            assert torch.equal(stored.nan_to_num(7), x[held].nan_to_num(7))
+
+    return call(dice, ring.append, given, judge)
+
+
+@attack("variants.sliding_window.RingCache")
+def ring(dice: Dice) -> Call:
+    names = ("batch_size", "heads", "d_k", "window")
+    given: dict[str, Any] = {name: dice.roll(1, 3) for name in names}
+    given |= {"sink_tokens": dice.roll(0, 2)}
+
+    def judge(made: Any) -> None:
+        *sizes, sinks = given.values()
+        need(all(type(n) is int and n > 0 for n in sizes), "no size")
+        need(type(sinks) is int and sinks >= 0, "no number of tokens")
+        *sizes, window = sizes
+        assert made.buffer.shape == (2, sinks + window, *sizes)
+
+    return call(dice, sliding_window.RingCache, given, judge)
+
+
+@attack("variants.sliding_window.SlidingWindowAttention.decode")
+def decode(dice: Dice) -> Call:
+    heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
+    module = awake(dice, windowed(dice, heads, heads * d_k)).eval()
+    weight = module.output.weight
+    batch_size = dice.roll(1, 3)
+    cache = module.cache(batch_size)
+    x = dice.floats(dice.roll(0, 7), batch_size, heads * d_k, dtype=weight.dtype)
+    module.decode(x, cache)
+    piece = dice.floats(dice.roll(0, 3), *x.shape[1:], dtype=weight.dtype)
+    given: dict[str, Any] = {"x": piece, "cache": cache}
+
+    def judge(result: Any) -> None:
+        piece, cache = given.values()
+        dense(piece, weight, 3)
+        need(piece.shape[1:] == x.shape[1:], "a size differs")
+        need(isinstance(cache, sliding_window.RingCache), "there is no cache")
+        together = torch.cat([x, piece])
+        expected = module(query=together, key=together, value=together)[len(x) :]
+        compare(result[0], wide(expected) if not x.is_meta else expected, weight)
+
+    return call(dice, module.decode, given, judge)
+
+
+@attack("variants.sliding_window.SlidingWindowAttention")
+def window(dice: Dice) -> Call:
+    heads = dice.roll(1, 3)
+    given: dict[str, Any] = {"heads": heads, "d_model": heads * dice.roll(1, 3)}
+    given |= {"window": dice.roll(1, 9), "sink_tokens": dice.roll(0, 3)}
+
+    def judge(module: Any) -> None:
+        *sizes, sinks = given.values()
+        need(all(type(n) is int and n > 0 for n in sizes), "no sizes")
+        need(sizes[1] % sizes[0] == 0, "`heads` does not divide")
+        need(type(sinks) is int and sinks >= 0, "no number of tokens")
+        assert (module.window, module.sink_tokens) == (sizes[2], sinks)
+
+    return call(dice, sliding_window.SlidingWindowAttention, given, judge)
+
+
 CORE = {"heads": 1, "d_model": 2, "dropout_prob": 0.1, "bias": True}
 ATTACKS |= {
     "variants.sinks.SinkAttention": constructor(sinks.SinkAttention, **CORE),
@@ -172,6 +278,9 @@ ATTACKS |= {
     "variants.qk_norm.QKNormAttention": constructor(qk_norm.QKNormAttention, **CORE),
     "variants.qk_norm.NormalizedProjection": constructor(
         qk_norm.NormalizedProjection, d_model=2, heads=1, d_k=1, bias=True
+    ),
+    "variants.sliding_window.SlidingWindowAttention.forward": forward(
+        windowed, lambda module: {}, within_window
     ),
     "variants.sinks.SinkAttention.forward": forward(
         lambda dice, *sizes: sinks.SinkAttention(*sizes, 0.0), of_sinks

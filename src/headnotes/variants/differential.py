@@ -169,8 +169,8 @@ def initial_lambda(depth: int) -> float:
     r"""The `lambda_init` of a layer: $0.8 - 0.6\, e^{-0.3\, \text{depth}}$.
 
     `depth` is the number of layers below, so the first layer has 0. (The paper counts
-    layers from 1, and writes $l - 1$.) Raises `ValueError` for what is not a number of
-    layers. Source: Ye et al. 2024, section 2.1.
+    layers from 1, and writes $l - 1$.) Raises `ValueError` for a negative or fractional
+    `depth`. Source: Ye et al. 2024, section 2.1.
 
     >>> [round(initial_lambda(depth), 3) for depth in (0, 1, 10, 30)]
     [0.2, 0.356, 0.77, 0.8]
