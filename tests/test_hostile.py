@@ -27,6 +27,7 @@ from hostile import (
     masks,
     plots,
     positions,
+    scores,
     settings,
     weights,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "masks",
     "plots",
     "positions",
+    "scores",
     "settings",
     "weights",
 ]
@@ -72,6 +74,7 @@ SPARED = {
     "fast.attention.FusedOnCPU": "it is given what has been checked",
     "fast.attention.Tile": "made for a call, from what has been checked",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
+    "variants.sliding_window.Blocks": "made for a call, from what has been checked",
 }
 # Steps of a forward, which are handed what that has checked.
 STEPS = ("mha.masked_softmax", "implementations.batch_first.masked_softmax")
