@@ -42,7 +42,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare"}
+AT_HOME = {"cli", "compare", "exercises"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
