@@ -33,7 +33,7 @@ class BlockDropout(torch.autograd.Function):
         return drop(weights, p, seed, block_len)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """The gradients of the weights, and none of the three numbers."""
         # Dropout multiplies each weight by a factor that does not depend on it: the
         # gradient is multiplied by the same factor.
@@ -42,7 +42,7 @@ class BlockDropout(torch.autograd.Function):
 
 def drop(x: Tensor, p: float, seed: int, block_len: int) -> Tensor:
     """Multiply each block of rows by its mask, and by $1 / (1 - p)$."""
-    blocks = x.split(block_len)
+    blocks = torch.split(x, block_len)
     dropped = [block * mask(block, p, seed + n) for n, block in enumerate(blocks)]
     return torch.cat(dropped) / (1 - p)  # [..., k_len]
 
@@ -142,7 +142,7 @@ class OneMask(BlockDropout):
 
     @staticmethod
     def drop(x: Tensor, p: float, seed: int, block_len: int) -> Tensor:
-        blocks = [block * mask(block, p, seed) for block in x.split(block_len)]
+        blocks = [block * mask(block, p, seed) for block in torch.split(x, block_len)]
         return torch.cat(blocks) / (1 - p)
 
 

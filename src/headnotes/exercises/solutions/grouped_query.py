@@ -34,7 +34,9 @@ def grouped_query_attention(
     # group. So the dimension of heads is split with the key heads first. The einsum
     # broadcasts keys over the group `g`, without a copy of them for each query head.
     kv_heads, d_k = key.shape[2:]
-    q = query.unflatten(2, (kv_heads, -1)) / math.sqrt(d_k)  # [..., kv_heads, ..., d_k]
+    q = query.reshape(*query.shape[:2], kv_heads, -1, d_k) / math.sqrt(
+        d_k
+    )  # [..., kv_heads, ..., d_k]
     scores = torch.einsum(
         "ibhgd,jbhd->ijbhg", q, key
     )  # [q_len, k_len, batch_size, ...]
