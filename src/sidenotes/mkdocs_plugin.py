@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import cpu_count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.config import config_options as option
 from mkdocs.config.base import Config
@@ -29,6 +29,9 @@ from sidenotes.cache import prune
 from sidenotes.extension import SidenotesExtension, no_links
 from sidenotes.page_cache import render_cached, site_key
 from sidenotes.split import LiterateError, read
+
+if TYPE_CHECKING:
+    from sidenotes.lessons import Lesson
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -184,17 +187,19 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             files.append(File.generated(config, path, content=content))
 
         lessons = [file for file in files if is_lesson(file)]
+        self.notebooks: dict[str, str] = {}
         # In parallel: a kernel spends half of its time on imports.
         with ThreadPoolExecutor(max_workers=cpu_count()) as kernels:
-            pages = kernels.map(partial(self.executed, config), lessons)
-            for file, page in zip(lessons, pages, strict=True):
+            executed = kernels.map(partial(self.executed, config), lessons)
+            for file, lesson in zip(lessons, executed, strict=True):
                 files.remove(file)
                 name = str(Path(file.src_uri).with_suffix(".md").as_posix())
-                files.append(File.generated(config, name, content=page))
+                files.append(File.generated(config, name, content=lesson.markdown))
+                self.notebooks[name] = lesson.notebook
         return files
 
-    def executed(self, config: MkDocsConfig, file: File) -> str:
-        """The Markdown of a lesson."""
+    def executed(self, config: MkDocsConfig, file: File) -> "Lesson":
+        """A lesson with its outputs."""
         try:
             from sidenotes.lessons import lesson
         except ImportError as error:
@@ -235,7 +240,9 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         for pattern, meta in self.config.meta.items():
             if Path(page.file.src_uri).match(pattern):
                 page.meta.update(meta)
-        page.render = partial(self.render, page)  # type: ignore[method-assign]
+        # A page that another plugin renders, such as a notebook, keeps its renderer.
+        if "render" not in vars(page):
+            page.render = partial(self.render, page)  # type: ignore[method-assign]
         return markdown
 
     def render(self, page: Page, config: MkDocsConfig, files: Files) -> None:
@@ -296,9 +303,14 @@ def front_matter(module: Path) -> str:
 
 
 def is_lesson(file: File) -> bool:
-    """Whether a file among the pages is a script in the percent format."""
+    """Whether a file among the pages is a script in the percent format.
+
+    A script that is a page already belongs to another plugin.
+    """
     path = file.abs_src_path
     excluded = file.inclusion == InclusionLevel.EXCLUDED
     if not file.src_uri.endswith(".py") or path is None or excluded:
+        return False
+    if file.is_documentation_page():
         return False
     return bool(PERCENT.match(Path(path).read_text(encoding="utf-8")))

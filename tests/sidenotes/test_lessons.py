@@ -26,7 +26,7 @@ def write(tmp_path: Path):  # type: ignore[no-untyped-def]
             if path.suffix != ".py":
                 inputs.append(path)
         cache = tmp_path / "cache"
-        return lesson(script, roots=[tmp_path], inputs=inputs, cache=cache)
+        return lesson(script, roots=[tmp_path], inputs=inputs, cache=cache).markdown
 
     return make
 
@@ -174,4 +174,4 @@ def test_each_byte_of_an_input_counts(
     for docstring in ("One.", "Two."):
         quoted.write_text(f'"""{docstring}"""\n', encoding="utf-8")
         lessons.lesson(script, roots=[], inputs=[quoted], cache=cache)
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.md"))) == 2

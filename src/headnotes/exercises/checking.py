@@ -63,7 +63,7 @@ class Answer:
     """Positions of the arguments that the call has modified."""
     repeated: bool = True
     """Whether a second call returns the same."""
-    gradients: list[Tensor] | None = None
+    gradients: tuple[Tensor, ...] | None = None
     """With respect to each floating-point tensor of the input, if there are any."""
 
 
@@ -165,7 +165,7 @@ def answer(
     return Answer(value, None, changed, repeated, gradients)
 
 
-def gradients_of(value: Any, leaves: list[Tensor]) -> list[Tensor] | None:
+def gradients_of(value: Any, leaves: list[Tensor]) -> tuple[Tensor, ...] | None:
     """The gradients of a weighted sum of the answer, or None without a graph."""
     values = value if isinstance(value, tuple) else (value,)
     parts = [x for x in values if isinstance(x, Tensor) and x.requires_grad]
@@ -174,9 +174,7 @@ def gradients_of(value: Any, leaves: list[Tensor]) -> list[Tensor] | None:
     # Ones would not do: the rows of a softmax have a constant sum.
     total = sum((x * numbers(*x.shape, seed=1)).sum() for x in parts)
     assert isinstance(total, Tensor)  # there is a part
-    return list(
-        torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-    )
+    return torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
 
 
 def fault(expected: Answer, came: Answer) -> str:
@@ -195,8 +193,7 @@ def fault(expected: Answer, came: Answer) -> str:
         return "A second call with this input gives another answer:"
     if expected.gradients is not None and came.gradients is None:
         return "The answer for this input has no gradient:"
-    pairs = zip(expected.gradients or [], came.gradients or [], strict=False)
-    if not all(same(x, y) for x, y in pairs):
+    if expected.gradients and difference(expected.gradients, came.gradients):
         return "The answer for this input is right, but its gradient is not:"
     return ""
 
@@ -243,8 +240,8 @@ def values(expected: Answer, came: Answer) -> str:
     pair: tuple[Any, Any] = expected.value, came.value
     if not difference(*pair):
         pair = expected.gradients, came.gradients
-        if came.gradients is None or not difference(*map(tuple, pair)):
-            return ""
+    if pair[0] is None or pair[1] is None or not difference(*pair):
+        return ""
     texts = [indent(repr(detached(x)), " " * 10).strip() for x in pair]
     return f"expected: {texts[0]}\ngot:      {texts[1]}"
 

@@ -88,14 +88,15 @@ def name_of(path: Path) -> str:
 
 
 def title_of(path: Path) -> str:
-    r"""The title of a notebook: its first heading.
+    r"""What a notebook is about, from its first heading.
 
     >>> title_of(notebooks()["causal_mask"])
-    'Exercise: causal mask'
+    'causal mask'
     """
-    heading = re.search(r"^# # (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    text = path.read_text(encoding="utf-8")
+    heading = re.search(r"^# # Exercise: (.+)$", text, re.MULTILINE)
     if heading is None:
-        raise ValueError(f"`{path}` has no heading; begin its text with `# # Title`")
+        raise ValueError(f"`{path}` has no heading `# # Exercise: …`; write one")
     return heading[1].replace("`", "")
 
 

@@ -1,7 +1,7 @@
 r"""# Solution: worse in generation than in validation
 
 This is a solution of the exercise [worse in generation than in
-validation](../../../exercises/19_bug_perplexity.md), with the inputs that its check
+validation](../../../exercises/19_bug_perplexity.py), with the inputs that its check
 uses and the mistakes that the check recognizes.
 
 The given code masks the weights after the softmax. A masked weight is zero, so that no

@@ -1,7 +1,7 @@
 r"""# Solution: causal mask
 
 This is a solution of the exercise [causal
-mask](../../../exercises/03_causal_mask.md), with the inputs that its check uses and the
+mask](../../../exercises/03_causal_mask.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani et al.
