@@ -47,7 +47,7 @@ def reference(heads: int, q_len: int, k_len: int) -> Tensor:
         [[[bias(i + k_len - q_len - j, h) for h in numbered]] for j in range(k_len)]
         for i in range(q_len)
     ]
-    return torch.tensor(rows)  # [q_len, k_len, 1, heads]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes

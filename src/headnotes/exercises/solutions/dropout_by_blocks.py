@@ -44,7 +44,7 @@ def drop(x: Tensor, p: float, seed: int, block_len: int) -> Tensor:
     """Multiply each block of rows by its mask, and by $1 / (1 - p)$."""
     blocks = torch.split(x, block_len)
     dropped = [block * mask(block, p, seed + n) for n, block in enumerate(blocks)]
-    return torch.cat(dropped) / (1 - p)  # [..., k_len]
+    return torch.cat(dropped) / (1 - p)
 
 
 def mask(block: Tensor, p: float, seed: int) -> Tensor:

@@ -23,12 +23,12 @@ def grouped_query_attention(
 ) -> Tensor:
     r"""The context `[q_len, batch_size, heads, d_k]`, with `kv_heads` key heads.
 
-    Two heads per group, and values that are the number of their head:
+    Three heads per group, and values that are the number of their head:
 
-    >>> query, key = torch.randn(3, 5, 4, 7), torch.randn(11, 5, 2, 7)
+    >>> query, key = torch.randn(4, 5, 6, 7), torch.randn(11, 5, 2, 7)
     >>> value = torch.arange(2.0).view(1, 1, 2, 1).expand(11, 5, 2, 7)
     >>> grouped_query_attention(query, key, value)[0, 0, :, 0].round()
-    tensor([0., 0., 1., 1.])
+    tensor([0., 0., 0., 1., 1., 1.])
     """
     # Query head `h` belongs to key head `h // group_size`: consecutive heads form a
     # group. So the dimension of heads is split with the key heads first. The einsum
@@ -40,7 +40,7 @@ def grouped_query_attention(
     scores = torch.einsum(
         "ibhgd,jbhd->ijbhg", q, key
     )  # [q_len, k_len, batch_size, ...]
-    weights = scores.softmax(dim=1)  # [q_len, k_len, batch_size, kv_heads, ...]
+    weights = scores.softmax(dim=1)  # [..., kv_heads, heads // kv_heads]
     context = torch.einsum("ijbhg,jbhd->ibhgd", weights, value)  # [q_len, ..., d_k]
     return context.flatten(2, 3)  # [q_len, batch_size, heads, d_k]
 

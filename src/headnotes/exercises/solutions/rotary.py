@@ -33,13 +33,13 @@ def rotate(
     """
     seq_len, d_k = x.shape[0], x.shape[-1]
     position = first + torch.arange(seq_len)  # [seq_len]
-    frequency = 10_000 ** (-torch.arange(0, d_k, 2) / d_k)  # [d_k / 2]
-    angle = position[:, None] * frequency  # [seq_len, d_k / 2]
-    angle = angle[:, None, None]  # [seq_len, 1, 1, d_k / 2]
+    frequency = 10_000 ** (-torch.arange(0, d_k, 2) / d_k)  # [d_k // 2]
+    angle = position[:, None] * frequency  # [seq_len, d_k // 2]
+    angle = angle[:, None, None]  # [seq_len, 1, 1, d_k // 2]
 
     # Each pair is rotated in its plane, which changes no length.
-    a, b = x.chunk(2, dim=-1)  # [seq_len, batch_size, heads, d_k / 2]
-    cos, sin = angle.cos(), angle.sin()  # [seq_len, 1, 1, d_k / 2]
+    a, b = x.chunk(2, dim=-1)  # [seq_len, batch_size, heads, d_k // 2]
+    cos, sin = angle.cos(), angle.sin()  # [seq_len, 1, 1, d_k // 2]
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
     return rotated  # [seq_len, batch_size, heads, d_k]
 
@@ -63,7 +63,7 @@ def reference(x: Tensor, first: int) -> Tensor:
 
 
 def rotate_by(angle: Tensor, x: Tensor) -> Tensor:
-    """Rotate by given angles, `[seq_len, d_k / 2]`."""
+    """Rotate by given angles, `[seq_len, d_k // 2]`."""
     a, b = x.chunk(2, dim=-1)
     cos, sin = angle[:, None, None].cos(), angle[:, None, None].sin()
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -28,10 +28,11 @@ def sliding_window_attention(
 
     With equal keys, it is the mean of the values in the window:
 
-    >>> key = torch.zeros(5, 2, 3, 7)
-    >>> value = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 2, 3, 7)
-    >>> sliding_window_attention(key, key, value, window=2)[:, 0, 0, 0]
-    tensor([0.0000, 0.5000, 1.5000, 2.5000, 3.5000])
+    >>> query, key = torch.zeros(8, 2, 7, 11).split([3, 5])
+    >>> value = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 2, 7, 11)
+    >>> context = sliding_window_attention(query, key, value, window=2)
+    >>> context[:, 0, 0, 0]
+    tensor([1.5000, 2.5000, 3.5000])
     """
     # The query's own key has the distance 0: a window of `window` keys ends before the
     # distance `window`.
