@@ -55,7 +55,7 @@ def mask(block: Tensor, p: float, seed: int) -> Tensor:
     return torch.rand(block.shape, generator=generator) >= p
 
 
-def apply(function, weights, p, seed, block_len):  # type: ignore[no-untyped-def]
+def apply(function: Any, weights: Tensor, p: float, seed: int, block_len: int) -> Any:
     """The dropped weights, and the next random number of the global state."""
     torch.manual_seed(2017)
     return function.apply(weights, p, seed, block_len), torch.rand(1)

@@ -34,13 +34,10 @@ def grouped_query_attention(
     # group. So the dimension of heads is split with the key heads first. The einsum
     # broadcasts keys over the group `g`, without a copy of them for each query head.
     kv_heads, d_k = key.shape[2:]
-    q = query.reshape(*query.shape[:2], kv_heads, -1, d_k) / math.sqrt(
-        d_k
-    )  # [..., kv_heads, ..., d_k]
-    scores = torch.einsum(
-        "ibhgd,jbhd->ijbhg", q, key
-    )  # [q_len, k_len, batch_size, ...]
-    weights = scores.softmax(dim=1)  # [..., kv_heads, heads // kv_heads]
+    q = query / math.sqrt(d_k)  # [q_len, batch_size, heads, d_k]
+    q = q.view(*q.shape[:2], kv_heads, -1, d_k)  # [q_len, batch_size, kv_heads, ...]
+    scores = torch.einsum("ibhgd,jbhd->ijbhg", q, key)  # [q_len, k_len, ...]
+    weights = scores.softmax(dim=1)  # [q_len, k_len, batch_size, kv_heads, ...]
     context = torch.einsum("ijbhg,jbhd->ibhgd", weights, value)  # [q_len, ..., d_k]
     return context.flatten(2, 3)  # [q_len, batch_size, heads, d_k]
 

@@ -8,6 +8,7 @@ section 2.4.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class KVCache:
 
 
 @torch.no_grad()
-def decode(cache_class, query, key, value):  # type: ignore[no-untyped-def]
+def decode(cache_class: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Run a sequence through a cache, one position after the other."""
     cache = cache_class(len(query) + 1, *query.shape[1:])
     context = []

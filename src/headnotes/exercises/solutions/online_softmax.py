@@ -11,6 +11,7 @@ divides by the sum at the end.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def add_block(
 
 
 @torch.no_grad()
-def all_blocks(step, scores, value, block_len):  # type: ignore[no-untyped-def]
+def all_blocks(step: Any, scores: Tensor, value: Tensor, block_len: int) -> Any:
     """Call `step` for each block of `scores`."""
     q_len, d_v = len(scores), value.shape[-1]
     state = (

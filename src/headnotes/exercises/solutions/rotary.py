@@ -25,7 +25,7 @@ def rotate(
 
     The dot product of a rotated query and key depends on their distance only:
 
-    >>> query, key = torch.randn(2, 1, 3, 5, 14)
+    >>> query, key = torch.randn(2, 4, 3, 5, 14)
     >>> here = rotate(query, 7) * rotate(key, 4)
     >>> later = rotate(query, 107) * rotate(key, 104)
     >>> here.sum(dim=-1).allclose(later.sum(dim=-1), atol=1e-3)
