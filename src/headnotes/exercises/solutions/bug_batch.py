@@ -48,7 +48,7 @@ class Attention(nn.Module):
         return self.W_o(self.merge(context))  # type: ignore[no-any-return]
 
     def split(self, x: Tensor) -> Tensor:
-        """Split heads, and flatten them with the batch; an item's heads are adjacent."""
+        """Split heads, and flatten batch and heads into one dimension."""
         x = x.view(*x.shape[:2], self.heads, -1)  # [batch_size, seq_len, heads, d_k]
         return x.transpose(1, 2).flatten(0, 1)  # [batch_size * heads, seq_len, d_k]
 

@@ -29,6 +29,7 @@ from headnotes.exercises.exercise import Exercise, evaluate, numbers
 class Attention(nn.Module):
     r"""Self-attention over `[batch_size, seq_len, d_model]`, fixed.
 
+    >>> import torch
     >>> Attention(d_model=21, heads=3)(torch.randn(2, 5, 21)).shape
     torch.Size([2, 5, 21])
     """
