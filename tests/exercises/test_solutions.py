@@ -13,6 +13,8 @@ import attention_laws
 from attention_laws import checker
 from headnotes.exercises import check
 from headnotes.exercises.exercise import SERIES, load, notebooks, title_of
+from sidenotes import shapes
+from sidenotes.trace import trace
 
 ROOT = Path(__file__).parent.parent.parent
 SOLUTIONS = ROOT / "src/headnotes/exercises/solutions"
@@ -77,3 +79,10 @@ def test_the_solution_of_a_bug_passes_the_laws_that_the_bug_violates(
     assert {result.law.name for result in bug.failed} == {*exercise.laws}, bug
     fixed = attention_laws.check(exercise.solution, **options)
     assert fixed.ok, fixed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_examples_confirm_the_shape_comments_of_a_solution(name: str) -> None:
+    path = SOLUTIONS / f"{name}.py"
+    found = shapes.check(path.read_text(encoding="utf-8"), trace(path, limit=0))
+    assert [f.message for f in found if f.verdict != "ok"] == []

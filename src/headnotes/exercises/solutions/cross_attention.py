@@ -26,9 +26,10 @@ def cross_attention(
 ) -> Tensor:
     r"""Attend from each token of `x` to all tokens of `memory`.
 
-    >>> x, memory = torch.zeros(1, 2), torch.tensor([[1.0, 3.0], [5.0, 7.0]])
-    >>> cross_attention(x, memory, torch.eye(2), torch.eye(2), torch.eye(2))
-    tensor([[3., 5.]])
+    >>> x, memory = torch.randn(3, 5), torch.randn(7, 5)
+    >>> weights = torch.randn(5, 2), torch.randn(5, 2), torch.randn(5, 11)
+    >>> cross_attention(x, memory, *weights).shape
+    torch.Size([3, 11])
     """
     # The queries come from one sequence, keys and values from the other. So there is
     # one context vector for each token of `x`, whatever the length of `memory`.
@@ -51,7 +52,7 @@ def reference(
         exponentials = [math.exp(score) for score in scores]
         weights = [each / sum(exponentials) for each in exponentials]
         rows.append(sum(w * v for w, v in zip(weights, values, strict=True)))
-    return torch.stack(rows).float()  # [q_len, d_v]
+    return torch.stack(rows).float()
 
 
 # region Typical mistakes

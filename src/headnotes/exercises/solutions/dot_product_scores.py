@@ -41,7 +41,7 @@ def reference(query: Tensor, key: Tensor) -> Tensor:
     for q in query.tolist():
         products = [sum(a * b for a, b in zip(q, k, strict=True)) for k in key.tolist()]
         rows.append([product / math.sqrt(len(q)) for product in products])
-    return torch.tensor(rows)  # [q_len, k_len]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes

@@ -47,7 +47,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     """The same with matrix products, batch items and heads in front."""
     q, k, v = (x.permute(1, 2, 0, 3).double() for x in (query, key, value))
     weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
-    context = weights @ v  # [batch_size, heads, q_len, d_k]
+    context = weights @ v
     return weights.permute(2, 3, 0, 1).float(), context.permute(2, 0, 1, 3).float()
 
 

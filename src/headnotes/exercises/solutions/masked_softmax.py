@@ -44,7 +44,7 @@ def reference(scores: Tensor, mask: Tensor) -> Tensor:
         largest = max((s for s, may in pairs if may), default=0.0)
         exponentials = [math.exp(s - largest) if may else 0.0 for s, may in pairs]
         rows.append([each / (sum(exponentials) or 1.0) for each in exponentials])
-    return torch.tensor(rows)  # [q_len, k_len]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes

@@ -22,10 +22,10 @@ from headnotes.exercises.exercise import Exercise, numbers
 class MultiHeadAttention(nn.Module):
     r"""Multi-head attention over `[seq_len, batch_size, d_model]`.
 
-    >>> attention = MultiHeadAttention(heads=2, d_model=10)
-    >>> query, memory = torch.randn(3, 5, 10), torch.randn(7, 5, 10)
-    >>> attention(query, memory, memory).shape
-    torch.Size([3, 5, 10])
+    >>> attention = MultiHeadAttention(heads=2, d_model=22)
+    >>> query, memory = torch.randn(3, 5, 22), torch.randn(7, 5, 22)
+    >>> attention(query, memory, memory, mask=torch.ones(3, 7, 5) > 0).shape
+    torch.Size([3, 5, 22])
     """
 
     def __init__(self, heads: int, d_model: int) -> None:
@@ -70,14 +70,14 @@ class MultiHeadAttention(nn.Module):
         """Masked softmax over the keys, axis 1; zeros where all keys are masked."""
         if mask is None:
             return scores.softmax(dim=1)
-        mask = mask.unsqueeze(-1)  # [q_len, k_len, batch_size, 1]
-        fully_masked = ~mask.any(dim=1, keepdim=True)  # [q_len, 1, batch_size, 1]
+        mask = mask.unsqueeze(-1)
+        fully_masked = ~mask.any(dim=1, keepdim=True)
         scores = scores.masked_fill(~mask, -math.inf).masked_fill(fully_masked, 0)
         return scores.softmax(dim=1).masked_fill(fully_masked, 0)
 
     def merge(self, context: Tensor) -> Tensor:
         """Concatenate the heads."""
-        return context.flatten(-2)  # [q_len, batch_size, d_model]
+        return context.flatten(-2)
 
 
 def run(

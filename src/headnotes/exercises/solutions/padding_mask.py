@@ -37,7 +37,7 @@ def padding_mask(
 def reference(valid_lens: Tensor, k_len: int) -> Tensor:
     """The same, one key and one batch item at a time."""
     rows = [[j < length for length in valid_lens.tolist()] for j in range(k_len)]
-    return torch.tensor([rows])  # [1, k_len, batch_size]
+    return torch.tensor([rows])
 
 
 # region Typical mistakes

@@ -19,19 +19,23 @@ from headnotes.exercises.exercise import Exercise
 def positional_encoding(seq_len: int, d_model: int) -> Tensor:
     r"""The table of sinusoids, `[seq_len, d_model]`, for an even `d_model`.
 
-    >>> positional_encoding(3, 4)
-    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
-            [ 0.8415,  0.5403,  0.0100,  0.9999],
-            [ 0.9093, -0.4161,  0.0200,  0.9998]])
+    >>> positional_encoding(2, 6)
+    tensor([[0.0000, 1.0000, 0.0000, 1.0000, 0.0000, 1.0000],
+            [0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000]])
+    >>> positional_encoding(5, 14).shape
+    torch.Size([5, 14])
     """
     # Columns $2i$ and $2i + 1$ have the same frequency, $10000^{-2i/d_{model}}$.
     position = torch.arange(seq_len).float()  # [seq_len]
-    even = torch.arange(0, d_model, 2).float()  # [d_model / 2]
-    angle = position[:, None] * 10000 ** (-even / d_model)  # [seq_len, d_model / 2]
+    even = torch.arange(0, d_model, 2).float()  # [d_model // 2]
+    angle = position[:, None] * 10000 ** (-even / d_model)  # [seq_len, d_model // 2]
 
     # The sine and the cosine of an angle are neighbors: stacked on a new last axis,
     # which is then flattened.
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
+    table = torch.stack(
+        [angle.sin(), angle.cos()], dim=-1
+    )  # [seq_len, d_model // 2, 2]
+    return table.flatten(1)  # [seq_len, d_model]
 
 
 def reference(seq_len: int, d_model: int) -> Tensor:
@@ -40,7 +44,7 @@ def reference(seq_len: int, d_model: int) -> Tensor:
     for t in range(seq_len):
         angles = [t / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
         rows.append([f(angle) for angle in angles for f in (math.sin, math.cos)])
-    return torch.tensor(rows)  # [seq_len, d_model]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes
@@ -56,9 +60,8 @@ def in_halves(seq_len: int, d_model: int) -> Tensor:
 
 def swapped(seq_len: int, d_model: int) -> Tensor:
     """Sine and cosine are swapped: even columns are sines, odd columns are cosines."""
-    return (
-        positional_encoding(seq_len, d_model).unflatten(1, (-1, 2)).flip(2).flatten(1)
-    )
+    table = positional_encoding(seq_len, d_model)
+    return table.view(seq_len, -1, 2).flip(2).flatten(1)
 
 
 def from_one(seq_len: int, d_model: int) -> Tensor:

@@ -15,21 +15,29 @@ from headnotes.exercises.exercise import Exercise, numbers
 
 
 def split_heads(
-    x: Tensor,  # [batch_size, seq_len, d_model]
+    x: Tensor,  # [batch_size, seq_len, heads * d_k]
     heads: int,
 ) -> Tensor:
     r"""Give each head its part of the last axis, and put the heads before the sequence.
 
-    >>> split_heads(torch.arange(8.0).view(1, 2, 4), heads=2)
-    tensor([[[[0., 1.],
-              [4., 5.]],
+    >>> x = torch.arange(12.0).view(1, 2, 6)
+    >>> x
+    tensor([[[ 0.,  1.,  2.,  3.,  4.,  5.],
+             [ 6.,  7.,  8.,  9., 10., 11.]]])
+    >>> split_heads(x, heads=3)
+    tensor([[[[ 0.,  1.],
+              [ 6.,  7.]],
     <BLANKLINE>
-             [[2., 3.],
-              [6., 7.]]]])
+             [[ 2.,  3.],
+              [ 8.,  9.]],
+    <BLANKLINE>
+             [[ 4.,  5.],
+              [10., 11.]]]])
     """
     # In memory, all heads of a token are next to each other: a view can only cut the
     # last axis. A transpose then exchanges tokens and heads.
-    x = x.unflatten(-1, (heads, -1))  # [batch_size, seq_len, heads, d_k]
+    batch_size, seq_len, _ = x.shape
+    x = x.view(batch_size, seq_len, heads, -1)  # [batch_size, seq_len, heads, d_k]
     return x.transpose(1, 2)  # [batch_size, heads, seq_len, d_k]
 
 
@@ -38,16 +46,27 @@ def merge_heads(
 ) -> Tensor:
     r"""Concatenate the heads of each token: the inverse of `split_heads`.
 
-    >>> x = torch.randn(2, 3, 10)
+    >>> x = torch.randn(2, 3, 35)
     >>> merge_heads(split_heads(x, heads=5)).equal(x)
     True
     """
-    return x.transpose(1, 2).flatten(2)  # [batch_size, seq_len, d_model]
+    # The transpose is a view, and flattening copies: after it, the heads of a token are
+    # next to each other in memory again.
+    x = x.transpose(1, 2)  # [batch_size, seq_len, heads, d_k]
+    return x.flatten(2)  # [batch_size, seq_len, heads * d_k]
 
 
-def split_and_merge(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Both, as the check calls them."""
-    split = split_heads(x, heads)
+def split_and_merge(
+    x: Tensor,  # [batch_size, seq_len, heads * d_k]
+    heads: int,
+) -> tuple[Tensor, Tensor]:
+    r"""Both, as the check calls them.
+
+    >>> split, merged = split_and_merge(torch.randn(2, 3, 35), heads=5)
+    >>> split.shape
+    torch.Size([2, 5, 3, 7])
+    """
+    split = split_heads(x, heads)  # [batch_size, heads, seq_len, d_k]
     return split, merge_heads(split)
 
 
@@ -73,13 +92,13 @@ def split_interleaved(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """Each head gets every `heads`-th component. A head is a block of neighboring
     components: split the last axis into `(heads, d_k)`, not `(d_k, heads)`.
     """
-    split = x.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
+    split = x.view(*x.shape[:2], -1, heads).permute(0, 3, 1, 2)
     return split, split.permute(0, 2, 3, 1).flatten(2)
 
 
 def not_transposed(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:
     """The heads come after the sequence: transpose the axes 1 and 2."""
-    return x.unflatten(-1, (heads, -1)), x
+    return x.view(*x.shape[:2], heads, -1), x
 
 
 def merged_by_view(x: Tensor, heads: int) -> tuple[Tensor, Tensor]:

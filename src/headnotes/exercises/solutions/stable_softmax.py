@@ -21,9 +21,9 @@ def stable_softmax(
 ) -> Tensor:
     r"""Softmax over the last axis, without overflow.
 
-    >>> stable_softmax(torch.tensor([[1000.0, 1000.0], [0.0, -1000.0]]))
-    tensor([[0.5000, 0.5000],
-            [1.0000, 0.0000]])
+    >>> stable_softmax(torch.tensor([[1000.0, 1000.0, 0.0], [0.0, -1000.0, 0.0]]))
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.5000, 0.0000, 0.5000]])
     """
     # $e^{100}$ is too large for float32. To subtract the same number from all scores of
     # a row does not change their softmax, since it divides numerator and denominator
@@ -39,7 +39,7 @@ def reference(scores: Tensor) -> Tensor:
     for row in scores.tolist():
         exponentials = [math.exp(score - max(row)) for score in row]
         rows.append([each / sum(exponentials) for each in exponentials])
-    return torch.tensor(rows)  # [q_len, k_len]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes
