@@ -122,7 +122,7 @@ def repository(url: str) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add distributions, notebooks, modules as copied by `headnotes`, and their tests."""
+    """Add distributions, notebooks, modules as they are copied, and their tests."""
     for name, packed in distributions().items():
         add(files, config, f"dist/{name}", packed)
     for name, content in notebooks(config).items():
@@ -178,7 +178,7 @@ def zipped(texts: dict[str, str]) -> bytes:
 
 
 def notebooks(config: MkDocsConfig) -> dict[str, str | bytes]:
-    """Lessons, executed, and exercises, as notebooks and scripts, and all in one file."""
+    """Executed lessons, and exercises, as notebooks and scripts; all in one file."""
     executed = config.plugins["sidenotes"].notebooks
     found = {
         name: nbformat.reads(text, as_version=4)

@@ -8,9 +8,9 @@
 #
 # ## Do an exercise in Jupyter
 #
-# 1. Install Headnotes and Jupyter, in a [virtual environment](../install.md):
-#    `pip install {{ headnotes }} notebook`
-# 2. Open an exercise in the table below, and click *Download .ipynb* at its top.
+# 1. Install Headnotes and Jupyter with `pip install {{ headnotes }} notebook`
+#    ([where a command names only a file](../install.md)).
+# 2. Open an exercise in the tables below, and click *Download .ipynb* at its top.
 # 3. Run `jupyter notebook` in the folder of the download, and open the notebook.
 # 4. Write the missing code, and click *Run › Run All Cells*.
 # 5. Read the report below the last cell: `pass`, or what to fix. Run all cells again.
@@ -39,19 +39,17 @@ from IPython.display import Markdown, display
 
 from headnotes.exercises.exercise import SERIES, load, notebooks, title_of
 
-rows = ["| | exercise | name for the check | solution |", "|--:|---|---|---|"]
 exercises = {name: load(name) for name in notebooks()}
 for series in SERIES:
-    rows.append(f"| | **{series}** | | |")
+    rows = ["| no. | exercise | name | solution |", "|--:|---|---|---|"]
     for name, path in notebooks().items():
         if exercises[name].series == series:
-            number = int(path.name[:2])
-            title = title_of(path)
+            number, title = int(path.name[:2]), title_of(path)
+            link = f"[{title[0].upper()}{title[1:]}]({path.name})"
             solution = f"[solution](../source/exercises/solutions/{name}.md)"
-            rows.append(
-                f"| {number} | [{title}]({path.name}) | `{name}` | {solution} |"
-            )
-display(Markdown("\n".join(rows)))
+            rows.append(f"| {number} | {link} | `{name}` | {solution} |")
+    if len(rows) > 2:
+        display(Markdown(f"### {series}\n\n" + "\n".join(rows)))
 
 # %% [markdown]
 # ## How the check works

@@ -146,23 +146,22 @@ def answer(
     exercise: Exercise, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Answer:
     """Call a solution twice, the second time with inputs that need gradients."""
-    given = fresh(arguments)
-    again = fresh(arguments)
+    given, again = fresh(arguments), fresh(arguments)
     leaves = [x for x in again if isinstance(x, Tensor) and x.is_floating_point()]
     try:
         value = exercise.run(function, *given)
+        pairs = enumerate(zip(arguments, given, strict=True))
+        tensors = [(i, x, y) for i, (x, y) in pairs if isinstance(x, Tensor)]
+        if changed := [i for i, x, y in tensors if not same(x, y)]:
+            return Answer(value, changed=changed)
         for leaf in leaves:
             leaf.requires_grad_()
         second = exercise.run(function, *again)
         gradients = gradients_of(second, leaves)
     except Exception as error:
         return Answer(error=error)
-    pairs = enumerate(zip(arguments, given, strict=True))
-    changed = tuple(
-        i for i, (x, y) in pairs if isinstance(x, Tensor) and not same(x, y)
-    )
     repeated = not difference(value, detached(second))
-    return Answer(value, None, changed, repeated, gradients)
+    return Answer(value, repeated=repeated, gradients=gradients)
 
 
 def gradients_of(value: Any, leaves: list[Tensor]) -> tuple[Tensor, ...] | None:
@@ -234,16 +233,22 @@ def described(error: Exception) -> str:
 
 
 def values(expected: Answer, came: Answer) -> str:
-    """The expected and the given answer, or their gradients if the answers agree."""
-    if came.error is not None or expected.error is not None:
+    """Both answers, or their gradients if only these differ."""
+    if came.error is not None or came.value is None:
         return ""
-    pair: tuple[Any, Any] = expected.value, came.value
+    what, pair = "", (expected.value, came.value)
     if not difference(*pair):
-        pair = expected.gradients, came.gradients
-    if pair[0] is None or pair[1] is None or not difference(*pair):
-        return ""
-    texts = [indent(repr(detached(x)), " " * 10).strip() for x in pair]
-    return f"expected: {texts[0]}\ngot:      {texts[1]}"
+        if not came.repeated or came.gradients is None:
+            return ""
+        what, pair = " gradients", (expected.gradients, came.gradients)
+        if not difference(*pair):
+            return ""
+    labels = f"expected{what}: ", f"got{what}:      "
+    texts = [
+        label + indent(repr(detached(x)), " " * len(label)).strip()
+        for label, x in zip(labels, pair, strict=True)
+    ]
+    return "\n".join(texts)
 
 
 def code(exercise: Exercise, arguments: tuple[Any, ...]) -> str:

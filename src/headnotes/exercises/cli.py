@@ -7,10 +7,10 @@ $ headnotes exercise check exercises
 ```
 
 The first command lists the [exercises](../../exercises/index.md). The second writes an
-exercise into the folder `exercises/`, as a script with the task in its comments,
-`causal_mask.py`, and a test for pytest, `test_causal_mask.py`; files that exist are left
-as they are. The third checks all exercises in the folder, scripts and Jupyter notebooks,
-and prints a report for each that does not pass.
+exercise into the folder `exercises/`: a script with the task in its comments,
+`causal_mask.py`, and a test for pytest, `test_causal_mask.py`. Files that exist are
+left as they are. The third checks all exercises in the folder, scripts and Jupyter
+notebooks, and prints a report for each that does not pass.
 
 The exercises that passed are stored in the same folder, in `headnotes-progress.json`.
 `headnotes exercise list exercises` shows them.

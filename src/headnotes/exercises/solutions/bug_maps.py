@@ -42,15 +42,19 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """Split the last dimension into heads."""
-        return x.view(*x.shape[:2], self.heads, -1)  # [seq_len, batch_size, heads, d_k]
+        return x.view(*x.shape[:2], self.heads, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from each token of `x` to all tokens."""
         query, key = self.split(self.query(x)), self.split(self.key(x))
-        value = self.split(self.value(x))  # [seq_len, batch_size, heads, d_k]
-        return self.attend(query, key, value)
+        return self.attend(query, key, self.split(self.value(x)))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,  # [seq_len, batch_size, heads, d_k]
+        key: Tensor,  # [seq_len, batch_size, heads, d_k]
+        value: Tensor,  # [seq_len, batch_size, heads, d_k]
+    ) -> Tensor:
         """The output; the weights are stored without their graph, and used with it."""
         scores = torch.einsum("ibhd,jbhd->ijbh", query, key)
         attn = (scores / math.sqrt(query.shape[-1])).softmax(dim=1)

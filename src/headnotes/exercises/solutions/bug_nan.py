@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """Split the last dimension into heads."""
-        return x.view(*x.shape[:2], self.heads, -1)  # [seq_len, batch_size, heads, d_k]
+        return x.view(*x.shape[:2], self.heads, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend from each token of `x` to all tokens."""
@@ -54,7 +54,9 @@ class Attention(nn.Module):
         scores = scores / math.sqrt(query.shape[-1])
         attn = self.weights(scores)
         value = self.split(self.value(x))  # [seq_len, batch_size, heads, d_k]
-        context = torch.einsum("ijbh,jbhd->ibhd", attn, value)
+        context = torch.einsum(
+            "ijbh,jbhd->ibhd", attn, value
+        )  # [seq_len, batch_size, heads, d_k]
         return self.output(context.flatten(-2))  # type: ignore[no-any-return]
 
     def weights(self, scores: Tensor) -> Tensor:

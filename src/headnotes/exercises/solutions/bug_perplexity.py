@@ -27,7 +27,12 @@ from headnotes.exercises.exercise import Exercise, evaluate, numbers
 
 
 class Attention(nn.Module):
-    """Causal self-attention over `[batch_size, seq_len, d_model]`, fixed."""
+    r"""Causal self-attention over `[batch_size, seq_len, d_model]`, fixed.
+
+    >>> attention = Attention(d_model=14, heads=2)
+    >>> attention(torch.randn(3, 5, 14)).shape
+    torch.Size([3, 5, 14])
+    """
 
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__()

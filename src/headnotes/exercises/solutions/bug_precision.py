@@ -48,7 +48,7 @@ class Attention(nn.Module):
         """Attend from each token of `x` to all tokens."""
         q, k, v = self.split(self.q(x)), self.split(self.k(x)), self.split(self.v(x))
         scores = q @ k.mT / math.sqrt(q.shape[-1])
-        context = self.weights(scores) @ v  # [batch_size, heads, seq_len, d_k]
+        context = self.weights(scores) @ v
         return self.o(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def weights(self, scores: Tensor) -> Tensor:

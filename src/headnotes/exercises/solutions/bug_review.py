@@ -53,7 +53,7 @@ class Attention(nn.Module):
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         if valid_lens is not None:
             scores = self.masked(scores, valid_lens[:, None])
-        context = scores.softmax(dim=-1) @ v  # [batch_size, heads, seq_len, d_k]
+        context = scores.softmax(dim=-1) @ v
         return self.W_o(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def masked(self, scores: Tensor, valid_lens: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def causal_mask(q_len: int, k_len: int) -> Tensor:
 def reference(q_len: int, k_len: int) -> Tensor:
     """The same, one query and one key at a time."""
     rows = [[j <= i + k_len - q_len for j in range(k_len)] for i in range(q_len)]
-    return torch.tensor(rows)  # [q_len, k_len]
+    return torch.tensor(rows)
 
 
 # region Typical mistakes

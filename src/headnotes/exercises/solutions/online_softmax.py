@@ -61,7 +61,8 @@ def all_blocks(step: Any, scores: Tensor, value: Tensor, block_len: int) -> Any:
         torch.zeros(q_len),
         torch.zeros(q_len, d_v),
     )
-    for block in zip(scores.split(block_len, 1), value.split(block_len), strict=True):
+    blocks = torch.split(scores, block_len, dim=1), torch.split(value, block_len)
+    for block in zip(*blocks, strict=True):
         state = step(*state, *block)
     return state
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise: dropout by blocks
+# # Exercise: blockwise dropout
 #
 # A kernel that computes attention block by block does not store its dropout mask: each
 # block of rows has a seed, from which the backward pass generates the same mask again.
@@ -57,4 +57,4 @@ class BlockDropout(torch.autograd.Function):
 # </details>
 
 # %%
-print(check("dropout_by_blocks", BlockDropout))
+print(check("blockwise_dropout", BlockDropout))

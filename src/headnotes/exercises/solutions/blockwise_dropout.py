@@ -1,8 +1,8 @@
-r"""# Solution: dropout by blocks
+r"""# Solution: blockwise dropout
 
-This is a solution of the exercise [dropout by
-blocks](../../../exercises/14_dropout_by_blocks.md), with the inputs that its check uses
-and the mistakes that the check recognizes.
+This is a solution of the exercise [blockwise
+dropout](../../../exercises/14_blockwise_dropout.md), with the inputs that its check
+uses and the mistakes that the check recognizes.
 
 Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix
 B.3, which stores the state of the random generator in place of the mask.
