@@ -71,7 +71,8 @@ def converse(attention: type[nn.Module], first: Tensor, second: Tensor) -> Any:
     """Two sequences, and the second one again, decoded in two pieces."""
     torch.manual_seed(0)
     module = attention(d_model=first.shape[-1], heads=2).eval()
-    alone, cache = [module(first), module(second)], dict[str, Tensor]()
+    alone = module(first), module(second)
+    cache: dict[str, Tensor] = {}
     pieces = [module(piece, cache) for piece in second.tensor_split(2, dim=1)]
     return *alone, torch.cat(pieces, dim=1)
 
