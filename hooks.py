@@ -1,27 +1,49 @@
 """MkDocs hooks: downloads, install commands, and a page for each module's tests."""
 
+import ast
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from zipfile import ZipFile, ZipInfo
+from typing import Any
+from urllib.parse import urljoin
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+import jupytext
+import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from headnotes.cli import archive_name, companions, copied_name, edition, modules
+from headnotes.exercises.exercise import notebooks as exercises
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
 OF_MANY = {"contract", "numbers"}
 # The folders whose wheels and source archives the site carries.
 DISTRIBUTIONS = (ROOT, ROOT / "src" / "sidenotes")
+# Links between pages, and the times of drawing in a figure.
+PAGE_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:)([^)\s]*)\)")
+DRAWN = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
+# The first cell of a notebook that is downloaded.
+FIRST_CELL = """\
+# This notebook needs: pip install {packages}
+import importlib.util
+
+needed = {needed}
+missing = [name for name in needed if importlib.util.find_spec(name) is None]
+if missing:
+    raise ModuleNotFoundError(
+        f"{{', '.join(missing)}} not found; run: pip install {packages}"
+    )
+"""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -102,9 +124,11 @@ def repository(url: str) -> str:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add distributions, modules as `headnotes copy` gives them, and their tests."""
+    """Add distributions, notebooks, modules as they are copied, and their tests."""
     for name, packed in distributions().items():
         add(files, config, f"dist/{name}", packed)
+    for name, content in notebooks(config).items():
+        add(files, config, f"notebooks/{name}", content)
     copied = set(modules().values())
     pages = config.plugins["sidenotes"].pages
     for module, page in pages.items():
@@ -142,12 +166,83 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def archive(paths: list[Path]) -> bytes:
-    """The copies of some modules in one file, which is the same at each build."""
+    """The copies of some modules in one file."""
+    return zipped({copied_name(path): edition(path) for path in paths})
+
+
+def zipped(texts: dict[str, str]) -> bytes:
+    """Some files in one, which is the same at each build."""
     content = io.BytesIO()
-    with ZipFile(content, "w") as file:
-        for path in paths:
-            file.writestr(ZipInfo(copied_name(path)), edition(path))
+    with ZipFile(content, "w", ZIP_DEFLATED) as file:
+        for name, text in texts.items():
+            file.writestr(ZipInfo(name), text, ZIP_DEFLATED)
     return content.getvalue()
+
+
+def notebooks(config: MkDocsConfig) -> dict[str, str | bytes]:
+    """Executed lessons, and exercises, as notebooks and scripts; all in one file."""
+    executed = config.plugins["sidenotes"].notebooks
+    found = {
+        name: nbformat.reads(text, as_version=4)
+        for name, text in executed.items()
+        if name.startswith("learn/")
+    }
+    for path in exercises().values():
+        found[f"exercises/{path.name}"] = jupytext.read(path)
+    texts = {}
+    for page, notebook in sorted(found.items()):
+        complete(notebook, page, config.site_url or "")
+        name = page.rpartition(".")[0]
+        texts[f"{name}.ipynb"] = nbformat.writes(notebook) + "\n"
+        texts[f"{name}.py"] = jupytext.writes(notebook, fmt="py:percent")
+    return {**texts, "headnotes-notebooks.zip": zipped(texts)}
+
+
+def complete(notebook: Any, page: str, site_url: str) -> None:
+    """Make a notebook run by itself, and the same at each build."""
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    first = nbformat.v4.new_code_cell(first_cell("\n".join(code), site_url))
+    notebook.cells.insert(0, first)
+    address = urljoin(site_url, page)
+    for number, cell in enumerate(notebook.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata.pop("execution", None)  # when it ran
+        if cell.cell_type == "markdown":
+            cell.source = PAGE_LINK.sub(
+                lambda link: outside(link, address) if site_url else link[1],
+                cell.source,
+            )
+        for output in cell.get("outputs", []):
+            if figure := output.get("data", {}).get("image/svg+xml"):
+                output.data["image/svg+xml"] = DRAWN.sub("", figure)
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": kernel, "jupytext": {"notebook_metadata_filter": "-all"}}
+    )
+
+
+def first_cell(code: str, site_url: str) -> str:
+    """A cell that names what the code imports, and checks that it is installed."""
+    names = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+    if "headnotes.plots" in names:
+        names.add("matplotlib")
+    needed = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names}
+    wheel = blanks(site_url, "")["headnotes"]
+    # Jupyter brings IPython, and Headnotes brings PyTorch and the laws.
+    others = needed & {"labml", "matplotlib"}
+    packages = " ".join([wheel, *sorted(others)])
+    return FIRST_CELL.format(packages=packages, needed=sorted(needed))
+
+
+def outside(link: re.Match[str], address: str) -> str:
+    """A link from a notebook to a page of the site."""
+    target = re.sub(r"\.(md|py)(?=#|$)", ".html", link[2])
+    return f"[{link[1]}]({urljoin(address, target)})"
 
 
 def add(files: Files, config: MkDocsConfig, path: str, content: str | bytes) -> None:

@@ -65,6 +65,7 @@ SPARED = {
     "convert.Projection": "a record: it holds what it is given",
     "convert.Format": "a record: it holds what it is given",
     "convert.Weights": "a record: it holds what it is given",
+    "exercises.": "it is given the code of learners; see tests/exercises",
     "masks.describe.Item": "a record: it holds what it is given",
     "implementations.causal.drop_stored_mask": "called by torch, on loading",
     "implementations.causal.rebuild_mask": "called by torch, on loading or moving",

@@ -41,7 +41,7 @@ COMMANDS = {"headnotes/cli": {"attention_laws", "attention_bench"}}
 # row below its own, and nothing else.
 LEVELS = [
     {"cli", "__init__"},
-    {"compare"},
+    {"compare", "exercises"},
     {"convert"},
     {"fast", "variants", "implementations"},
     {"masks", "plots", "positions"},
@@ -128,7 +128,9 @@ def test_every_module_has_its_test_and_its_place(nav: set[str]) -> None:
     faults = []
     for path in MODULES:
         inside = module_of(path).removeprefix("headnotes/")
-        folder, _, name = f"/{inside}".rpartition("/")
+        # The solutions of exercises have one test for all of them.
+        inside_tests = re.sub(r"/solutions/\w+$", "/solutions", inside)
+        folder, _, name = f"/{inside_tests}".rpartition("/")
         if not (ROOT / f"tests{folder}/test_{name}.py").is_file():
             faults.append(f"tests{folder}/test_{name}.py is missing")
         if f"source/{inside}.md" not in nav:
@@ -137,8 +139,8 @@ def test_every_module_has_its_test_and_its_place(nav: set[str]) -> None:
 
 
 def test_every_lesson_has_its_place(nav: set[str]) -> None:
-    pages = {f"{path.parent.name}/{path.stem}.md" for path in LESSONS}
-    assert pages - nav == set()
+    pages = {f"{path.parent.name}/{path.stem}" for path in LESSONS}
+    assert pages - {page.rpartition(".")[0] for page in nav} == set()
 
 
 def test_no_lesson_prints_documentation() -> None:

@@ -1,7 +1,8 @@
 r"""# The command line
 
-`headnotes` has four commands: `list` and `copy` are for the modules of this site,
-`check` and `bench` for any attention implementation, also your own.
+`headnotes` has five commands: `list` and `copy` are for the modules of this site,
+`exercise` is for its exercises, `check` and `bench` for any attention implementation,
+also your own.
 
 ```console
 $ headnotes list
@@ -15,7 +16,8 @@ license, and which other modules it needs beside it: those are copied with it. T
 buttons above each annotated module give the same texts.
 
 [`headnotes check`](attention_laws/cli.md) tests an implementation against the laws of
-attention, [`headnotes bench`](attention_bench/cli.md) benchmarks implementations.
+attention, [`headnotes bench`](attention_bench/cli.md) benchmarks implementations, and
+[`headnotes exercise`](exercises/cli.md) writes and checks exercises.
 
 Source: the commands are defined with
 [argparse](https://docs.python.org/3/library/argparse.html).
@@ -42,7 +44,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare"}
+AT_HOME = {"cli", "compare", "exercises"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -193,6 +195,8 @@ def links(path: Path) -> dict[str, str]:
     >>> links(modules()["fast"])
     {'Download fast.zip (3 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
     """
+    if path.parent.name == "solutions":
+        return {"Download .py": path.name}
     needed = companions(path) if path.resolve() in modules().values() else []
     archive = archive_name(path)
     label = f"Download {archive} ({1 + len(needed)} files)"
@@ -322,14 +326,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status: 0 where all went well."""
     parser = argparse.ArgumentParser(
         prog="headnotes",
-        description="Copy annotated attention modules; check and benchmark attention "
-        "implementations.",
+        description="Copy annotated attention modules; do exercises; check and "
+        "benchmark attention implementations.",
     )
     parser.add_argument("--version", action="version", version=headnotes.__version__)
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{list,copy,check,bench}"
+        dest="command", required=True, metavar="{list,copy,exercise,check,bench}"
     )
     add_list_and_copy(commands)
+    exercise = commands.add_parser(
+        "exercise", help="write exercises into a folder, and check them"
+    )
     check = commands.add_parser(
         "check", help="test an attention implementation against the laws of attention"
     )
@@ -338,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
-        # Only `check` and `bench` import torch, which takes seconds.
+        # Only these commands import torch, which takes seconds.
         from attention_laws import cli as laws
 
         laws.add_arguments(check)
@@ -348,6 +355,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         benchmark.add_arguments(bench)
         return benchmark.run(parser.parse_args(argv))
+    if options[:1] == ["exercise"]:
+        from headnotes.exercises import cli as exercises
+
+        exercises.add_arguments(exercise)
+        return exercises.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":

@@ -12,10 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import jupytext
+import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -36,10 +37,17 @@ SVG = "http://www.w3.org/2000/svg"
 XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
+class Lesson(NamedTuple):
+    """An executed lesson, as Markdown and as the JSON of a Jupyter notebook."""
+
+    markdown: str
+    notebook: str
+
+
 def lesson(
     path: Path, *, kernels: Kernels, inputs: Iterable[Path] = (), cache: Path
-) -> str:
-    """The Markdown of the lesson at `path`, from the cache if nothing has changed.
+) -> Lesson:
+    """The executed lesson at `path`, from the cache if nothing has changed.
 
     The output of a lesson depends on its text, on the `setup` of the kernels, on the
     code of the files that it imports from their roots, on all bytes of the files in
@@ -49,12 +57,15 @@ def lesson(
     parts += [code_of(file) for file in sorted(dependencies(path, kernels.roots))]
     parts += [file.read_bytes() for file in sorted(inputs)]
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
-    text = load(stored)
-    if text is None:
+    text, notebook = load(stored), load(stored.with_suffix(".ipynb"))
+    if text is None or notebook is None:
         LOG.info("Executing %s", path.name)
-        text = to_markdown(execute(path, kernels), path)
+        executed = execute(path, kernels)
+        text = to_markdown(executed, path)
+        notebook = nbformat.writes(executed)  # type: ignore[no-untyped-call]
         store(stored, text)
-    return text
+        store(stored.with_suffix(".ipynb"), notebook)
+    return Lesson(text, notebook)
 
 
 def execute(path: Path, kernels: Kernels) -> Any:

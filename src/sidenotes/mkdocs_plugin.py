@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import cpu_count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkdocs.config import config_options as option
 from mkdocs.config.base import Config
@@ -29,6 +29,9 @@ from sidenotes.cache import prune
 from sidenotes.extension import SidenotesExtension, no_links
 from sidenotes.page_cache import render_cached, site_key
 from sidenotes.split import LiterateError, read
+
+if TYPE_CHECKING:
+    from sidenotes.lessons import Lesson
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -184,6 +187,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             files.append(File.generated(config, path, content=content))
 
         lessons = [file for file in files if is_lesson(file)]
+        self.notebooks: dict[str, str] = {}
         if not lessons:
             return files
         try:
@@ -193,8 +197,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             reason = f"{error}; lessons need `pip install ipykernel jupytext nbclient`"
             raise PluginError(f"{lessons[0].src_uri}: {reason}") from None
 
-        def markdown(file: File) -> str:
-            """The text of a lesson's page."""
+        def executed(file: File) -> "Lesson":
+            """A lesson with its outputs."""
             return lesson(
                 Path(str(file.abs_src_path)),
                 kernels=kernels,
@@ -208,13 +212,14 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 # Closed before the threads, which an interrupt thus ends at once.
                 Kernels(self.config.setup, self.import_roots()) as kernels,
             ):
-                pages = [*threads.map(markdown, lessons)]
+                pages = [*threads.map(executed, lessons)]
         except LiterateError as error:
             raise PluginError(str(error)) from None
-        for file, text in zip(lessons, pages, strict=True):
+        for file, page in zip(lessons, pages, strict=True):
             files.remove(file)
             name = str(Path(file.src_uri).with_suffix(".md").as_posix())
-            files.append(File.generated(config, name, content=text))
+            files.append(File.generated(config, name, content=page.markdown))
+            self.notebooks[name] = page.notebook
         return files
 
     def inputs(self, file: File) -> set[Path]:
@@ -245,7 +250,9 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         for pattern, meta in self.config.meta.items():
             if Path(page.file.src_uri).match(pattern):
                 page.meta.update(meta)
-        page.render = partial(self.render, page)  # type: ignore[method-assign]
+        # A page that another plugin renders, such as a notebook, keeps its renderer.
+        if "render" not in vars(page):
+            page.render = partial(self.render, page)  # type: ignore[method-assign]
         return markdown
 
     def render(self, page: Page, config: MkDocsConfig, files: Files) -> None:
@@ -306,9 +313,14 @@ def front_matter(module: Path) -> str:
 
 
 def is_lesson(file: File) -> bool:
-    """Whether a file among the pages is a script in the percent format."""
+    """Whether a file among the pages is a script in the percent format.
+
+    A script that is a page already belongs to another plugin.
+    """
     path = file.abs_src_path
     excluded = file.inclusion == InclusionLevel.EXCLUDED
     if not file.src_uri.endswith(".py") or path is None or excluded:
+        return False
+    if file.is_documentation_page():
         return False
     return bool(PERCENT.match(Path(path).read_text(encoding="utf-8")))

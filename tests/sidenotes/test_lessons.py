@@ -38,7 +38,8 @@ def write(kernels: Kernels):  # type: ignore[no-untyped-def]
             path.write_text(content, encoding="utf-8")
             if path.suffix != ".py":
                 inputs.append(path)
-        return lesson(script, kernels=kernels, inputs=inputs, cache=folder / "cache")
+        cache = folder / "cache"
+        return lesson(script, kernels=kernels, inputs=inputs, cache=cache).markdown
 
     return make
 
@@ -236,4 +237,4 @@ def test_each_byte_of_an_input_counts(
     for docstring in ("One.", "Two."):
         quoted.write_text(f'"""{docstring}"""\n', encoding="utf-8")
         lesson(script, kernels=kernels, inputs=[quoted], cache=cache)
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(cache.glob("*.md"))) == 2

@@ -19,7 +19,9 @@ from sidenotes.trace import Trace, trace
 ROOT = Path(__file__).parent.parent.parent
 NAME = r"[^\W\d]\w*"
 SRC = ROOT / "src"
-SOURCES = [p for p in sorted(SRC.rglob("*.py")) if "sidenotes" not in p.parts]
+# The mistakes beside a solution are wrong on purpose; see tests/exercises.
+OTHERS = {"sidenotes", "solutions"}
+SOURCES = [p for p in sorted(SRC.rglob("*.py")) if not OTHERS & {*p.parts}]
 MODULES = [path for path in SOURCES if claims(path.read_text(encoding="utf-8"))]
 
 # Modules whose lines need not say their shapes, and why.
@@ -32,6 +34,7 @@ EXEMPT = {
     "attention_laws/tools.py": "tensors come and go in any layout",
     "headnotes/cli.py": "it handles text; pytest rewrites the asserts it imports",
     "headnotes/compare/probes.py": "each line runs in every layout",
+    "headnotes/exercises/checking.py": "tensors have the shapes of each exercise",
 }
 
 

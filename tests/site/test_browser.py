@@ -27,6 +27,7 @@ KINDS = [
     "glossary.html",  # Markdown, with a long table of contents
     "notation.html",  # tables of formulas and code, on one sheet of paper
     "start.html",
+    "exercises/10_multi_head_attention.html",  # by mkdocs-jupyter
     "compare/errata.html",  # Markdown
     "compare/masks.html",  # with a program of its own
     "compare/museum.html",

@@ -228,7 +228,14 @@ def test_every_module_page_shows_its_tests(
 
 
 @pytest.mark.parametrize(
-    "pages", ["*.html", "source/**/*.html", "learn/*.html", "compare/*.html"]
+    "pages",
+    [
+        "*.html",
+        "source/**/*.html",
+        "learn/*.html",
+        "compare/*.html",
+        "exercises/*.html",
+    ],
 )
 def test_pages_are_light(site: Path, pages: str) -> None:
     found = [path for path in site.glob(pages) if path.parent.name != "tests"]

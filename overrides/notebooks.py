@@ -1,0 +1,106 @@
+"""A MkDocs hook: pages of notebooks as plain as all others, and links to download them.
+
+mkdocs-jupyter inlines the style sheets and scripts of Jupyter, 600 KB for each page,
+which load more of them from other hosts; and MkDocs does not see the links in its HTML.
+"""
+
+import logging
+import posixpath
+import re
+from html import escape, unescape
+from pathlib import PurePosixPath
+
+from bs4 import BeautifulSoup, Tag
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+LOG = logging.getLogger("mkdocs.plugins.notebooks")
+
+# The parts of a notebook: its prose and its code. (Exercises have no outputs.)
+CELLS = ".jp-MarkdownOutput, .highlight-ipynb"
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
+TITLE = "</h1>"
+
+
+def on_page_content(
+    html: str, *, page: Page, config: MkDocsConfig, files: Files
+) -> str:
+    """Reduce a notebook to its cells, and offer the page as a notebook."""
+    source = PurePosixPath(page.file.src_uri)
+    if source.suffix == ".py":
+        html = reduced(html, page, files)
+    links = {
+        f"Download {suffix}": f"notebooks/{source.with_suffix(suffix)}"
+        for suffix in (".ipynb", ".py")
+    }
+    if files.get_file_from_path(links["Download .ipynb"]) is None:
+        return html
+    if source.suffix == ".py":
+        name = source.stem.partition("_")[2]
+        links["Solution"] = f"source/exercises/solutions/{name}.md"
+    buttons = "".join(
+        f'<a class="md-button" href="{files.src_uris[to].url_relative_to(page.file)}"'
+        f"{' download' * label.startswith('Download')}>{label}</a>"
+        for label, to in links.items()
+    )
+    title, end, rest = html.partition(TITLE)
+    return f'{title}{end}<p class="sn-bar">{buttons}</p>{rest}'
+
+
+def reduced(html: str, page: Page, files: Files) -> str:
+    """The cells of a notebook, in the markup that the theme gives prose and code."""
+    soup = BeautifulSoup(html, "html.parser")
+    parts = []
+    for cell in soup.select(CELLS):
+        if "highlight-ipynb" in cell["class"]:
+            parts.append(code_block(cell))
+            continue
+        for block in cell.select(".highlight"):
+            block.replace_with(BeautifulSoup(code_block(block), "html.parser"))
+        for link in cell.select("a[href]"):
+            link["href"] = resolved(str(link["href"]), page, files)
+        for anchor in cell.select("a.anchor-link"):
+            anchor["class"], anchor["title"] = "headerlink", "Permanent link"
+        for text in cell.find_all(string=FORMULA):
+            if not any(parent.name in ("code", "pre") for parent in text.parents):
+                formula = FORMULA.sub(mathml, escape(text, quote=False))
+                text.replace_with(BeautifulSoup(formula, "html.parser"))
+        parts.append(cell.decode_contents())
+    page.present_anchor_ids = {str(tag["id"]) for tag in soup.find_all(id=True)}
+    return "".join(parts)
+
+
+def code_block(cell: Tag) -> str:
+    """Highlighted code, with the elements that the theme expects around it."""
+    code = cell.pre.decode_contents().removeprefix("<span></span>")
+    block = f"<pre><span></span><code>{code}</code></pre>"
+    return f'<div class="language-python highlight">{block}</div>'
+
+
+def mathml(match: re.Match[str]) -> str:
+    """A formula of a notebook, converted as those of the other pages are."""
+    block, inline = match.groups()
+    if inline:
+        return f'<span class="arithmatex">{convert(unescape(inline))}</span>'
+    formula = convert(unescape(block), display="block")
+    return f'<div class="arithmatex">{formula}</div>'
+
+
+def resolved(link: str, page: Page, files: Files) -> str:
+    """The address of a link to another source; a warning where there is none."""
+    target, _, anchor = link.partition("#")
+    if not target or ":" in target:
+        return link
+    source = page.file.src_uri
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    file = files.get_file_from_path(path)
+    if file is None:
+        LOG.warning("%s: the link %r leads to no page", source, link)
+        return link
+    # MkDocs compares them with the anchors of all pages at the end of the build.
+    if anchor:
+        page.links_to_anchors = page.links_to_anchors or {}
+        page.links_to_anchors.setdefault(file, {})[anchor] = link
+    return file.url_relative_to(page.file) + ("#" + anchor) * bool(anchor)

@@ -1,0 +1,1 @@
+"""One module for each exercise: its solution, its inputs, and typical mistakes."""
