@@ -59,6 +59,13 @@ VARIANTS = [
         "Llama 3, Mistral",
     ),
     (
+        "latent",
+        "LatentAttention",
+        {"kv_rank": 128, "rotary_dim": 32},
+        r"k_{jh} = W^{K}_h c_j,\ v_{jh} = W^{V}_h c_j",
+        "DeepSeek-V2 and V3",
+    ),
+    (
         "sliding_window",
         "SlidingWindowAttention",
         {"window": 64},
