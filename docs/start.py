@@ -51,7 +51,8 @@ display(
 5. {lessons(8, 10)} ({minutes(8, 10)} minutes) compare implementations: einsum, PyTorch's
    modules, speed.
 
-Each lesson has an exercise, with its answer. Look up terms in the
+Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
+are notebooks, you write the code, and a check finds mistakes. Look up terms in the
 [glossary](glossary.md), and shapes in [notation and shapes](notation.md), a sheet to
 print.
 
