@@ -50,6 +50,8 @@ display(
    and a second sequence.
 5. {lessons(8, 10)} ({minutes(8, 10)} minutes) compare implementations: einsum, PyTorch's
    modules, speed.
+6. {link(11)} ({MINUTES[11]} minutes) computes what a generated token costs, in bytes and
+   in time.
 
 Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
 are notebooks, you write the code, and a check finds mistakes. Look up terms in the
@@ -112,6 +114,7 @@ MAP = """
 1 → 2 → 3 → 4 → 5
             4 → 6 → 7
             4 → 8 → 10
+                8 → 11
             6 and 8 → 9
 """
 display(Markdown(f"```text\n{MAP.strip()}\n```"))
@@ -139,5 +142,5 @@ rows = ["| lesson | title | minutes | needs |", "|--:|---|--:|---|"]
 for number, needs in enumerate(NEEDS):
     needed = ", ".join(link(need, str(need)) for need in needs) or "–"
     rows.append(f"| {number} | {link(number)} | {MINUTES[number]} | {needed} |")
-rows.append(f"| | all | {minutes(0, 10)} | |")
+rows.append(f"| | all | {sum(MINUTES)} | |")
 display(Markdown("\n".join(rows)))

@@ -66,7 +66,7 @@ def test_the_input_in_a_report_runs_and_gives_the_answers() -> None:
     report = check("multi_head_attention", Mine)
     program, _, answers = report.details.partition("\n\nexpected: ")
     *definition, last = program.replace("\n    ", "\n").strip().split("\n\n\n")
-    names: dict[str, Any] = {"torch": torch, "Tensor": Tensor, "Any": Any}
+    names: dict[str, Any] = {"torch": torch}
     exec(definition[0], names | {}, names)
     for attention, text in zip(
         (MultiHeadAttention, Mine), answers.split("got:"), strict=True

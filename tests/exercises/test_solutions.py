@@ -74,7 +74,7 @@ def test_the_solution_of_a_bug_passes_the_laws_that_the_bug_violates(
 ) -> None:
     monkeypatch.setattr(checker, "SHRINKING_SECONDS", 0)  # any counterexample will do
     exercise = load(name)
-    options = {"layout": "batch_first", "causal": True, "only": list(exercise.laws)}
+    options = {**exercise.options, "only": list(exercise.laws)}
     bug = attention_laws.check(exercise.mistakes[0], **options)
     assert {result.law.name for result in bug.failed} == {*exercise.laws}, bug
     fixed = attention_laws.check(exercise.solution, **options)

@@ -17,6 +17,7 @@ Source: the expected answers come from loops over Python's numbers where these a
 short, and else from the [reference implementation](../mha.md).
 """
 
+import ast
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
@@ -261,12 +262,28 @@ def code(exercise: Exercise, arguments: tuple[Any, ...]) -> str:
     name = exercise.solution.__name__
     before = ""
     if exercise.run is not call:
-        before = inspect.getsource(exercise.run) + "\n\n"
+        before = unannotated(inspect.getsource(exercise.run)) + "\n\n\n"
         texts, name = [name, *texts], exercise.run.__name__
     line = f"{name}({', '.join(texts)})"
     if len(line) > 80:
         line = f"{name}(\n" + "".join(f"    {text},\n" for text in texts) + ")"
     return before + line
+
+
+def unannotated(source: str) -> str:
+    r"""A function without its annotations, whose names a notebook need not have.
+
+    >>> print(unannotated("def double(x: Tensor) -> Tensor:\n    return 2 * x"))
+    def double(x):
+        return 2 * x
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.FunctionDef):
+            node.returns = None
+    return ast.unparse(tree)
 
 
 def literal(value: Any) -> str:

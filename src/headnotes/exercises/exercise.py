@@ -10,8 +10,8 @@ format](https://jupytext.readthedocs.io/en/latest/formats-scripts.html).
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Exercise:
     `mistakes` is a wrong solution, and its docstring is the hint for it. `run(solution,
     *arguments)` returns the answer, which is a tensor or a tuple of tensors; it is
     needed where the solution is a class. `laws` are those that the code of a *Find the
-    bug* exercise violates.
+    bug* exercise violates, when it is checked with these `options`.
     """
 
     series: str
@@ -62,6 +62,9 @@ class Exercise:
     mistakes: Sequence[Callable[..., Any]]
     run: Callable[..., Any] = call
     laws: Sequence[str] = ()
+    options: Mapping[str, Any] = field(
+        default_factory=lambda: {"layout": "batch_first", "causal": True}
+    )
 
 
 def notebooks() -> dict[str, Path]:
