@@ -212,14 +212,14 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 # Closed before the threads, which an interrupt thus ends at once.
                 Kernels(self.config.setup, self.import_roots()) as kernels,
             ):
-                pages = [*threads.map(executed, lessons)]
+                all_executed = [*threads.map(executed, lessons)]
         except LiterateError as error:
             raise PluginError(str(error)) from None
-        for file, page in zip(lessons, pages, strict=True):
+        for file, one in zip(lessons, all_executed, strict=True):
             files.remove(file)
             name = str(Path(file.src_uri).with_suffix(".md").as_posix())
-            files.append(File.generated(config, name, content=page.markdown))
-            self.notebooks[name] = page.notebook
+            files.append(File.generated(config, name, content=one.markdown))
+            self.notebooks[name] = one.notebook
         return files
 
     def inputs(self, file: File) -> set[Path]:
