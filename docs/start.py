@@ -50,8 +50,8 @@ display(
    and a second sequence.
 5. {lessons(8, 10)} ({minutes(8, 10)} minutes) compare implementations: einsum, PyTorch's
    modules, speed.
-6. {link(11)} ({MINUTES[11]} minutes) computes what a generated token costs, in bytes and
-   in time.
+6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
+   cache, position encodings, sliding windows.
 
 Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
 are notebooks, you write the code, and a check finds mistakes. Look up terms in the
@@ -116,6 +116,8 @@ MAP = """
             4 → 8 → 10
                 8 → 11
             6 and 8 → 9
+            6 and 11 → 13
+            5 → 12
 """
 display(Markdown(f"```text\n{MAP.strip()}\n```"))
 

@@ -105,8 +105,9 @@ print(len(cache), "positions stored:", list(cache.keys.shape))
 #   \cdot \text{bytes per number}$$
 #
 # Nothing in this formula is the number of *query* heads. Multi-query attention (MQA)
-# shares one key-value head among all query heads, grouped-query attention (GQA) shares
-# each among a group of them. Multi-head latent attention (MLA) stores one latent vector
+# shares one key-value head among all query heads, [grouped-query
+# attention](../source/variants/grouped_query.md) (GQA) shares each among a group of them.
+# Multi-head latent attention (MLA) stores one latent vector
 # per token and layer instead, from which the keys and values of all heads are computed,
 # and one rotated key. A sliding window keeps the keys of the last tokens only, in the
 # layers that have one. Here are ten models, with the settings that their authors
@@ -270,6 +271,4 @@ assert without == 2 * with_window
 # - [The KV cache of the fast module](../source/fast/module.md#KeyValueCache) is
 #   preallocated, with its heads contiguous in memory.
 #
-# This is the last lesson. Next: the annotated code of [the core
-# module](../source/mha.md) and [the fast module](../source/fast/module.md), or the
-# [laws](../compare/laws.md) that test an attention module of your own.
+# Next: [position encodings](12_position_encodings.md), compared on one task.
