@@ -53,7 +53,8 @@ display(
 6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
    cache, position encodings, sliding windows.
 
-Each lesson has an exercise, with its answer. Look up terms in the
+Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
+are notebooks, you write the code, and a check finds mistakes. Look up terms in the
 [glossary](glossary.md), and shapes in [notation and shapes](notation.md), a sheet to
 print.
 

@@ -7,7 +7,7 @@
 # Return the weights, `[q_len, k_len, batch_size, heads]`, and the context vectors,
 # `[q_len, batch_size, heads, d_k]`.
 #
-# - Lesson: [Sequence first, with einsum](../learn/08_sequence_first_with_einsum.md)
+# - Lesson: [Sequence-first attention with einsum](../learn/08_sequence_first_with_einsum.md)
 # - In the modules: [`get_scores`](../source/mha.md#MultiHeadAttention.get_scores) and [`apply_weights`](../source/mha.md#MultiHeadAttention.apply_weights)
 
 # %%

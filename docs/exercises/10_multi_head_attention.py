@@ -8,7 +8,7 @@
 # `[q_len, batch_size, d_model]`. Leave the constructor as it is.
 #
 # - Lesson: [Multi-head attention](../learn/04_multi_head_attention.md)
-# - Lesson: [Sequence first, with einsum](../learn/08_sequence_first_with_einsum.md)
+# - Lesson: [Sequence-first attention with einsum](../learn/08_sequence_first_with_einsum.md)
 # - In the modules: [`forward`](../source/mha.md#MultiHeadAttention.forward)
 
 # %%

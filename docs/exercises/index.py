@@ -41,13 +41,12 @@ from headnotes.exercises.exercise import SERIES, load, notebooks, title_of
 
 exercises = {name: load(name) for name in notebooks()}
 for series in SERIES:
-    rows = ["| no. | exercise | name | solution |", "|--:|---|---|---|"]
+    rows = ["| exercise | name |", "|---|---|"]
     for name, path in notebooks().items():
         if exercises[name].series == series:
-            number, title = int(path.name[:2]), title_of(path)
+            title = title_of(path)
             link = f"[{title[0].upper()}{title[1:]}]({path.name})"
-            solution = f"[solution](../source/exercises/solutions/{name}.md)"
-            rows.append(f"| {number} | {link} | `{name}` | {solution} |")
+            rows.append(f"| {link} | `{name}` |")
     if len(rows) > 2:
         display(Markdown(f"### {series}\n\n" + "\n".join(rows)))
 

@@ -236,13 +236,12 @@ def assert_notebooks_run(
     for name in exercises():
         (path,) = notebooks.glob(f"exercises/??_{name}.ipynb")
         needs, given, check = code_cells(path)
-        assert needs == cells[0]
         exercise = load(name)
         target = exercise.solution.__name__
         solved = f"from headnotes.exercises.solutions.{name} import {target}"
         if exercise.laws:
             solved += f"\nlaw = {exercise.laws[0]!r}"
-        cells += [given, check, solved, check]
+        cells += [needs, given, check, solved, check]
         expected += [f"{name}: FAIL", f"{name}: pass"]
     notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     nbformat.write(notebook, folder / "all.ipynb")
@@ -250,8 +249,8 @@ def assert_notebooks_run(
     result = run(execute, folder)
     assert result.returncode == 0, result.stderr[-2000:]
     executed = nbformat.read(folder / "executed.ipynb", as_version=4)
-    printed = [output.text for cell in executed.cells for output in cell.outputs]
-    assert [text.splitlines()[0] for text in printed] == expected
+    printed = ["".join(out.text for out in cell.outputs) for cell in executed.cells]
+    assert [text.splitlines()[0] for text in printed if text] == expected
 
 
 def code_cells(path: Path) -> list[str]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from headnotes.exercises.checking import Report, check
-from headnotes.exercises.exercise import SERIES, load, name_of, notebooks, title_of
+from headnotes.exercises.exercise import load, name_of, notebooks, title_of
 
 PROGRESS = "headnotes-progress.json"
 
@@ -90,13 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
 def listing(folder: Path) -> str:
     """All exercises by series, each with its title and whether it has passed."""
     done = passed(folder)
-    rows = {
-        name: f"  {'pass' if name in done else '':6}{name:26}{title_of(path)}"
-        for name, path in notebooks().items()
-    }
-    lines = []
-    for series in SERIES:
-        lines += [series, *(row for n, row in rows.items() if load(n).series == series)]
+    rows: dict[str, list[str]] = {}
+    for name, path in notebooks().items():
+        state = "pass" if name in done else ""
+        row = f"  {state:6}{name:26}{title_of(path)}"
+        rows.setdefault(load(name).series, []).append(row)
+    lines = [line for series in rows for line in (series, *rows[series])]
     return "\n".join([*lines, "", progress(done)])
 
 
