@@ -12,8 +12,7 @@
 # compute no exponential of a positive number. The check calls your function for each block
 # of a row, without gradients, and compares the final values.
 #
-# - Lesson: [Stable
-#   softmax](../learn/01_attention_by_hand.md), for the maximum that is subtracted
+# - Exercise: [stable softmax](02_stable_softmax.py), for the maximum that is subtracted
 # - In the modules: [`running_softmax`](../source/variants/online_softmax.md#running_softmax)
 #   in `variants.online_softmax`
 

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise: right numbers, wrong lesson (softmax that saves memory)
+# # Exercise: right numbers, wrong lesson (memory-efficient softmax)
 #
 # The class below is self-attention with a softmax of its own, which saves only its output
 # for the backward pass, and so less memory. Its outputs agree with those of another

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise: blurred after the upgrade (ViT)
+# # Exercise: blurred after the upgrade (self-attention of a ViT)
 #
 # The class below is the self-attention of a vision transformer. In an upgrade, two lines
 # with a softmax were replaced by PyTorch's own function, which is faster. Training from

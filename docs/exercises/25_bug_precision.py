@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercise: only in float32 (T5)
+# # Exercise: only in float32 (mixed precision)
 #
 # The class below is self-attention with the names of T5. Its author read that the softmax is
 # more accurate in float32. Everything works, until the model is loaded in bfloat16 to save
