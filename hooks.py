@@ -51,6 +51,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     os.environ["MATPLOTLIBRC"] = str(ROOT / "docs" / "matplotlibrc")
     # Their tensors are small: threads would wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # In a fork, PyTorch's profiler warns of memory that was allocated before it began.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if config.repo_url:
         config.edit_uri = "edit/main/docs/"
     return config

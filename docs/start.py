@@ -50,6 +50,8 @@ display(
    and a second sequence.
 5. {lessons(8, 10)} ({minutes(8, 10)} minutes) compare implementations: einsum, PyTorch's
    modules, speed.
+6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
+   cache, position encodings, sliding windows.
 
 Each lesson has an exercise, with its answer. Look up terms in the
 [glossary](glossary.md), and shapes in [notation and shapes](notation.md), a sheet to
@@ -111,7 +113,10 @@ MAP = """
 1 → 2 → 3 → 4 → 5
             4 → 6 → 7
             4 → 8 → 10
+                8 → 11
             6 and 8 → 9
+            6 and 11 → 13
+            5 → 12
 """
 display(Markdown(f"```text\n{MAP.strip()}\n```"))
 
@@ -138,5 +143,5 @@ rows = ["| lesson | title | minutes | needs |", "|--:|---|--:|---|"]
 for number, needs in enumerate(NEEDS):
     needed = ", ".join(link(need, str(need)) for need in needs) or "–"
     rows.append(f"| {number} | {link(number)} | {MINUTES[number]} | {needed} |")
-rows.append(f"| | all | {minutes(0, 10)} | |")
+rows.append(f"| | all | {sum(MINUTES)} | |")
 display(Markdown("\n".join(rows)))

@@ -78,7 +78,10 @@ def test_the_named_law_fails_and_its_example_passes_once_fixed(
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fixed_code_passes_all_laws(name: str) -> None:
     exhibit = museum.read_exhibit(name)
-    report = check(attention_of(exhibit, exhibit.fixed_code), **exhibit.options)
+    # Compiling takes as long as all other laws.
+    skip = () if exhibit.law == "compiled" else "compiled"
+    attention = attention_of(exhibit, exhibit.fixed_code)
+    report = check(attention, **exhibit.options, skip=skip)
     assert report.ok, report
     assert exhibit.law in {result.law.name for result in report.passed}
 

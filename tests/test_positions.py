@@ -305,7 +305,7 @@ def pipeline(device: torch.device) -> nn.Sequential:
 def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
     torch.compiler.reset()
     whole = pipeline(device)
-    counter = CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("eager")
     fast = torch.compile(whole, backend=counter, fullgraph=True)
     for seq_len in (5, 7, 11):
         tokens = torch.randint(VOCAB, (seq_len, BATCH), device=device)
@@ -314,13 +314,12 @@ def test_compiles_whole_and_gives_the_same(device: torch.device) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_exports_with_a_dynamic_length(device: torch.device, strict: bool) -> None:
+def test_exports_with_a_dynamic_length(device: torch.device) -> None:
     whole = pipeline(device)
     tokens = torch.randint(VOCAB, (SEQ_LEN, BATCH), device=device)
     length = torch.export.Dim("seq_len", min=2, max=31)
     program = torch.export.export(
-        whole, (tokens,), dynamic_shapes={"input": {0: length}}, strict=strict
+        whole, (tokens,), dynamic_shapes={"input": {0: length}}, strict=False
     )
     other = torch.randint(VOCAB, (11, BATCH), device=device)
     torch.testing.assert_close(program.module()(other), whole(other))

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from html import unescape
 from pathlib import Path
 
+from playwright.sync_api import Page, expect
+
 ROOT = Path(__file__).parent.parent
 INDEX = "search/search_index.json"
 
@@ -45,6 +47,17 @@ def serve(handler: type[Quiet], folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def switch_to(page: Page, scheme: str) -> None:
+    """Choose `light` or `dark` by the button in the header, unless it is chosen."""
+    page.evaluate(
+        "title => document.querySelector(`.md-header [title='${title}']:not([hidden])`)"
+        "?.click()",
+        f"Switch to {scheme}",
+    )
+    name = {"light": "default", "dark": "slate"}[scheme]
+    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", name)
 
 
 def text_of(html: str) -> str:

@@ -520,6 +520,4 @@ assert peak(measured["chunked"]) < table
 # - Fused kernels have limits, such as dropout on CPUs. The profiler shows which
 #   operators run, what they copy and how much memory they use.
 #
-# This is the last lesson. Next: the annotated code of [the core
-# module](../source/mha.md) and [the fast module](../source/fast/module.md), or the
-# [laws](../compare/laws.md) that test an attention module of your own.
+# Next: what a generated token costs, with and without a [KV cache](11_kv_cache.md).

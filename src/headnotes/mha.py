@@ -195,7 +195,7 @@ class MultiHeadAttention(nn.Module):
 
         # Mask, then softmax over the keys: each query gets a weight for each key. The
         # weights are not negative, and sum to 1.
-        attn = masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
+        attn = self.get_weights(scores, mask)  # [q_len, k_len, batch_size, heads]
 
         # Store them for inspection, without their graph. The original stores them after
         # dropout, when rows no longer sum to 1. (An exported program cannot store.)
@@ -234,6 +234,24 @@ class MultiHeadAttention(nn.Module):
         """
         scores = torch.einsum("ibhd,jbhd->ijbh", query, key)
         return scores  # [q_len, k_len, batch_size, heads]
+
+    def get_weights(
+        self,
+        scores: Tensor,  # [q_len, k_len, batch_size, heads]
+        mask: Tensor | None,  # [q_len, k_len, batch_size, 1]
+    ) -> Tensor:
+        r"""The softmax of the scores over the keys, zero where a key is hidden.
+
+        A variant that turns scores into weights otherwise, such as attention sinks,
+        overrides this hook.
+
+        >>> mha = MultiHeadAttention(heads=5, d_model=10)
+        >>> mask = torch.ones(3, 7, 2, 1).bool()
+        >>> mask[:, 4:] = False
+        >>> mha.get_weights(torch.zeros(3, 7, 2, 5), mask)[0, :, 0, 0]
+        tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000, 0.0000, 0.0000])
+        """
+        return masked_softmax(scores, mask)  # [q_len, k_len, batch_size, heads]
 
     def prepare_mask(
         self,

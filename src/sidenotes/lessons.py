@@ -7,9 +7,8 @@ color `INK` get the color of the text.
 
 import asyncio
 import logging
-import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import indent
@@ -19,11 +18,11 @@ from xml.etree import ElementTree
 import jupytext
 import nbformat
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from traitlets.config import Config
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, store
 from sidenotes.dependencies import dependencies
+from sidenotes.kernels import Kernels
 from sidenotes.split import LiterateError, read
 
 LOG = logging.getLogger("mkdocs.plugins.sidenotes")
@@ -46,21 +45,22 @@ class Lesson(NamedTuple):
 
 
 def lesson(
-    path: Path, *, roots: Sequence[Path], inputs: Iterable[Path] = (), cache: Path
+    path: Path, *, kernels: Kernels, inputs: Iterable[Path] = (), cache: Path
 ) -> Lesson:
     """The executed lesson at `path`, from the cache if nothing has changed.
 
-    The output of a lesson depends on its text, on the code of the files below `roots`
-    that it imports, on all bytes of the files in `inputs`, and on installed packages.
+    The output of a lesson depends on its text, on the `setup` of the kernels, on the
+    code of the files that it imports from their roots, on all bytes of the files in
+    `inputs`, and on installed packages.
     """
-    parts: list[str | bytes] = [read(path), ENVIRONMENT, CONVERTER]
-    parts += [code_of(file) for file in sorted(dependencies(path, roots))]
+    parts: list[str | bytes] = [read(path), kernels.setup, ENVIRONMENT, CONVERTER]
+    parts += [code_of(file) for file in sorted(dependencies(path, kernels.roots))]
     parts += [file.read_bytes() for file in sorted(inputs)]
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
     text, notebook = load(stored), load(stored.with_suffix(".ipynb"))
     if text is None or notebook is None:
         LOG.info("Executing %s", path.name)
-        executed = execute(path, roots)
+        executed = execute(path, kernels)
         text = to_markdown(executed, path)
         notebook = nbformat.writes(executed)  # type: ignore[no-untyped-call]
         store(stored, text)
@@ -68,30 +68,23 @@ def lesson(
     return Lesson(text, notebook)
 
 
-def execute(path: Path, roots: Sequence[Path]) -> Any:
-    """Run all cells in a new kernel; the first error stops the build.
-
-    The kernel can import from the folders in `roots`, even if not installed.
-    """
-    folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
-    search_path = os.pathsep.join(filter(None, folders))
+def execute(path: Path, kernels: Kernels) -> Any:
+    """Run all cells in a new kernel; the first error stops the build."""
     notebook = jupytext.reads(read(path), fmt="py:percent")
     with TemporaryDirectory() as sockets:
-        # Messages go through the file system: no port is opened.
-        transport = {"transport": "ipc", "ip": f"{sockets}/kernel"}
         client = NotebookClient(
             notebook,
+            # Messages go through the file system: no port is opened.
+            km=kernels.manager(transport="ipc", ip=f"{sockets}/kernel"),
             timeout=300,
-            kernel_name="python3",
             extra_arguments=["--InlineBackend.figure_formats=svg"],
-            config=Config({"KernelManager": transport}),
             resources={"metadata": {"path": str(path.parent)}},
         )
         try:
             # Each thread has its own event loop, which is closed at the end.
-            environment = {**os.environ, "PYTHONPATH": search_path}
-            asyncio.run(client.async_execute(env=environment))
-        except CellExecutionError as error:
+            run = client.async_execute(env=kernels.environment, cleanup_kc=True)
+            asyncio.run(run)
+        except (CellExecutionError, DeadKernelError) as error:
             plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # colors of a terminal
             raise LiterateError(f"{path}: a cell failed\n{plain}") from None
     return notebook

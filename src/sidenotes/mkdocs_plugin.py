@@ -73,8 +73,8 @@ class Options(Config):  # type: ignore[no-untyped-call]
     """Execute the doctest examples of these modules, to show shapes and values."""
 
     setup = option.Type(str, default="")
-    """Statements before the examples of a module, such as `import random;
-    random.seed(1)`."""
+    """Statements before each lesson and the examples of each module: a random seed, and
+    slow imports, which are then done once for all lessons."""
 
     lesson_inputs = option.Type(dict, default={})
     """Files that lessons read, besides the modules that they import: lists of patterns
@@ -188,24 +188,42 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
 
         lessons = [file for file in files if is_lesson(file)]
         self.notebooks: dict[str, str] = {}
-        # In parallel: a kernel spends half of its time on imports.
-        with ThreadPoolExecutor(max_workers=cpu_count()) as kernels:
-            executed = kernels.map(partial(self.executed, config), lessons)
-            for file, lesson in zip(lessons, executed, strict=True):
-                files.remove(file)
-                name = str(Path(file.src_uri).with_suffix(".md").as_posix())
-                files.append(File.generated(config, name, content=lesson.markdown))
-                self.notebooks[name] = lesson.notebook
-        return files
-
-    def executed(self, config: MkDocsConfig, file: File) -> "Lesson":
-        """A lesson with its outputs."""
+        if not lessons:
+            return files
         try:
+            from sidenotes.kernels import Kernels
             from sidenotes.lessons import lesson
         except ImportError as error:
             reason = f"{error}; lessons need `pip install ipykernel jupytext nbclient`"
-            raise PluginError(f"{file.src_uri}: {reason}") from None
+            raise PluginError(f"{lessons[0].src_uri}: {reason}") from None
 
+        def executed(file: File) -> "Lesson":
+            """A lesson with its outputs."""
+            return lesson(
+                Path(str(file.abs_src_path)),
+                kernels=kernels,
+                inputs=self.inputs(file),
+                cache=self.cache / "lessons",
+            )
+
+        try:
+            with (
+                ThreadPoolExecutor(max_workers=cpu_count()) as threads,
+                # Closed before the threads, which an interrupt thus ends at once.
+                Kernels(self.config.setup, self.import_roots()) as kernels,
+            ):
+                all_executed = [*threads.map(executed, lessons)]
+        except LiterateError as error:
+            raise PluginError(str(error)) from None
+        for file, one in zip(lessons, all_executed, strict=True):
+            files.remove(file)
+            name = str(Path(file.src_uri).with_suffix(".md").as_posix())
+            files.append(File.generated(config, name, content=one.markdown))
+            self.notebooks[name] = one.notebook
+        return files
+
+    def inputs(self, file: File) -> set[Path]:
+        """The files that a lesson reads, by the option `lesson_inputs`."""
         inputs = set()
         for lessons, patterns in self.config.lesson_inputs.items():
             if Path(file.src_uri).match(lessons):
@@ -215,15 +233,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                         reason = f"no file matches `{pattern}` in {self.root}"
                         raise PluginError(f"sidenotes, `lesson_inputs`: {reason}")
                     inputs |= found
-        try:
-            return lesson(
-                Path(str(file.abs_src_path)),
-                roots=self.import_roots(),
-                inputs=inputs,
-                cache=self.cache / "lessons",
-            )
-        except LiterateError as error:
-            raise PluginError(str(error)) from None
+        return inputs
 
     def on_nav(
         self, nav: Navigation, *, config: MkDocsConfig, files: Files

@@ -19,7 +19,6 @@ OURS: list[Any] = [
     mha.MultiHeadAttention,
     mha.MultiHeadAttention(3, 21),
     fast.MultiHeadAttention,
-    fast.MultiHeadAttention(3, 21),
     batch_first.MultiHeadAttention,
     valid_lens.MultiHeadAttention,
     causal.MultiHeadAttention,
@@ -43,9 +42,11 @@ def name_of(attention: Any) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", OURS, ids=name_of)
 def test_ours_pass(attention: Any, device: torch.device) -> None:
-    report = check(attention, device=device.type)
+    # Compiling takes as long as all other laws; an instance is compiled as its class.
+    skip = () if isinstance(attention, type) else "compiled"
+    report = check(attention, device=device.type, skip=skip)
     assert report.ok, report
-    assert len(report.passed) >= 13
+    assert len(report.passed) >= 12
 
 
 @pytest.mark.slow
@@ -64,12 +65,12 @@ def test_ours_pass_the_strict_law_too(attention: Any, device: torch.device) -> N
 def test_correct_attention_passes(
     attention: Any, options: dict[str, Any], device: torch.device
 ) -> None:
-    report = check(attention, device=device.type, **options)
+    report = check(attention, device=device.type, skip="compiled", **options)
     assert report.ok, report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", [OURS[0], OURS[2], OURS[6], Correct], ids=name_of)
+@pytest.mark.parametrize("attention", [OURS[0], Correct], ids=name_of)
 def test_correct_attention_passes_with_another_seed(attention: Any) -> None:
     quick = [name for name, law in LAWS.items() if not (law.slow or law.strict)]
     report = check(attention, seed=1, only=quick)
@@ -77,14 +78,17 @@ def test_correct_attention_passes_with_another_seed(attention: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("attention", "dtype"),
+    [(OURS[2], torch.float64), (OURS[2], torch.bfloat16), (OURS[0], torch.float16)],
+    ids=["fast-float64", "fast-bfloat16", "core-float16"],
+)
 def test_correct_attention_passes_in_other_dtypes(
-    dtype: torch.dtype, device: torch.device
+    attention: Any, dtype: torch.dtype, device: torch.device
 ) -> None:
     quick = [name for name, law in LAWS.items() if not (law.slow or law.strict)]
-    for attention in (OURS[0], OURS[2]):
-        report = check(attention, dtype=dtype, device=device.type, only=quick)
-        assert report.ok, report
+    report = check(attention, dtype=dtype, device=device.type, only=quick)
+    assert report.ok, report
 
 
 @pytest.mark.slow
@@ -93,7 +97,7 @@ def test_torch_fails_two_laws_and_no_others(
     attention: Any, options: dict[str, Any], device: torch.device
 ) -> None:
     # It divides 0 by 0 in a fully masked row, and returns its weights after dropout.
-    report = check(attention, device=device.type, **options)
+    report = check(attention, device=device.type, skip="compiled", **options)
     assert {f.law.name for f in report.failed} == {
         "fully_masked_rows",
         "rows_sum_to_one",
@@ -126,7 +130,7 @@ def heads_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_correct_functions_pass(
     attention: Any, options: dict[str, Any], seen: str, device: torch.device
 ) -> None:
-    report = check(attention, device=device.type, **options)
+    report = check(attention, device=device.type, skip="compiled", **options)
     assert report.ok, report
     assert seen in str(report)
     assert "formula" in [f.law.name for f in report.passed]
@@ -165,9 +169,9 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
     assert text.endswith("0 passed, 2 failed, 1 not applicable")
 
 
-@pytest.mark.slow
 def test_a_strict_law_runs_only_on_request() -> None:
-    result = check(MultipliesByMask, **MASK).results[
+    others = [name for name in LAWS if name != "nonfinite_padding"]
+    result = check(MultipliesByMask, skip=others, **MASK).results[
         list(LAWS).index("nonfinite_padding")
     ]
     assert result.status == "not applicable"

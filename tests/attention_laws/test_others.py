@@ -86,9 +86,9 @@ OTHERS: list[tuple[Any, dict[str, Any], set[str]]] = [
 def test_transformers_fails_only_known_laws(
     attention: Any, options: dict[str, Any], failed: set[str], device: torch.device
 ) -> None:
-    report = check(attention, device=device.type, **options)
+    report = check(attention, device=device.type, skip="compiled", **options)
     assert {f.law.name for f in report.failed} == failed, report
     passed = {f.law.name for f in report.passed}
     rotary = options.get("positions") == "rotary"
     assert {"padding", "relative_positions" if rotary else "formula"} <= passed, report
-    assert len(passed) >= 16
+    assert len(passed) >= 15

@@ -531,14 +531,13 @@ def test_dropout_of_everything_gives_the_output_bias(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("p", [0.0, 0.5])
 @pytest.mark.parametrize("seq_len", [*LENGTHS, 257])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("content", [0.0, math.nan, math.inf, 60_000.0, -1e30])
+@pytest.mark.parametrize("content", [math.nan, 60_000.0, -1e30])
 def test_with_one_seed_real_rows_do_not_depend_on_the_padding(
-    content: float, seq_len: int, p: float, need_weights: bool, dtype: torch.dtype
+    content: float, seq_len: int, need_weights: bool, dtype: torch.dtype
 ) -> None:
-    _, module = pair(dtype, dropout_prob=p)
+    _, module = pair(dtype, dropout_prob=0.5)
     clean = sequence(seq_len, dtype)
     padding = torch.ones(1, seq_len, BATCH).bool()
     padding[:, -2:, 1] = False
@@ -632,7 +631,7 @@ def test_compiled_and_traced_agree_on_nan_and_on_fully_masked_rows(
 
     call, other = Masked(), None
     if method == "compile":
-        other = torch.compile(call, backend="aot_eager", fullgraph=True)
+        other = torch.compile(call, backend="eager", fullgraph=True)
     elif method == "make_fx":
         other = make_fx(call)(x)
     elif method == "trace":
@@ -748,8 +747,10 @@ def test_a_second_derivative_under_dropout_drops_the_same_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize(
+    ("seq_len", "mode"),
+    [(5, "real"), (151, "fake"), (5, "symbolic"), (151, "symbolic")],
+)
 def test_a_tracer_records_the_function_and_leaves_nothing_behind(
     seq_len: int, mode: str
 ) -> None:

@@ -433,12 +433,10 @@ def derivative_case(
     is_causal: bool,
     masked: bool,
     p: float,
-    batch_size: int,
-    d_k: int,
 ) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
     """A function of query, key and value, and inputs for it."""
-    mask = random_mask(3, 5, batch_size) if masked else None
-    x = tensors(3, 5, batch_size, 3, d_k, requires_grad=True)
+    mask = random_mask(3, 5, 2) if masked else None
+    x = tensors(3, 5, 2, 3, 2, requires_grad=True)
 
     def function(*x: Tensor) -> Any:
         torch.manual_seed(2017)
@@ -449,29 +447,28 @@ def derivative_case(
     return function, x
 
 
+# Each combination of mask and causality comes once, with dropout or without.
 @pytest.mark.slow
-@CAUSAL
-@MASKED
-@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("p", "is_causal", "masked"),
+    [(0.0, False, True), (0.0, True, False), (0.5, False, False), (0.5, True, True)],
+)
 @pytest.mark.parametrize(("method", "returned"), ALL_METHODS)
 def test_first_and_second_derivatives_match_finite_differences(
     monkeypatch: pytest.MonkeyPatch,
     method: Callable[[Call], Any],
     returned: str,
+    p: float,
     is_causal: bool,
     masked: bool,
-    p: float,
 ) -> None:
     if p and method is methods.fused:
         pytest.skip("the fused kernel of the CPU has no dropout")
     monkeypatch.setattr(methods, "TILE_HEADS", 2)
-    # Each entry of the first derivative at the smallest size with several tiles. Of the
-    # others, which take ten times as long, the fast mode compares a random projection.
-    for batch_size, d_k, fast_mode in ((1, 1, False), (2, 2, True)):
-        case = method, returned, is_causal, masked, p, batch_size, d_k
-        function, x = derivative_case(*case)
-        assert torch.autograd.gradcheck(function, x, fast_mode=fast_mode)
-        assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
+    function, x = derivative_case(method, returned, is_causal, masked, p)
+    # The fast mode compares a random projection, in a tenth of the time.
+    assert torch.autograd.gradcheck(function, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
 
 
 @METHODS
@@ -559,9 +556,8 @@ def test_fully_masked_rows_are_zero_and_their_gradients_are_zero(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize(("q_len", "k_len"), [(13, 5), (5, 13)])
-@pytest.mark.parametrize("p", [0.0, 0.5])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("p", "q_len", "k_len"), [(0.0, 5, 13), (0.5, 13, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_uninitialized_memory_reaches_no_result(
     dtype: torch.dtype, p: float, q_len: int, k_len: int
 ) -> None:
@@ -831,7 +827,7 @@ def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
 ) -> None:
     x = tensors()
     samples = torch.stack(
-        [method(call_of(*x, is_causal=True, p=0.3))[0] for _ in range(500)]
+        [method(call_of(*x, is_causal=True, p=0.3))[0] for _ in range(200)]
     )
     expected, _ = reference(*x, None, True)
     error = samples.std(0) / math.sqrt(len(samples))
@@ -841,7 +837,7 @@ def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nan_memory")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("p", [1.0, 1, 1 - 2.0**-18])
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "other device"])
 @DROPPING
@@ -955,12 +951,13 @@ def test_hooks_of_the_dropout_module_are_called(when: str) -> None:
 # Transforms ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings(SLOW)
 @CAUSAL
 @pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("dims", [(0, 0, 0), (2, None, 1), (None, 4, None)])
-@pytest.mark.parametrize("returned", RETURNS)
+@pytest.mark.parametrize(
+    ("returned", "dims"),
+    [("context", (0, 0, 0)), ("weights", (2, None, 1)), ("mean", (None, 4, None))],
+)
 def test_vmap_gives_the_outputs_and_gradients_of_a_loop(
     returned: str, kind: str, is_causal: bool, dims: tuple[int | None, ...]
 ) -> None:
@@ -1021,15 +1018,12 @@ def test_dropout_under_vmap_follows_the_randomness_option(
 
 
 @pytest.mark.slow
-@CAUSAL
-@MASKED
-def test_recorded_and_compiled_calls_give_the_same(
-    is_causal: bool, masked: bool
-) -> None:
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked and causal"])
+def test_recorded_and_compiled_calls_give_the_same(masked: bool) -> None:
     mask = random_mask(Q_LEN, K_LEN, BATCH) if masked else None
     x = tensors()
     for returned in RETURNS.values():
-        options = {"mask": mask, "is_causal": is_causal, **returned}
+        options = {"mask": mask, "is_causal": masked, **returned}
 
         def call(*x: Tensor, options: Any = options) -> Any:
             return [y for y in methods.attention(*x, **options) if y is not None]
@@ -1037,7 +1031,7 @@ def test_recorded_and_compiled_calls_give_the_same(
         torch.compiler.reset()
         runs = {
             "make_fx": torch.fx.experimental.proxy_tensor.make_fx(call)(*x),
-            "compile": torch.compile(call, backend="aot_eager", fullgraph=True),
+            "compile": torch.compile(call, backend="eager", fullgraph=True),
         }
         for name, run in runs.items():
             other = tensors()

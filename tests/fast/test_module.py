@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import itertools
 import math
 import pickle
 import re
@@ -94,9 +95,10 @@ def with_causality(mask: Tensor | None, is_causal: bool, q_len: int, k_len: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scores", [1, 2 * HEADS * 4 * K_LEN])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 3e-6)], ids=str
+    ("dtype", "tolerance", "scores"),
+    [(torch.float64, 1e-12, 1), (torch.float32, 3e-6, 2 * HEADS * 4 * K_LEN)],
+    ids=str,
 )
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize(
@@ -390,18 +392,15 @@ def live_tensors() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_call_leaves_no_tensor_behind(grad: Any, is_causal: bool) -> None:
+def test_a_call_leaves_no_tensor_behind() -> None:
     module, x, mask = build(dropout_prob=0.1), self_inputs(), some_mask(k_len=Q_LEN)
-    with grad():
-        module(**x)
+    module(**x)
     before, size = live_tensors(), len(pickle.dumps(module))
-    for training in (True, False):
+    cases = itertools.product(*[(False, True)] * 4)
+    for enabled, training, is_causal, shown in cases:
         module.training = training
-        with grad():
-            for shown in (False, True):
-                module(**x, mask=mask, is_causal=is_causal, need_weights=shown)
+        with torch.set_grad_enabled(enabled):
+            module(**x, mask=mask, is_causal=is_causal, need_weights=shown)
     assert live_tensors() <= before
     assert len(pickle.dumps(module)) == size
 
@@ -546,8 +545,8 @@ def test_compiles_whole_and_gives_the_same(
 ) -> None:
     torch.compiler.reset()
     module = build().to(device)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    for mask in (None, some_mask(), some_mask().int()):
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for mask in (None, some_mask().int()):
         for shown in (False, True):
             x = inputs(device=device)
             for tensor in x.values():
@@ -571,8 +570,7 @@ def test_compiles_whole_and_gives_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_exports_with_returned_weights(device: torch.device, strict: bool) -> None:
+def test_exports_with_returned_weights(device: torch.device) -> None:
     module = build().to(device).eval()
     q_len, k_len, batch = (
         torch.export.Dim(n, min=2) for n in ("q_len", "k_len", "batch")
@@ -590,7 +588,7 @@ def test_exports_with_returned_weights(device: torch.device, strict: bool) -> No
         args=(),
         kwargs=x | {"need_weights": True},
         dynamic_shapes=dynamic,
-        strict=strict,
+        strict=False,
     )
     other = inputs(11, 13, 19, device=device)
     call = {**other, "mask": some_mask(11, 13, 19).to(device), "need_weights": True}

@@ -32,7 +32,9 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
         {**DIVIDES, "num_heads": "num_hiddens"} if "num_hiddens" in plain else DIVIDES
     )
     divides = {} if kind is stages.MultiHeadAttentionWrapper else divides
-    divides = {} if kind is mha.PrepareForMultiHeadAttention else divides
+    if issubclass(kind, mha.PrepareForMultiHeadAttention):
+        divides = {}
+    divides = {**divides, "kv_heads": "heads"} if "kv_heads" in plain else divides
 
     def attack(dice: Dice) -> Call:
         given = dict(plain)

@@ -230,7 +230,7 @@ def test_building_masks_compiles_whole() -> None:
         )
 
     lens = torch.tensor([5, 2, 0])
-    fast = torch.compile(build, backend="aot_eager", fullgraph=True)
+    fast = torch.compile(build, backend="eager", fullgraph=True)
     assert torch.equal(fast(lens), build(lens))
 
 
@@ -242,15 +242,14 @@ def test_building_masks_exports_with_a_dynamic_length() -> None:
 
     lens = torch.tensor([5, 2, 0])
     length, batch = torch.export.Dim("length", min=2), torch.export.Dim("batch", min=2)
-    for strict in (False, True):
-        program = torch.export.export(
-            Build(),
-            (torch.zeros(5), lens),
-            dynamic_shapes=({0: length}, {0: batch}),
-            strict=strict,
-        )
-        other = (torch.zeros(7), torch.tensor([7, 3]))
-        assert torch.equal(program.module()(*other), Build()(*other))
+    program = torch.export.export(
+        Build(),
+        (torch.zeros(5), lens),
+        dynamic_shapes=({0: length}, {0: batch}),
+        strict=False,
+    )
+    other = (torch.zeros(7), torch.tensor([7, 3]))
+    assert torch.equal(program.module()(*other), Build()(*other))
 
 
 def test_shapes_can_be_found_without_any_data() -> None:

@@ -73,7 +73,7 @@ def test_converting_there_and_back_gives_the_same_mask(
     name: str, device: torch.device
 ) -> None:
     to, back = {**ROUND_TRIPS, **KEY_ROUND_TRIPS}[name]
-    for mask in some_masks(1000, device, alike=name in KEY_ROUND_TRIPS):
+    for mask in some_masks(300, device, alike=name in KEY_ROUND_TRIPS):
         before = mask.clone()
         other = to(mask)
         again = back(other)
@@ -305,7 +305,7 @@ def test_converting_compiles_whole() -> None:
         return [*there, *back, masks.to_key_mask(mask[:1].int())]
 
     mask = torch.rand(Q_LEN, K_LEN, BATCH_SIZE) < 0.5
-    fast = torch.compile(convert_all, backend="aot_eager", fullgraph=True)
+    fast = torch.compile(convert_all, backend="eager", fullgraph=True)
     for one, other in zip(fast(mask), convert_all(mask), strict=True):
         assert torch.equal(one, other)
 

@@ -38,7 +38,7 @@ def test_every_random_mask_converts_to_lengths_or_is_refused(
     device: torch.device,
 ) -> None:
     refused = 0
-    for _ in range(1000):
+    for _ in range(300):
         mask = some_mask(device, 2)
         prefixes = (mask[:, 1:] & ~mask[:, :-1]).any().logical_not()
         try:
@@ -54,12 +54,12 @@ def test_every_random_mask_converts_to_lengths_or_is_refused(
             assert prefixes
             again = masks.padding(lens, mask.shape[1])
             assert torch.equal(again, mask)
-    assert 300 < refused < 950
+    assert 90 < refused < 285
 
 
 @pytest.mark.slow
 def test_documents_convert_there_and_back(device: torch.device) -> None:
-    for _ in range(1000):
+    for _ in range(300):
         documents = int(torch.randint(0, 6, ()))
         # Adjacent documents without keys, or without queries, are merged.
         lens = torch.randint(1, 4, (2, documents), device=device)
@@ -78,7 +78,7 @@ def test_documents_convert_there_and_back(device: torch.device) -> None:
 def test_documents_without_queries_or_keys_are_the_same_mask(
     device: torch.device,
 ) -> None:
-    for _ in range(1000):
+    for _ in range(300):
         lens = torch.randint(0, 3, (2, 5), device=device)
         mask = masks.block_diagonal(*lens)
         before = mask.clone()
@@ -136,7 +136,7 @@ def test_lengths_are_found_where_values_cannot_be_read() -> None:
     assert torch.equal(torch.func.vmap(masks.to_valid_lens)(several), lens)
     assert masks.to_valid_lens(several[0].to("meta")).shape == (2,)
     torch.compiler.reset()
-    fast = torch.compile(masks.to_valid_lens, backend="aot_eager", fullgraph=True)
+    fast = torch.compile(masks.to_valid_lens, backend="eager", fullgraph=True)
     assert torch.equal(fast(several[0]), lens[0])
 
 

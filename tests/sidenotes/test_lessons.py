@@ -1,6 +1,9 @@
 """Lessons: executed for real, never stale, and never wrong in silence."""
 
 import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
@@ -8,25 +11,35 @@ import jupytext
 import pytest
 
 from sidenotes import lessons
+from sidenotes.kernels import Kernels
 from sidenotes.lessons import INK, inline_svg, lesson
 from sidenotes.split import LiterateError
 
 
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
+    """The kernels of all tests here; they can import from one folder."""
+    setup = "import random, matplotlib.pyplot"
+    with Kernels(setup, [tmp_path_factory.mktemp("lessons")]) as kernels:
+        yield kernels
+
+
 @pytest.fixture
-def write(tmp_path: Path):  # type: ignore[no-untyped-def]
+def write(kernels: Kernels):  # type: ignore[no-untyped-def]
     """Write a lesson, and return a function that makes its page."""
+    (folder,) = kernels.roots
 
     def make(text: str, **files: str):  # type: ignore[no-untyped-def]
-        script = tmp_path / "lesson.py"
+        script = folder / "lesson.py"
         script.write_text(dedent(text), encoding="utf-8")
         inputs = []
         for name, content in files.items():
-            path = tmp_path / name.replace("_py", ".py")
+            path = folder / name.replace("_py", ".py")
             path.write_text(content, encoding="utf-8")
             if path.suffix != ".py":
                 inputs.append(path)
-        cache = tmp_path / "cache"
-        return lesson(script, roots=[tmp_path], inputs=inputs, cache=cache).markdown
+        cache = folder / "cache"
+        return lesson(script, kernels=kernels, inputs=inputs, cache=cache).markdown
 
     return make
 
@@ -76,6 +89,55 @@ def test_a_cell_that_raises_stops_the_build(write) -> None:  # type: ignore[no-u
 
 
 @pytest.mark.slow
+def test_a_cell_that_ends_its_process_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(LiterateError, match=r"lesson\.py: a cell failed\nKernel died"):
+        write("# %%\nimport os\nos._exit(1)\n")
+
+
+@pytest.mark.slow
+def test_a_lesson_does_not_see_the_state_of_another(write, kernels: Kernels) -> None:  # type: ignore[no-untyped-def]
+    text = """\
+        # %%
+        import os, random
+        import matplotlib.pyplot as plt
+        print(plt.rcParams["lines.linewidth"], hasattr(random, "x"))
+        print("X" in os.environ, os.getcwd())
+        plt.rcParams["lines.linewidth"] = 9
+        random.x = os.environ["X"] = "1"
+        os.chdir("/")
+        """
+    for number in (1, 2):
+        page = write(f"{dedent(text)}# {number}\n")
+        assert f"\n1.5 False\nFalse {kernels.roots[0]}\n" in page
+
+
+@pytest.mark.slow
+def test_an_interrupted_build_leaves_no_process(tmp_path: Path) -> None:
+    script, begun = tmp_path / "lesson.py", tmp_path / "begun"
+    script.write_text("# %%\nimport time\nopen('begun', 'w')\ntime.sleep(60)\n")
+    kernels = Kernels("", [])
+    with ThreadPoolExecutor() as threads, kernels:
+        page = threads.submit(lesson, script, kernels=kernels, cache=tmp_path)
+        while not begun.exists():
+            time.sleep(0.01)
+    assert isinstance(page.exception(), LiterateError)
+    assert not any(kernel.is_running() for kernel in kernels.forks)
+    assert kernels.server.poll() == 0
+
+
+@pytest.mark.slow
+def test_a_setup_that_fails_stops_the_build(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "lesson.py"
+    script.write_text("# %%\n1\n")
+    reason = "`setup` failed, see above: import missing"
+    with pytest.raises(LiterateError, match=reason), Kernels("import missing", []) as k:
+        lesson(script, kernels=k, cache=tmp_path)
+    assert "No module named 'missing'" in capfd.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_warning_stops_the_build(write) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(
         LiterateError, match=r"lesson\.py: cell 0: unexpected output.*old"
@@ -122,12 +184,11 @@ def test_figures_take_the_ink_of_the_page() -> None:
 
 def test_what_is_stored_is_used_only_while_nothing_has_changed(
     write,  # type: ignore[no-untyped-def]
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs: list[Path] = []
 
-    def execute(path: Path, roots: object) -> object:
+    def execute(path: Path, kernels: object) -> object:
         runs.append(path)
         return jupytext.read(path)
 
@@ -157,9 +218,10 @@ def test_what_is_stored_is_used_only_while_nothing_has_changed(
 
 
 @pytest.mark.slow
-def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_changed_module_never_shows_an_old_output(write) -> None:  # type: ignore[no-untyped-def]
     text = "# %%\nfrom module import X\nprint(X)\n"
-    for value in (1, 2):
+    # Python recognizes an edit within a second by the size of the file.
+    for value in (1, 22):
         page = write(text, module_py=f"X = {value}\n")
         assert f"\n{value}\n" in page
 
@@ -167,11 +229,12 @@ def test_a_changed_module_never_shows_an_old_output(write, tmp_path: Path) -> No
 def test_each_byte_of_an_input_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lessons, "execute", lambda path, roots: jupytext.read(path))
+    monkeypatch.setattr(lessons, "execute", lambda path, kernels: jupytext.read(path))
+    kernels = Kernels("", [])  # starts no process
     script, quoted = tmp_path / "page.py", tmp_path / "quoted.py"
     script.write_text("# %%\n1\n", encoding="utf-8")
     cache = tmp_path / "cache"
     for docstring in ("One.", "Two."):
         quoted.write_text(f'"""{docstring}"""\n', encoding="utf-8")
-        lessons.lesson(script, roots=[], inputs=[quoted], cache=cache)
+        lesson(script, kernels=kernels, inputs=[quoted], cache=cache)
     assert len(list(cache.glob("*.md"))) == 2

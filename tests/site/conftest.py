@@ -98,7 +98,7 @@ def page(context: BrowserContext) -> Iterator[Page]:
 
 # Run the rules of axe. Contrast is most of their work, and a property of how text is
 # set and of what lies behind it: texts that are alike in that are looked at once.
-FAULTS = """async (passed) => {
+FAULTS = """async ([passed, contrastOnly]) => {
   const known = new Set(passed);
   const alike = new Map();
   const sort = (element, around, behind) => {
@@ -124,12 +124,15 @@ FAULTS = """async (passed) => {
   for (const element of key.keys()) element.dataset.look = "";
   axe.configure({rules: [{id: "color-contrast", selector: "[data-look]"}]});
   // Of code, most of a page, the other rules need the words only.
-  for (const token of document.querySelectorAll("pre span[class]:not([data-look])")) {
+  const tokens = contrastOnly ? "" : "pre span[class]:not([data-look])";
+  for (const token of tokens ? document.querySelectorAll(tokens) : []) {
     if (token.attributes.length + token.children.length === 1)
       token.replaceWith(token.textContent);
   }
-  const types = ["violations", "passes"];
-  const found = await axe.run({resultTypes: types, elementRef: true, selectors: false});
+  const found = await axe.run({
+    resultTypes: ["violations", "passes"], elementRef: true, selectors: false,
+    ...contrastOnly && {runOnly: ["color-contrast"]},
+  });
   for (const element of key.keys()) delete element.dataset.look;
   const right = found.passes.find((rule) => rule.id === "color-contrast")?.nodes ?? [];
   const wrong = found.violations.flatMap(
@@ -140,13 +143,13 @@ FAULTS = """async (passed) => {
 
 
 @pytest.fixture(scope="session")
-def faults() -> Callable[[Page], list[str]]:
-    """What axe finds wrong with a page, as it is just now."""
+def faults() -> Callable[..., list[str]]:
+    """What axe finds wrong with a page, as it is just now, or with its contrast."""
     passed: set[str] = set()
 
-    def find(page: Page) -> list[str]:
+    def find(page: Page, contrast_only: bool = False) -> list[str]:
         page.evaluate(AXE_SCRIPT)
-        wrong, right = page.evaluate(FAULTS, list(passed))
+        wrong, right = page.evaluate(FAULTS, [list(passed), contrast_only])
         passed.update(right)
         return wrong
 

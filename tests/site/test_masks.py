@@ -18,7 +18,7 @@ from headnotes.mha import masked_softmax
 pytestmark = pytest.mark.slow
 
 CONVERTER = "compare/masks.html"
-RANDOM = 240
+RANDOM = 180
 
 # What the words of these masks must hold between them, so that each way to say
 # something is compared.
@@ -193,8 +193,8 @@ def test_every_convention_says_what_python_says(
     print(f"\n{values}\n{refusals}")
     assert len(values) == 14
     assert len(refusals) == 6
-    assert min(values.values()) > 10
-    assert min(refusals.values()) > 10
+    assert min(values.values()) > 4
+    assert min(refusals.values()) > 4
 
 
 def test_the_words_are_those_of_describe(
@@ -223,24 +223,22 @@ def test_the_weights_are_softmax_and_zero_where_nothing_is_seen(
             assert (text == "0") == (weight == 0)
         assert seen["cells"] == re.sub("[ /]", "", text_of(mask))
         empty += int((~mask.any(dim=1)).sum())
-    assert empty > 100
+    assert empty > 50
 
 
-@pytest.mark.parametrize("sizes", [(3, 5, 2), (8, 8, 3), (7, 2, 1), (1, 1, 3)])
-def test_presets_are_what_python_builds(
-    page: Page, url: str, sizes: tuple[int, int, int]
-) -> None:
+def test_presets_are_what_python_builds(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
-    for name, size in zip(("q_len", "k_len", "batch_size"), sizes, strict=True):
-        page.get_by_role("slider", name=name).fill(f"{size}")
     buttons = page.locator(".mk-presets button").all()
     assert len(buttons) == 8
-    for button in buttons:
-        button.click()
-        expect(button).to_have_attribute("aria-pressed", "true")
-        expect(page.locator(".mk-presets [aria-pressed=true]")).to_have_count(1)
-        built = run(page.locator(".mk-named").inner_text())
-        assert text_of(built.expand(sizes)) == text(page)
+    for sizes in ((3, 5, 2), (8, 8, 3), (7, 2, 1), (1, 1, 3)):
+        for name, size in zip(("q_len", "k_len", "batch_size"), sizes, strict=True):
+            page.get_by_role("slider", name=name).fill(f"{size}")
+        for button in buttons:
+            button.click()
+            expect(button).to_have_attribute("aria-pressed", "true")
+            expect(page.locator(".mk-presets [aria-pressed=true]")).to_have_count(1)
+            built = run(page.locator(".mk-named").inner_text())
+            assert text_of(built.expand(sizes)) == text(page), sizes
 
 
 def text(page: Page) -> str:
@@ -396,45 +394,43 @@ def status(page: Page) -> Locator:
     return page.locator(".mk-status")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("10 1", "row 0, row 1 has 1 cell, not 2"),
-        ("10 01 / 11", "row 1 has 1 row, not 2"),
-        ("1 / ", "a batch item is empty"),
-        ("1" * 9, "9 keys: this page shows at most 8"),
-        (" ".join("1" * 9), "9 queries: this page shows at most 8"),
-        ("1 / 1 / 1 / 1", "4 batch items: this page shows at most 3"),
-        ("12", "paste a tensor in brackets"),
-        ("x", "x is no entry of a mask"),
-        ("", "paste a tensor in brackets"),
-        ("[[1, 0], [1]]", "row 1 has 1 cell, not 2"),
-        ("[[1, 0], 1]", "row 1: a number stands beside a list"),
-        ("[[1, 0], [1, 1]", "1 bracket not closed"),
-        ("[1, 0]]", "] closes no bracket"),
-        ("[[0., -0.5], [0., -inf]]", "holds 0 and -inf, not -0.5"),
-        ("[[0, -3]]", "-3 is neither 0, 1, -inf nor a length"),
-        ("[[True, 0]]", "bools and numbers are mixed"),
-        ("[[True, False, ..., True]]", "numbers that were not printed"),
-        ("[[[[[1]]]]]", "no mask has 5 axes"),
-        ("[[1, 0] * 2]", "* is no entry of a mask"),
-    ],
-)
-def test_what_is_wrong_with_a_text_is_said_at_once(
-    page: Page, url: str, wrong: str, said: str
-) -> None:
+WRONG = {
+    "10 1": "row 0, row 1 has 1 cell, not 2",
+    "10 01 / 11": "row 1 has 1 row, not 2",
+    "1 / ": "a batch item is empty",
+    "1" * 9: "9 keys: this page shows at most 8",
+    " ".join("1" * 9): "9 queries: this page shows at most 8",
+    "1 / 1 / 1 / 1": "4 batch items: this page shows at most 3",
+    "12": "paste a tensor in brackets",
+    "x": "x is no entry of a mask",
+    "": "paste a tensor in brackets",
+    "[[1, 0], [1]]": "row 1 has 1 cell, not 2",
+    "[[1, 0], 1]": "row 1: a number stands beside a list",
+    "[[1, 0], [1, 1]": "1 bracket not closed",
+    "[1, 0]]": "] closes no bracket",
+    "[[0., -0.5], [0., -inf]]": "holds 0 and -inf, not -0.5",
+    "[[0, -3]]": "-3 is neither 0, 1, -inf nor a length",
+    "[[True, 0]]": "bools and numbers are mixed",
+    "[[True, False, ..., True]]": "numbers that were not printed",
+    "[[[[[1]]]]]": "no mask has 5 axes",
+    "[[1, 0] * 2]": "* is no entry of a mask",
+}
+
+
+def test_what_is_wrong_with_a_text_is_said_at_once(page: Page, url: str) -> None:
     blank(page, url)
-    before = painted(page)
     field = page.get_by_role("textbox", name="Mask as text")
-    field.fill(wrong)
-    expect(status(page)).to_contain_text(said)
-    expect(field).to_be_focused()
-    assert not field.evaluate("e => e.checkValidity()")
-    assert painted(page) == before
-    field.fill(" 101  110/ 000 111 ")
-    expect(status(page)).to_be_empty()
-    assert field.evaluate("e => e.checkValidity()")
-    assert painted(page) == "101 110 / 000 111"
+    for wrong, said in WRONG.items():
+        before = painted(page)
+        field.fill(wrong)
+        expect(status(page)).to_contain_text(said)
+        expect(field).to_be_focused()
+        assert not field.evaluate("e => e.checkValidity()"), wrong
+        assert painted(page) == before, wrong
+        field.fill(" 101  110/ 000 111 ")
+        expect(status(page)).to_be_empty()
+        assert field.evaluate("e => e.checkValidity()"), wrong
+        assert painted(page) == "101 110 / 000 111", wrong
 
 
 MASK = mask_of("100 110 111 111 / 100 100 100 010")
@@ -442,41 +438,45 @@ HIDDEN = ~MASK[..., 0]
 ADDITIVE = torch.zeros(4, 3).masked_fill(HIDDEN, -torch.inf)
 
 
-@pytest.mark.parametrize(
-    ("pasted", "meaning"),
-    [
-        (repr(MASK[..., 0]), "may attend"),
-        (repr(HIDDEN), "hidden"),
-        (f"attn_mask = {HIDDEN.tolist()}", "hidden"),
-        (str(HIDDEN.numpy()), "hidden"),
-        (repr(HIDDEN.numpy()), "hidden"),
-        (repr(MASK[..., 0].int()), "may attend"),
-        (repr(MASK[..., 0].float()), "may attend"),
-        (str(HIDDEN.tolist()).lower(), "hidden"),
-        ("tensor([[1, 0, 0], [1, 1, 0]], device='cuda:0', dtype=torch.uint8)", ""),
-        ("1 0 0\n1 1 0\n1 1 1\n1 1 1\n", None),
-        (repr(ADDITIVE), None),
-        (repr(ADDITIVE.nan_to_num(neginf=-1e9)), None),
-        (repr(ADDITIVE.nan_to_num(neginf=torch.finfo(torch.float32).min)), None),
-        (str(ADDITIVE.tolist()).replace("-inf", 'float("-inf")'), None),
-        (str(ADDITIVE.tolist()).replace("-inf", "-np.inf"), None),
-    ],
-)
+READ: list[tuple[str, str | None]] = [
+    (repr(MASK[..., 0]), "may attend"),
+    (repr(HIDDEN), "hidden"),
+    (f"attn_mask = {HIDDEN.tolist()}", "hidden"),
+    (str(HIDDEN.numpy()), "hidden"),
+    (repr(HIDDEN.numpy()), "hidden"),
+    (repr(MASK[..., 0].int()), "may attend"),
+    (repr(MASK[..., 0].float()), "may attend"),
+    (str(HIDDEN.tolist()).lower(), "hidden"),
+    ("tensor([[1, 0, 0], [1, 1, 0]], device='cuda:0', dtype=torch.uint8)", ""),
+    ("1 0 0\n1 1 0\n1 1 1\n1 1 1\n", None),
+    (repr(ADDITIVE), None),
+    (repr(ADDITIVE.nan_to_num(neginf=-1e9)), None),
+    (repr(ADDITIVE.nan_to_num(neginf=torch.finfo(torch.float32).min)), None),
+    (str(ADDITIVE.tolist()).replace("-inf", 'float("-inf")'), None),
+    (str(ADDITIVE.tolist()).replace("-inf", "-np.inf"), None),
+]
+
+
 def test_a_pasted_mask_is_read_and_its_meaning_asked_where_it_is_open(
-    page: Page, url: str, pasted: str, meaning: str | None
+    page: Page, url: str
 ) -> None:
-    blank(page, url)
-    before = painted(page)
-    paste(page, pasted)
     choice = page.get_by_role("radio", name=re.compile("^(may attend|hidden):"))
-    expect(choice).to_have_count(0 if meaning is None else 2)
-    if meaning is not None:
-        expect(page.locator(".mk-questions :checked[name=meaning]")).to_have_count(0)
-        expect(status(page)).to_contain_text("disagree on what")
-        assert painted(page) == before
-        page.get_by_role("radio", name=meaning or "may attend").check()
-        expect(choice.locator(":scope:checked")).to_be_focused()
-    assert painted(page) == ("100 110" if meaning == "" else text_of(MASK[..., :1]))
+    for pasted, meaning in READ:
+        page.goto("about:blank")  # the page remembers the last answer
+        blank(page, url)
+        before = painted(page)
+        paste(page, pasted)
+        expect(choice).to_have_count(0 if meaning is None else 2)
+        if meaning is not None:
+            expect(page.locator(".mk-questions :checked[name=meaning]")).to_have_count(
+                0
+            )
+            expect(status(page)).to_contain_text("disagree on what")
+            assert painted(page) == before, pasted
+            page.get_by_role("radio", name=meaning or "may attend").check()
+            expect(choice.locator(":scope:checked")).to_be_focused()
+        wanted = "100 110" if meaning == "" else text_of(MASK[..., :1])
+        assert painted(page) == wanted, pasted
 
 
 # The axes of each convention, as the page asks for them, and what True means there.
@@ -532,14 +532,14 @@ PASTED = """([mask, n, axes]) => {
 def test_what_each_convention_shows_can_be_pasted_back(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
     seen = dict.fromkeys(AXES, 0)
-    for mask, heads in some_masks(60):
+    for mask, heads in some_masks(30):
         wanted = text_of(mask)
         found = page.evaluate(PASTED, [wanted, heads, AXES])
         for key, (value, got) in found.items():
             assert got == wanted, f"{key}: {value}"
             seen[key] += 1
     print(seen)
-    assert min(seen.values()) > 3
+    assert min(seen.values()) > 1
 
 
 def test_changes_are_undone_one_by_one(page: Page, url: str) -> None:
@@ -587,9 +587,10 @@ def test_a_text_has_an_undo_of_its_own(page: Page, url: str) -> None:
 
 def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
     blank(page, url)
-    for _ in range(60):
-        for n in range(2):
-            cell(page, 0, n).click()
+    pair = page.locator(".mk-grid tbody tr").first.locator("button")
+    pair.evaluate_all(
+        "([a, b]) => { for (let n = 0; n < 60; n++) { a.click(); b.click(); } }"
+    )
     undo = page.get_by_role("button", name="Undo")
     undone = undo.evaluate(
         "e => { let n = 0; while (!e.disabled) { e.click(); n++; } return n; }"
@@ -597,14 +598,13 @@ def test_the_last_hundred_changes_can_be_undone(page: Page, url: str) -> None:
     assert undone == 100
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_the_padding_preset_hides_a_key(page: Page, url: str, batch_size: int) -> None:
+def test_the_padding_preset_hides_a_key(page: Page, url: str) -> None:
     page.goto(f"{url}/{CONVERTER}")
-    page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
-    page.get_by_role("button", name="padding", exact=True).click()
-    assert "0" in text(page)
-    if batch_size == 1:
-        assert text(page) == "11100 11100 11100"
+    for batch_size in (3, 2, 1):
+        page.get_by_role("slider", name="batch_size").fill(f"{batch_size}")
+        page.get_by_role("button", name="padding", exact=True).click()
+        assert "0" in text(page), batch_size
+    assert text(page) == "11100 11100 11100"
 
 
 def test_what_is_copied_is_what_is_shown(browser: Browser, url: str) -> None:

@@ -28,17 +28,14 @@ EMPTY = """() => {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_little_of_the_column_of_code_is_empty(page: Page, url: str, name: str) -> None:
+def test_code_and_shapes_fit_into_their_column_of_which_little_is_empty(
+    page: Page, url: str, name: str
+) -> None:
     page.goto(f"{url}/source/{name}.html")
     empty, height = page.evaluate(EMPTY)
     print(f"{name}: {empty / height:.1%} of {height:.0f} px are empty")
     assert height > 1500
     assert empty <= 0.15 * height
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_code_and_shapes_fit_into_their_column(page: Page, url: str, name: str) -> None:
-    page.goto(f"{url}/source/{name}.html")
     for width in (390, 1000, 1280, 1440, 1920):
         page.set_viewport_size({"width": width, "height": 900})
         wide = page.eval_on_selector_all(
@@ -73,23 +70,25 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("javascript", [True, False])
-@pytest.mark.parametrize("what", FOLDED)
 def test_a_link_to_what_is_folded_opens_it(
-    browser: Browser, url: str, what: str, javascript: bool
+    browser: Browser, url: str, javascript: bool
 ) -> None:
     context = browser.new_context(java_script_enabled=javascript)
     page = context.new_page()
-    line = line_of(FOLDED[what])
     page.goto(f"{url}/{CORE}")
-    target = page.locator(f"#L{line}")
-    fold = page.locator(f"details:has(#L{line})")
-    expect(fold).to_have_js_property("open", False)
-    page.goto(f"{url}/{CORE}#L{line}")
-    expect(fold).to_have_js_property("open", True)
-    page.wait_for_timeout(200)
-    box = target.bounding_box()
-    assert box is not None
-    assert 0 < box["y"] < 720
+    lines = {what: line_of(text) for what, text in FOLDED.items()}
+    for line in lines.values():
+        expect(page.locator(f"details:has(#L{line})")).not_to_have_attribute("open", "")
+    for what, line in lines.items():
+        target = page.locator(f"#L{line}")
+        fold = page.locator(f"details:has(#L{line})")
+        fold.evaluate("e => { e.open = false }")
+        page.goto(f"{url}/{CORE}#L{line}")
+        expect(fold).to_have_js_property("open", True)
+        page.wait_for_timeout(200)
+        box = target.bounding_box()
+        assert box is not None
+        assert 0 < box["y"] < 720, what
     context.close()
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from headnotes import mha as module
 from headnotes.mha import MultiHeadAttention
 from sidenotes.grammar import claims, pair, parse
 from sidenotes.trace import trace
+from website import switch_to
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def said(page: Page) -> dict[int, str]:
 @pytest.mark.parametrize(
     "sizes", CHOSEN, ids=lambda sizes: "-".join(map(str, sizes.values()))
 )
-def test_every_shape_is_that_of_a_run_at_the_chosen_sizes(
+def test_shapes_and_totals_are_those_of_a_run_at_the_chosen_sizes(
     page: Page, url: str, tmp_path: Path, sizes: dict[str, int]
 ) -> None:
     page.goto(f"{url}/{CORE}")
@@ -96,6 +96,7 @@ def test_every_shape_is_that_of_a_run_at_the_chosen_sizes(
                 p is not None and all(int(entry) == size for entry, size in p)
                 for p in fits
             ), f"line {line}: {text} was {shape}"
+    compare_totals(page, sizes)
 
 
 def total(page: Page, label: str) -> int:
@@ -103,14 +104,7 @@ def total(page: Page, label: str) -> int:
     return int(line.locator("b").inner_text().replace(",", ""))
 
 
-@pytest.mark.parametrize(
-    "sizes", CHOSEN, ids=lambda sizes: "-".join(map(str, sizes.values()))
-)
-def test_the_totals_are_those_of_a_run_at_the_chosen_sizes(
-    page: Page, url: str, sizes: dict[str, int]
-) -> None:
-    page.goto(f"{url}/{CORE}")
-    choose(page, sizes)
+def compare_totals(page: Page, sizes: dict[str, int]) -> None:
     heads, d_model = sizes["heads"], sizes["heads"] * sizes["d_k"]
     mha = MultiHeadAttention(heads, d_model)
     query = torch.randn(sizes["q_len"], sizes["batch_size"], d_model)
@@ -251,18 +245,16 @@ def test_without_script_the_totals_are_there_for_one_choice(
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
 def test_the_open_panel_is_accessible(
-    page: Page,
-    url: str,
-    faults: Callable[[Page], list[str]],
-    scheme: Any,
-    width: int,
+    page: Page, url: str, faults: Callable[..., list[str]]
 ) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+    page.emulate_media(reduced_motion="reduce")
     page.goto(f"{url}/{CORE}")
     choose(page, CHOSEN[0])
+    for scheme in ("dark", "light"):
+        switch_to(page, scheme)
+        for width in (1440, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert faults(page, contrast_only=True) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert faults(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,112 @@
+"""Attention sinks: a learned logit per head that takes weight, and gives no value."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_laws import check
+from claims import (
+    SLOW_LAWS,
+    assert_equals_the_loops,
+    assert_equals_transformers,
+    assert_half_is_near,
+    assert_sound,
+    inputs,
+    some_mask,
+)
+from contract import randomize
+from headnotes.mha import MultiHeadAttention
+from headnotes.variants.sinks import SinkAttention
+
+
+def with_sinks(sinks: Tensor, scores: Tensor, head: int) -> Tensor:
+    """Each exponential divided by the sum of all, that of the sink included."""
+    largest = torch.maximum(scores.amax(), sinks[head])
+    exponentials = (scores - largest).exp()
+    return exponentials / (exponentials.sum() + (sinks[head] - largest).exp())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_sink_takes_part_in_the_softmax_of_each_head(masked: bool) -> None:
+    module = SinkAttention(2, 6)
+    assert_equals_the_loops(
+        module,
+        some_mask() if masked else None,
+        weigh=lambda scores, head: with_sinks(module.sinks, scores, head),
+    )
+
+
+def test_a_sink_of_zero_adds_one_to_the_sum() -> None:
+    module = SinkAttention(2, 6).double()
+    xs = inputs(6)
+    module(**xs)
+    q, k = module.query(xs["query"]) / math.sqrt(3), module.key(xs["key"])
+    exponentials = torch.einsum("ibhd,jbhd->ijbh", q, k).exp()
+    expected = exponentials / (1 + exponentials.sum(dim=1, keepdim=True))
+    torch.testing.assert_close(module.attn, expected)
+
+
+@pytest.mark.parametrize("logit", [-1e4, -math.inf])
+def test_without_weight_for_the_sinks_it_is_the_core(logit: float) -> None:
+    core, module = MultiHeadAttention(2, 6).eval(), SinkAttention(2, 6).eval()
+    randomize(core)
+    missing = module.load_state_dict(core.state_dict(), strict=False)
+    assert missing.missing_keys == ["sinks"]
+    torch.nn.init.constant_(module.sinks, logit)
+    xs = {name: x.float().requires_grad_() for name, x in inputs(6).items()}
+    for mask in (None, some_mask()):
+        output, expected = module(**xs, mask=mask), core(**xs, mask=mask)
+        torch.testing.assert_close(output, expected)
+        grads = torch.autograd.grad(output.sum(), [*xs.values(), *module.parameters()])
+        assert all(grad.isfinite().all() for grad in grads)
+
+
+def test_a_fully_masked_row_gives_all_its_weight_to_the_sink() -> None:
+    assert_sound(SinkAttention(2, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_near(dtype: torch.dtype) -> None:
+    assert_half_is_near(lambda: SinkAttention(2, 6), dtype)
+
+
+def test_a_sink_beyond_all_scores_leaves_no_weight_and_overflows_nowhere() -> None:
+    module = SinkAttention(2, 6).half()
+    torch.nn.init.constant_(module.sinks, 60_000)
+    xs = {name: x.half() for name, x in inputs(6).items()}
+    assert torch.equal(
+        module(**xs), module.output.bias.expand_as(xs["query"]).contiguous()
+    )
+
+
+@pytest.mark.slow
+def test_the_laws_that_apply_pass() -> None:
+    report = check(SinkAttention, skip=(*SLOW_LAWS, "rows_sum_to_one", "formula"))
+    assert report.ok, report
+    assert len(report.passed) >= 17, report
+
+
+def test_it_is_the_attention_of_gpt_oss() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.gpt_oss.modeling_gpt_oss import (
+        GptOssAttention,
+        GptOssConfig,
+    )
+
+    config = GptOssConfig(
+        hidden_size=12,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        head_dim=4,
+        layer_types=["full_attention"],
+        num_hidden_layers=1,
+        attn_implementation="eager",
+    )
+    theirs = GptOssAttention(config, 0)
+    randomize(theirs)
+    ours = SinkAttention(3, 12)
+    with torch.no_grad():
+        ours.sinks.copy_(theirs.sinks)
+    assert_equals_transformers(ours, theirs)

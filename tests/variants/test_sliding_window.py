@@ -1,0 +1,281 @@
+"""Sliding window attention: the band, its blocks, the ring cache, the sink tokens."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import rows
+from attention_laws import check
+from claims import (
+    BATCH,
+    SLOW_LAWS,
+    assert_equal_with_gradients,
+    assert_equals_transformers,
+    assert_half_is_near,
+    assert_sound,
+    inputs,
+    projections,
+)
+from contract import randomize
+from headnotes import masks
+from headnotes.mha import MultiHeadAttention
+from headnotes.variants import sliding_window
+from headnotes.variants.sliding_window import RingCache, SlidingWindowAttention
+
+
+def band(q_len: int, k_len: int, window: int, sinks: int) -> Tensor:
+    """The definition, one pair at a time."""
+    allowed = torch.zeros(q_len, k_len, 1).bool()
+    for row in range(q_len):
+        i = row + k_len - q_len
+        for j in range(k_len):
+            allowed[row, j] = 0 <= i - j < window or (j <= i and j < sinks)
+    return allowed
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one position and more, so that short sequences have many."""
+    monkeypatch.setattr(sliding_window, "LEAST_BLOCK", 1)
+
+
+def test_output_and_gradients_are_those_of_the_loops() -> None:
+    module = SlidingWindowAttention(2, 6, window=2, sink_tokens=1)
+    randomize(module)
+    module = module.double().eval()
+    xs = inputs(6, q_len=5, k_len=6)
+    leaves = [x.requires_grad_() for x in xs.values()]
+    mask = torch.rand(5, 6, BATCH) < 0.8
+    mask[3] = False
+    expected = rows.attention(
+        *leaves, mask & band(5, 6, 2, 1), projections(module), module.heads
+    )
+    assert_equal_with_gradients(module, module(**xs, mask=mask), expected, leaves)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_it_is_the_core_with_a_mask_for_all_sizes(data: st.DataObject) -> None:
+    names = {"q_len": (0, 9), "k_len": (0, 9), "window": (1, 10), "sinks": (0, 3)}
+    q_len, k_len, window, sinks = (
+        data.draw(st.integers(*bounds), label=n) for n, bounds in names.items()
+    )
+    kind = data.draw(st.sampled_from(["none", "padding", "queries"]), label="mask")
+    torch.manual_seed(data.draw(st.integers(0, 2**31), label="seed"))
+    core = MultiHeadAttention(2, 6, 0.0).double()
+    module = SlidingWindowAttention(2, 6, 0.0, window=window, sink_tokens=sinks)
+    module = module.double()
+    module.load_state_dict(core.state_dict())
+    xs = inputs(6, q_len, k_len)
+    mask = torch.rand(1 if kind == "padding" else q_len, k_len, BATCH) < 0.7
+    full = band(q_len, k_len, window, sinks)
+    full = full if kind == "none" else full & mask
+    output = module(**xs, mask=None if kind == "none" else mask)
+    torch.testing.assert_close(output, core(**xs, mask=full), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", [7, 8, 10**12])
+def test_a_window_of_the_whole_length_is_causal(window: int) -> None:
+    core = MultiHeadAttention(2, 6).double().eval()
+    module = SlidingWindowAttention(2, 6, window=window).double().eval()
+    module.load_state_dict(core.state_dict())
+    xs = inputs(6, 7, 7)
+    expected = core(**xs, mask=masks.causal(7))
+    torch.testing.assert_close(module(**xs), expected, rtol=0, atol=1e-12)
+
+
+def test_the_window_counts_as_the_mask_does() -> None:
+    module = SlidingWindowAttention(2, 6, window=3)
+    i, j = torch.arange(4, 9), torch.arange(9)
+    expected = masks.sliding_window(5, 9, window=3).squeeze(-1)
+    assert torch.equal(module.is_visible(i[:, None], j), expected)
+
+
+def test_keys_beyond_all_windows_may_hold_nan() -> None:
+    module = SlidingWindowAttention(2, 6, window=2, sink_tokens=1).double().eval()
+    xs = inputs(6, 2, 9)
+    expected = module(**xs)
+    for name in ("key", "value"):
+        xs[name][1:6] = torch.nan
+    # The last query may attend to key 6, but its window does not reach it.
+    xs["key"][6, 0] = torch.nan
+    xs["value"][6, 0] = torch.nan
+    mask = torch.ones(2, 9, BATCH).bool()
+    mask[0, 6, 0] = False
+    output = module(**xs, mask=mask)
+    assert output.isfinite().all()
+    torch.testing.assert_close(output[:, 1], expected[:, 1])
+
+
+def flops(length: int, **options: int) -> int:
+    module = SlidingWindowAttention(1, 8, **options)
+    x = torch.randn(length, 1, 8, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        module(query=x, key=x, value=x).sum().backward()
+    total: int = counter.get_total_flops()
+    return total
+
+
+def test_the_work_of_forward_and_backward_is_linear_in_the_length() -> None:
+    assert flops(512, window=16) == 2 * flops(256, window=16)
+    # Half of what is computed is within the window.
+    assert flops(512, window=16) < 0.15 * flops(512, window=512)
+
+
+def test_nothing_is_stored_on_the_module() -> None:
+    module = SlidingWindowAttention(2, 6, window=2)
+    module(**{name: x.float() for name, x in inputs(6).items()})
+    assert module.attn is None
+
+
+# The ring
+
+
+@pytest.mark.parametrize("sinks", [0, 2])
+@pytest.mark.parametrize("pieces", [[1] * 11, [5, 6], [1, 3, 1, 1, 5], [2, 0, 9]])
+def test_decoding_in_any_pieces_is_one_call(pieces: list[int], sinks: int) -> None:
+    module = SlidingWindowAttention(2, 6, window=3, sink_tokens=sinks).eval()
+    randomize(module)
+    x = torch.randn(11, BATCH, 6)
+    cache = module.cache(BATCH)
+    outputs = [module.decode(piece, cache)[0] for piece in x.split(pieces)]
+    expected = module(query=x, key=x, value=x)
+    torch.testing.assert_close(torch.cat(outputs), expected, rtol=1e-4, atol=1e-4)
+    assert cache.buffer.shape == (2, 3 + sinks, BATCH, 2, 3)
+
+
+def test_the_oldest_position_is_overwritten_and_no_sink_is() -> None:
+    cache = RingCache(1, 1, 1, window=3, sink_tokens=2)
+    held = []
+    for p in range(9):
+        x = torch.full((1, 1, 1, 1), float(p))
+        cache.append(x, -x)
+        keys, values = cache.in_order()
+        assert torch.equal(keys, -values)
+        assert sorted(cache.keys.flatten().tolist()) == keys.flatten().tolist()
+        held.append(keys.flatten().int().tolist())
+    assert held[3:7] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3, 4],
+        [0, 1, 3, 4, 5],
+        [0, 1, 4, 5, 6],
+    ]
+
+
+# All that the core can
+
+
+def test_it_is_sound() -> None:
+    assert_sound(SlidingWindowAttention(2, 6, window=2, sink_tokens=1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_near(dtype: torch.dtype) -> None:
+    assert_half_is_near(lambda: SlidingWindowAttention(2, 6, window=2), dtype)
+
+
+@pytest.mark.slow
+def test_the_laws_that_apply_pass() -> None:
+    report = check(
+        SlidingWindowAttention,
+        init_args={"window": 2},
+        causal=True,
+        window=2,
+        weights="none",
+        skip=(*SLOW_LAWS, "rows_sum_to_one", "formula", "longer_padding"),
+    )
+    assert report.ok, report
+    assert "sliding_window" in [result.law.name for result in report.passed], report
+    assert len(report.passed) >= 12, report
+
+
+def test_it_is_the_attention_of_mistral() -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.mistral import modeling_mistral as mistral
+
+    config = mistral.MistralConfig(
+        hidden_size=12,
+        num_attention_heads=3,
+        num_key_value_heads=3,
+        num_hidden_layers=1,
+        attn_implementation="eager",
+        sliding_window=3,
+    )
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    theirs = mistral.MistralAttention(config, 0)
+    randomize(theirs)
+    function = sliding_window_causal_mask_function(config.sliding_window)
+    position = torch.arange(7)
+    window = function(0, 0, position[:, None], position)
+    module = SlidingWindowAttention(3, 12, window=3)
+    assert_equals_transformers(module, theirs, mask=window.unsqueeze(-1))
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"window": 0}, "`window` (=0) must be an int from 1 up"),
+        ({"window": 2.0}, "`window` (=2.0) must be an int from 1 up"),
+        (
+            {"window": 2, "sink_tokens": -1},
+            "`sink_tokens` (=-1) must be an int from 0 up",
+        ),
+    ],
+)
+def test_a_window_is_a_number_of_keys(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        SlidingWindowAttention(2, 6, **given)
+
+
+def test_a_cache_that_does_not_fit_is_refused() -> None:
+    module = SlidingWindowAttention(2, 6, window=3)
+    x = torch.randn(1, BATCH, 6)
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        (x, None, TypeError, "`cache` is a NoneType, not a RingCache; make one"),
+        (
+            x,
+            RingCache(BATCH, 2, 3, window=2),
+            ValueError,
+            "`cache` has window, sink tokens, heads and d_k (2, 0, 2, 3), the module",
+        ),
+        (
+            x[0],
+            module.cache(BATCH),
+            ValueError,
+            "`x` has shape [2, 6], not [seq_len, batch_size (=2), d_model (=6)]; one",
+        ),
+        (
+            x.double(),
+            module.cache(BATCH),
+            TypeError,
+            "`x` is torch.float64, the module torch.float32",
+        ),
+    ]
+    for piece, cache, error, message in cases:
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            module.decode(piece, cache)
+
+
+def test_a_ring_refuses_what_does_not_fit_and_stays_as_it_was() -> None:
+    cache = RingCache(2, 3, 5, window=2)
+    x = torch.randn(1, 2, 3, 5)
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        (x.double(), x, TypeError, "`key` is torch.float64, the cache torch.float32"),
+        (x, x[0], ValueError, "`value` has shape [2, 3, 5], not [seq_len, batch_size"),
+        (x, x[:0], ValueError, "`value` has length 0, `key` 1; make them equal"),
+        (x, x.to("meta"), ValueError, "`value` is on meta, "),
+    ]
+    for key, value, error, message in cases:
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            cache.append(key, value)
+    assert cache.length == 0
