@@ -10,8 +10,7 @@
 # step. All tensors are float32. The check runs a whole sequence through your class, one
 # position after the other, without gradients; it never exceeds the capacity.
 #
-# - Lesson: [Decoding with a
-#   cache](../learn/07_cross_attention.md#decoding-keys-and-values-of-the-encoder-are-computed-once)
+# - Lesson: [The cost of a token: the KV cache](../learn/11_kv_cache.md)
 # - In the modules: [`KeyValueCache`](../source/fast/module.md#KeyValueCache) in
 #   `fast.module`
 

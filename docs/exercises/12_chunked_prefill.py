@@ -11,7 +11,7 @@
 # causal, over all these keys: for every chunk length, the contexts of all chunks
 # together are those of one causal pass.
 #
-# - Lesson: [Causal (masked) self-attention](../learn/03_causal_self_attention.md)
+# - Lesson: [Prefill and decoding](../learn/11_kv_cache.md#prefill-and-decoding)
 # - In the modules:
 #   [`MultiHeadAttention.decode`](../source/fast/module.md#MultiHeadAttention.decode) in
 #   `fast.module`

@@ -11,9 +11,9 @@
 # not call `F.scaled_dot_product_attention`, which can do all of this.
 #
 # - Lesson: [Multi-head attention](../learn/04_multi_head_attention.md)
-# - In the modules: [`get_scores`](../source/mha.md#MultiHeadAttention.get_scores) and
-#   [`apply_weights`](../source/mha.md#MultiHeadAttention.apply_weights) in `mha`, which
-#   are the case `kv_heads == heads`
+# - In the modules:
+#   [`GroupedQueryAttention`](../source/variants/grouped_query.md#GroupedQueryAttention)
+#   in `variants.grouped_query`
 
 # %%
 import math

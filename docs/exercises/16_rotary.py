@@ -11,10 +11,8 @@
 # at position `first`, an int: 0 for a prompt, and the length of the KV cache in
 # decoding.
 #
-# - Lesson: [Embeddings and positional
-#   encoding](../learn/05_embeddings_and_positional_encoding.md)
-# - In the modules: [`positions`](../source/positions.md), sinusoidal positions with the
-#   same frequencies
+# - Lesson: [Position encodings compared](../learn/12_position_encodings.md)
+# - In the modules: [`rotate`](../source/variants/rotary.md#rotate) in `variants.rotary`
 
 # %%
 import torch

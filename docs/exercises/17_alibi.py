@@ -10,9 +10,9 @@
 # query may attend to the key, and minus infinity where the key is in the future. The
 # last query is aligned with the last key, as in decoding with a KV cache.
 #
-# - Lesson: [Embeddings and positional
-#   encoding](../learn/05_embeddings_and_positional_encoding.md)
-# - In the modules: [`causal`](../source/masks/build.md#causal) in `masks.build`
+# - Lesson: [Position encodings compared](../learn/12_position_encodings.md)
+# - In the modules: [`AlibiAttention`](../source/variants/alibi.md#AlibiAttention) in
+#   `variants.alibi`
 # - Law: [`linear_bias`](../compare/laws.md)
 
 # %%

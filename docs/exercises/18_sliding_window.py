@@ -8,9 +8,10 @@
 # `window >= 1`. The last query is aligned with the last key. Return the context,
 # `[q_len, batch_size, heads, d_k]`, of scaled dot-product attention.
 #
-# - Lesson: [Causal (masked) self-attention](../learn/03_causal_self_attention.md)
-# - In the modules: [`sliding_window`](../source/masks/build.md#sliding_window) in
-#   `masks.build`, with the same meaning of a window
+# - Lesson: [Sliding windows and attention sinks](../learn/13_sliding_windows_and_sinks.md)
+# - In the modules:
+#   [`SlidingWindowAttention`](../source/variants/sliding_window.md#SlidingWindowAttention)
+#   in `variants.sliding_window`
 # - Law: [`sliding_window`](../compare/laws.md)
 
 # %%

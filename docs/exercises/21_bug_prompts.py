@@ -10,8 +10,7 @@
 # `[batch_size, seq_len, d_model]`.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
-# - Lesson: [Decoding with a
-#   cache](../learn/07_cross_attention.md#decoding-keys-and-values-of-the-encoder-are-computed-once)
+# - Lesson: [The cost of a token: the KV cache](../learn/11_kv_cache.md)
 # - In the modules:
 #   [`MultiHeadAttention.decode`](../source/fast/module.md#MultiHeadAttention.decode)
 
