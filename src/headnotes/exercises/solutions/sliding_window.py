@@ -1,7 +1,7 @@
 r"""# Solution: sliding-window attention
 
 This is a solution of the exercise [sliding-window
-attention](../../../exercises/18_sliding_window.md), with the inputs that its check uses
+attention](../../../exercises/18_sliding_window.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 Source: [Longformer](https://arxiv.org/abs/2004.05150), Beltagy et al. 2020, section
@@ -121,6 +121,12 @@ def top_left(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     return masked_attention(query, key, value, mask)
 
 
+def unscaled(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    """The scores are not scaled: divide them by the square root of `d_k`."""
+    query = query * math.sqrt(query.shape[-1])
+    return sliding_window_attention(query, key, value, window)
+
+
 def masked_with_zeros(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     """Masked scores are set to zero, and a score of 0 has a weight of $e^0 = 1$ before
     the division. Set them to minus infinity.
@@ -163,5 +169,6 @@ EXERCISE = Exercise(
         causal_only,
         top_left,
         masked_with_zeros,
+        unscaled,
     ],
 )
