@@ -20,7 +20,17 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from hostile import attention, fast, masks, plots, positions, scores, settings, weights
+from hostile import (
+    attention,
+    fast,
+    linear,
+    masks,
+    plots,
+    positions,
+    scores,
+    settings,
+    weights,
+)
 from hostile.dice import Dice
 from hostile.outcome import ENTERED, Call, outcome
 from hostile.registry import ATTACKS, public
@@ -28,6 +38,7 @@ from hostile.registry import ATTACKS, public
 __all__ = [
     "attention",
     "fast",
+    "linear",
     "masks",
     "plots",
     "positions",
