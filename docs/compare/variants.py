@@ -100,6 +100,20 @@ VARIANTS = [
         r"A = A^{(1)} - \lambda A^{(2)}",
         "Differential Transformer",
     ),
+    (
+        "linear",
+        "LinearAttention",
+        {},
+        r"A_{ij} = \phi(q_i) \cdot \phi(k_j) / \sum_l \phi(q_i) \cdot \phi(k_l)",
+        "Linear Transformer",
+    ),
+    (
+        "linear",
+        "DeltaNetAttention",
+        {},
+        r"M_j = \alpha_j M_{j-1} (1 - \beta_j k_j k_j^\top) + \beta_j v_j k_j^\top",
+        "Qwen3-Next, Kimi Linear",
+    ),
 ]
 SOURCES = Path("../../src/headnotes/variants")
 

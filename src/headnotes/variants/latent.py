@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
     of both latents: the models have it, the equations of section 2.1 do not. `bias` is
     that of the projections to the latents, to the rotary key, and to the output.
 
-    `frequencies` are those of [rotary attention](rotary.md), and neighboring components
+    `frequencies` are those of rotary attention, and neighboring components
     form a pair, as in the code of the models. For YaRN multiply the attribute `scale`.
 
     Raises `ValueError` for settings out of range.
@@ -158,7 +158,7 @@ class LatentAttention(nn.Module):
         r"""Attend from `query` to `key`, with keys and values expanded for each head.
 
         Arguments and errors are those of
-        [rotary attention](rotary.md#RotaryAttention.forward). In a decoder `key` and
+        `RotaryAttention`. In a decoder `key` and
         `value` are one tensor, and have one latent.
 
         >>> mla = LatentAttention(3, 30, kv_rank=11, rotary_dim=8)
