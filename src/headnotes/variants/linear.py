@@ -189,7 +189,7 @@ class LinearAttention(nn.Module):
     >>> x = torch.randn(13, 2, 77)
     >>> y = attention(query=x, key=x, value=x, is_causal=True)
     >>> y.shape
-    torch.Size([11, 2, 77])
+    torch.Size([13, 2, 77])
 
     In decoding, a state takes the place of the KV cache. It does not grow:
 
