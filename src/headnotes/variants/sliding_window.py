@@ -6,7 +6,7 @@ only, and optionally to the first tokens of the sequence, the *attention sinks*.
 know the [core](../mha.md). Its projections, scores, softmax and weighted sum are
 unchanged; they are applied to blocks of the sequence.
 
-$$A_{ij} > 0 \iff 0 \le i - j < w \;\text{ or }\; j \le i \text{ and } j < s$$
+$$A_{ij} \gt 0 \iff 0 \le i - j \lt w \quad\text{or}\quad j \le i,\ j \lt s$$
 
 The window $w$ counts the query's own position, as in Mistral's configuration and in
 [`masks.sliding_window`](../masks/build.md#sliding_window). The last query is aligned
@@ -178,7 +178,7 @@ class SlidingWindowAttention(MultiHeadAttention):
                 [1, 0, 1, 1, 0],
                 [1, 0, 0, 1, 1]], dtype=torch.int32)
         """
-        # The change: $0 \le i - j < w$, or a sink that is not in the future.
+        # The change: $0 \le i - j \lt w$, or a sink that is not in the future.
         return (j <= i) & ((i - j < self.window) | (j < self.sink_tokens))
 
     def attend(
