@@ -314,9 +314,6 @@ def divide_by_last(context: Tensor) -> Tensor:
     return context[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-# The delta rule
-
-
 def recurrent_delta_rule(
     query: Tensor,  # [seq_len, batch_size, heads, d_k]
     key: Tensor,  # [seq_len, batch_size, heads, d_k]
@@ -555,9 +552,6 @@ def unit_length(x: Tensor) -> Tensor:
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     y = y * (y.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
     return y.to(x.dtype)
-
-
-# Shared by both
 
 
 def align_ends(query: Tensor, *others: Tensor) -> list[Tensor]:

@@ -197,11 +197,14 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha.attend(query, key, key, mask).shape
         torch.Size([100, 2, 7, 11])
         """
+        # Each block of queries becomes a batch item, with a column for each key.
         cut = Blocks.of(len(query), len(key), self.window, self.sink_tokens)
         batch_size = query.shape[1]
         query = cut.queries(query).flatten(1, 2)  # [size, ..., heads, d_k]
         key = cut.keys(key).flatten(1, 2)  # [columns, ..., heads, d_k]
         value = cut.keys(value).flatten(1, 2)  # [columns, ..., heads, d_k]
+
+        # The window, as a mask of each block: $0 \le i - j \lt w$.
         i, j = cut.positions(query.device)  # [size, blocks], [columns, blocks]
         visible = self.is_visible(i[:, None], j)  # [size, columns, blocks]
 
@@ -219,6 +222,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         attn = self.get_weights(scores, visible)  # [size, columns, ..., heads]
         context = self.apply_weights(self.dropout(attn), value)  # [size, ..., d_k]
 
+        # Back to one sequence, without the padding of its last block.
         context = context.view(cut.size, cut.blocks, batch_size, *context.shape[2:])
         context = context.transpose(0, 1).flatten(0, 1)  # [..., batch_size, heads, d_k]
         return context[: cut.q_len]  # [q_len, batch_size, heads, d_k]
