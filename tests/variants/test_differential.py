@@ -101,7 +101,7 @@ def test_the_laws_that_apply_pass() -> None:
     others = ("rows_sum_to_one", "formula", "linear_in_value")
     report = check(DifferentialAttention, skip=(*SLOW_LAWS, *others))
     assert report.ok, report
-    assert len(report.passed) >= 16, report
+    assert len(report.passed) >= 14, report
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_squares_beyond_float16_do_not_overflow() -> None:
 def test_the_laws_that_apply_pass() -> None:
     report = check(QKNormAttention, skip=(*SLOW_LAWS, "formula"))
     assert report.ok, report
-    assert len(report.passed) >= 18, report
+    assert len(report.passed) >= 16, report
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_sink_beyond_all_scores_leaves_no_weight_and_overflows_nowhere() -> No
 def test_the_laws_that_apply_pass() -> None:
     report = check(SinkAttention, skip=(*SLOW_LAWS, "rows_sum_to_one", "formula"))
     assert report.ok, report
-    assert len(report.passed) >= 17, report
+    assert len(report.passed) >= 15, report
 
 
 def test_it_is_the_attention_of_gpt_oss() -> None:

@@ -13,8 +13,9 @@ rearranged: the keys and values are summed first, for all queries.
 $$C_i = \frac{\sum_j \left(\phi(q_i)^\top \phi(k_j)\right) v_j}
              {\sum_j \phi(q_i)^\top \phi(k_j)}
       = \frac{\phi(q_i)^\top \sum_j \phi(k_j)\, v_j^\top}
-             {\phi(q_i)^\top \sum_j \phi(k_j)}, \qquad
-  \phi(x) = \operatorname{elu}(x) + 1$$
+             {\phi(q_i)^\top \sum_j \phi(k_j)}$$
+
+$$\phi(x) = \operatorname{elu}(x) + 1$$
 
 **Three forms of one function.** In causal attention, the sum of query $i$ ends at $i$.
 
@@ -313,9 +314,6 @@ def divide_by_last(context: Tensor) -> Tensor:
     return context[..., :-1] / total.masked_fill(total == 0, 1)
 
 
-# The delta rule
-
-
 def recurrent_delta_rule(
     query: Tensor,  # [seq_len, batch_size, heads, d_k]
     key: Tensor,  # [seq_len, batch_size, heads, d_k]
@@ -331,9 +329,9 @@ def recurrent_delta_rule(
     the new value by the fraction $\beta$. Before that, a gate $\alpha$ lets the whole
     state decay:
 
-    $$S_i = \alpha_i S_{i-1} + k_i\, u_i^\top, \qquad
-      u_i = \beta_i \left(v_i - (\alpha_i S_{i-1})^\top k_i\right), \qquad
-      C_i = S_i^\top q_i$$
+    $$u_i = \beta_i \left(v_i - (\alpha_i S_{i-1})^\top k_i\right)$$
+
+    $$S_i = \alpha_i S_{i-1} + k_i\, u_i^\top \qquad C_i = S_i^\top q_i$$
 
     `log_gate` is $\log \alpha \le 0$, and finite; keys should have length 1. The state
     is `[batch_size, heads, d_k, d_v]`, in float32 or better, and not modified. Raises
@@ -382,7 +380,7 @@ def chunked_delta_rule(
     The updates $u_i$ of a chunk depend on one another, but linearly. With $\gamma_i$
     the product of the gates of the chunk up to $i$, and $S$ the state before it,
 
-    $$u_i + \beta_i \sum_{j < i} \frac{\gamma_i}{\gamma_j}\, (k_i \cdot k_j)\, u_j
+    $$u_i + \beta_i \sum_{j \lt i} \frac{\gamma_i}{\gamma_j}\, (k_i \cdot k_j)\, u_j
       = \beta_i \left(v_i - \gamma_i\, S^\top k_i\right)$$
 
     is a triangular system, solved for all tokens of the chunk at once. The rest is
@@ -432,8 +430,9 @@ class DeltaNetAttention(nn.Module):
     Beside the parameters of the core it has `beta` and `gate`, linear maps from a token
     to a number for each head, and `A_log` and `dt_bias`, `[heads]`:
 
-    $$\beta = \sigma(W_\beta\, x), \qquad
-      \log \alpha = -e^{A}\, \operatorname{softplus}(W_\alpha\, x + \text{dt})$$
+    $$\beta = \sigma(W_\beta\, x)$$
+
+    $$\log \alpha = -e^{A}\, \operatorname{softplus}(W_\alpha\, x + \text{dt})$$
 
     Queries and keys are divided by their lengths, and queries by $\sqrt{d_k}$, as in
     Qwen3-Next. The layers around it in the models, a short convolution before and a
@@ -553,9 +552,6 @@ def unit_length(x: Tensor) -> Tensor:
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     y = y * (y.square().sum(dim=-1, keepdim=True) + 1e-6).rsqrt()
     return y.to(x.dtype)
-
-
-# Shared by both
 
 
 def align_ends(query: Tensor, *others: Tensor) -> list[Tensor]:

@@ -6,7 +6,7 @@ only, and optionally to the first tokens of the sequence, the *attention sinks*.
 know the [core](../mha.md). Its projections, scores, softmax and weighted sum are
 unchanged; they are applied to blocks of the sequence.
 
-$$A_{ij} > 0 \iff 0 \le i - j < w \;\text{ or }\; j \le i \text{ and } j < s$$
+$$A_{ij} \gt 0 \iff 0 \le i - j \lt w \quad\text{or}\quad j \le i,\ j \lt s$$
 
 The window $w$ counts the query's own position, as in Mistral's configuration and in
 [`masks.sliding_window`](../masks/build.md#sliding_window). The last query is aligned
@@ -178,7 +178,7 @@ class SlidingWindowAttention(MultiHeadAttention):
                 [1, 0, 1, 1, 0],
                 [1, 0, 0, 1, 1]], dtype=torch.int32)
         """
-        # The change: $0 \le i - j < w$, or a sink that is not in the future.
+        # The change: $0 \le i - j \lt w$, or a sink that is not in the future.
         return (j <= i) & ((i - j < self.window) | (j < self.sink_tokens))
 
     def attend(
@@ -197,11 +197,14 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha.attend(query, key, key, mask).shape
         torch.Size([100, 2, 7, 11])
         """
+        # Each block of queries becomes a batch item, with a column for each key.
         cut = Blocks.of(len(query), len(key), self.window, self.sink_tokens)
         batch_size = query.shape[1]
         query = cut.queries(query).flatten(1, 2)  # [size, ..., heads, d_k]
         key = cut.keys(key).flatten(1, 2)  # [columns, ..., heads, d_k]
         value = cut.keys(value).flatten(1, 2)  # [columns, ..., heads, d_k]
+
+        # The window, as a mask of each block: $0 \le i - j \lt w$.
         i, j = cut.positions(query.device)  # [size, blocks], [columns, blocks]
         visible = self.is_visible(i[:, None], j)  # [size, columns, blocks]
 
@@ -219,6 +222,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         attn = self.get_weights(scores, visible)  # [size, columns, ..., heads]
         context = self.apply_weights(self.dropout(attn), value)  # [size, ..., d_k]
 
+        # Back to one sequence, without the padding of its last block.
         context = context.view(cut.size, cut.blocks, batch_size, *context.shape[2:])
         context = context.transpose(0, 1).flatten(0, 1)  # [..., batch_size, heads, d_k]
         return context[: cut.q_len]  # [q_len, batch_size, heads, d_k]
