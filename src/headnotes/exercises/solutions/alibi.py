@@ -1,7 +1,7 @@
 r"""# Solution: linear biases (ALiBi)
 
 This is a solution of the exercise [linear biases
-(ALiBi)](../../../exercises/17_alibi.md), with the inputs that its check uses and the
+(ALiBi)](../../../exercises/17_alibi.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 Source: [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2022,

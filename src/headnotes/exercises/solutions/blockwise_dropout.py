@@ -1,7 +1,7 @@
 r"""# Solution: blockwise dropout
 
 This is a solution of the exercise [blockwise
-dropout](../../../exercises/14_blockwise_dropout.md), with the inputs that its check
+dropout](../../../exercises/14_blockwise_dropout.py), with the inputs that its check
 uses and the mistakes that the check recognizes.
 
 Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, appendix

@@ -1,7 +1,7 @@
 r"""# Solution: right alone, wrong in a batch (multi-head attention)
 
 This is a solution of the exercise [right alone, wrong in a
-batch](../../../exercises/20_bug_batch.md), with the inputs that its check uses and the
+batch](../../../exercises/20_bug_batch.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 The given code flattens `[batch_size, heads]` into one dimension, and splits it again as

@@ -1,7 +1,7 @@
 r"""# Solution: the boxes are off (cross-attention in DETR)
 
 This is a solution of the exercise [the boxes are
-off](../../../exercises/28_bug_boxes.md), with the inputs that its check uses and the
+off](../../../exercises/28_bug_boxes.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 The given code passes query, value and key to a function that takes query, key and

@@ -1,7 +1,7 @@
 r"""# Solution: slow learner (attention maps)
 
 This is a solution of the exercise [slow
-learner](../../../exercises/27_bug_maps.md), with the inputs that its check uses and the
+learner](../../../exercises/27_bug_maps.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 The given code detaches the weights for the stored copy, and then computes the context

@@ -1,7 +1,7 @@
 r"""# Solution: NaN after three days (attention scores)
 
 This is a solution of the exercise [NaN after three
-days](../../../exercises/26_bug_nan.md), with the inputs that its check uses and the
+days](../../../exercises/26_bug_nan.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 The given code computes $e^s$ of each score. In float32, this is infinite for scores

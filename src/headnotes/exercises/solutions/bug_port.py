@@ -1,7 +1,7 @@
 r"""# Solution: blurred after the upgrade (ViT)
 
 This is a solution of the exercise [blurred after the
-upgrade](../../../exercises/23_bug_port.md), with the inputs that its check uses and the
+upgrade](../../../exercises/23_bug_port.py), with the inputs that its check uses and the
 mistakes that the check recognizes.
 
 The given code scales the query, and `scaled_dot_product_attention` scales the scores

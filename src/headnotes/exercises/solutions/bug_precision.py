@@ -1,7 +1,7 @@
 r"""# Solution: only in float32 (T5)
 
 This is a solution of the exercise [only in
-float32](../../../exercises/25_bug_precision.md), with the inputs that its check uses
+float32](../../../exercises/25_bug_precision.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 The given code converts the scores to float32 for the softmax, and leaves the weights

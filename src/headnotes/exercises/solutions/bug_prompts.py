@@ -1,7 +1,7 @@
 r"""# Solution: the second answer (KV cache)
 
 This is a solution of the exercise [the second
-answer](../../../exercises/21_bug_prompts.md), with the inputs that its check uses and
+answer](../../../exercises/21_bug_prompts.py), with the inputs that its check uses and
 the mistakes that the check recognizes.
 
 Without a dict from the caller, the given code uses one that belongs to the module. It

@@ -1,7 +1,7 @@
 r"""# Solution: every review is positive (padding mask)
 
 This is a solution of the exercise [every review is
-positive](../../../exercises/24_bug_review.md), with the inputs that its check uses and
+positive](../../../exercises/24_bug_review.py), with the inputs that its check uses and
 the mistakes that the check recognizes.
 
 The given code counts positions from 1, and compares them with `<`, which is right for

@@ -1,7 +1,7 @@
 r"""# Solution: right numbers, wrong lesson (softmax that saves memory)
 
 This is a solution of the exercise [right numbers, wrong
-lesson](../../../exercises/22_bug_softmax.md), with the inputs that its check uses and
+lesson](../../../exercises/22_bug_softmax.py), with the inputs that its check uses and
 the mistakes that the check recognizes.
 
 The backward pass of the given code is that of a sigmoid, $w (1 - w)$: the diagonal of

@@ -1,7 +1,7 @@
 r"""# Solution: chunked prefill
 
 This is a solution of the exercise [chunked
-prefill](../../../exercises/12_chunked_prefill.md), with the inputs that its check uses
+prefill](../../../exercises/12_chunked_prefill.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 Source: [Sarathi](https://arxiv.org/abs/2308.16369), Agrawal et al. 2023, section 4.2.

@@ -1,7 +1,7 @@
 r"""# Solution: grouped-query attention
 
 This is a solution of the exercise [grouped-query
-attention](../../../exercises/15_grouped_query.md), with the inputs that its check uses
+attention](../../../exercises/15_grouped_query.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 Source: [GQA](https://arxiv.org/abs/2305.13245), Ainslie et al. 2023, section 2.2.

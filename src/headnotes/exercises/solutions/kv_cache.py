@@ -1,6 +1,6 @@
 r"""# Solution: KV cache
 
-This is a solution of the exercise [KV cache](../../../exercises/11_kv_cache.md), with
+This is a solution of the exercise [KV cache](../../../exercises/11_kv_cache.py), with
 the inputs that its check uses and the mistakes that the check recognizes.
 
 Source: [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150), Shazeer 2019,

@@ -1,7 +1,7 @@
 r"""# Solution: online softmax
 
 This is a solution of the exercise [online
-softmax](../../../exercises/13_online_softmax.md), with the inputs that its check uses
+softmax](../../../exercises/13_online_softmax.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 Source: [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867),

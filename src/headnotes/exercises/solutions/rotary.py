@@ -1,7 +1,7 @@
 r"""# Solution: rotary position embeddings
 
 This is a solution of the exercise [rotary position
-embeddings](../../../exercises/16_rotary.md), with the inputs that its check uses and
+embeddings](../../../exercises/16_rotary.py), with the inputs that its check uses and
 the mistakes that the check recognizes.
 
 Source: [RoFormer](https://arxiv.org/abs/2104.09864), Su et al. 2021, section 3.2. The

@@ -1,7 +1,7 @@
 r"""# Solution: sliding-window attention
 
 This is a solution of the exercise [sliding-window
-attention](../../../exercises/18_sliding_window.md), with the inputs that its check uses
+attention](../../../exercises/18_sliding_window.py), with the inputs that its check uses
 and the mistakes that the check recognizes.
 
 Source: [Longformer](https://arxiv.org/abs/2004.05150), Beltagy et al. 2020, section
