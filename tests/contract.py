@@ -17,6 +17,7 @@ from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from headnotes.variants.alibi import AlibiAttention
 from headnotes.variants.grouped_query import GroupedQueryAttention
+from headnotes.variants.latent import LatentAttention
 from headnotes.variants.online_softmax import online_softmax_attention
 from headnotes.variants.relative import (
     ShawAttention,
@@ -224,6 +225,13 @@ class Rotary(Variant):
         frequencies = rotary_frequencies(2 * pairs) if pairs else torch.zeros(0)
         own = {"frequencies": frequencies}
         return super().settings(sizes, bias, dropout) | own
+
+
+class Latent(Variant):
+    """A class of its own: keys and values come from one latent."""
+
+    def projections(self, module: Any) -> Projections:
+        return parameters_of({"output": module.output})
 
 
 class BatchFirst(Implementation):
@@ -488,6 +496,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "transformer-xl": Variant(TransformerXLAttention),
     "t5": Unscaled(T5Attention),
     "grouped_query": Variant(GroupedQueryAttention, kv_heads=1),
+    "latent": Latent(LatentAttention, kv_rank=5, rotary_dim=4, norm=False),
     "batch_first": BatchFirst(batch_first.MultiHeadAttention),
     "valid_lens per item": ValidLens(valid_lens.MultiHeadAttention, False),
     "valid_lens per query": ValidLens(valid_lens.MultiHeadAttention, True),

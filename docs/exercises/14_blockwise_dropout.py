@@ -4,15 +4,15 @@
 # A kernel that computes attention block by block does not store its dropout mask: each
 # block of rows has a seed, from which the backward pass generates the same mask again.
 # Complete such a dropout as an autograd function. `forward` gets the attention weights,
-# `[q_len, k_len]`, a probability `0 <= p < 1`, an int `seed` and the number of rows in a
-# block, `block_len`; the last block may have fewer rows. It returns a new tensor
-# `[q_len, k_len]`, in which each weight is either zero or divided by `1 - p`. The mask of
-# block `n`, counted from 0, with `rows` rows, comes from a generator of its own, seeded
-# with `seed + n`: a weight is kept where
-# `torch.rand(rows, k_len, generator=generator) >= p`. `backward` gets the gradient of the
-# output, `[q_len, k_len]`, and returns the gradients of the four arguments, `None` for
-# those that are no tensor. Save no tensor for it on `ctx`, and leave PyTorch's global
-# random state as it is.
+# `[q_len, k_len]`, a probability `0 <= p < 1`, an int `seed` and the number of rows in
+# a block, `block_len`; the last block may have fewer rows. It returns a new tensor
+# `[q_len, k_len]`, in which each weight is either zero or divided by `1 - p`. The mask
+# of block `n`, counted from 0, with `rows` rows, comes from a generator of its own,
+# seeded with `seed + n`: a weight is kept where
+# `torch.rand(rows, k_len, generator=generator) >= p`. `backward` gets the gradient of
+# the output, `[q_len, k_len]`, and returns the gradients of the four arguments, `None`
+# for those that are no tensor. Save no tensor for it on `ctx`, and leave PyTorch's
+# global random state as it is.
 #
 # - Lesson: [Dropout on attention
 #   weights](../learn/03_causal_self_attention.md#dropout-on-attention-weights)

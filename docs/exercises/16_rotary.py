@@ -2,18 +2,17 @@
 # # Exercise: rotary position embeddings
 #
 # Rotary position embeddings (RoPE) rotate queries and keys by angles that grow with the
-# position, so that their dot product depends on the distance only. Write the rotation of
-# `x`, `[seq_len, batch_size, heads, d_k]`, where `d_k` is even; the result has the same
-# shape. Entry $i$ of the first half of $d_k$ is paired with entry $i$ of the second half.
-# At position $p$, this pair $(a, b)$ becomes $(a \cos \theta - b \sin \theta,\; b \cos
-# \theta + a \sin \theta)$, with $\theta = p \cdot 10000^{-2i / d_k}$ and $i$ counted from
-# 0. The first token of `x` is at position `first`, an int: 0 for a prompt, and the length
-# of the KV cache in decoding.
+# position, so that their dot product depends on the distance only. Write the rotation
+# of `x`, `[seq_len, batch_size, heads, d_k]`, where `d_k` is even; the result has the
+# same shape. Entry $i$ of the first half of $d_k$ is paired with entry $i$ of the
+# second half. At position $p$, this pair $(a, b)$ becomes
+# $(a \cos \theta - b \sin \theta,\; b \cos \theta + a \sin \theta)$, with
+# $\theta = p \cdot 10000^{-2i / d_k}$ and $i$ counted from 0. The first token of `x` is
+# at position `first`, an int: 0 for a prompt, and the length of the KV cache in
+# decoding.
 #
-# - Lesson: [Embeddings and positional
-#   encoding](../learn/05_embeddings_and_positional_encoding.md)
-# - In the modules: [`positions`](../source/positions.md), sinusoidal positions with the
-#   same frequencies
+# - Lesson: [Position encodings compared](../learn/12_position_encodings.md)
+# - In the modules: [`rotate`](../source/variants/rotary.md#rotate) in `variants.rotary`
 
 # %%
 import torch

@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Exercise: right alone, wrong in a batch (multi-head attention)
 #
-# The class below is self-attention in the style of d2l: batch and heads are flattened into
-# one dimension for the matrix products. One sequence at a time, it computes the right
-# numbers. In a batch, with no padding and no mask anywhere, the results of a sequence
-# change with the others in the batch. Write the name of the law of attention that the class
-# violates into `law`, then fix `forward` or a method that it calls. Leave the constructor
-# as it is. `x` and the output are `[batch_size, seq_len, d_model]`.
+# The class below is self-attention in the style of d2l: batch and heads are flattened
+# into one dimension for the matrix products. One sequence at a time, it computes the
+# right numbers. In a batch, with no padding and no mask anywhere, the results of a
+# sequence change with the others in the batch. Write the name of the law of attention
+# that the class violates into `law`, then fix `forward` or a method that it calls.
+# Leave the constructor as it is. `x` and the output are
+# `[batch_size, seq_len, d_model]`.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Multi-head attention](../learn/04_multi_head_attention.md)
-# - In the modules: [`valid_lens`](../source/implementations/valid_lens.md), in the style of
-#   d2l
+# - In the modules: [`valid_lens`](../source/implementations/valid_lens.md), in the
+#   style of d2l
 
 # %%
 import math
@@ -58,15 +59,15 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 2</summary>
 #
-# Follow the shapes through `split` and `merge` with `batch_size=2` and `heads=3`. In which
-# order do the six matrices lie in the flattened dimension?
+# Follow the shapes through `split` and `merge` with `batch_size=2` and `heads=3`. In
+# which order do the six matrices lie in the flattened dimension?
 #
 # </details>
 #
 # <details><summary>Hint 3</summary>
 #
-# `split` flattens `[batch_size, heads]`: all heads of the first item come first. `merge`
-# has to split that dimension in the same order.
+# `split` flattens `[batch_size, heads]`: all heads of the first item come first.
+# `merge` has to split that dimension in the same order.
 #
 # </details>
 

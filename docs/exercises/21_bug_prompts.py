@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Exercise: the second answer (KV cache)
 #
-# The class below is causal self-attention with a KV cache. To decode, the caller passes the
-# same dict `cache` with each call, empty at first; a call without `cache` is a sequence of
-# its own. In a demo, the first prompt is answered well. All later answers are strange, and
-# allude to earlier conversations. After a restart, the first one is good again. Write the
-# name of the law of attention that the class violates into `law`, then fix `forward`. Leave
-# the constructor as it is. `x` and the output are `[batch_size, seq_len, d_model]`.
+# The class below is causal self-attention with a KV cache. To decode, the caller passes
+# the same dict `cache` with each call, empty at first; a call without `cache` is a
+# sequence of its own. In a demo, the first prompt is answered well. All later answers
+# are strange, and allude to earlier conversations. After a restart, the first one is
+# good again. Write the name of the law of attention that the class violates into `law`,
+# then fix `forward`. Leave the constructor as it is. `x` and the output are
+# `[batch_size, seq_len, d_model]`.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
-# - Lesson: [Decoding with a
-#   cache](../learn/07_cross_attention.md#decoding-keys-and-values-of-the-encoder-are-computed-once)
-# - In the modules: [`MultiHeadAttention.decode`](../source/fast/module.md#MultiHeadAttention.decode)
+# - Lesson: [The cost of a token: the KV cache](../learn/11_kv_cache.md)
+# - In the modules:
+#   [`MultiHeadAttention.decode`](../source/fast/module.md#MultiHeadAttention.decode)
 
 # %%
 import math
@@ -53,8 +54,8 @@ class Attention(nn.Module):
 #
 # The checker tests a class against all laws. In a new cell, run `import attention_laws`
 # and `attention_laws.check(Attention, layout="batch_first", causal=True)`, with
-# `skip="compiled"` to leave out the one law that takes long. Many laws fail. Which of them
-# says the least, and so the most?
+# `skip="compiled"` to leave out the one law that takes long. Many laws fail, and each
+# of them is accepted.
 #
 # </details>
 #
@@ -67,8 +68,8 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 3</summary>
 #
-# A call without `cache` needs a dict that nobody else has. The one of the module outlives
-# the call.
+# A call without `cache` needs a dict that nobody else has. The one of the module
+# outlives the call.
 #
 # </details>
 

@@ -1,12 +1,12 @@
 # %% [markdown]
-# # Exercise: right numbers, wrong lesson (softmax that saves memory)
+# # Exercise: right numbers, wrong lesson (memory-efficient softmax)
 #
-# The class below is self-attention with a softmax of its own, which saves only its output
-# for the backward pass, and so less memory. Its outputs agree with those of another
-# implementation to the last digit, and a trained checkpoint works. But trained with it, a
-# model stays behind the other one from the first step. Write the name of the law of
-# attention that the class violates into `law`, then fix `Softmax`. `x` and the output are
-# `[batch_size, seq_len, d_model]`.
+# The class below is self-attention with a softmax of its own, which saves only its
+# output for the backward pass, and so less memory. Its outputs agree with those of
+# another implementation to the last digit, and a trained checkpoint works. But trained
+# with it, a model stays behind the other one from the first step. Write the name of the
+# law of attention that the class violates into `law`, then fix `Softmax`. `x` and the
+# output are `[batch_size, seq_len, d_model]`.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Attention by hand](../learn/01_attention_by_hand.md)
@@ -69,9 +69,9 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 3</summary>
 #
-# The derivative of weight $i$ with respect to score $j$ is $w_i (\delta_{ij} - w_j)$, where
-# $\delta_{ij}$ is 1 for $i = j$, else 0. Multiplied by the gradients $g_i$ and summed over
-# $i$, this is $w_j (g_j - \sum_i g_i w_i)$.
+# The derivative of weight $i$ with respect to score $j$ is $w_i (\delta_{ij} - w_j)$,
+# where $\delta_{ij}$ is 1 for $i = j$, else 0. Multiplied by the gradients $g_i$ and
+# summed over $i$, this is $w_j (g_j - \sum_i g_i w_i)$.
 #
 # </details>
 

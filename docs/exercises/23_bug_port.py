@@ -1,12 +1,12 @@
 # %% [markdown]
-# # Exercise: blurred after the upgrade (ViT)
+# # Exercise: blurred after the upgrade (self-attention of a ViT)
 #
-# The class below is the self-attention of a vision transformer. In an upgrade, two lines
-# with a softmax were replaced by PyTorch's own function, which is faster. Training from
-# scratch works as before. But a checkpoint from before the upgrade has a lower accuracy,
-# and its attention maps are more uniform. Write the name of the law of attention that the
-# class violates into `law`, then fix `forward`. Leave the constructor as it is. `x` and the
-# output are `[batch_size, seq_len, d_model]`.
+# The class below is the self-attention of a vision transformer. In an upgrade, two
+# lines with a softmax were replaced by PyTorch's own function, which is faster.
+# Training from scratch works as before. But a checkpoint from before the upgrade has a
+# lower accuracy, and its attention maps are more uniform. Write the name of the law of
+# attention that the class violates into `law`, then fix `forward`. Leave the
+# constructor as it is. `x` and the output are `[batch_size, seq_len, d_model]`.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Why scores are divided by the square root of

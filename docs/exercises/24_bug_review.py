@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Exercise: every review is positive (padding mask)
 #
-# The class below is self-attention in a classifier of film reviews. It takes the number of
-# real tokens of each sequence, `valid_lens`, ints `[batch_size]`, and `x`,
-# `[batch_size, seq_len, d_model]`, like its output. "A film that one must see" is rated
-# positive, and so is "a film that one must see … not". No result depends on padding,
-# except for reviews of a single word. Write the name of the law of attention that the class
-# violates into `law`, then fix `forward`. Leave the constructor as it is, and the outputs
-# of padded tokens as they come; each sequence has at least one real token.
+# The class below is self-attention in a classifier of film reviews. It takes the number
+# of real tokens of each sequence, `valid_lens`, ints `[batch_size]`, and `x`,
+# `[batch_size, seq_len, d_model]`, like its output. "I wanted to like it, and I did" is
+# rated positive, and so is "I wanted to like it, and I did not". No result depends on
+# padding, except for reviews of a single token. Write the name of the law of attention
+# that the class violates into `law`, then fix `forward`. Leave the constructor as it
+# is, and the outputs of padded tokens as they come; each sequence has at least one real
+# token.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Padding masks](../learn/06_padding_masks.md)
@@ -59,8 +60,8 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 2</summary>
 #
-# Print `mask` for `valid_lens = torch.tensor([3, 1])` and a length of 4. How many keys are
-# True in each row?
+# Print `mask` for `valid_lens = torch.tensor([3, 1])` and a length of 4. How many keys
+# are True in each row?
 #
 # </details>
 #

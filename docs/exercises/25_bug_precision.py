@@ -1,18 +1,18 @@
 # %% [markdown]
-# # Exercise: only in float32 (T5)
+# # Exercise: only in float32 (mixed precision)
 #
-# The class below is self-attention with the names of T5. Its author read that the softmax is
-# more accurate in float32. Everything works, until the model is loaded in bfloat16 to save
-# memory: the first call stops with an error about dtypes. Write the name of the law of
-# attention that the class violates into `law`, then fix `forward`; the softmax stays in
-# float32. Leave the constructor as it is. `x` and the output are
-# `[batch_size, seq_len, d_model]`, both of the dtype of the parameters: float32, bfloat16
-# or float64.
+# The class below is self-attention with the names of T5. Its author read that the
+# softmax is more accurate in float32. Everything works, until the model is loaded in
+# bfloat16 to save memory: the first call stops with an error about dtypes. Write the
+# name of the law of attention that the class violates into `law`, then fix `forward`;
+# the softmax stays in float32. Leave the constructor as it is. `x` and the output are
+# `[batch_size, seq_len, d_model]`, both of the dtype of the parameters: float32,
+# bfloat16 or float64.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Multi-head attention](../learn/04_multi_head_attention.md)
-# - In the modules: [`check_tensor`](../source/mha.md#check_tensor), where the core tests the
-#   dtypes of its inputs
+# - In the modules: [`check_tensor`](../source/mha.md#check_tensor), where the core
+#   tests the dtypes of its inputs
 
 # %%
 import math
@@ -55,15 +55,15 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 2</summary>
 #
-# Write down the dtype after each line, for an `x` in bfloat16. PyTorch converts no operand
-# of a matrix product by itself.
+# Write down the dtype after each line, for an `x` in bfloat16. PyTorch converts no
+# operand of a matrix product by itself.
 #
 # </details>
 #
 # <details><summary>Hint 3</summary>
 #
-# Convert the weights back before they meet the values, to the dtype of the values, whatever
-# it is.
+# Convert the weights back before they meet the values, to the dtype of the values,
+# whatever it is.
 #
 # </details>
 

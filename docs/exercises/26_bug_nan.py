@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Exercise: NaN after three days (attention scores)
 #
-# The class below is self-attention in the style of labml: sequence first, `[seq_len,
-# batch_size, d_model]`, with einsum. Its author wrote the softmax out, to see each step.
-# For three days the loss falls, and agrees with that of another implementation. Then it is
-# NaN from one step to the next. Write the name of the law of attention that the class
-# violates into `law`, then fix `forward`. Leave the constructor as it is.
+# The class below is self-attention in the style of labml: sequence first,
+# `[seq_len, batch_size, d_model]`, with einsum. Its author wrote the softmax out, to
+# see each step. For three days the loss falls, and agrees with that of another
+# implementation. Then it is NaN from one step to the next. Write the name of the law of
+# attention that the class violates into `law`, then fix `forward`. Leave the
+# constructor as it is.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Attention by hand](../learn/01_attention_by_hand.md)
@@ -55,15 +56,16 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 2</summary>
 #
-# In training, the scores grow. What are `torch.tensor(100.0).exp()` and the quotient of two
-# such numbers?
+# In training, the scores grow. What are `torch.tensor(100.0).exp()` and the quotient of
+# two such numbers?
 #
 # </details>
 #
 # <details><summary>Hint 3</summary>
 #
-# A softmax does not change if one number is subtracted from all scores of its row. With the
-# largest score of the row subtracted, no exponential is above 1, and the sum is at least 1.
+# A softmax does not change if one number is subtracted from all scores of its row. With
+# the largest score of the row subtracted, no exponential is above 1, and the sum is at
+# least 1.
 #
 # </details>
 

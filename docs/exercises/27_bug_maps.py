@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Exercise: slow learner (attention maps)
 #
-# The class below is self-attention in the style of labml: sequence first, `[seq_len,
-# batch_size, d_model]`, with einsum. It stores its attention weights for plots. It learns,
-# but more slowly than another implementation, and the attention maps look the same after
-# each epoch. Write the name of the law of attention that the class violates into `law`,
-# then fix `forward`. The weights are still stored, without their graph. Leave the
-# constructor as it is.
+# The class below is self-attention in the style of labml: sequence first,
+# `[seq_len, batch_size, d_model]`, with einsum. It stores its attention weights for
+# plots. It learns, but more slowly than another implementation, and the attention maps
+# look the same after each epoch. Write the name of the law of attention that the class
+# violates into `law`, then fix `forward`. The weights are still stored, without their
+# graph. Leave the constructor as it is.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Sequence first, with einsum](../learn/08_sequence_first_with_einsum.md)
-# - In the modules: [`MultiHeadAttention.forward`](../source/mha.md#MultiHeadAttention.forward)
+# - In the modules:
+#   [`MultiHeadAttention.forward`](../source/mha.md#MultiHeadAttention.forward)
 
 # %%
 import math

@@ -2,16 +2,18 @@
 # # Exercise: the boxes are off (cross-attention in DETR)
 #
 # The class below is the cross-attention of an object detector. `query` is
-# `[batch_size, q_len, d_model]`, `key` and `value` are `[batch_size, k_len, d_model]`, and
-# the output has the shape of `query`. The keys are the image features plus their positions,
-# the values are the features alone. With a checkpoint that works elsewhere, all boxes are
-# wrong. In the encoder, trained from scratch as self-attention, where query, key and value
-# are the same tensor, nobody noticed anything. Write the name of the law of attention that
-# the class violates into `law`, then fix `forward`. Leave the constructor as it is.
+# `[batch_size, q_len, d_model]`, `key` and `value` are `[batch_size, k_len, d_model]`,
+# and the output has the shape of `query`. The keys are the image features plus their
+# positions, the values are the features alone. With a checkpoint that works elsewhere,
+# all boxes are wrong. In the encoder, trained from scratch as self-attention, where
+# query, key and value are the same tensor, nobody noticed anything. Write the name of
+# the law of attention that the class violates into `law`, then fix `forward`. Leave the
+# constructor as it is.
 #
 # - All laws: [Laws of attention](../compare/laws.md)
 # - Lesson: [Cross-attention](../learn/07_cross_attention.md)
-# - In the modules: [`MultiHeadAttention.forward`](../source/mha.md#MultiHeadAttention.forward)
+# - In the modules:
+#   [`MultiHeadAttention.forward`](../source/mha.md#MultiHeadAttention.forward)
 
 # %%
 import math
@@ -57,8 +59,8 @@ class Attention(nn.Module):
 #
 # <details><summary>Hint 2</summary>
 #
-# The output is a weighted sum of the values, with weights that do not depend on them. If
-# all values are doubled, what happens to the context here?
+# The output is a weighted sum of the values, with weights that do not depend on them.
+# If all values are doubled, what happens to the context here?
 #
 # </details>
 #

@@ -29,14 +29,14 @@
 
 # %%
 import torch
-from headnotes.variants.alibi import AlibiAttention
-from headnotes.variants.relative import T5Attention
-from headnotes.variants.rotary import RotaryAttention
 from IPython.display import Markdown, display
 from torch import nn
 
 from headnotes import MultiHeadAttention, masks
 from headnotes.positions import sinusoids
+from headnotes.variants.alibi import AlibiAttention
+from headnotes.variants.relative import T5Attention
+from headnotes.variants.rotary import RotaryAttention
 
 torch.set_num_threads(1)
 vocab_size, d_model, heads, back = 16, 32, 4, 3

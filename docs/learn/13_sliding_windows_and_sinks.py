@@ -16,13 +16,13 @@
 
 # %%
 import torch
-from headnotes.variants.sinks import SinkAttention
-from headnotes.variants.sliding_window import SlidingWindowAttention
 from IPython.display import Markdown, display
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headnotes import MultiHeadAttention, fast, masks
+from headnotes.variants.sinks import SinkAttention
+from headnotes.variants.sliding_window import SlidingWindowAttention
 
 torch.set_num_threads(1)
 torch.manual_seed(13)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import loops
-from headnotes.variants import alibi, grouped_query, relative, rotary
+from headnotes.variants import alibi, grouped_query, latent, relative, rotary
 from hostile.attention import (
     allowed,
     awake,
@@ -551,3 +551,91 @@ def relative_positions(dice: Dice) -> Call:
         given,
         judge,
     )
+
+
+# Latents --------------------------------------------------------------------------
+
+
+def new_latent(dice: Dice) -> Any:
+    heads, d_k = dice.roll(1, 2), dice.roll(1, 3)
+    return latent.LatentAttention(
+        heads,
+        heads * d_k,
+        0.0,
+        dice.chance(2),
+        kv_rank=dice.roll(1, 3),
+        rotary_dim=2,
+        query_rank=dice.pick((None, 2)),
+        norm=False,
+    )
+
+
+class OnePair(latent.LatentAttention):
+    """The frequencies of 2**31 pairs lie on the CPU also where the module is "meta"."""
+
+    def __init__(
+        self, heads: int, d_model: int, dropout_prob: float, bias: bool, kv_rank: int
+    ) -> None:
+        sizes: dict[str, Any] = {"kv_rank": kv_rank, "rotary_dim": 2}
+        super().__init__(heads, d_model, dropout_prob, bias, **sizes)
+
+
+ATTACKS["variants.latent.LatentAttention"] = constructor(OnePair, **SIZES, kv_rank=1)
+
+
+@attack("variants.latent.LatentAttention.forward")
+def latent_forward(dice: Dice) -> Call:
+    module = awake(dice, new_latent(dice))
+    weight, d_model = module.output.weight, module.output.out_features
+    q_len, k_len, batch_size = dice.roll(0, 3), dice.roll(0, 3), dice.roll(0, 2)
+    shapes = [(n, batch_size, d_model) for n in (q_len, k_len, k_len)]
+    xs = tensors_of(dice, *shapes, like=weight)
+    given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
+    given["mask"] = new_mask(dice, q_len, k_len, batch_size)
+
+    def judge(result: Any) -> None:
+        query, key, value, mask = given.values()
+        for x in (query, key, value):
+            dense(x, weight, 3)
+            need(x.shape[-1] == d_model, "a width differs")
+        need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
+        need(len(key) == len(value), "keys and values differ in length")
+        if mask is not None:
+            whole(mask, weight)
+        allowed(mask, (len(query), len(key), query.shape[1]))
+        assert result.shape == query.shape
+        assert result.dtype == weight.dtype
+        finite = all(x.is_meta or x.isfinite().all() for x in (query, key, value))
+        assert result.is_meta or not finite or result.isfinite().all()
+
+    return call(dice, module, given, judge, mask=odd_mask(dice))
+
+
+@attack("variants.latent.LatentAttention.decode")
+def latent_decode(dice: Dice) -> Call:
+    module = awake(dice, new_latent(dice)).eval()
+    weight, d_model = module.output.weight, module.output.out_features
+    seq_len, past_len, batch_size = dice.roll(0, 3), dice.roll(0, 2), dice.roll(0, 2)
+    width = module.kv_rank + module.rotary_dim
+    x = dice.floats(seq_len, batch_size, d_model, dtype=weight.dtype)
+    past = dice.floats(past_len, batch_size, width, dtype=weight.dtype)
+    given: dict[str, Any] = {"x": x, "cache": past if dice.chance(2) else None}
+
+    def judge(result: Any) -> None:
+        x, past = given.values()
+        dense(x, weight, 3)
+        need(x.shape[-1] == d_model, "a width differs")
+        output, cache = result
+        assert output.shape == x.shape
+        if past is not None:
+            dense(past, weight, 3)
+            need(tuple(past.shape[1:]) == (x.shape[1], width), "another cache")
+        length = len(x) + (0 if past is None else len(past))
+        assert cache.shape == (length, x.shape[1], width)
+        # From the beginning, it is the causal pass.
+        if past is None and not x.is_meta and weight.dtype.itemsize > 3:
+            mask = torch.ones(len(x), len(x), device=x.device).bool().tril()
+            expected = module(query=x, key=x, value=x, mask=mask.unsqueeze(-1))
+            compare(output, expected.detach().cpu().double(), weight)
+
+    return call(dice, module.decode, given, judge)

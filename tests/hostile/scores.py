@@ -253,6 +253,19 @@ def decode(dice: Dice) -> Call:
     return call(dice, module.decode, given, judge)
 
 
+@attack("variants.sliding_window.SlidingWindowAttention.cache")
+def empty_cache(dice: Dice) -> Call:
+    module = windowed(dice, 2, 6)
+    given: dict[str, Any] = {"batch_size": dice.roll(1, 3)}
+
+    def judge(cache: Any) -> None:
+        batch_size = given["batch_size"]
+        need(type(batch_size) is int and batch_size > 0, "no size")
+        assert cache.keys.shape == (0, batch_size, 2, 3)
+
+    return call(dice, module.cache, given, judge)
+
+
 @attack("variants.sliding_window.SlidingWindowAttention")
 def window(dice: Dice) -> Call:
     heads = dice.roll(1, 3)

@@ -1,4 +1,4 @@
-r"""# Solution: blurred after the upgrade (ViT)
+r"""# Solution: blurred after the upgrade (self-attention of a ViT)
 
 This is a solution of the exercise [blurred after the
 upgrade](../../../exercises/23_bug_port.py), with the inputs that its check uses and the

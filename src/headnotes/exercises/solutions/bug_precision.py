@@ -1,4 +1,4 @@
-r"""# Solution: only in float32 (T5)
+r"""# Solution: only in float32 (mixed precision)
 
 This is a solution of the exercise [only in
 float32](../../../exercises/25_bug_precision.py), with the inputs that its check uses

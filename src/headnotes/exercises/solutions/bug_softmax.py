@@ -1,4 +1,4 @@
-r"""# Solution: right numbers, wrong lesson (softmax that saves memory)
+r"""# Solution: right numbers, wrong lesson (memory-efficient softmax)
 
 This is a solution of the exercise [right numbers, wrong
 lesson](../../../exercises/22_bug_softmax.py), with the inputs that its check uses and

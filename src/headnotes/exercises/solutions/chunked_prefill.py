@@ -113,6 +113,14 @@ def past_behind(
     return context, torch.cat([key, past_key]), torch.cat([value, past_value])
 
 
+def unscaled(
+    query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor
+) -> Chunk:
+    """The scores are not scaled: divide them by the square root of `d_k`."""
+    query = query * math.sqrt(query.shape[-1])
+    return prefill_chunk(query, key, value, past_key, past_value)
+
+
 def without_cache(
     query: Tensor, key: Tensor, value: Tensor, past_key: Tensor, past_value: Tensor
 ) -> Chunk:
@@ -143,5 +151,12 @@ EXERCISE = Exercise(
         inputs(2, 1, 1, 1, 2),
         inputs(3, 5, 2, 1, 7),
     ],
-    mistakes=[without_mask, top_left, without_past, past_behind, without_cache],
+    mistakes=[
+        without_mask,
+        top_left,
+        without_past,
+        past_behind,
+        unscaled,
+        without_cache,
+    ],
 )

@@ -121,6 +121,12 @@ def top_left(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     return masked_attention(query, key, value, mask)
 
 
+def unscaled(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
+    """The scores are not scaled: divide them by the square root of `d_k`."""
+    query = query * math.sqrt(query.shape[-1])
+    return sliding_window_attention(query, key, value, window)
+
+
 def masked_with_zeros(query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
     """Masked scores are set to zero, and a score of 0 has a weight of $e^0 = 1$ before
     the division. Set them to minus infinity.
@@ -163,5 +169,6 @@ EXERCISE = Exercise(
         causal_only,
         top_left,
         masked_with_zeros,
+        unscaled,
     ],
 )
