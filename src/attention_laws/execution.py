@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CONTEXTS, CallArguments, Script
@@ -187,7 +188,9 @@ def earlier_calls(script: Script) -> None:
     q_len = k_len if adapter.single_input else q_len
     padded = script.all_allowed(q_len, k_len)
     padded[:, k_len - 1 :, 0] = False
-    masks = [mask for mask in script.masks_for(padded) if mask and k_len > 1]
+    masks: list[MaskArgument | None] = [
+        mask for mask in script.masks_for(padded) if mask and k_len > 1
+    ]
     for mode in script.gradient_modes():
         for mask in masks or [None]:
             script.restart(mode)

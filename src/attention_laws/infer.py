@@ -53,7 +53,13 @@ SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
 GROUP_SIZE = 2
 
 # Sizes with which an argument that depends on the length is shown in the report.
-POSITION_EXAMPLE = {"start": 0, "stop": 5, "batch_size": 2, "d_k": 4, "heads": 3}
+POSITION_EXAMPLE: dict[str, Any] = {
+    "start": 0,
+    "stop": 5,
+    "batch_size": 2,
+    "d_k": 4,
+    "heads": 3,
+}
 POSITION_EXAMPLE |= {"dtype": "", "device": ""}
 
 # Time in which ways to call an attention are tried.
@@ -294,7 +300,7 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         heads = sizes["{heads}"]
     elif kv_heads:
         heads = GROUP_SIZE * kv_heads
-    elif "{kv_heads}" in present and heads == SIZES[0][0]:
+    elif "{kv_heads}" in present and not d_model and heads == SIZES[0][0]:
         heads, kv_heads = 2 * GROUP_SIZE, 2
     elif "{heads}" not in present or (d_model and d_model % heads):
         heads = 1
@@ -492,6 +498,7 @@ def infer_masks(probe: CallProbe) -> None:
     # The candidate for which hidden keys have the least influence. An implementation
     # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
+    unused = math.inf if given else 0.99  # the influence if the mask hides nothing
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
         if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
@@ -501,7 +508,7 @@ def infer_masks(probe: CallProbe) -> None:
             leak = min((leak for leak in leaks if leak is not None), default=math.inf)
             if leaks[0] is not None and leaks[0] < 1e-3 and is_neutral(probe, mask):
                 masks.append(mask)
-            elif leak < least.get(mask.name, (0.99,))[0]:
+            elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
         if not masks and name in least:

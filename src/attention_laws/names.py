@@ -267,7 +267,7 @@ def import_source(value: type) -> str:
 
 def designs_of(target: Any) -> dict[str, str]:
     """The designs that the code of `target` mentions, each with the name that tells."""
-    found = {}
+    found: dict[str, str] = {}
     for name in sorted(identifiers(target)):
         for design, pattern in DESIGNS.items():
             is_position = design == "positions" and ENCODING_PATTERN.search(name)
@@ -383,7 +383,7 @@ def find_projections(
     if a projection is missing, or if there is a submodule whose role is unknown: the
     formula could not be compared with what it computes.
 
-    >>> parts = {"q_proj": nn.Linear(4, 4), "kv": nn.Linear(4, 8)}
+    >>> parts = {"q_proj": nn.Linear(4, 4), "gate": nn.Linear(4, 8)}
     >>> find_projections(nn.ModuleDict(parts), {})
     {}
     >>> parts = {name: nn.Linear(4, 4) for name in "qkvo"}
@@ -481,11 +481,12 @@ def normalize_name(name: str) -> str:
 def projection_source(module: nn.Module, prefix: str, name: str) -> str:
     """A submodule is called; a raw parameter is the right factor of a product."""
     path = f"{prefix}{name}"
-    if name in dict(module.named_parameters()):
-        return f"({{}} @ attention64.get_parameter({path!r}))"
-    if all(part.isidentifier() for part in path.split(".")):
-        return f"attention64.{path}({{}})"
-    return f"attention64.get_submodule({path!r})({{}})"
+    is_parameter = name in dict(module.named_parameters())
+    source = f"attention64.{path}"
+    if not all(part.isidentifier() for part in path.split(".")):
+        getter = "get_parameter" if is_parameter else "get_submodule"
+        source = f"attention64.{getter}({path!r})"
+    return f"({{}} @ {source})" if is_parameter else f"{source}({{}})"
 
 
 def torch_projections(module: nn.MultiheadAttention, prefix: str) -> dict[str, str]:

@@ -35,7 +35,9 @@ CONTEXTS = {
 }
 
 # A call of the attention, and a line or a context that sets its mode.
-CALL_PATTERN = re.compile(r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy")
+CALL_PATTERN = re.compile(
+    r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy"
+)
 MODE_PATTERN = re.compile(
     r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)\n"
 )
@@ -338,7 +340,9 @@ class Script:
         sizes = dict(zip(self.adapter.layout, self.evaluate(name).shape, strict=True))
         return sizes.get("b", 1), sizes["l"]
 
-    def argument_source(self, args: CallArguments, start: int = 0, **more: str) -> str:
+    def argument_source(
+        self, args: CallArguments, start: int = 0, /, **more: str
+    ) -> str:
         """The arguments of a call, as written between its parentheses."""
         parts = list(args.inputs)
         if self.adapter.is_image:

@@ -159,13 +159,13 @@ def test_the_exit_status_is_0_1_or_2(
         (
             ["MODEL:Good", "--mask", "m=keep:bk"],
             "`mask` (={'m': 'keep:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
-            "kind is one of attend, ignore, additive, additive_min, lengths, causal, "
-            "and axes are among b, h, q, k, n, 1",
+            "kind is one of attend, ignore, attend_int, ignore_int, additive, "
+            "additive_min, lengths, causal, and axes are among b, h, q, k, n, 1",
         ),
         (
             ["MODEL:Good", "--layout", "sideways"],
             "`layout` (='sideways') must be one of batch_first, sequence_first, "
-            "heads_first, heads_last, unbatched, or made of the letters b, l, h, d",
+            "heads_first, heads_last, unbatched, image, or made of the letters b, l, h, d",
         ),
     ],
 )
