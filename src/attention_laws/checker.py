@@ -50,6 +50,9 @@ LAWS: dict[str, Law] = {
 REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 
+# What a report prints for the status of a result.
+VERDICTS = {"pass": "pass", "fail": "FAIL", "not applicable": "skip"}
+
 # Time in which a counterexample may be shrunk. Most need a few milliseconds.
 SHRINKING_SECONDS = 2.0
 
@@ -127,14 +130,14 @@ class Report:
             "",
         ]
         for result in self.results:
-            status = "FAIL" if result.status == "fail" else result.status
-            row = f"{result.law.name:24}{status:16}{result.detail}"
-            lines.append(row.rstrip())
+            verdict = VERDICTS[result.status]
+            detail = f"({result.detail})" if verdict == "skip" else result.detail
+            lines.append(f"{result.law.name:24}{verdict:6}{detail}".rstrip())
         for result in self.failed:
             lines += ["", *explain(result)]
         summary = (
             f"{len(self.passed)} passed, {len(self.failed)} failed, "
-            f"{len(self.not_applicable)} not applicable"
+            f"{len(self.not_applicable)} skipped"
         )
         return "\n".join([*lines, "", summary])
 

@@ -170,7 +170,7 @@ def test_valid_options_are_stored_unchanged(options: dict[str, Any]) -> None:
         ("layout", "bldd", "must be one of batch_first, "),
         ("layout", 5, "must be one of batch_first, "),
         ("inputs", "x", "must be the name of one input, or those of "),
-        ("inputs", ("q", "k"), "must be the name of one input, or those of "),
+        ("inputs", ("q", "k", "v", "w"), "must be the name of one input, or those of "),
         (
             "mask",
             {"m": "seek:bk"},
