@@ -223,6 +223,12 @@ def run_once(
             raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
         code = script.program()
         raise LawViolation(f"raises {failure}", math.nan, 0.0, code) from failure
+    except NotApplicable:
+        raise
+    except Exception as error:
+        # A failure of the checker is no violation of a law.
+        reason = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
+        raise NotApplicable(reason) from error
 
 
 def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:

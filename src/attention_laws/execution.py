@@ -111,7 +111,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> bool:
                 inputs=tuple(inputs),
                 allowed=each.allowed.expand(-1, -1, copies),
                 mask=script.encode_mask(
-                    each.allowed.expand(-1, -1, copies), adapter.required_mask
+                    script.all_allowed().expand(-1, -1, copies), adapter.required_mask
                 ),
             )
             output = script.call(many)

@@ -192,7 +192,7 @@ def batch_independence(script: Script) -> None:
     for allowed, mask in item_masks(script):
         for mode in script.modes():
             script.restart(mode)
-            assert_items_equal_alone(script, script.make_arguments(allowed, mask), mask)
+            assert_items_equal_alone(script, allowed, mask)
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
@@ -208,9 +208,10 @@ def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
 
 
 def assert_items_equal_alone(
-    script: Script, args: CallArguments, mask: MaskArgument | None
+    script: Script, allowed: Tensor, mask: MaskArgument | None
 ) -> None:
     """Each batch item, with its own mask, gives the same output in a batch of one."""
+    args = script.make_arguments(allowed, mask)
     together = script.call(args)
     for item in range(script.sizes.batch_size):
         with script.rollback():
@@ -218,8 +219,8 @@ def assert_items_equal_alone(
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
-            allowed = args.allowed[..., item : item + 1]
-            single = CallArguments(inputs, script.encode_mask(allowed, mask), allowed)
+            own = allowed[..., item : item + 1]
+            single = CallArguments(inputs, script.encode_mask(own, mask), own)
             alone = script.call(single)
             queries = script.real_queries(single)
             message = f"query {{l}} of batch item {item} differs if the item is alone"
@@ -251,7 +252,7 @@ def neutral_mask(script: Script) -> None:
             q_len = script.sizes.k_len if adapter.single_input else None
             args = script.make_arguments(script.all_allowed(q_len))
             without = script.call(args)
-            encoded = script.encode_mask(args.allowed, mask)
+            encoded = script.encode_mask(script.all_allowed(q_len), mask)
             masked = script.call(replace(args, mask=encoded))
             message = f"{{place}} changes with a `{mask.name}` that hides nothing"
             script.assert_close(without, masked, message)

@@ -135,7 +135,8 @@ def long_sequences(script: Script) -> None:
         if not adapter.causal:
             mask = next(iter(script.masks_for(causal)), mask)
         is_causal = adapter.causal or mask is not adapter.required_mask
-        args = script.make_arguments(causal if is_causal else allowed, mask)
+        given = causal if is_causal and not adapter.causal else allowed
+        args = script.make_arguments(given, mask)
         try:
             whole = script.call(args)
         except ScriptError:
@@ -166,7 +167,10 @@ def prefix(script: Script, args: CallArguments, n: int) -> CallArguments:
     """The first `n` tokens of each input."""
     index = script.adapter.index(l=slice(0, n))
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-    return replace(args, inputs=inputs, allowed=args.allowed[:n, :n])
+    allowed = args.allowed[:n, :n]
+    if script.adapter.causal:
+        allowed = script.all_allowed(n, n)
+    return replace(args, inputs=inputs, allowed=allowed)
 
 
 def compare_prefix(
@@ -307,7 +311,7 @@ def call_with_cache(
     argument, cache_index = adapter.cache
     index = adapter.index(l=slice(start, start + count))
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-    allowed = args.allowed[start : start + count, : start + count]
+    allowed = script.all_allowed(count, start + count)
     source = script.argument_source(
         CallArguments(inputs, script.encode_mask(allowed), allowed),
         start,
