@@ -21,8 +21,8 @@ FIX = [
     ("        is_causal = mask is None\n", ""),
     (
         "            mask = mask[:, None, None]\n",
-        "            own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)\n"
-        "            mask = mask[:, None, None] & torch.ones_like(own).tril() | own\n",
+        "            own = x.new_ones(x.shape[1]).diag().bool()\n"
+        "            mask = mask[:, None, None] & own.new_ones(own.shape).tril() | own\n",
     ),
     ("is_causal=is_causal", "is_causal=mask is None"),
 ]

@@ -20,7 +20,7 @@ import math
 import torch
 from torch import nn
 
-LAW = "padding"
+LAW = "large_scores"
 OPTIONS = {"mask": {"mask": "attend:bk"}}
 FIX = [
     (

@@ -108,6 +108,9 @@ def query_permutation(script: Script) -> None:
 EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 
 
+# Lengths that are tried, until one is not beyond the tables of the attention.
+LONG_LENGTHS = (260, 130, 66, 34)
+
 # Designs that weigh a token given twice in another way than the token once.
 NO_MEAN = ("norm", "features", "sink", "window", "convolution", "positions")
 
@@ -127,13 +130,15 @@ def long_sequences(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     script.sizes = replace(script.sizes, batch_size=min(2, script.sizes.batch_size))
-    for length in (260, 130, 66, 34):
+    for length in LONG_LENGTHS:
         script.restart()
         allowed = script.all_allowed(length, length)
         causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
         mask = adapter.required_mask
         if not adapter.causal:
             mask = next(iter(script.masks_for(causal)), mask)
+        if length > 130 and mask is not None and "q" in mask.axes:
+            continue  # writing such a mask in full would take seconds
         is_causal = adapter.causal or mask is not adapter.required_mask
         given = causal if is_causal and not adapter.causal else allowed
         args = script.make_arguments(given, mask)

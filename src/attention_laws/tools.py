@@ -72,10 +72,18 @@ def detached_copy(module: nn.Module) -> nn.Module:
 def dropout_places(module: nn.Module) -> list[str]:
     r"""The names of the submodules that have a dropout probability.
 
-    >>> dropout_places(nn.MultiheadAttention(4, 2))
-    ['']
+    Items of a list, such as one head each, have one name.
+
+    >>> dropout_places(nn.ModuleList([nn.Dropout(), nn.Dropout()]))
+    ['*']
     """
-    return [name for name, part in module.named_modules() if probabilities(part)]
+    names = [name for name, part in module.named_modules() if probabilities(part)]
+    return list(dict.fromkeys(place_of(name) for name in names))
+
+
+def place_of(name: str) -> str:
+    """The name of a submodule, with a star for each number in it."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def probabilities(part: nn.Module) -> list[str]:
@@ -103,7 +111,7 @@ def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     """
     changed = False
     for path, part in module.named_modules():
-        if place in (None, path):
+        if place in (None, place_of(path)):
             for name in probabilities(part):
                 changed |= getattr(part, name) != p
                 setattr(part, name, p)
