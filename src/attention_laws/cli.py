@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--thorough",
         action="store_true",
-        help="more sizes, torch.compile with its default backend, and strict laws",
+        help="more sizes, and torch.compile with its default backend",
     )
     add("--device", default="cpu", help="device to run on, such as cuda")
     add(
@@ -102,6 +102,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"dtype of inputs and parameters: {', '.join(DTYPES)}",
     )
     add("--seed", type=int, default=0, help="random seed of inputs and parameters")
+    add_output_arguments(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the format of the report."""
+    add = parser.add_argument
     add("--json", action="store_true", help="print the report as JSON")
     add(
         "--junit", default="", metavar="FILE", help="write the report as JUnit XML, too"

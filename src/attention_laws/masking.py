@@ -318,8 +318,8 @@ def fully_masked_rows(script: Script) -> None:
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
     if not script.adapter.masks_given:
-        # Who adds a mask to the scores chooses the number that hides, and can choose a
-        # finite one.
+        # The caller chooses the number that an additive mask hides with, and can choose
+        # a finite one.
         masks = [finite_mask(mask) for mask in masks]
     for mode in script.gradient_modes():
         for mask in masks:
