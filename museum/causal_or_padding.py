@@ -22,7 +22,8 @@ FIX = [
     (
         "            mask = mask[:, None, None]\n",
         "            own = x.new_ones(x.shape[1]).diag().bool()\n"
-        "            mask = mask[:, None, None] & own.new_ones(own.shape).tril() | own\n",
+        "            causal = own.new_ones(own.shape).tril()\n"
+        "            mask = mask[:, None, None] & causal | own\n",
     ),
     ("is_causal=is_causal", "is_causal=mask is None"),
 ]

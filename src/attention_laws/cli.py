@@ -236,7 +236,8 @@ def report_to_junit(report: Report) -> bytes:
             failure.text = "\n".join(explain(result))
         elif result.status != "pass":
             ElementTree.SubElement(case, "skipped", message=result.detail)
-    return ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
 
 
 def parse_options(arguments: argparse.Namespace) -> dict[str, Any]:

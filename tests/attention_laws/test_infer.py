@@ -394,8 +394,9 @@ def test_an_attention_that_cannot_be_called_names_the_options() -> None:
 
     message = (
         "`stubborn` could not be called with random inputs (batch size 2, length 5, 3 "
-        "heads of width 4): it raises RuntimeError: no (test_infer.py:LINE); describe the "
-        "call with `--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
+        "heads of width 4): it raises RuntimeError: no (test_infer.py:LINE); describe "
+        "the call with `--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` "
+        "or `--d-model`"
     ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(stubborn)

@@ -71,6 +71,7 @@ def test_modes_are_eval_train_and_no_grad_without_dropout() -> None:
     assert Script(correct_adapter(reproducible_training=False), SIZES).modes() == [
         "eval",
         "no_grad",
+        "inference",
     ]
     assert Script(Adapter(print, "print", "", {}), SIZES).modes() == ["eval"]
 
