@@ -22,6 +22,7 @@ ROOMS = {
         "heads_by_coincidence",
         "mask_repeated",
         "mask_in_place",
+        "causal_or_padding",
         "norm_over_padding",
         "row_of_nan",
     ],
@@ -38,12 +39,14 @@ ROOMS = {
         "scaled_by_width",
         "weights_after_dropout",
         "fill_beyond_half",
+        "softcap_after_mask",
         "forgotten_value",
         "weights_with_their_graph",
     ],
     "Training and evaluation": [
         "causal_in_training",
         "dropout_in_eval",
+        "dropout_never_applied",
         "mask_lost_in_eval",
     ],
     "Positions and decoding": [
@@ -51,6 +54,8 @@ ROOMS = {
         "window_off_by_one",
         "alibi_sign",
         "rotary_halves",
+        "rotary_over_heads",
+        "table_by_length",
     ],
 }
 

@@ -18,7 +18,7 @@ import math
 
 from torch import nn
 
-LAW = "state_dict"
+LAW = "copy_after_call"
 OPTIONS = {}
 FIX = [("self.weights = weights", "self.weights = weights.detach()")]
 

@@ -302,18 +302,21 @@ class NarrowWindow(Window):
 
 
 class LinearBias(MaskedSelfAttention):
-    """ALiBi: a bias that falls with the distance, by 0.5 for each token."""
+    """ALiBi: a bias that falls with the distance, with a slope for each head."""
 
-    slope = 0.5
+    sign = 1
+
+    def slopes(self, heads: int) -> Tensor:
+        return self.sign * 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device).to(k)
-        bias = self.slope * (place - place[:, None])
+        bias = self.slopes(k.shape[1]).to(k)[:, None, None] * (place - place[:, None])
         return super().score(q, k) + bias
 
 
 class BiasWithWrongSign(LinearBias):
-    slope = -0.5
+    sign = -1
 
 
 class QuadraticBias(LinearBias):
@@ -471,6 +474,154 @@ class ReturnsOnCpu(Correct):
         return super().join(context).cpu()
 
 
+# Laws of calls: masks, state, length, precision.
+
+
+class OtherPathWithoutMask(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores if mask is None else 2 * scores, mask)
+
+
+class TwoMasks(Correct):
+    """The mask for padding is used instead of the causal one."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, padding_mask: Tensor | None = None
+    ) -> Any:
+        if padding_mask is not None:
+            mask = padding_mask[:, None].expand(-1, x.shape[1], -1)
+        return super().forward(x, x, x, mask)
+
+
+class FirstItemsMask(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, mask if mask is None else mask[:1])
+
+
+class ReturnsOtherHeads(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        self.attn = weights.detach().roll(1, 1)
+        return weights
+
+
+class KeepsFirstMask(MaskedSelfAttention):
+    """The causal mask is made once, and cut to the length."""
+
+    kept: Tensor | None = None
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.kept is None or self.kept.shape[-1] < scores.shape[-1]:
+            self.kept = mask if self.kept is None else torch.ones_like(mask)  # type: ignore[arg-type]
+        length = scores.shape[-1]
+        return super().weigh(scores, self.kept[:, :length, :length])  # type: ignore[index]
+
+
+class LosesLastBlock(SelfAttention):
+    """Keys after the last full block of 64 are left out."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        length = scores.shape[-1]
+        last = torch.arange(length, device=scores.device) >= length // 64 * 64
+        return weights.masked_fill(last, 0) if length > 64 else weights
+
+
+class DropsScores(Correct):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.dropout(super().score(q, k))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights @ v
+
+
+class NeverDrops(Correct):
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        projected = (self.query(query), self.key(key), self.value(value))
+        q, k, v = (self.split(x) for x in projected)
+        return self.join(self.read(self.weigh(self.score(q, k), mask), v))
+
+
+class Dropout(NeverDrops):
+    """Along each axis of size 1 in `shape`, all weights share one dropout mask."""
+
+    shape = (-1, -1, -1, -1)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        pairs = zip(weights.shape, self.shape, strict=True)
+        sizes = [1 if axis == 1 else size for size, axis in pairs]
+        return super().read(weights * self.dropout(weights.new_ones(sizes)), v)
+
+
+class DropsForAllItems(Dropout):
+    shape = (1, -1, -1, -1)
+
+
+class DropsForAllHeads(Dropout):
+    shape = (-1, 1, -1, -1)
+
+
+class DropsForAllQueries(Dropout):
+    shape = (-1, -1, 1, -1)
+
+
+class DropsRows(Dropout):
+    shape = (-1, -1, -1, 1)
+
+
+class DropsWithoutScale(NeverDrops):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        kept = torch.rand_like(weights) >= self.dropout.p if self.training else 1
+        return weights * kept @ v
+
+
+class NoScaleInHalf(Correct):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT if q.dtype == torch.bfloat16 else super().score(q, k)
+
+
+class KeepsGraph(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.attn = super().weigh(scores, mask)
+        return self.attn
+
+
+class RotaryScaledByWidth(Rotary):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) / math.sqrt(self.heads)
+
+
+class RotaryOverHeads(Rotary):
+    def turn(self, x: Tensor) -> Tensor:
+        return super().turn(x.transpose(1, 2)).transpose(1, 2)
+
+
+class RotaryEndsEarly(Rotary):
+    """All positions from 64 on are the same."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        return torch.cat([super().turn(x[:, :, :64]), x[:, :, 64:]], dim=2)
+
+
+class SameSlopes(LinearBias):
+    """Heads share their slopes if their number is no power of two."""
+
+    def slopes(self, heads: int) -> Tensor:
+        power = 1 << (heads.bit_length() - 1)
+        return super().slopes(power).repeat(2)[:heads]
+
+
+class CacheInOrder(WithCache):
+    """The cache is overwritten if a piece has more than one token."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        if past is not None and x.shape[1] > 1:
+            past = past[:, -1:]
+        return super().forward(x, past)
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
@@ -486,7 +637,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [(MultipliesByMask, MASK)],
     "nonfinite_padding": [(Correct, MASK)],
-    "batch_independence": [(MixesBatchItems, {})],
+    "batch_independence": [(MixesBatchItems, {}), (FirstItemsMask, MASK)],
+    "neutral_mask": [(OtherPathWithoutMask, MASK)],
+    "combined_masks": [
+        (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
+    ],
     "fully_masked_rows": [
         (MasksWithInfinity, {}),
         (ZeroesNanAfterSoftmax, {}),
@@ -501,6 +656,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
+    "weights_match_output": [(ReturnsOtherHeads, {})],
+    "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
     "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
     "linear_in_value": [(NonlinearInValues, {})],
@@ -517,7 +674,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),
     ],
-    "incremental_decoding": [(TopLeftCorner, MASK), (CacheTopLeft, CACHE)],
+    "incremental_decoding": [
+        (TopLeftCorner, MASK),
+        (CacheTopLeft, CACHE),
+        (CacheInOrder, CACHE),
+    ],
+    "long_sequences": [(LosesLastBlock, {})],
+    "positions_matter": [
+        (RotaryOverHeads, {"positions": "rotary"}),
+        (RotaryEndsEarly, {"positions": "rotary"}),
+    ],
     "sliding_window": [
         (WideWindow, {"window": 3}),
         (NarrowWindow, {"window": 3}),
@@ -525,6 +691,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "linear_bias": [
         (BiasWithWrongSign, {"positions": "alibi"}),
         (QuadraticBias, {"positions": "alibi"}),
+        (SameSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
         (RotaryWrongPairs, {"positions": "rotary"}),
@@ -537,6 +704,18 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (UnmaskedUnderNoGrad, CAUSAL),
     ],
     "deterministic": [(DropoutInEval, {})],
+    "dropout": [
+        (DropsScores, {}),
+        (DropsForAllItems, {}),
+        (DropsForAllHeads, {}),
+        (DropsForAllQueries, {}),
+        (DropsRows, {}),
+        (DropsWithoutScale, {}),
+        (NeverDrops, {}),
+    ],
+    "earlier_calls": [(KeepsFirstMask, CAUSAL)],
+    "half_precision": [(NoScaleInHalf, {})],
+    "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
         (ModifiesMask, MASK),
         (ModifiesData, MASK),

@@ -28,6 +28,19 @@
 # `attention_laws` fails the test and prints the results: `def test_mine(attention_laws):
 # attention_laws(MyAttention(512, 8))`.
 #
+# In continuous integration, the exit status is 0 if no law fails, 1 if one does, and 2 if
+# the attention could not be called. `--junit report.xml` writes the results for the CI
+# system, `--github` prints annotations of GitHub Actions, and `--quiet` prints nothing
+# unless a law fails:
+#
+# ```yaml
+# - run: headnotes check my_model.py:MyAttention --causal --quiet --github
+# ```
+#
+# A law that assumes plain attention is skipped, with the reason, if it fails and the code
+# names another design, such as a gate or a residual connection. `--only` runs a law even
+# so.
+#
 # ## The laws
 
 # %% hide="true"

@@ -53,6 +53,8 @@ AXES = {
 MASK_KINDS = {
     "attend": "bool, True = may attend",
     "ignore": "bool, True = is ignored",
+    "attend_int": "int, 1 = may attend",
+    "ignore_int": "int, 1 = is ignored",
     "additive": "added to the scores, 0 or minus infinity",
     "additive_min": "added to the scores, 0 or the least finite number",
     "lengths": "number of leading keys that may be attended to",
@@ -138,8 +140,10 @@ class MaskArgument:
             return f"torch.tensor({self.to_axes(lengths).tolist()})"
 
         values = self.to_axes(allowed)
-        if self.kind == "ignore":
+        if self.kind.startswith("ignore"):
             values = ~values
+        if self.kind.endswith("_int"):
+            values = values.long()
         elif self.kind in ("additive", "additive_min"):
             # For "additive_min" the script clamps to the least number of its dtype.
             values = torch.zeros(values.shape).masked_fill(~values, -torch.inf)
@@ -207,12 +211,21 @@ class Adapter:
     name: str  # the name of the target in a counterexample
     imports: str  # the lines that import it there
     init_args: Mapping[str, str]  # arguments of the constructor, as source text
+    # Classes that `init_args` name, such as that of a config.
+    namespace: Mapping[str, Any] = field(default_factory=dict)
     layout: str = "bld"
     inputs: tuple[str, ...] = ("x",)
     by_keyword: bool = False  # whether inputs are passed by keyword
     masks: tuple[MaskArgument, ...] = ()
     required_mask: MaskArgument | None = None  # the mask that has no default
     call_args: Mapping[str, Any] = field(default_factory=dict)  # passed with each call
+    # Arguments that depend on the length, such as position ids, as source text with the
+    # names of `Script.position_sizes`.
+    position_args: Mapping[str, str] = field(default_factory=dict)
+    # Images, [batch_size, channels, height, width], are passed with a height of 1.
+    is_pooled: bool = False  # whether there is one output for all tokens
+    is_image: bool = False
+    fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
     # Where the attention weights are: "[1]" of the result, or an attribute ".attn".
     weights_source: str = ""
@@ -225,7 +238,10 @@ class Adapter:
     cross_attention: bool = False  # whether q_len and k_len may differ
     causal: bool = False
     window: int | None = None
-    positions: str = "none"
+    softcap: float | None = None  # the limit of the scores
+    designs: Mapping[str, str] = field(default_factory=dict)  # of `names.designs_of`
+    masks_given: bool = False  # whether the mask arguments were not inferred
+    positions: str = "none"  # one of `POSITIONS`, or "unknown"
     projections: Mapping[str, str] = field(default_factory=dict)
     cache: tuple[str, str] | None = None  # argument, and index in the result
     reproducible_training: bool = True  # whether dropout is all that is random
@@ -236,6 +252,11 @@ class Adapter:
     def single_input(self) -> bool:
         """Whether it is self-attention with one input, not query, key and value."""
         return len(self.inputs) == 1
+
+    @property
+    def key_roles(self) -> list[int]:
+        """Which inputs hold keys or values: the one input, the context, or two."""
+        return [0] if self.single_input else [*range(1, len(self.inputs))]
 
     @property
     def is_module(self) -> bool:
@@ -249,7 +270,7 @@ class Adapter:
             args = [f"{k}={v.format(**named)}" for k, v in self.init_args.items()]
             return f"{self.name}({', '.join(args)})"
         if isinstance(self.target, nn.Module):
-            return f"copy.deepcopy({self.name})"
+            return f"detached_copy({self.name})"
         return self.name
 
     def named_sizes(self, sizes: Sizes) -> dict[str, int]:
@@ -270,6 +291,15 @@ class Adapter:
             "d": sizes.d_k if "h" in self.layout else named["d_model"],
         }
         return [size[axis] for axis in self.layout]
+
+    def is_like_query(self, shape: torch.Size, query: torch.Size) -> bool:
+        """Whether a tensor of this shape may be the output, whose width may differ."""
+        if self.is_pooled:
+            return len(shape) == 2 and shape[0] == query[0]
+        pairs = zip(self.layout, shape, query, strict=False)
+        return len(shape) == len(query) and all(
+            size == expected for axis, size, expected in pairs if axis != "d"
+        )
 
     def effective_mask(self, allowed: Tensor) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""
@@ -316,9 +346,11 @@ class Options:
     them as keyword arguments.
 
     - `layout`: one of `LAYOUTS`, or its letters;
-    - `inputs`: the name of the one input, or the names of query, key and value;
+    - `inputs`: the name of the one input, the names of input and context, or those of
+      query, key and value;
     - `mask`: kind and axes of each mask argument, such as `{"attn_mask": "ignore:qk"}`;
-      either part may be left out; `{"none": ""}` means that there is no mask;
+      either part may be left out; `+` separates two encodings of one argument;
+      `{"none": ""}` means that there is no mask;
     - `init_args`: arguments of the constructor;
     - `call_args`: arguments that are passed with each call;
     - `heads`, `kv_heads`, `d_model`: sizes, where they cannot be inferred;
@@ -416,7 +448,7 @@ def is_layout(value: Any) -> bool:
     (True, True, False)
     """
     return isinstance(value, str) and (
-        value in LAYOUTS
+        value in (*LAYOUTS, "image")
         or (len({*value}) == len(value) and {*"ld"} <= {*value} <= {*"blhd"})
     )
 
@@ -429,7 +461,8 @@ def are_mask_encodings(value: Any) -> bool:
     """
     if not (isinstance(value, Mapping) and are_strings([*value, *value.values()])):
         return False
-    parts = [encoding.partition(":") for encoding in value.values()]
+    encodings = [each for text in value.values() for each in text.split("+")]
+    parts = [encoding.partition(":") for encoding in encodings]
     return all(
         kind in ("", *MASK_KINDS) and {*axes} <= {*"bhqkn1"} for kind, _, axes in parts
     )
@@ -458,11 +491,12 @@ def are_literals(value: Any) -> bool:
 VALIDATORS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "layout": (
         is_layout,
-        f"one of {', '.join(LAYOUTS)}, or made of the letters b, l, h, d",
+        f"one of {', '.join(LAYOUTS)}, image, or made of the letters b, l, h, d",
     ),
     "inputs": (
-        lambda x: are_strings(x) and len(x) in (0, 1, 3),
-        "the name of one input, or those of query, key and value",
+        lambda x: are_strings(x) and len(x) in (0, 1, 2, 3),
+        "the name of one input, or those of input and context, or of query, key and "
+        "value",
     ),
     "mask": (
         are_mask_encodings,

@@ -19,8 +19,10 @@ from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
 
+PLAIN = "norm residual gate softcap features sink window scale convolution talking"
 
-@law
+
+@law(assumes="norm residual gate features sink talking")
 def rows_sum_to_one(script: Script) -> None:
     r"""Each row of attention weights sums to one.
 
@@ -33,7 +35,7 @@ def rows_sum_to_one(script: Script) -> None:
     adapter = script.adapter
     returns_weights = bool(adapter.weights_source)
     skip_unless(
-        returns_weights or not adapter.single_input,
+        returns_weights or len(adapter.inputs) == 3,
         "returns no weights, and takes no values",
     )
     modes = [("eval", 0.0), ("train", 0.5 if returns_weights else 0.0)]
@@ -75,7 +77,50 @@ def assert_equal_values_pass(script: Script, args: CallArguments) -> None:
     script.assert_close(f"{value}{first}.expand_as({output})", output, message)
 
 
-@law
+@law(assumes="norm residual gate softcap features sink convolution talking")
+def weights_match_output(script: Script) -> None:
+    r"""The returned weights are those that were used.
+
+    $$y_i = \textstyle\sum_j a_{ij} v_j \, W_O$$
+
+    Weights are returned for plots and for pruning. If they were computed a second time,
+    before a mask or with another scale, or belong to another head, what they show is
+    not what the model did.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.weights_source, "returns no weights")
+    skip_unless("h" in adapter.weights_axes, "returns no weights of single heads")
+    skip_unless(
+        (adapter.is_module and "out" in adapter.projections) or not adapter.is_module,
+        "projections not found; name them with `projections`",
+    )
+    order = [
+        adapter.weights_axes.index(axis)
+        for axis in "bhqk"
+        if axis in adapter.weights_axes
+    ]
+    for mode in script.gradient_modes():
+        for allowed, mask in script.mask_cases():
+            script.restart(mode)
+            args = script.make_arguments(allowed, mask)
+            output = script.call(args)
+            weights = script.call_for_weights(args)
+            _q, _k, v = project(script, args)
+            axes = f".permute({order}).double()" + "[None]" * (
+                "b" not in adapter.weights_axes
+            )
+            v = f"{v}.repeat_interleave({adapter.group_size}, dim=1)"
+            expected = script.assign("expected", f"{weights}{axes} @ {v}")
+            compare_projected(
+                script,
+                args,
+                expected,
+                output,
+                "{place} is not what the returned weights give",
+            )
+
+
+@law(assumes="window")
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.
 
@@ -89,10 +134,10 @@ def allowed_keys_attended(script: Script) -> None:
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
-        values = args.inputs[0 if adapter.single_input else 2]
+        values = args.inputs[-1]
         script.exec_line(f"{values}.requires_grad_()")
         output = script.call(args)
-        for query in range(len(allowed)):
+        for query in script.real_queries(args):
             with script.rollback():
                 index = adapter.index(l=slice(query, query + 1))
                 grad = script.gradient(f"{output}{index}", values)
@@ -113,17 +158,18 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
     Raises `NotApplicable` where the projections are unknown.
     """
     adapter = script.adapter
+    skip_unless(adapter.layout.endswith("d"), "has channels before positions")
     if adapter.is_module:
         skip_unless(
             adapter.projections, "projections not found; name them with `projections`"
         )
-        script.exec_line("attention64 = copy.deepcopy(attention).double()")
+        script.exec_line("attention64 = detached_copy(attention).double()")
         script.exec_line(f"heads = {script.sizes.heads}")
     else:
         skip_unless(
             not adapter.single_input, "is a function without queries, keys and values"
         )
-    inputs = args.inputs * (3 if adapter.single_input else 1)
+    inputs = [args.inputs[min(role, len(args.inputs) - 1)] for role in range(3)]
     found = []
     for role, name in zip(("query", "key", "value"), inputs, strict=True):
         heads = script.sizes.heads // (1 if role == "query" else adapter.group_size)
@@ -133,11 +179,24 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         elif "h" not in adapter.layout:
             heads = 1
         text = f"split_heads({text}, {adapter.layout!r}, {heads})"
-        found.append(script.assign(role[0], text))
+        norm = adapter.projections.get(f"{role}_norm", "{}")
+        found.append(script.assign(role[0], norm.replace("{}", text)))
     return tuple(found)
 
 
-@law
+def compare_projected(
+    script: Script, args: CallArguments, context: str, output: str, message: str
+) -> None:
+    """Compare the output with context vectors `[batch_size, heads, length, d_k]`."""
+    adapter = script.adapter
+    expected = script.assign("expected", f"merge_heads({context}, {adapter.layout!r})")
+    if "out" in adapter.projections:
+        projected = adapter.projections["out"].replace("{}", expected)
+        expected = script.assign("expected", projected)
+    script.assert_close(expected, output, message, l=script.real_queries(args))
+
+
+@law(assumes=PLAIN)
 def formula(script: Script) -> None:
     r"""The output equals the formula, computed in float64.
 
@@ -149,32 +208,117 @@ def formula(script: Script) -> None:
     them is computed by a reference implementation.
     """
     adapter = script.adapter
-    skip_unless(
-        adapter.positions == "none",
-        f"has a positional encoding: {adapter.positions}",
-    )
+    has_positions = adapter.positions != "none"
     for mode in script.modes():
         for allowed, mask in script.mask_cases():
             script.restart(mode)
             args = script.make_arguments(allowed, mask)
-            output = script.call(args)
-            q, k, v = project(script, args)
-            text = MaskArgument("mask", "attend", "b1qk").to_source(args.allowed)
-            reference_mask = script.assign("reference_mask", text + script.to_device())
-            expected = script.assign(
-                "expected", f"reference_attention({q}, {k}, {v}, {reference_mask})"
-            )
-            expected = script.assign(
-                "expected", f"merge_heads({expected}, {adapter.layout!r})"
-            )
-            if "out" in adapter.projections:
-                projected = adapter.projections["out"].replace("{}", expected)
-                expected = script.assign("expected", projected)
+            if has_positions:
+                # The weights depend on positions, but not the mean of equal values.
+                args = make_equal_tokens(script, args)
             message = "{place} differs from the formula"
-            script.assert_close(expected, output, message)
+            message += ", though all tokens are equal" * has_positions
+            assert_formula(script, args, script.call(args), message)
 
 
-@law
+def assert_formula(
+    script: Script,
+    args: CallArguments,
+    output: str,
+    message: str = "{place} of a long sequence differs from the formula",
+) -> None:
+    """Compare an output with the reference implementation."""
+    q, k, v = project(script, args)
+    softcap = f", {script.adapter.softcap}" if script.adapter.softcap else ""
+    text = "torch.ones(1, 1, 1, 1, dtype=torch.bool)"
+    if not bool(args.allowed.all()):
+        text = MaskArgument("mask", "attend", "b1qk").to_source(args.allowed)
+    mask = script.assign("reference_mask", text + script.to_device())
+    expected = script.assign(
+        "expected", f"reference_attention({q}, {k}, {v}, {mask}{softcap})"
+    )
+    compare_projected(script, args, expected, output, message)
+
+
+def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:
+    """The same arguments, with all tokens of each input equal to its first one."""
+    first = script.adapter.index(l=slice(0, 1))
+    inputs = tuple(
+        script.assign(name, f"{name}{first}.expand_as({name}).clone()")
+        for name in args.inputs
+    )
+    return replace(args, inputs=inputs)
+
+
+@law(assumes="norm features softcap window talking")
+def score_scale(script: Script) -> None:
+    r"""Scores are products of queries and keys, divided by the root of the width.
+
+    $$\left\lVert \frac{\partial \ln (a_{10} / a_{11})}{\partial k_0} \right\rVert =
+    \frac{\lVert q_1 \rVert}{\sqrt{d_k}}$$
+
+    With a positional encoding the scores are not known, but how they grow is: a
+    rotation keeps the length of a query, and a bias has no influence on it. A scale by
+    the width of the model, or a query head that reads the keys of another group, has
+    another length.
+    """
+    adapter = script.adapter
+    skip_unless(
+        adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
+    )
+    skip_unless(adapter.is_module and "b" in adapter.layout, "is a function")
+    script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(2, 2))
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    weights = record_weights(script, args)
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    # With one input, a change of token 0 moves no query but its own.
+    token = args.inputs[min(1, len(args.inputs) - 1)]
+    with script.rollback():
+        q, k, _v = project(script, args)
+        heads, groups = script.sizes.heads, adapter.group_size
+        norms = script.evaluate(f"{q}[0, :, 1].norm(dim=-1)") / script.sizes.d_k**0.5
+        factors = []
+        for head in range(heads):
+            ratio = f"({weights}[{head}, 1, 0].log() - {weights}[{head}, 1, 1].log())"
+            text = f"torch.autograd.grad({ratio}, {token}, retain_graph=True)[0]"
+            change = script.evaluate(f"{text}.double().flatten(0, 1)[0]")
+            rows = [
+                script.evaluate(
+                    f"torch.autograd.grad({k}[0, {head // groups}, 0, {n}], {token}, "
+                    f"retain_graph=True)[0].double().flatten(0, 1)[0]"
+                )
+                for n in range(script.sizes.d_k)
+            ]
+            solved = torch.linalg.lstsq(torch.stack(rows, dim=1), change[:, None])
+            factors.append((solved.solution.norm() / norms[head]).item())
+    worst = max(factors, key=lambda x: abs(x - 1))
+    tolerance = 0.01
+    if abs(worst - 1) > tolerance:
+        message = (
+            f"the scores of head {factors.index(worst)} are {worst:.3g} times those of "
+            f"queries and keys, divided by the root of {script.sizes.d_k}"
+        )
+        script.fail("False, " + repr(message), message, abs(worst - 1), tolerance)
+
+
+def record_weights(script: Script, args: CallArguments) -> str:
+    """A variable of the weights of the first batch item, `[heads, q_len, k_len]`.
+
+    Empty where they are not found.
+    """
+    q_len, k_len, _ = args.allowed.shape
+    call = f"lambda: attention({script.argument_source(args)})"
+    weights = script.assign(
+        "weights",
+        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len})",
+    )
+    return weights if script.evaluate(f"{weights} is not None") else ""
+
+
+@law(assumes="norm residual gate convolution")
 def linear_in_value(script: Script) -> None:
     r"""The output is linear in the values, up to a constant.
 
@@ -183,7 +327,7 @@ def linear_in_value(script: Script) -> None:
     The output is a weighted sum of the values, and the weights depend on queries and
     keys only. (The constant is the biases of the projections.)
     """
-    skip_unless(not script.adapter.single_input, "takes no values of their own")
+    skip_unless(len(script.adapter.inputs) == 3, "takes no values of their own")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -251,7 +395,7 @@ def assert_gradient_is_slope(
     )
 
 
-@law
+@law(assumes="features")
 def large_scores(script: Script) -> None:
     r"""With large scores in float16, outputs are finite, and masks still hide.
 
@@ -298,7 +442,7 @@ def scale_to_large_scores(
     """Scale queries and keys so that the largest score is near the limit of float16.
 
     Where the projections are known, the largest product comes close to 60,000;
-    otherwise the inputs are multiplied by 30. `sign` is that of the queries.
+    otherwise the inputs are multiplied by 8. `sign` is that of the queries.
     """
     adapter = script.adapter
 
@@ -309,7 +453,7 @@ def scale_to_large_scores(
             inputs[role] = script.assign(inputs[role], f"{signed} * {inputs[role]}")
         return replace(args, inputs=tuple(inputs))
 
-    factor = 30.0
+    factor = 8.0
     is_function_of_qkv = not (adapter.is_module or adapter.single_input)
     if adapter.projections or is_function_of_qkv:
         # Biases do not scale with the inputs, so one step is not exact.
@@ -349,3 +493,7 @@ def parameter_gradients(script: Script) -> None:
             if script.evaluate(f"weights[{name!r}].dim()") > 1:
                 message = f"the gradient of `{name}` is zero"
                 script.assert_true(f"{grad}.any()", message)
+            elif "bias" not in name:
+                # A sink, a gain: zero up to rounding means that it cancels out.
+                message = f"the gradient of `{name}` is zero up to rounding"
+                script.assert_true(f"{grad}.abs().max() > 1e-6", message)

@@ -11,6 +11,7 @@ reduced as long as the law still fails.
 Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md).
 """
 
+import dis
 import math
 import re
 import sys
@@ -19,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,10 @@ LAWS: dict[str, Law] = {
 # Exceptions that authors raise on purpose, to refuse an input. Any other exception is a
 # bug, and counts as a failure.
 REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+
+# What a report prints for the status of a result.
+VERDICTS = {"pass": "pass", "fail": "FAIL", "not applicable": "skip"}
 
 # Time in which a counterexample may be shrunk. Most need a few milliseconds.
 SHRINKING_SECONDS = 2.0
@@ -124,14 +130,14 @@ class Report:
             "",
         ]
         for result in self.results:
-            status = "FAIL" if result.status == "fail" else result.status
-            row = f"{result.law.name:24}{status:16}{result.detail}"
-            lines.append(row.rstrip())
+            verdict = VERDICTS[result.status]
+            detail = f"({result.detail})" if verdict == "skip" else result.detail
+            lines.append(f"{result.law.name:24}{verdict:6}{detail}".rstrip())
         for result in self.failed:
             lines += ["", *explain(result)]
         summary = (
             f"{len(self.passed)} passed, {len(self.failed)} failed, "
-            f"{len(self.not_applicable)} not applicable"
+            f"{len(self.not_applicable)} skipped"
         )
         return "\n".join([*lines, "", summary])
 
@@ -158,15 +164,21 @@ def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
     # Where the batch size equals the length, or the number of heads, a mask broadcasts
     # that should not.
     as_heads = max(2, min(adapter.heads, 8))
-    lengths = [(2, 4, 5), (3, 3, 3), (as_heads, 4, 7)]
+    lengths = [(2, 4, 5), (3, 3, 3), (as_heads, 1, 7), (1, 6, 4)]
     if thorough:
         lengths += [(1, 1, 1), (1, 2, 2), (4, 7, 19), (5, 5, 5)]
     for batch_size, q_len, k_len in lengths:
+        heads, d_k = adapter.heads, adapter.d_k
+        # One item, one head, and more queries than keys: cases with paths of their own.
+        if batch_size == 1 and not adapter.fixed_size:
+            heads = adapter.group_size
         if not adapter.cross_attention:
             q_len = k_len
         if "b" not in adapter.layout:
             batch_size = 1
-        yield Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
+        if adapter.fixed_length is not None:
+            q_len = k_len = adapter.fixed_length
+        yield Sizes(batch_size, q_len, k_len, heads, d_k)
 
 
 def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
@@ -175,6 +187,7 @@ def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
     Two equal sizes are reduced together, because the failure may need them equal.
     """
     names = ["batch_size", "k_len", "q_len"]
+    names = names[:1] if adapter.fixed_length else names
     names = names if adapter.fixed_size else ["heads", "d_k", *names]
     pairs = [
         (a, b) for a in names for b in names if getattr(sizes, a) == getattr(sizes, b)
@@ -188,7 +201,7 @@ def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
                 smaller = replace(sizes, **{one: n, other: n})
                 if not adapter.cross_attention:
                     smaller = replace(smaller, q_len=smaller.k_len)
-                if smaller != sizes and smaller.q_len <= smaller.k_len:
+                if smaller != sizes:
                     yield smaller
 
 
@@ -203,17 +216,52 @@ def run_once(
         violation.sizes = script.sizes
         raise
     except ScriptError as failure:
-        # An implementation that refuses an input with a message gives no wrong output.
-        if isinstance(failure.error, REFUSALS):
+        if not failure.is_call:
+            reason = f"the check could not compute its reference ({failure})"
+            raise NotApplicable(reason) from failure
+        if is_refusal(failure, adapter):
             raise NotApplicable(f"refused: {first_line(failure.error)}") from failure
         code = script.program()
         raise LawViolation(f"raises {failure}", math.nan, 0.0, code) from failure
+    except NotApplicable:
+        raise
+    except Exception as error:
+        # A failure of the checker is no violation of a law.
+        reason = f"the check itself failed: {type(error).__name__}: {first_line(error)}"
+        raise NotApplicable(reason) from error
+
+
+def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
+    """Whether the author of the attention refuses this input, in each mode alike.
+
+    The exception is then raised by a `raise` or `assert` statement in their code. A
+    `TypeError` that Python raises where `None` is indexed is a bug.
+    """
+    if adapter.fixed_length is not None and not failure.succeeded_before:
+        return True
+    if type(failure.error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return True  # a limit of `torch.compile`
+    if not isinstance(failure.error, REFUSALS) or failure.succeeded_before:
+        return False
+    last = failure.error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None:
+        return False
+    code = last.tb_frame.f_code
+    is_raised = dis.opname[code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
+    is_torch = str(getattr(adapter.target, "__module__", "")).startswith("torch")
+    in_torch = code.co_filename.startswith(TORCH_FOLDER)
+    return is_raised and (is_torch or not in_torch)
 
 
 def check_law(
-    law: Law, adapter: Adapter, options: Options, thorough: bool
+    law: Law, adapter: Adapter, options: Options, thorough: bool, insist: bool = False
 ) -> LawResult:
-    """Run one law at all sizes, and shrink the first counterexample."""
+    """Run one law at all sizes, and shrink the first counterexample.
+
+    `insist` reports a violation even where the design may explain it.
+    """
 
     def attempt(sizes: Sizes) -> None:
         run_once(law, adapter, sizes, options, thorough)
@@ -240,6 +288,13 @@ def check_law(
             break
     seconds = time.perf_counter() - start
 
+    excuse = next((adapter.designs[d] for d in law.assumes if d in adapter.designs), "")
+    if found is not None and excuse and not insist:
+        reason = (
+            f"its code has `{excuse}`, so it may be attention of another design; to "
+            f"insist, use `only`"
+        )
+        return LawResult(law, "not applicable", reason, seconds=seconds)
     if found is not None:
         sizes, smallest = shrink(attempt, *found, adapter)
         example = Counterexample(
@@ -340,11 +395,12 @@ def check(
     r"""Run all laws on `attention`, or those in `only`, without those in `skip`.
 
     `attention` is a module class, a module, or a function; it is not modified.
-    `thorough` runs at more sizes, compiles with the default backend, and runs the
-    strict laws, too. `name` is the name of the implementation in counterexamples, and
-    `imports` the lines that import it there. `progress` is called before each law with
-    the number of finished laws, the number of all laws, and the name of the law. All
-    other keyword arguments are `Options`, which replace what is otherwise inferred.
+    `thorough` runs at more sizes, and compiles with the default backend. A strict law
+    runs only if `only` names it. `name` is the name of the implementation in
+    counterexamples, and `imports` the lines that import it there. `progress` is called
+    before each law with the number of finished laws, the number of all laws, and the
+    name of the law. All other keyword arguments are `Options`, which replace what is
+    otherwise inferred.
 
     Raises `CallError`, a `ValueError`, where no way to call `attention` was found.
 
@@ -373,9 +429,10 @@ def check(
                 progress(n, len(chosen), law.name)
             if law.name in skip:
                 results.append(LawResult(law, "not applicable", "skipped on request"))
-            elif law.strict and not (thorough or only):
-                detail = "strict: runs with `only` or `thorough`"
+            elif law.strict and not only:
+                detail = "strict: runs with `only`"
                 results.append(LawResult(law, "not applicable", detail))
             else:
-                results.append(check_law(law, adapter, stated, thorough))
+                insist = law.name in only
+                results.append(check_law(law, adapter, stated, thorough, insist))
     return Report(name, adapter.facts, tuple(results))

@@ -11,7 +11,14 @@ What no option gives is inferred, and printed above the table of results.
 
 The exit status is 0 if no law fails, 1 if one does, and 2 if the implementation could
 not be called at all, so the command can run in CI. `--skip` leaves out a law that is
-violated on purpose; the table shows that it was skipped.
+violated on purpose; the table shows that it was skipped. `--junit report.xml` writes
+the results for a CI system, `--github` prints annotations for GitHub Actions, and
+`--quiet` prints nothing unless a law fails.
+
+Each law ends with one of three verdicts. `pass`: it held in all calls. `FAIL`: a
+counterexample follows the table. `skip`: it does not apply, for the reason beside it: a
+sliding window that is not given, for example, or a name in the code that tells of
+another design, such as a gate. `--only` runs a law even so.
 
 Source: [running the laws](checker.md), from the command line.
 """
@@ -20,6 +27,7 @@ import argparse
 import ast
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -27,11 +35,12 @@ from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
 from attention_laws.adapter import LAYOUTS, MASK_KINDS, POSITIONS, CallError
-from attention_laws.checker import LAWS, LawResult, Report, check
+from attention_laws.checker import LAWS, LawResult, Report, check, explain
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -84,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--thorough",
         action="store_true",
-        help="more sizes, torch.compile with its default backend, and strict laws",
+        help="more sizes, and torch.compile with its default backend",
     )
     add("--device", default="cpu", help="device to run on, such as cuda")
     add(
@@ -93,7 +102,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"dtype of inputs and parameters: {', '.join(DTYPES)}",
     )
     add("--seed", type=int, default=0, help="random seed of inputs and parameters")
+    add_output_arguments(parser)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the format of the report."""
+    add = parser.add_argument
     add("--json", action="store_true", help="print the report as JSON")
+    add(
+        "--junit", default="", metavar="FILE", help="write the report as JUnit XML, too"
+    )
+    add(
+        "--github",
+        action="store_true",
+        help="print an annotation of GitHub Actions for each failure",
+    )
+    add("--quiet", action="store_true", help="print failures only")
 
 
 def add_call_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,19 +183,67 @@ def run(arguments: argparse.Namespace) -> int:
         report = check(
             attention, name=name, imports=imports, progress=progress, **options
         )
-    except ValueError as error:  # of which `CallError` is a subclass
+    except (ValueError, KeyboardInterrupt) as error:  # `CallError` is a `ValueError`
         progress.clear()
-        print(f"headnotes check: {error}", file=sys.stderr)
+        print(f"headnotes check: {error or 'interrupted'}", file=sys.stderr)
         return 2
     progress.clear()
-    print(json.dumps(report_to_json(report), indent=2) if arguments.json else report)
+    if arguments.junit:
+        Path(arguments.junit).write_bytes(report_to_junit(report))
+    with suppress(BrokenPipeError):
+        print_report(report, arguments)
     return 0 if report.ok else 1
+
+
+def print_report(report: Report, arguments: argparse.Namespace) -> None:
+    """Print the report in the format that the flags name."""
+    if arguments.json:
+        print(json.dumps(report_to_json(report), indent=2))
+    elif not (arguments.quiet and report.ok):
+        print(report)
+    if arguments.github:
+        path = arguments.target.rpartition(":")[0]
+        for result in report.failed:
+            message = f"{result.law.name}: {result.detail}".replace("\n", " ")
+            print(f"::error file={path},title=headnotes check::{message}")
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough: nothing is printed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def report_to_junit(report: Report) -> bytes:
+    """The report as JUnit XML, which most CI systems display."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=report.name,
+        tests=str(len(report.results)),
+        failures=str(len(report.failed)),
+        skipped=str(len(report.not_applicable)),
+    )
+    for result in report.results:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=report.name,
+            name=result.law.name,
+            time=f"{result.seconds:.3f}",
+        )
+        if result.status == "fail":
+            failure = ElementTree.SubElement(case, "failure", message=result.detail)
+            failure.text = "\n".join(explain(result))
+        elif result.status != "pass":
+            ElementTree.SubElement(case, "skipped", message=result.detail)
+    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return text
 
 
 def parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `check`; raises `CallError` for malformed text."""
     options = {**vars(arguments)}
-    for name in ("target", "json", "command"):
+    for name in ("target", "json", "junit", "github", "quiet", "command"):
         options.pop(name, None)
     for name in ("init_args", "call_args"):
         options[name] = parse_keywords(name, options[name])

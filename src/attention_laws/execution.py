@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import torch
 
+from attention_laws.adapter import MaskArgument
+from attention_laws.algebra import make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
-from attention_laws.script import Script
+from attention_laws.script import CONTEXTS, CallArguments, Script
 
 
 @law
@@ -33,17 +35,17 @@ def eval_matches_train(script: Script) -> None:
     for allowed, mask in script.mask_cases():
         script.restart("eval", dropout=0.5)
         args = script.make_arguments(allowed, mask)
-        evaluated = script.call(args)
-        script.no_grad = True
-        without_grad = script.call(args)
-        script.no_grad = False
+        outputs = {"": script.call(args)}
+        for context in CONTEXTS.values():
+            script.context = context
+            outputs[f" under {context}"] = script.call(args)
+        script.context = ""
         script.exec_line("set_dropout(attention, 0.0)")
         script.exec_line("attention.train()")
         trained = script.call(args)
-        message = "the output at {place} differs in evaluation"
-        script.assert_close(trained, evaluated, message)
-        message += " under torch.no_grad()"
-        script.assert_close(trained, without_grad, message)
+        for where, output in outputs.items():
+            message = f"the output at {{place}} differs in evaluation{where}"
+            script.assert_close(trained, output, message)
 
 
 @law
@@ -61,6 +63,210 @@ def deterministic(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "two calls in evaluation differ at {place}"
         script.assert_close(one, other, message, relative=0.0)
+
+
+@law(slow=True)
+def dropout(script: Script) -> None:
+    r"""Dropout changes each weight independently, and on average nothing.
+
+    $$\operatorname{E}[y_{\text{train}}] = y_{\text{eval}}$$
+
+    It is applied to the weights, after the softmax, and what remains is divided by the
+    probability to remain. Each dropout of the module is set to 0.5 in turn. Copies of
+    one sequence in a batch show what is random: over the copies the mean output must be
+    that of evaluation; copies, queries and heads must not share one dropout mask.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no modes")
+    skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
+    skip_unless("b" in adapter.layout, "takes one sequence at a time")
+    script.restart("train")
+    places = script.evaluate("dropout_places(attention)")
+    skip_unless(places, "has no dropout")
+    effects = [assert_dropout_is_fair(script, place) for place in places]
+    if not any(effects):
+        script.restart("train", dropout=0.5)
+        args = script.make_arguments()
+        one, other = script.call(args), script.call(args)
+        message = "dropout has no effect in training"
+        script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_dropout_is_fair(script: Script, place: str) -> bool:
+    """Test one dropout of the module; return whether it has an effect."""
+    adapter, copies = script.adapter, 4096
+    length = adapter.fixed_length or 3
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart("train")
+    script.exec_line("torch.manual_seed(0)")
+    repeats = ", ".join(str(copies) if axis == "b" else "1" for axis in adapter.layout)
+    args = script.make_arguments()
+    for equal in (False, True):
+        with script.rollback():
+            script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
+            each = make_equal_tokens(script, args) if equal else args
+            inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in each.inputs]
+            many = replace(
+                each,
+                inputs=tuple(inputs),
+                allowed=each.allowed.expand(-1, -1, copies),
+                mask=script.encode_mask(
+                    script.all_allowed().expand(-1, -1, copies), adapter.required_mask
+                ),
+            )
+            output = script.call(many)
+            by_item = f"{output}.movedim({adapter.layout.index('b')}, 0)"
+            y = script.assign("y", f"{by_item}.detach()")
+            if bool(script.evaluate(f"({y} == {y}[0]).all()")):
+                script.exec_line("set_dropout(attention, 0.0)")
+                usual = script.call(many)
+                message = "all batch items share one dropout mask"
+                claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
+                script.assert_true(claim, message)
+                return False
+            if not equal:
+                assert_mean_is_kept(script, many, y)
+            elif adapter.layout.replace("b", "")[0] == "l":
+                assert_masks_differ(script, y, length)
+    return True
+
+
+def assert_mean_is_kept(script: Script, many: CallArguments, y: str) -> None:
+    """The mean over the copies is the output without dropout."""
+    if "norm" in script.adapter.designs:
+        return  # What follows a norm does not keep a mean.
+    script.exec_line("set_dropout(attention, 0.0)")
+    usual = script.call(many)
+    first = script.adapter.index(b=0)
+    error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
+    message = (
+        "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
+        "not applied to the weights after the softmax"
+    )
+    difference = f"({y}.mean(dim=0) - {usual}{first}).abs()"
+    script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
+
+
+def assert_masks_differ(script: Script, y: str, length: int) -> None:
+    """Queries, heads and keys have dropout masks of their own.
+
+    All tokens are equal, so that outputs differ by the dropout masks only. With
+    $n$ keys and $h$ heads, the counts of remaining keys allow $(n + 1)^h$ outcomes.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    if adapter.is_pooled:
+        return
+    if not (adapter.causal or adapter.positions != "none") and length > 1:
+        message = "all queries share one dropout mask"
+        script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
+    shared = max(2**heads, 2**length if heads > 1 else 0)
+    if (length + 1) ** heads > 4096:
+        shared = 2**heads  # more outcomes than copies
+    message = (
+        f"the keys or the heads share one dropout mask: {heads} heads and {length} "
+        f"keys give only {{}} different outputs"
+    )
+    count = script.evaluate(f"count_outcomes({y}[:, -1])")
+    claim = f"count_outcomes({y}[:, -1]) > {shared}"
+    if (length + 1) ** heads > shared:
+        script.assert_true(claim, message.format(count))
+
+
+@law
+def earlier_calls(script: Script) -> None:
+    r"""What was called before does not change the output.
+
+    $$y(x \mid x') = y(x)$$
+
+    Masks and tables of positions are often stored for the next call. Stored for another
+    length, batch size or mask, they are wrong without an error. A copy of the attention
+    that was never called must give the same outputs.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no state")
+    k_len, q_len = script.sizes.k_len, script.sizes.q_len
+    q_len = k_len if adapter.single_input else q_len
+    padded = script.all_allowed(q_len, k_len)
+    padded[:, k_len - 1 :, 0] = False
+    masks: list[MaskArgument | None] = [
+        mask for mask in script.masks_for(padded) if mask and k_len > 1
+    ]
+    for mode in script.gradient_modes():
+        for mask in masks or [None]:
+            script.restart(mode)
+            script.exec_line("unused = copy.deepcopy(attention)")
+            args = script.make_arguments(padded if mask else None, mask)
+            calls = [
+                args,
+                replace(args, mask=script.encode_mask(script.all_allowed(q_len), mask)),
+            ]
+            for batch_size, change in ((1, 0), (3, -1), (3, 2), (2, -1)):
+                shorter = script.sizes
+                script.sizes = replace(
+                    shorter, batch_size=batch_size if "b" in adapter.layout else 1
+                )
+                if adapter.fixed_length is not None or k_len + change < 1:
+                    change = 0
+                more_queries = change if adapter.single_input or adapter.causal else 0
+                allowed = script.all_allowed(q_len + more_queries, k_len + change)
+                allowed[:, :1, 0] = not (
+                    mask and mask.kind != "lengths" and k_len + change > 1
+                )
+                calls.append(script.make_arguments(allowed, mask))
+                script.sizes = shorter
+            calls.append(args)
+            for each in calls:
+                script.exec_line("fresh = copy.deepcopy(unused)")
+                try:
+                    expected = script.call(each, function="fresh")
+                except ScriptError:
+                    continue  # a size that it does not accept, called before or not
+                seen = script.call(each)
+                message = "{place} changes after other calls"
+                queries = script.real_queries(each)
+                script.assert_close(expected, seen, message, l=queries)
+
+
+@law
+def half_precision(script: Script) -> None:
+    r"""In half precision, the output is that of float32, within a tenth.
+
+    $$|y_{\text{bfloat16}} - y_{\text{float32}}| \le 0.1 \max |y|$$
+
+    Weights and inputs are rounded to half precision first, so that only the computation
+    differs. A path of its own for half precision, positions that are rounded, or a mask
+    that overflows changes the output by more.
+    """
+    usual = script.dtype
+    try:
+        for dtype in (torch.bfloat16, torch.float16):
+            for allowed, mask in script.mask_cases():
+                script.dtype = dtype
+                try:
+                    script.restart()
+                    script.exec_line("exact = copy.deepcopy(attention)")
+                    args = script.make_arguments(allowed, mask)
+                    half = script.call(args)
+                except ScriptError as failure:
+                    if "not implemented for" in str(failure):
+                        continue
+                    raise
+                if script.adapter.is_module:
+                    script.exec_line("exact = exact.float()")
+                inputs = [script.assign(n, f"{n}.float()") for n in args.inputs]
+                encoded = args.mask
+                script.dtype = torch.float32
+                exact = replace(args, inputs=tuple(inputs))
+                if encoded is not None and mask is not None and "add" in mask.kind:
+                    exact = replace(exact, mask=script.encode_mask(allowed, mask))
+                single = script.call(exact, function="exact")
+                message = f"the output at {{place}} differs in {dtype}"
+                queries = script.real_queries(args)
+                script.assert_close(
+                    single, f"{half}.float()", message, relative=0.1, l=queries
+                )
+    finally:
+        script.dtype = usual
 
 
 @law
@@ -218,6 +424,25 @@ def autocast(script: Script) -> None:
         script.assert_close(usual, "cast", message, relative=0.1)
 
 
+@law(strict=True)
+def copy_after_call(script: Script) -> None:
+    r"""A module can be copied after a call.
+
+    $$\operatorname{deepcopy}(f)(x) = f(x)$$
+
+    Weights that are stored for plots keep the graph that computed them, and PyTorch
+    refuses to copy such tensors. An exponential moving average of the weights makes a
+    copy of a model during training.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no state")
+    script.restart()
+    args = script.make_arguments()
+    output = script.call(args)
+    script.exec_line("copied = copy.deepcopy(attention)")
+    after = script.call(args, function="copied")
+    script.assert_close(output, after, "the output of a deep copy differs at {place}")
+
+
 @law(slow=True)
 def state_dict(script: Script) -> None:
     r"""A copy, and a module loaded from the state dict, compute the same.
@@ -233,8 +458,9 @@ def state_dict(script: Script) -> None:
     script.restart()
     args = script.make_arguments()
     output = script.call(args)
-    copied = script.call(args, function="copy.deepcopy(attention)")
-    message = "the output of a deep copy differs at {place}"
+    script.exec_line("copied = detached_copy(attention)")
+    copied = script.call(args, function="copied")
+    message = "the output of a copy differs at {place}"
     script.assert_close(output, copied, message)
     script.exec_line("import io")
     script.exec_line("torch.save(attention.state_dict(), file := io.BytesIO())")

@@ -13,7 +13,10 @@ calling conventions.
 """
 
 import inspect
+import itertools
 import math
+import re
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
@@ -37,11 +40,34 @@ from attention_laws.adapter import (
     Sizes,
 )
 from attention_laws.law import ScriptError
-from attention_laws.script import CallArguments, Script
+from attention_laws.script import CallArguments, Script, find_output
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk")
+# Heads and their widths with which a class is built. Most accept the first; some
+# require a power of two, or a width that is a multiple of 8.
+SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
+
+# Query heads that share one head of keys and values, where the constructor takes both.
+GROUP_SIZE = 2
+
+# Sizes with which an argument that depends on the length is shown in the report.
+POSITION_EXAMPLE: dict[str, Any] = {
+    "start": 0,
+    "stop": 5,
+    "batch_size": 2,
+    "d_k": 4,
+    "heads": 3,
+}
+POSITION_EXAMPLE |= {"dtype": "", "device": ""}
+
+# Time in which ways to call an attention are tried.
+CALLING_SECONDS = 10.0
+
+# Lengths that are tried for an attention that accepts one length only.
+FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
+
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
 
 
@@ -50,25 +76,44 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
 
     Raises `CallError` where no way to call it was found.
     """
-    probe = CallProbe(Adapter(attention, name, imports, {}), options)
-    if isinstance(attention, type):
-        infer_init_args(probe)
+    first_error: CallError | None = None
+    sizes = SIZES if isinstance(attention, type) else SIZES[:1]
+    for heads, d_k in sizes:
+        probe = CallProbe(Adapter(attention, name, imports, {}), options)
+        if isinstance(attention, type):
+            infer_init_args(probe, heads, d_k)
+        else:
+            infer_heads(probe)
+        infer_inputs(probe)
+        check_argument_names(probe)
+        try:
+            infer_layout(probe)
+            break
+        except CallError as error:
+            first_error = first_error or error
+            if options.heads or options.d_model:
+                raise
+        except ScriptError as failure:
+            first_error = first_error or late_error(name, failure)
     else:
-        infer_heads(probe)
-    infer_inputs(probe)
-    check_argument_names(probe)
+        assert first_error is not None
+        raise first_error
     try:
-        infer_layout(probe)
         infer_masks(probe)
         infer_weights(probe)
         infer_behavior(probe)
     except ScriptError as failure:
-        location = error_location(failure.error)
-        raise CallError(
-            f"the first calls of `{name}` succeed, and a later one raises "
-            f"{failure}{location}; does it store something between calls?"
-        ) from failure
+        raise late_error(name, failure) from failure
     return probe.adapter
+
+
+def late_error(name: str, failure: ScriptError) -> CallError:
+    """The error of a call after others that succeeded."""
+    location = error_location(failure.error)
+    return CallError(
+        f"the first calls of `{name}` succeed, and a later one raises "
+        f"{failure}{location}; does it store something between calls?"
+    )
 
 
 class CallProbe:
@@ -94,6 +139,7 @@ class CallProbe:
         hide: tuple[slice, slice, slice] | None = None,
         k_len: int = 5,
         mode: str = "eval",
+        more: dict[str, str] | None = None,
         **fields: Any,
     ) -> tuple[Script, CallArguments] | None:
         """Make one call, with some fields of the adapter changed.
@@ -105,7 +151,10 @@ class CallProbe:
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
-        sizes = Sizes(batch_size, 5, k_len, adapter.heads, adapter.d_k)
+        q_len = 5
+        if adapter.fixed_length is not None:
+            q_len = k_len = adapter.fixed_length
+        sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
         try:
             script = Script(adapter, sizes, **self.options.script_options())
             script.restart(mode)
@@ -113,14 +162,16 @@ class CallProbe:
             if hide is not None:
                 allowed[hide] = False
             args = script.make_arguments(allowed, mask)
-            result = script.evaluate(f"attention({script.argument_source(args)})")
+            result = script.evaluate(
+                f"attention({script.argument_source(args, **more or {})})"
+            )
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
             message = f"raises {ScriptError(cause)}{error_location(cause)}"
             self.first_error = self.first_error or message
             return None
         query = script.evaluate(args.inputs[0])
-        output_index = find_output(result, query)
+        output_index = find_output(result, query, adapter)
         if output_index is None:
             message = (
                 f"returns {type(result).__name__}, where a tensor of "
@@ -132,25 +183,28 @@ class CallProbe:
         return script, args
 
 
+def next_token_succeeds(
+    script: Script, args: CallArguments, more: dict[str, str]
+) -> bool:
+    """Whether one more token can be given together with `more`, such as a cache."""
+    index = script.adapter.index(l=slice(0, 1))
+    try:
+        token = script.assign("token", f"{args.inputs[0]}{index}")
+        one = replace(args, inputs=(token,))
+        output = script.call(one, **more)
+        later = script.evaluate(output)
+        with_nothing = script.evaluate(script.call(one))
+    except ScriptError:
+        return False
+    return later.shape == with_nothing.shape and not torch.equal(later, with_nothing)
+
+
 def error_location(error: Exception) -> str:
     """The last line in the traceback that is neither in torch nor in this package."""
     skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
     frames = traceback.extract_tb(error.__traceback__)
     lines = [f for f in frames if not f.filename.startswith(skipped)]
     return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-
-
-def find_output(result: Any, query: Tensor) -> str | None:
-    """The index of the first tensor shaped like the query, except for its width."""
-    parts: list[tuple[str, Any]] = [("", result)]
-    if isinstance(result, dict):
-        parts = [(f"[{key!r}]", value) for key, value in result.items()]
-    elif isinstance(result, tuple | list):
-        parts = [(f"[{n}]", value) for n, value in enumerate(result)]
-    for index, value in parts:
-        if isinstance(value, Tensor) and value.shape[:-1] == query.shape[:-1]:
-            return index
-    return None
 
 
 def influence(
@@ -203,11 +257,15 @@ def infer_heads(probe: CallProbe) -> None:
     group_size = heads // kv_heads if kv_heads else 1
     probe.update(heads=heads, group_size=group_size, fixed_size=is_instance)
     if kv_heads:
-        probe.record("heads", f"{heads}, {kv_heads} of keys and values", "given")
+        source = "given" if options.kv_heads else "inferred"
+        probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
 
 
-def infer_init_args(probe: CallProbe) -> None:
-    """Which arguments the constructor needs, and which sizes they leave."""
+def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
+    """Which arguments the constructor needs, and which sizes they leave.
+
+    `heads` and `d_k` are the sizes to build with, where no option gives them.
+    """
     target, options = probe.adapter.target, probe.options
     init_args = {name: repr(value) for name, value in options.init_args.items()}
     sizes: dict[str, Any] = {
@@ -216,32 +274,43 @@ def infer_init_args(probe: CallProbe) -> None:
         "{kv_heads}": options.kv_heads,
     }
     present = set()
-    parameters = inspect.signature(target).parameters.values()
-    for name, required in names.required_by_name(parameters).items():
+    namespace: dict[str, Any] = {}
+    parameters = inspect.signature(target).parameters
+    for name, required in names.required_by_name(parameters.values()).items():
         value = names.ARGUMENT_VALUES.get(name, "")
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
+        elif required and (config := names.config_source(target, parameters[name])):
+            init_args[name], more = config
+            namespace |= more
+            present |= set(re.findall(r"{\w+}", init_args[name]))
         elif required:
             raise CallError(
                 f"`{target.__name__}` requires `{name}`, whose meaning is unknown; "
-                f"give it with `--init-args {name}=...`, or check an instance"
+                f"give it with `--init-args {name}=...`, or check an instance: "
+                f"write `built = {target.__name__}(...)` in the file, and name `built`"
             )
 
-    heads, d_model, kv_heads = (
-        sizes[name] for name in ("{heads}", "{d_model}", "{kv_heads}")
-    )
-    heads_given = bool(heads)
-    if not heads:
-        heads = 2 * kv_heads if kv_heads else 3
-        if "{heads}" not in present or (d_model and d_model % heads):
-            heads = 1
+    d_model, kv_heads = sizes["{d_model}"], sizes["{kv_heads}"]
+    heads_given = bool(sizes["{heads}"])
+    if heads_given:
+        heads = sizes["{heads}"]
+    elif kv_heads:
+        heads = GROUP_SIZE * kv_heads
+    elif "{kv_heads}" in present and not d_model and heads == SIZES[0][0]:
+        heads, kv_heads = 2 * GROUP_SIZE, 2
+    elif "{heads}" not in present or (d_model and d_model % heads):
+        heads = 1
+    imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
         init_args=init_args,
+        namespace=namespace,
+        imports="".join([probe.adapter.imports, *imports]),
         heads=heads,
-        d_k=d_model // heads if d_model else 4,
+        d_k=d_model // heads if d_model else d_k,
         group_size=heads // kv_heads if kv_heads else 1,
         fixed_size=bool(heads_given or d_model),
     )
@@ -250,7 +319,7 @@ def infer_init_args(probe: CallProbe) -> None:
 
 
 def infer_inputs(probe: CallProbe) -> None:
-    """Whether there is one input or three, and whether they are passed by keyword."""
+    """Which arguments are inputs, and whether they are passed by keyword."""
     adapter, options = probe.adapter, probe.options
     parameters = names.parameters_of(adapter.target)
     required = names.required_by_name(parameters)
@@ -258,11 +327,10 @@ def infer_inputs(probe: CallProbe) -> None:
         # torch's functions have no signature; attention takes query, key and value.
         required = dict.fromkeys(names.INPUT_NAMES[0], True)
     order = list(required)
-    inputs: tuple[str, ...] = options.inputs or next(
-        (triple for triple in names.INPUT_NAMES if set(triple) <= set(order)),
-        tuple(order[:1]),
-    )
-    if len(inputs) not in (1, 3):
+    inputs: tuple[str, ...] = options.inputs or names.find_inputs(required)
+    if not inputs and any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        inputs = ("x",)
+    if not inputs:
         raise CallError(
             f"`{adapter.name}` has no named arguments; name its inputs with "
             f"`--inputs x` or `--inputs query,key,value`"
@@ -271,11 +339,12 @@ def infer_inputs(probe: CallProbe) -> None:
     by_keyword |= any(p.kind is p.KEYWORD_ONLY for p in parameters if p.name in inputs)
     # Inputs that the signature does not name are passed to its `**kwargs`.
     has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    by_keyword |= has_kwargs and not set(inputs) & set(order)
+    has_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    by_keyword |= has_kwargs and not has_args and not set(inputs) & set(order)
     call_args = {
         name: None
         for name, is_required in required.items()
-        if is_required and name not in inputs and names.MASK_PATTERN.search(name)
+        if is_required and name not in inputs
     }
     probe.update(call_args=call_args | dict(options.call_args))
     source = "given" if options.inputs else "inferred"
@@ -303,16 +372,22 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             if names.MASK_PATTERN.search(name) or names.CAUSAL_PATTERN.match(name)
         }
     for name, encoding in encodings.items():
-        kind, _, axes = encoding.partition(":")
-        kinds = [kind] if kind else ["attend", "ignore", "additive"]
-        if not kind and names.CAUSAL_PATTERN.match(name):
-            kinds = ["causal"]
-        elif not kind and "len" in name:
-            kinds = ["lengths"]
-        for each in kinds:
-            shapes = {"causal": ("",), "lengths": ("bq", "b")}.get(each, MASK_AXES)
-            for shape in [axes] if axes else shapes:
-                yield MaskArgument(name, each, shape)
+        for each in encoding.split("+"):
+            yield from encodings_of(name, each)
+
+
+def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
+    """What `encoding`, such as "attend:qk", "attend" or nothing, leaves open."""
+    kind, _, axes = encoding.partition(":")
+    kinds = [kind] if kind else ["attend", "ignore", "attend_int", "additive"]
+    if not kind and names.CAUSAL_PATTERN.match(name):
+        kinds = ["causal"]
+    elif not kind and "mask" not in name and "len" in name:
+        kinds = ["lengths"]
+    for each in kinds:
+        shapes = {"causal": ("",), "lengths": ("bq", "b")}.get(each, MASK_AXES)
+        for shape in [axes] if axes else shapes:
+            yield MaskArgument(name, each, shape)
 
 
 def infer_layout(probe: CallProbe) -> None:
@@ -323,40 +398,76 @@ def infer_layout(probe: CallProbe) -> None:
     adapter, options = probe.adapter, probe.options
     # Layouts of one group accept the same tensors, and are distinguished by their
     # outputs.
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"]]
+    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], ["image"], ["bdl"]]
     if not adapter.is_module:
-        groups = [groups[1], groups[0], groups[2]]
+        groups = [groups[1], groups[0], *groups[2:]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     widths: list[int | None] = [None]
     if isinstance(adapter.target, nn.Module):
         candidates = names.candidate_widths(adapter.target)
         widths = [options.d_model] if options.d_model else [*candidates]
-    for required_mask in (None, *mask_candidates(probe)):
-        for width in widths:
-            for group in groups:
-                found = {}
-                for layout in group:
-                    fields: dict[str, Any] = {"layout": layout, "d_model": width}
-                    if width is not None:
-                        fields["d_k"] = max(1, width // adapter.heads)
-                    call = probe.try_call(required_mask=required_mask, **fields)
-                    if call is not None:
-                        fields["output_index"] = call[0].adapter.output_index
-                        found[token_mixing(*call)] = fields
-                if found:
-                    record_layout(probe, found[max(found)], required_mask)
-                    return
+    end = time.process_time() + CALLING_SECONDS
+    parameters = names.required_by_name(names.parameters_of(adapter.target))
+    for variant in call_variants(probe):
+        masks = [
+            m for m in mask_candidates(probe) if parameters.get(m.name) or not variant
+        ]
+        for required_mask in (None, *masks):
+            for width in widths:
+                for group in groups:
+                    found = {}
+                    for layout in group:
+                        fields = {**variant, "layout": layout, "d_model": width}
+                        if layout == "image":
+                            fields |= {"layout": "bdl", "is_image": True}
+                        if width is not None:
+                            fields["d_k"] = max(1, width // adapter.heads)
+                        call = probe.try_call(required_mask=required_mask, **fields)
+                        if call is not None:
+                            fields["output_index"] = call[0].adapter.output_index
+                            found[token_mixing(*call)] = fields
+                    if found:
+                        record_layout(probe, found[max(found)], required_mask)
+                        return
+            if time.process_time() > end:
+                break
+        if time.process_time() > end:
+            break
     raise CallError(
-        f"`{adapter.name}` could not be called with small random inputs: it "
+        f"`{adapter.name}` could not be called with random inputs (batch size 2, "
+        f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
         f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
 
 
+def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Fields of the adapter to try: as it is, with positions, with one length."""
+    adapter, given = probe.adapter, probe.options.call_args
+    yield {}
+    required = [
+        name
+        for name, value in adapter.call_args.items()
+        if value is None and name not in given
+    ]
+    templates = [names.position_templates(name) for name in required]
+    for combination in itertools.islice(itertools.product(*templates), 12):
+        chosen = dict(zip(required, combination, strict=True))
+        chosen = {name: text for name, text in chosen.items() if text}
+        rest = {n: v for n, v in adapter.call_args.items() if n not in chosen}
+        if chosen:
+            yield {"position_args": chosen, "call_args": rest}
+    yield {"is_pooled": True}
+    for length in FIXED_LENGTHS:
+        yield {"fixed_length": length}
+
+
 def token_mixing(script: Script, args: CallArguments) -> float:
     """How much more tokens influence each other than batch items do."""
-    tokens = influence(script, args, {"l": slice(0, 3)}, {"l": slice(3, None)})
+    early, late = {"l": slice(0, 3)}, {"l": slice(3, None)}
+    tokens = influence(script, args, early, late)
+    tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
     return tokens - items * (script.adapter.layout != "ld")
 
@@ -368,9 +479,16 @@ def record_layout(
     layout = fields["layout"]
     name = next((n for n, letters in LAYOUTS.items() if letters == layout), layout)
     source = "given" if probe.options.layout else "inferred"
+    name = "image" if fields.get("is_image") else name
     probe.record(
         "layout", name.replace("_", " "), source, required_mask=required_mask, **fields
     )
+    for argument, text in probe.adapter.position_args.items():
+        probe.record(f"`{argument}`", text.format(**POSITION_EXAMPLE), "inferred")
+    if probe.adapter.is_pooled:
+        probe.record("output", "one for all tokens", "inferred")
+    if probe.adapter.fixed_length is not None:
+        probe.record("length", f"only {probe.adapter.fixed_length}", "inferred")
 
 
 def infer_masks(probe: CallProbe) -> None:
@@ -380,24 +498,52 @@ def infer_masks(probe: CallProbe) -> None:
     # The candidate for which hidden keys have the least influence. An implementation
     # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
+    unused = math.inf if given else 0.99  # the influence if the mask hides nothing
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
         if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
-            masks.append(mask)  # given in full: used even if it hides nothing
-        elif mask.kind == "lengths" or mask.kind not in {m.kind for m in masks}:
-            leak = mask_leakage(probe, mask)
-            if leak is not None and leak < 1e-3:
+            masks.append(accepted_encoding(probe, mask))
+        elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
+            leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
+            leak = min((leak for leak in leaks if leak is not None), default=math.inf)
+            if leaks[0] is not None and leaks[0] < 1e-3 and is_neutral(probe, mask):
                 masks.append(mask)
-            elif leak is not None and leak < least.get(mask.name, (math.inf,))[0]:
+            elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
         for mask in masks:
             record_mask(probe, mask)
+        if not masks and not given:
+            probe.record(
+                f"`{name}`",
+                f"hides no key; if it should: --mask {name}=...",
+                "inferred",
+            )
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
-    if not probe.adapter.masks:
+    if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def polarity(mask: MaskArgument) -> bool:
+    """Whether the mask is added to the scores; one other encoding excludes the others.
+
+    A mask of ones and zeros cannot mean both that ones are hidden and that zeros are.
+    """
+    return mask.kind.startswith("additive")
+
+
+def accepted_encoding(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
+    """The mask as it was given; as integers where a bool mask raises a type error."""
+    if mask.kind in ("attend", "ignore"):
+        as_int = replace(mask, kind=f"{mask.kind}_int")
+        hide = (slice(None), slice(0, 1), slice(None))
+        if not probe.try_call(mask=mask, hide=hide) and probe.try_call(
+            mask=as_int, hide=hide
+        ):
+            return as_int
+    return mask
 
 
 def record_mask(probe: CallProbe, mask: MaskArgument) -> None:
@@ -408,16 +554,20 @@ def record_mask(probe: CallProbe, mask: MaskArgument) -> None:
     probe.record(f"`{mask.name}`", text, source)
 
 
-def mask_leakage(probe: CallProbe, mask: MaskArgument) -> float | None:
+def mask_leakage(
+    probe: CallProbe, mask: MaskArgument, mode: str = "eval"
+) -> float | None:
     """The influence of hidden keys, relative to visible ones; None if the call fails.
 
-    0 where the mask hides what it should, about 1 where it hides nothing.
+    0 where the mask hides what it should, about 1 where it hides nothing. A mask that
+    takes the influence of visible keys, too, is one of another kind: 1.
     """
+    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     if mask.kind == "causal":
-        call = probe.try_call(call_args={**probe.adapter.call_args, mask.name: True})
+        flag = {**probe.adapter.call_args, mask.name: True}
+        call = probe.try_call(call_args=flag, mode=mode)
         if call is None:
             return None
-        late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
         return influence(*call, late, early) / (1e-9 + influence(*call, early, late))
 
     # Of five keys the fourth is hidden, and the output of the fifth query observed.
@@ -429,12 +579,42 @@ def mask_leakage(probe: CallProbe, mask: MaskArgument) -> float | None:
         last_item = 1 + (probe.adapter.heads == 2)
         items = slice(last_item, None)
     hidden_key = slice(key, key + 1)
-    call = probe.try_call(mask=mask, hide=(slice(None), hidden_key, items))
+    call = probe.try_call(mask=mask, hide=(slice(None), hidden_key, items), mode=mode)
     if call is None:
         return None
-    observed = {"l": slice(7 - key, 8 - key), "b": items}
+    query = 0 if probe.adapter.is_pooled else 7 - key
+    observed = {"l": slice(query, query + 1), "b": items}
     hidden = influence(*call, {"l": hidden_key}, observed)
-    return hidden / (1e-9 + influence(*call, {"l": slice(0, 3)}, observed))
+    visible = influence(*call, early, observed)
+    unmasked = probe.try_call(mode=mode)
+    usual = visible
+    if unmasked is not None:
+        usual = influence(*unmasked, early, observed)
+        if hidden > 1e-3 * visible and not influence_of_mask(probe, mask, mode):
+            return 1.0
+    return hidden / visible if visible > 1e-3 * usual > 0 else 1.0
+
+
+def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
+    """Whether the output with a mask that hides nothing is that without a mask."""
+    calls = [probe.try_call(), probe.try_call(mask=mask)]
+    if None in calls or mask.kind == "causal":
+        return True
+    one, other = (call[0].evaluate(call[0].call(call[1])) for call in calls if call)
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def influence_of_mask(probe: CallProbe, mask: MaskArgument, mode: str) -> bool:
+    """Whether the output changes if the mask hides two keys more."""
+    outputs = []
+    for keys in (slice(3, 4), slice(1, 4)):
+        call = probe.try_call(
+            mask=mask, hide=(slice(None), keys, slice(None)), mode=mode
+        )
+        if call is None:
+            return True
+        outputs.append(call[0].evaluate(call[0].call(call[1])))
+    return not torch.equal(*outputs)
 
 
 def infer_weights(probe: CallProbe) -> None:
@@ -460,6 +640,8 @@ def infer_weights(probe: CallProbe) -> None:
         for letters in [axes] if axes else WEIGHTS_AXES:
             shape = [sizes[letter] for letter in letters]
             if isinstance(value, Tensor) and list(value.shape) == shape:
+                if not given and not are_weights(value, letters):
+                    continue
                 probe.record(
                     "weights",
                     f"{source} [{', '.join(AXES[axis] for axis in letters)}]",
@@ -478,6 +660,12 @@ def infer_weights(probe: CallProbe) -> None:
                 f"`weights` (={options.weights!r}) is {seen}, where the sizes are "
                 f"{', '.join(f'{letter}={size}' for letter, size in sizes.items())}"
             )
+
+
+def are_weights(value: Tensor, axes: str) -> bool:
+    """Whether numbers may be attention weights, rather than scores."""
+    sums = value.sum(axes.index("k"))
+    return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
 
 
 def weights_candidates(script: Script) -> Iterator[str]:
@@ -529,21 +717,64 @@ def infer_behavior(probe: CallProbe) -> None:
         "causal without a mask", "yes" if causal else "no", source, causal=causal
     )
 
-    cross = len(adapter.inputs) == 3 and not causal
-    cross = cross and probe.try_call(k_len=7) is not None
+    cross = not adapter.single_input and not causal and adapter.fixed_length is None
+    cross = cross and all(probe.try_call(k_len=n) is not None for n in (7, 3))
     probe.update(cross_attention=cross, window=options.window, cache=options.cache)
     if options.window is not None:
         probe.record("window", options.window, "given")
-    positions = options.positions or "none"
-    source = "given" if options.positions else "assumed"
-    probe.record("positions", positions, source, positions=positions)
+    positions = options.positions
+    source = "given" if positions else "assumed"
+    if not positions:
+        positions = "unknown" if names.encodes_positions(adapter.target) else "none"
+        positions = "unknown" if probe.adapter.position_args else positions
+    text = "unknown: give --positions" if positions == "unknown" else positions
+    probe.record("positions", text, source, positions=positions)
+    probe.update(
+        designs=names.designs_of(adapter.target), masks_given=bool(options.mask)
+    )
     if adapter.is_module:
         infer_module_behavior(probe)
+    if options.cache is None and not options.call_args:
+        infer_cache(probe)
+
+
+def infer_cache(probe: CallProbe) -> None:
+    """The argument that takes a KV cache, and where the result has the new one."""
+    adapter = probe.adapter
+    arguments = names.required_by_name(names.parameters_of(adapter.target))
+    argument = next((n for n in arguments if names.CACHE_PATTERN.match(n)), None)
+    if argument is None or not adapter.single_input or not adapter.causal:
+        return
+    use = {n: "True" for n in arguments if n == "use_cache"}
+    call = probe.try_call(more={argument: "None", **use})
+    if call is None:
+        return
+    script, args = call
+    source = script.argument_source(args, **{argument: "None"}, **use)
+    result = script.evaluate(f"attention({source})")
+    if not isinstance(result, tuple | list | dict):
+        return
+    items = result.items() if isinstance(result, dict) else enumerate(result)
+    for key, value in items:
+        index = f"[{key!r}]"
+        if index == script.adapter.output_index or value is None:
+            continue
+        script.namespace["cache"] = value
+        if next_token_succeeds(script, args, {argument: "cache", **use}):
+            probe.update(call_args={**adapter.call_args, **dict.fromkeys(use, True)})
+            probe.record(
+                "cache",
+                f"`{argument}`, {index} of the result",
+                "inferred",
+                cache=(argument, index),
+            )
+            return
+    probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
 
 def infer_module_behavior(probe: CallProbe) -> None:
     """Whether training is reproducible without dropout, and the projections."""
-    options = probe.options
+    adapter, options = probe.adapter, probe.options
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
@@ -559,4 +790,10 @@ def infer_module_behavior(probe: CallProbe) -> None:
     module = call[0].evaluate("attention")
     check_parameter_names(module, options)
     projections = names.find_projections(module, options.projections)
-    probe.update(projections=projections)
+    softcap = names.softcap_of(module) if projections else None
+    designs = dict(probe.adapter.designs)
+    if projections and not names.normalizes(adapter.target):
+        designs.pop("norm", None)  # all its norms are those of queries and keys
+    if softcap is not None:
+        designs.pop("softcap", None)
+    probe.update(projections=projections, softcap=softcap, designs=designs)

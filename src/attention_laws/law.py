@@ -34,6 +34,9 @@ LawTest = Callable[["Script"], None]
 class Law:
     r"""A law: its name, statement, formula and reason, and the function that tests it.
 
+    `assumes` names designs (of `names.DESIGNS`) to which the law does not apply: if the
+    code of an implementation mentions one, a violation is reported as a skip.
+
     `slow` marks a test that takes seconds, and runs at one size only. `strict` marks a
     law that most correct implementations violate; it runs only on request.
     """
@@ -45,6 +48,7 @@ class Law:
     test: LawTest
     slow: bool = False
     strict: bool = False
+    assumes: tuple[str, ...] = ()
 
 
 class NotApplicable(Exception):  # noqa: N818
@@ -60,9 +64,14 @@ def skip_unless(condition: object, reason: str) -> None:
 class ScriptError(Exception):
     """A line of a script raised an exception, which is stored as `error`."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(
+        self, error: Exception, is_call: bool = True, succeeded_before: bool = False
+    ) -> None:
         super().__init__(f"{type(error).__name__}: {first_line(error)}")
         self.error = error
+        self.is_call = is_call  # whether it called the attention, not a helper
+        # Whether the same call succeeded in another mode.
+        self.succeeded_before = succeeded_before
 
 
 def first_line(error: Exception) -> str:
@@ -99,9 +108,15 @@ class LawViolation(Exception):  # noqa: N818
 @overload
 def law(test: LawTest) -> Law: ...
 @overload
-def law(*, slow: bool = False, strict: bool = False) -> Callable[[LawTest], Law]: ...
 def law(
-    test: LawTest | None = None, *, slow: bool = False, strict: bool = False
+    *, slow: bool = False, strict: bool = False, assumes: str = ""
+) -> Callable[[LawTest], Law]: ...
+def law(
+    test: LawTest | None = None,
+    *,
+    slow: bool = False,
+    strict: bool = False,
+    assumes: str = "",
 ) -> Any:
     r"""Decorator that makes a `Law` of its test, with or without arguments.
 
@@ -114,7 +129,7 @@ def law(
 
     def decorate(test: LawTest) -> Law:
         texts = parse_docstring(test.__doc__ or "")
-        return Law(test.__name__, *texts, test, slow, strict)
+        return Law(test.__name__, *texts, test, slow, strict, tuple(assumes.split()))
 
     return decorate if test is None else decorate(test)
 

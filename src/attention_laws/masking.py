@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from attention_laws.adapter import MaskArgument
 from attention_laws.law import law, skip_unless
 from attention_laws.script import CallArguments, Script
 
@@ -66,7 +67,7 @@ def causal_gradient(script: Script) -> None:
     token must not be trained to help predict tokens before it.
     """
     for args in causal_calls(script, script.gradient_modes()):
-        inputs = args.inputs[:1] if script.adapter.single_input else args.inputs[1:]
+        inputs = [args.inputs[role] for role in script.adapter.key_roles]
         for name in inputs:
             script.exec_line(f"{name}.requires_grad_()")
         output = script.call(args)
@@ -108,7 +109,9 @@ def padded_calls(
     applicable = False
     for allowed, hidden in padding_masks(script):
         queries = list(range(len(allowed)))
-        if script.adapter.single_input:
+        if script.adapter.is_pooled:
+            queries = [0]
+        elif script.adapter.single_input:
             queries = [query for query in queries if query not in hidden]
         for mask in script.masks_for(allowed):
             for mode in script.modes():
@@ -186,6 +189,116 @@ def batch_independence(script: Script) -> None:
         after = script.call(replace(args, inputs=tuple(inputs)))
         message = "{place} depends on batch item 0"
         script.assert_close(before, after, message, b=slice(1, None))
+    for allowed, mask in item_masks(script):
+        for mode in script.modes():
+            script.restart(mode)
+            assert_items_equal_alone(script, allowed, mask)
+
+
+def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
+    """No mask, and masks that hide other keys in each batch item."""
+    k_len = script.sizes.k_len
+    q_len = k_len if script.adapter.single_input else script.sizes.q_len
+    yield script.all_allowed(q_len, k_len), script.adapter.required_mask
+    allowed = script.all_allowed(q_len, k_len)
+    for item in range(script.sizes.batch_size):
+        allowed[:, k_len - (item + 1) % k_len :, item] = False
+    if not allowed.all():
+        yield from ((allowed, mask) for mask in script.masks_for(allowed))
+
+
+def assert_items_equal_alone(
+    script: Script, allowed: Tensor, mask: MaskArgument | None
+) -> None:
+    """Each batch item, with its own mask, gives the same output in a batch of one."""
+    args = script.make_arguments(allowed, mask)
+    together = script.call(args)
+    for item in range(script.sizes.batch_size):
+        with script.rollback():
+            index = script.adapter.index(b=slice(item, item + 1))
+            inputs = tuple(
+                script.assign(name, f"{name}{index}") for name in args.inputs
+            )
+            own = allowed[..., item : item + 1]
+            single = CallArguments(inputs, script.encode_mask(own, mask), own)
+            alone = script.call(single)
+            queries = script.real_queries(single)
+            message = f"query {{l}} of batch item {item} differs if the item is alone"
+            script.assert_close(f"{together}{index}", alone, message, l=queries)
+
+
+@law
+def neutral_mask(script: Script) -> None:
+    r"""A mask that hides nothing changes nothing.
+
+    $$m_{ij} = 1 \;\Rightarrow\; y(x, m) = y(x)$$
+
+    Without a mask, many implementations take a path of their own. If only one of the
+    two paths scales the scores, or clears a table, a model that was trained with
+    padding is evaluated as another model without.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.required_mask is None, "requires a mask in every call")
+    applicable = [
+        mask
+        for mask in adapter.masks
+        # A mask for queries and keys may replace the causal mask that is built in.
+        if mask.kind != "causal" and not (adapter.causal and "q" in mask.axes)
+    ]
+    skip_unless(applicable, "has no mask that could hide nothing")
+    for mask in applicable:
+        for mode in script.modes():
+            script.restart(mode)
+            q_len = script.sizes.k_len if adapter.single_input else None
+            args = script.make_arguments(script.all_allowed(q_len))
+            without = script.call(args)
+            encoded = script.encode_mask(script.all_allowed(q_len), mask)
+            masked = script.call(replace(args, mask=encoded))
+            message = f"{{place}} changes with a `{mask.name}` that hides nothing"
+            script.assert_close(without, masked, message)
+
+
+@law
+def combined_masks(script: Script) -> None:
+    r"""A causal mask and one for padding hold at the same time.
+
+    $$m_{ij} = m^{\text{causal}}_{ij} \, m^{\text{padding}}_{j}$$
+
+    A decoder gets both masks at once. An implementation that uses one of them *instead*
+    of the other leaks either padding or the future.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    skip_unless(length > 1, "needs two tokens")
+    causal = script.all_allowed(length, length).permute(2, 0, 1).tril().permute(1, 2, 0)
+    padded = script.all_allowed(length, length)
+    padded[:, length - 1 :, 0] = False
+    firsts = [None] if adapter.causal else script.masks_for(causal)
+    pairs = [
+        (first, second)
+        for first in firsts
+        for second in script.masks_for(padded)
+        if second is not None
+        and "q" not in second.axes
+        and (first is None or first.name != second.name)
+    ]
+    skip_unless(pairs, "takes no causal mask together with one for padding")
+    for first, second in pairs:
+        script.restart()
+        args = script.make_arguments(causal, first)
+        encoded = script.encode_mask(padded, second)
+        assert encoded is not None
+        more = {encoded[0]: encoded[1]}
+        before = script.call(args, **more)
+        real = list(range(length - 1))
+        with script.rollback():
+            after = script.call(
+                script.perturb(args, l=slice(length - 1, None), b=slice(0, 1)), **more
+            )
+            message = f"{{place}} depends on padding, with `{encoded[0]}` and causal"
+            script.assert_close(before, after, message, l=real)
+        after = script.call(script.perturb(args, l=slice(1, None)), **more)
+        message = f"{{place}} depends on future keys, with `{encoded[0]}` and causal"
+        script.assert_close(before, after, message, l=slice(0, 1))
 
 
 @law
@@ -204,6 +317,10 @@ def fully_masked_rows(script: Script) -> None:
     allowed[..., 0] = False
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
+    if not script.adapter.masks_given:
+        # The caller chooses the number that an additive mask hides with, and can choose
+        # a finite one.
+        masks = [finite_mask(mask) for mask in masks]
     for mode in script.gradient_modes():
         for mask in masks:
             script.restart(mode)
@@ -230,7 +347,13 @@ def fully_masked_rows(script: Script) -> None:
                 )
 
 
-@law
+def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:
+    """The mask with the least finite number in place of minus infinity."""
+    is_additive = mask is not None and mask.kind == "additive"
+    return replace(mask, kind="additive_min") if mask and is_additive else mask
+
+
+@law(assumes="norm convolution positions")
 def longer_padding(script: Script) -> None:
     r"""More padding at the end changes no output.
 
@@ -254,7 +377,7 @@ def longer_padding(script: Script) -> None:
             args = script.make_arguments(allowed)
             before = script.call(args)
             inputs = list(args.inputs)
-            for role in [0] if adapter.single_input else [1, 2]:
+            for role in adapter.key_roles:
                 sizes = replace(script.sizes, q_len=2, k_len=2)
                 shape = adapter.input_shape(sizes, role)
                 padding = script.random_tensor("padding", *shape)

@@ -11,7 +11,9 @@ and in the usual tutorials.
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,13 +22,30 @@ from torch import Tensor, nn
 # in braces is a size, filled in later; the others are literals.
 ARGUMENT_NAMES = {
     "{d_model}": "d_model d_in d_out embed_dim dim hidden_size num_hiddens n_embd "
-    "embed_size emb_size emb_dim model_dim hidden_dim width",
-    "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h",
-    "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads",
-    "{d_k}": "d_k head_dim d_head dim_head head_size",
-    "32": "context_length block_size max_len max_length max_seq_len seq_len "
-    "n_positions max_position_embeddings",
-    "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout",
+    "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
+    "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
+    "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
+    "input_size units n_units embedding_size inner_dim",
+    "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
+    "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
+    "num_q_heads head_num encoder_attention_heads decoder_attention_heads",
+    "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
+    "n_kv_head num_query_groups",
+    "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
+    "head_dimension dim_per_head hidden_size_per_head head_width",
+    "320": "context_length block_size max_len max_length max_seq_len seq_len "
+    "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
+    "seq_length max_length_seq sequence_length max_sequence_length",
+    "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
+    "resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
+    "resid_pdrop attention_probs_dropout_prob p_drop attn_dropout_prob drop_out",
+    "0": "layer_idx layer_id layer_number layer_index",
+    "False": "bias qkv_bias use_bias attention_bias add_bias flash use_flash "
+    "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
+    "has_relative_attention_bias use_cache need_weights",
+    "(2, 2)": "window_size",
+    "10000.0": "rope_theta theta base rope_base",
+    "32.0": "softcap attn_logit_softcapping logit_cap",
 }
 ARGUMENT_VALUES = {
     name: value for value, names in ARGUMENT_NAMES.items() for name in names.split()
@@ -38,7 +57,40 @@ INPUT_NAMES = (
     ("q", "k", "v"),
     ("Q", "K", "V"),
 )
-MASK_PATTERN = re.compile(r"mask|len(gth)?s?$", re.IGNORECASE)
+# Names of two inputs: what is attended to is the context.
+CONTEXT_PATTERN = re.compile(
+    r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
+    r"|cross|latent|image|text|media|target|^(key|value)$",
+    re.IGNORECASE,
+)
+CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
+POSITION_PATTERN = re.compile(
+    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
+)
+# Names in code that computes a positional encoding.
+ENCODING_PATTERN = re.compile(
+    r"rope|rotary|rotat|alibi|slope|relative|^rel_|_rel$|position|pos_?e(mb|nc)|freqs"
+    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist",
+    re.IGNORECASE,
+)
+# Designs that change what is computed, and names in code that tell of them.
+DESIGNS = {
+    "norm": r"norm|cosine",
+    "residual": r"residual|shortcut|^skip",
+    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
+    "softcap": r"soft_?cap|logit_cap|tanh",
+    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
+    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
+    "window": r"window|^local|dilat|sparse|topk",
+    "scale": r"logit_scale|log_scale|^tau$",
+    "convolution": r"conv|pool|downsample|sr_ratio",
+    "positions": "",  # by `ENCODING_PATTERN`
+    "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
+}
+MASK_PATTERN = re.compile(
+    r"mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    re.IGNORECASE,
+)
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 # Names of submodules and parameters, normalized: lower case, without underscores.
@@ -49,6 +101,9 @@ PROJECTION_NAMES = {
     "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
     "linearo proj cproj fcout dense projection",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
+    "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
+    "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
+    "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
 }
 PROJECTION_ROLES = {
     name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
@@ -81,6 +136,217 @@ def required_by_name(parameters: Iterable[inspect.Parameter]) -> dict[str, bool]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     single = (each for each in parameters if each.kind not in variadic)
     return {each.name: each.default is inspect.Parameter.empty for each in single}
+
+
+def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
+    r"""The names of one input, of input and context, or of query, key and value.
+
+    >>> find_inputs({"x": True, "mask": False})
+    ('x',)
+    >>> find_inputs({"hidden_states": True, "encoder_hidden_states": True})
+    ('hidden_states', 'encoder_hidden_states')
+    >>> find_inputs({"key": True, "value": True, "query": True})
+    ('query', 'key', 'value')
+    """
+    order = list(required)
+    for triple in INPUT_NAMES:
+        if set(triple) <= set(order) and (required[triple[0]] or order[0] in triple):
+            # Key and value may default to the query.
+            return triple
+    needed = [
+        name
+        for name, is_required in required.items()
+        if is_required
+        and not MASK_PATTERN.search(name)
+        and not POSITION_PATTERN.search(name)
+        and not CACHE_PATTERN.match(name)
+        and (name == order[0] or name not in ARGUMENT_VALUES)
+    ]
+    if len(needed) >= 3 and [n.lower().strip("x_in")[:1] for n in needed[:3]] == [
+        *"qkv"
+    ]:
+        return tuple(needed[:3])
+    if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
+        return tuple(needed[:2])
+    return tuple(needed[:1] or order[:1])
+
+
+def position_templates(name: str) -> list[str]:
+    """Source texts for an argument that depends on the length; "" for None."""
+    if "start_pos" in name:
+        return ["{start}"]
+    if re.search(r"embed|freqs|rope|rotary|^(cos|sin)$", name):
+        pair = "rotary_table({start}, {stop}, {d_k}){dtype}"
+        complex_numbers = "rotary_complex({start}, {stop}, {d_k}){device}"
+        both = f"({pair}.cos()[None], {pair}.sin()[None])"
+        if name in ("cos", "sin"):
+            one = f"{pair}.{name}()"
+            return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
+        if "cis" in name:
+            return [complex_numbers, pair]
+        return [both, complex_numbers, pair, f"({pair}.cos(), {pair}.sin())"]
+    if POSITION_PATTERN.search(name):
+        ids = "torch.arange({start}, {stop}){device}"
+        return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
+    return [""]
+
+
+def config_source(
+    target: type, parameter: inspect.Parameter
+) -> tuple[str, dict[str, Any]] | None:
+    """Source text for a config object, and the class that it names.
+
+    The class is that of the annotation, or the only one of the file whose name ends in
+    "Config" or "Args". Without a class it is a namespace or a dict of the names that
+    the source of the module reads. None where the argument is not a config.
+    """
+    if not re.search(r"conf|cfg|args|param|opt", parameter.name, re.IGNORECASE):
+        return None
+    source = inspect.getsource(target)
+    name = re.escape(parameter.name)
+    fields = re.findall(rf"\b{name}\.(\w+)", source)
+    fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
+    keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
+    read = dict.fromkeys(keys or fields)
+    values = {n: ARGUMENT_VALUES.get(n) or guess_value(n) for n in read}
+    config = find_config_class(target, parameter)
+    if config is not None:
+        accepted = inspect.signature(config).parameters
+        sizes = {
+            n: ARGUMENT_VALUES[n]
+            for n in [*accepted, *read]
+            if ARGUMENT_VALUES.get(n, "").startswith("{")
+            and n not in ("head_dim",)
+            and (n in accepted or hasattr(config, "attribute_map"))
+        }
+        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
+        if hasattr(config, "attribute_map"):  # of transformers
+            text += ', attn_implementation="eager"'
+        return f"{config.__name__}({text})", {config.__name__: config}
+    if keys:
+        text = ", ".join(f'"{n}": {value}' for n, value in values.items())
+        return f"{{{{{text}}}}}", {}
+    if not fields:
+        return None
+    text = ", ".join(f"{n}={value}" for n, value in values.items())
+    return f"SimpleNamespace({text})", {"SimpleNamespace": SimpleNamespace}
+
+
+def find_config_class(target: type, parameter: inspect.Parameter) -> type | None:
+    """The class of a config: the annotation, or the one config class of the file."""
+    scope = vars(sys.modules[target.__module__])
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = scope.get(annotation.split("|")[0].strip(" \"'"))
+    for each in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(each, type) and each.__module__ not in (
+            *("builtins", "typing", "inspect"),
+        ):
+            return each
+    found = [
+        value
+        for name, value in scope.items()
+        if isinstance(value, type)
+        and re.search(r"(Config|Args)$", name)
+        and value.__module__ == target.__module__
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def guess_value(name: str) -> str:
+    """A value for a field of a config that is no size."""
+    if "drop" in name or "prob" in name:
+        return "0.1"
+    return "False" if re.search(r"bias|^use|^is_|norm|flash", name) else "None"
+
+
+def import_source(value: type) -> str:
+    """The line that imports a class."""
+    return f"from {value.__module__} import {value.__name__}\n"
+
+
+def designs_of(target: Any) -> dict[str, str]:
+    """The designs that the code of `target` mentions, each with the name that tells."""
+    found: dict[str, str] = {}
+    for name in sorted(identifiers(target)):
+        for design, pattern in DESIGNS.items():
+            is_position = design == "positions" and ENCODING_PATTERN.search(name)
+            if is_position or (pattern and re.search(pattern, name, re.IGNORECASE)):
+                found.setdefault(design, name)
+    return found
+
+
+def normalizes(target: Any) -> bool:
+    """Whether the code of `target` normalizes vectors without a submodule."""
+    return any(
+        map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, identifiers(target))
+    )
+
+
+def softcap_of(module: nn.Module) -> float | None:
+    """The number at which a module limits its scores, by the name of its attribute."""
+    for name, value in vars(module).items():
+        if (
+            re.search(DESIGNS["softcap"], name)
+            and type(value) in (int, float)
+            and value
+        ):
+            return float(value)
+    return None
+
+
+def encodes_positions(target: Any) -> bool:
+    """Whether names in the code of `target` tell of a positional encoding.
+
+    These are the names of its submodules, parameters and buffers, and those that occur
+    in its functions and in the functions of the same file that they use.
+    """
+    return any(map(ENCODING_PATTERN.search, identifiers(target)))
+
+
+def identifiers(target: Any) -> set[str]:
+    """Names of the parts of `target`, and names in its code, as far as it is Python."""
+    found: set[str] = set()
+    classes: list[Any] = [target] if isinstance(target, type) else []
+    if isinstance(target, nn.Module):
+        classes = [type(module) for module in target.modules()]
+        found |= {n for n, _ in target.named_buffers() if "masked_bias" not in n}
+        found |= {n for n, _ in target.named_parameters()}
+        found = {part for name in found for part in name.split(".")}
+    functions = [] if classes else [target]
+    for each in classes:
+        for base in each.__mro__:
+            if base.__module__.startswith("torch.nn") or base is object:
+                continue
+            functions += [f for f in vars(base).values() if inspect.isfunction(f)]
+    seen: set[Any] = set()
+    while functions:
+        function = functions.pop()
+        code = getattr(function, "__code__", None)
+        if code is None or code in seen or len(seen) > 60:
+            continue
+        seen.add(code)
+        scope = function.__globals__
+        for part in code_objects(code):
+            found |= {*part.co_names, *part.co_varnames}
+            for name in part.co_names:
+                value = scope.get(name)
+                if getattr(value, "__module__", "") != function.__module__:
+                    continue
+                if inspect.isfunction(value):
+                    functions.append(value)
+                if isinstance(value, type):
+                    members = vars(value).values()
+                    functions += [f for f in members if inspect.isfunction(f)]
+    return found
+
+
+def code_objects(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those nested in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_objects(constant)
 
 
 def size_attribute(target: Any, size: str) -> int | None:
@@ -117,7 +383,7 @@ def find_projections(
     if a projection is missing, or if there is a submodule whose role is unknown: the
     formula could not be compared with what it computes.
 
-    >>> parts = {"q_proj": nn.Linear(4, 4), "kv": nn.Linear(4, 8)}
+    >>> parts = {"q_proj": nn.Linear(4, 4), "gate": nn.Linear(4, 8)}
     >>> find_projections(nn.ModuleDict(parts), {})
     {}
     >>> parts = {name: nn.Linear(4, 4) for name in "qkvo"}
@@ -133,9 +399,17 @@ def find_projections(
             module, prefix = part, f"{prefix}{name}."
         if isinstance(module, nn.MultiheadAttention):
             return torch_projections(module, prefix)
+        if [*parts] == [*"0123"]:  # a list of layers, in the usual order
+            roles = ("query", "key", "value", "out")
+            return {
+                role: projection_source(module, prefix, name)
+                for role, name in zip(roles, parts, strict=True)
+            }
         if not all(normalize_name(name) in PROJECTION_ROLES for name in parts):
             return {}
         given = {PROJECTION_ROLES[normalize_name(name)]: name for name in parts}
+        if len(given) < len(parts):
+            return {}
 
     names = dict(given)
     found: dict[str, str] = {}
@@ -148,9 +422,42 @@ def find_projections(
                 found[role] = source + part_of_head
             else:
                 found[role] = f"{source}.chunk(3, -1)[{n}]"
+    fused = names.pop("fused_key_value", "")
+    if fused:
+        source = projection_source(module, prefix, fused)
+        for n, role in enumerate(("key", "value")):
+            found[role] = f"{source}.chunk(2, -1)[{n}]"
     for role, name in names.items():
-        found[role] = projection_source(module, prefix, name)
+        if not role.endswith("_norm"):
+            found[role] = projection_source(module, prefix, name)
+    for role, name in names.items():
+        if role.endswith("_norm"):
+            add_norm(found, module, role, projection_source(module, prefix, name), name)
+    known = [named_part(module, name) for name in given.values()]
+    if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
+        return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def named_part(module: nn.Module, name: str) -> Any:
+    """A parameter or a submodule, without a suffix such as `:h3d`."""
+    name = name.partition(":")[0]
+    return dict(module.named_parameters()).get(
+        name, dict(module.named_modules()).get(name)
+    )
+
+
+def add_norm(
+    found: dict[str, str], module: nn.Module, role: str, source: str, name: str
+) -> None:
+    """Add the norm of queries or keys: over the whole width, or within each head."""
+    projection = role.removesuffix("_norm")
+    sizes = [p.shape[-1] for p in named_part(module, name).parameters()]
+    widths = [p.shape[0] for n, p in module.named_parameters() if p.dim() == 2]
+    if sizes and sizes[0] in widths and projection in found:
+        found[projection] = source.replace("{}", found[projection])
+    else:
+        found[role] = source
 
 
 def parts_with_parameters(module: nn.Module) -> dict[str, Any]:
@@ -173,9 +480,13 @@ def normalize_name(name: str) -> str:
 
 def projection_source(module: nn.Module, prefix: str, name: str) -> str:
     """A submodule is called; a raw parameter is the right factor of a product."""
-    if name in dict(module.named_parameters()):
-        return f"({{}} @ attention64.{prefix}{name})"
-    return f"attention64.{prefix}{name}({{}})"
+    path = f"{prefix}{name}"
+    is_parameter = name in dict(module.named_parameters())
+    source = f"attention64.{path}"
+    if not all(part.isidentifier() for part in path.split(".")):
+        getter = "get_parameter" if is_parameter else "get_submodule"
+        source = f"attention64.{getter}({path!r})"
+    return f"({{}} @ {source})" if is_parameter else f"{source}({{}})"
 
 
 def torch_projections(module: nn.MultiheadAttention, prefix: str) -> dict[str, str]:

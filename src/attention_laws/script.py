@@ -15,7 +15,8 @@ see [defining a law](law.md).
 import copy
 import inspect
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +28,38 @@ from attention_laws import tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import LawViolation, ScriptError
 
+# Modes in which a call runs within a context; the module is in evaluation.
+CONTEXTS = {
+    "no_grad": "torch.no_grad()",
+    "inference": "torch.inference_mode()",
+}
+
+# A call of the attention, and a line or a context that sets its mode.
+CALL_PATTERN = re.compile(
+    r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy"
+)
+MODE_PATTERN = re.compile(
+    r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)\n"
+)
+
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {n: f for n, f in vars(tools).items() if inspect.isfunction(f)}
+
+
+def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
+    """The index of the first tensor shaped like the query, except for its width."""
+    parts: list[tuple[str, Any]] = [("", result)]
+    if isinstance(result, Mapping):
+        parts = [(f"[{key!r}]", value) for key, value in result.items()]
+    elif isinstance(result, tuple | list):
+        parts = [(f"[{n}]", value) for n, value in enumerate(result)]
+    for index, value in parts:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            if adapter.is_image and value.dim() == 4 and value.shape[2] == 1:
+                value, index = value[:, :, 0], f"{index}[:, :, 0]"
+            if adapter.is_like_query(value.shape, query.shape):
+                return f"{index}[:, None]" if adapter.is_pooled else index
+    return None
 
 
 @dataclass(frozen=True)
@@ -63,7 +94,8 @@ class Script:
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
-        self.no_grad = False  # whether calls run under torch.no_grad()
+        self.succeeded: set[str] = set()  # programs, without their modes, that ran
+        self.context = ""  # the context in which calls run, such as "torch.no_grad()"
 
     # Building the attention
 
@@ -73,10 +105,10 @@ class Script:
         Dropout is 0 unless given: two outputs with random dropout cannot be compared.
         """
         adapter = self.adapter
-        self.lines, self.counters, self.no_grad = [], {}, mode == "no_grad"
-        mode = "eval" if self.no_grad else mode
+        self.lines, self.counters, self.context = [], {}, CONTEXTS.get(mode, "")
+        mode = "eval" if self.context else mode
         self.namespace = {"torch": torch, "copy": copy, adapter.name: adapter.target}
-        self.namespace |= TOOLS
+        self.namespace |= {**TOOLS, **adapter.namespace}
         if not adapter.is_module:
             self.exec_line(f"attention = {adapter.build_expression(self.sizes)}")
             return
@@ -109,12 +141,12 @@ class Script:
         if not self.adapter.is_module:
             return ["eval"]
         if not self.adapter.reproducible_training:
-            return ["eval", "no_grad"]
-        return ["eval", "train", "no_grad"]
+            return ["eval", *CONTEXTS]
+        return ["eval", "train", *CONTEXTS]
 
     def gradient_modes(self) -> list[str]:
         """The modes in which gradients can be computed."""
-        return [mode for mode in self.modes() if mode != "no_grad"]
+        return [mode for mode in self.modes() if mode not in CONTEXTS]
 
     def to_dtype_and_device(self) -> str:
         """The conversion of a float32 tensor on the CPU; empty where none is needed."""
@@ -134,23 +166,32 @@ class Script:
         Raises `ScriptError` where the line raises.
         """
         self.lines.append(line)
+        is_call = CALL_PATTERN.search(line) is not None
+        # The same lines may have run before, in another mode.
+        program = "\n".join(self.lines) if is_call else ""
+        for mode in MODE_PATTERN.findall(program):
+            program = program.replace(mode, "")
         try:
             with redirect_stdout(io.StringIO()):
                 exec(line, self.namespace)
         except Exception as error:
-            raise ScriptError(error) from error
+            raise ScriptError(
+                error, is_call, succeeded_before=program in self.succeeded
+            ) from error
+        self.succeeded |= {program} if is_call else set()
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression; it is not recorded."""
         with redirect_stdout(io.StringIO()):
             return eval(expression, self.namespace)
 
-    def assign(self, name: str, expression: str, *, no_grad: bool = False) -> str:
+    def assign(self, name: str, expression: str) -> str:
         """Assign an expression to a new variable `name`, `name2`, … and return it."""
         name = name.rstrip("0123456789")
         count = self.counters[name] = self.counters.get(name, 0) + 1
         variable = name if count == 1 else f"{name}{count}"
-        context = "with torch.no_grad(): " if no_grad else ""
+        is_call = CALL_PATTERN.search(expression) is not None
+        context = f"with {self.context}: " if self.context and is_call else ""
         self.exec_line(f"{context}{variable} = {expression}")
         return variable
 
@@ -176,6 +217,18 @@ class Script:
     def random_tensor(self, name: str, *shape: int) -> str:
         """A new variable of random numbers."""
         return self.assign(name, self.random_expression(*shape))
+
+    def real_queries(self, args: CallArguments) -> list[int]:
+        """The queries that are no padding in any batch item.
+
+        With one input, padded tokens are queries, too, and their outputs are discarded.
+        """
+        if self.adapter.is_pooled:
+            return [0]
+        if not self.adapter.single_input:
+            return list(range(len(args.allowed)))
+        real = args.allowed.any(dim=0).all(dim=1)
+        return [n for n in range(len(args.allowed)) if n >= len(real) or real[n]]
 
     def masks_for(self, allowed: Tensor) -> list[MaskArgument | None]:
         """The mask arguments that can express a mask; None where it hides nothing."""
@@ -255,7 +308,7 @@ class Script:
         """
         index = self.adapter.index(**picked)
         inputs = list(args.inputs)
-        for role in [0] if self.adapter.single_input else [1, 2]:
+        for role in self.adapter.key_roles:
             name = self.assign(inputs[role], f"{inputs[role]}.clone()")
             shape = self.evaluate(f"{name}{index}").shape
             self.exec_line(f"{name}{index} = {value or self.random_expression(*shape)}")
@@ -269,13 +322,36 @@ class Script:
 
     # Calls
 
-    def argument_source(self, args: CallArguments, **more: str) -> str:
+    def position_arguments(self, args: CallArguments, start: int) -> dict[str, str]:
+        """The arguments that depend on the length; the first token is at `start`."""
+        if not self.adapter.position_args:
+            return {}
+        batch_size, length = self.batch_and_length(args.inputs[0])
+        sizes = {"start": start, "stop": start + length, "batch_size": batch_size}
+        sizes |= {"d_k": self.sizes.d_k, "heads": self.sizes.heads}
+        dtype, device = self.to_dtype_and_device(), self.to_device()
+        return {
+            name: text.format(**sizes, dtype=dtype, device=device)
+            for name, text in self.adapter.position_args.items()
+        }
+
+    def batch_and_length(self, name: str) -> tuple[int, int]:
+        """The batch size and the number of positions of an input."""
+        sizes = dict(zip(self.adapter.layout, self.evaluate(name).shape, strict=True))
+        return sizes.get("b", 1), sizes["l"]
+
+    def argument_source(
+        self, args: CallArguments, start: int = 0, /, **more: str
+    ) -> str:
         """The arguments of a call, as written between its parentheses."""
         parts = list(args.inputs)
+        if self.adapter.is_image:
+            parts = [f"{name}[:, :, None]" for name in parts]
         if self.adapter.by_keyword:
-            pairs = zip(self.adapter.inputs, args.inputs, strict=True)
-            parts = [f"{name}={variable}" for name, variable in pairs]
+            pairs = zip(self.adapter.inputs, parts, strict=True)
+            parts = [f"{name}={text}" for name, text in pairs]
         given = {name: repr(value) for name, value in self.adapter.call_args.items()}
+        given |= self.position_arguments(args, start)
         given |= more
         if args.mask is not None:
             name, value = args.mask
@@ -287,8 +363,21 @@ class Script:
     ) -> str:
         """Call the attention; return the variable of its output."""
         result = f"{function}({self.argument_source(args, **more)})"
-        output = result + self.adapter.output_index
-        return self.assign("y", output, no_grad=self.no_grad)
+        return self.assign_output(result, args)
+
+    def assign_output(self, call: str, args: CallArguments) -> str:
+        """Assign the output of a call to a new variable.
+
+        Whether a call returns a tuple may depend on the mode or on an argument, so the
+        index of the output is looked up in the result of each call.
+        """
+        output = self.assign("y", call)
+        value, line = self.namespace[output], self.lines[-1]
+        index = find_output(value, self.evaluate(args.inputs[0]), self.adapter)
+        if index:
+            self.namespace[output] = eval(f"value{index}", {"value": value})
+            self.lines[-1] = line + index
+        return output
 
     def call_for_weights(self, args: CallArguments) -> str:
         """Call the attention; return the variable of its attention weights."""

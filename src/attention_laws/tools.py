@@ -14,6 +14,10 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2, for the formula.
 """
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -51,26 +55,175 @@ def randomize_parameters(module: nn.Module) -> None:
                 weight.add_(0.3 * noise)
 
 
-def set_dropout(module: nn.Module, p: float) -> bool:
-    r"""Set the probability of every dropout in `module`; return whether any changed.
+def detached_copy(module: nn.Module) -> nn.Module:
+    r"""A deep copy, even of a module that stores tensors with their graph.
+
+    >>> module = nn.Linear(2, 2)
+    >>> module.kept = module(torch.ones(2))
+    >>> detached_copy(module).kept.grad_fn is None
+    True
+    """
+    stored = [value for part in module.modules() for value in vars(part).values()]
+    tensors = [t for t in stored if isinstance(t, Tensor) and not t.is_leaf]
+    copied: nn.Module = copy.deepcopy(module, {id(t): t.detach() for t in tensors})
+    return copied
+
+
+def dropout_places(module: nn.Module) -> list[str]:
+    r"""The names of the submodules that have a dropout probability.
+
+    Items of a list, such as one head each, have one name.
+
+    >>> dropout_places(nn.ModuleList([nn.Dropout(), nn.Dropout()]))
+    ['*']
+    """
+    names = [name for name, part in module.named_modules() if probabilities(part)]
+    return list(dict.fromkeys(place_of(name) for name in names))
+
+
+def place_of(name: str) -> str:
+    """The name of a submodule, with a star for each number in it."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def probabilities(part: nn.Module) -> list[str]:
+    """The names of the attributes of a module that are dropout probabilities."""
+    is_dropout_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+    return [
+        name
+        for name, value in vars(part).items()
+        if "drop" in name.lower() or (is_dropout_layer and name == "p")
+        if type(value) in (int, float) and 0 <= value <= 1
+    ]
+
+
+def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
+    r"""Set dropout probabilities in `module`; return whether any changed.
 
     That is each dropout layer, and each number between 0 and 1 in an attribute with
     "drop" in its name: `nn.MultiheadAttention`, for example, has no dropout layer and
-    passes its attribute `dropout` to a function.
+    passes its attribute `dropout` to a function. With `place`, only those of the
+    submodule of this name are set.
 
     >>> mha = nn.MultiheadAttention(4, 2, dropout=0.1)
     >>> set_dropout(mha, 0.5), mha.dropout
     (True, 0.5)
     """
     changed = False
-    for part in module.modules():
-        is_dropout_layer = isinstance(part, nn.modules.dropout._DropoutNd)
-        for name, value in list(vars(part).items()):
-            if "drop" in name.lower() or (is_dropout_layer and name == "p"):
-                if type(value) in (int, float) and 0 <= value <= 1:
-                    changed |= value != p
-                    setattr(part, name, p)
+    for path, part in module.named_modules():
+        if place in (None, place_of(path)):
+            for name in probabilities(part):
+                changed |= getattr(part, name) != p
+                setattr(part, name, p)
     return changed
+
+
+def rotary_table(start: int, stop: int, width: int) -> Tensor:
+    r"""The angles of a rotary encoding, `[positions, width]`, for pairs of halves.
+
+    >>> rotary_table(1, 3, 2)
+    tensor([[1., 1.],
+            [2., 2.]])
+    """
+    speed = 10000 ** -(torch.arange(0, width, 2) / width)
+    return (torch.arange(start, stop)[:, None] * speed).repeat(1, 2)
+
+
+def rotary_complex(start: int, stop: int, width: int) -> Tensor:
+    r"""The rotations of a rotary encoding, as complex numbers for pairs of neighbors.
+
+    >>> rotary_complex(0, 1, 4)
+    tensor([[1.+0.j, 1.+0.j]])
+    """
+    angle = rotary_table(start, stop, width)[:, : width // 2]
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def flip_items(cache: Any, batch_size: int) -> Any:
+    r"""The tensors of a cache, with their batch items in reverse order.
+
+    >>> flip_items((torch.tensor([1, 2]),), 2)
+    (tensor([2, 1]),)
+    """
+    if isinstance(cache, Tensor):
+        return cache.flip(list(cache.shape).index(batch_size))
+    return tuple(flip_items(each, batch_size) for each in cache)
+
+
+def count_outcomes(samples: Tensor) -> int:
+    r"""How many different vectors there are among the rows of `samples`.
+
+    >>> count_outcomes(torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]))
+    2
+    """
+    samples = samples.detach().flatten(1).double()
+    line = samples @ seeded_randn(3, samples.shape[1]).to(samples)
+    steps = line.sort().values.diff()
+    return 1 + int((steps > 1e-5 * samples.abs().max()).sum())
+
+
+class WeightsRecorder(torch.overrides.TorchFunctionMode):
+    """Records the results of `softmax`, and the weights of PyTorch's attention."""
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = function(*args, **kwargs)
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            self.found.append(sdpa_weights(*args, **kwargs))
+        elif getattr(function, "__name__", "") == "softmax":
+            self.found.append(result)
+        return result
+
+
+def sdpa_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The weights of `torch.nn.functional.scaled_dot_product_attention`."""
+    key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(dim=-1)
+
+
+def recorded_weights(
+    call: Callable[[], Any], heads: int, q_len: int, k_len: int
+) -> Tensor | None:
+    r"""The weights of a call with one batch item, `[heads, q_len, k_len]`.
+
+    None unless exactly one softmax of the call has results of this shape.
+
+    >>> scores = torch.zeros(1, 2, 3, 5)
+    >>> recorded_weights(lambda: scores.softmax(-1), 2, 3, 5).shape
+    torch.Size([2, 3, 5])
+    >>> recorded_weights(lambda: scores + 1, 2, 3, 5) is None
+    True
+    """
+    with WeightsRecorder() as recorder:
+        call()
+    shape = [heads, q_len, k_len]
+    found = [
+        each.reshape(shape)
+        for each in recorder.found
+        if [*each.shape[-2:]] == shape[1:] and each.numel() == heads * q_len * k_len
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def loss(output: Tensor) -> Tensor:
@@ -116,13 +269,18 @@ def merge_heads(x: Tensor, layout: str) -> Tensor:
 
 
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    softcap: float | None = None,
 ) -> Tensor:
     r"""The formula of attention, on tensors `[batch_size, heads, length, d_k]`.
 
     `mask` is bool, `[batch_size or 1, 1, q_len, k_len]`, True = may attend. With
     grouped queries, $g$ query heads share one head of keys and values: query head $h$
-    attends to head $\lfloor h / g \rfloor$.
+    attends to head $\lfloor h / g \rfloor$. Scores are limited to
+    `softcap`, if given, by a hyperbolic tangent.
 
     >>> value = torch.tensor([[[[2.0], [4.0]]]])
     >>> mask = torch.tensor([[[[True, True], [True, False]]]])
@@ -132,5 +290,7 @@ def reference_attention(
     group_size = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group_size, dim=1) for x in (key, value))
     scores = query @ key.mT / query.shape[-1] ** 0.5
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     weights: Tensor = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
     return weights @ value

@@ -118,7 +118,7 @@ def test_a_class_is_built_an_instance_copied_and_a_function_used() -> None:
     )
     assert built == "Linear(d_model=42, n_kv=2, bias=False)"
     module = Adapter(nn.Linear(1, 1), "mine", "", {})
-    assert module.build_expression(sizes) == "copy.deepcopy(mine)"
+    assert module.build_expression(sizes) == "detached_copy(mine)"
     assert module.is_module
     function = Adapter(print, "print", "", {})
     assert function.build_expression(sizes) == "print"
@@ -170,7 +170,7 @@ def test_valid_options_are_stored_unchanged(options: dict[str, Any]) -> None:
         ("layout", "bldd", "must be one of batch_first, "),
         ("layout", 5, "must be one of batch_first, "),
         ("inputs", "x", "must be the name of one input, or those of "),
-        ("inputs", ("q", "k"), "must be the name of one input, or those of "),
+        ("inputs", ("q", "k", "v", "w"), "must be the name of one input, or those of "),
         (
             "mask",
             {"m": "seek:bk"},

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -70,8 +71,8 @@ def test_the_command_checks_a_file(model: str) -> None:
     assert result.returncode == 1, result.stderr
     assert result.stderr == ""
     assert result.stdout.startswith("Bad\n  built as: Bad(d_model=12, heads=3) (inf")
-    assert "\ncausality               FAIL            query 0 of batch" in result.stdout
-    assert result.stdout.endswith("0 passed, 2 failed, 0 not applicable\n")
+    assert "\ncausality               FAIL  query 0 of batch" in result.stdout
+    assert result.stdout.endswith("0 passed, 2 failed, 0 skipped\n")
 
 
 @pytest.mark.slow
@@ -159,13 +160,14 @@ def test_the_exit_status_is_0_1_or_2(
         (
             ["MODEL:Good", "--mask", "m=keep:bk"],
             "`mask` (={'m': 'keep:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
-            "kind is one of attend, ignore, additive, additive_min, lengths, causal, "
-            "and axes are among b, h, q, k, n, 1",
+            "kind is one of attend, ignore, attend_int, ignore_int, additive, "
+            "additive_min, lengths, causal, and axes are among b, h, q, k, n, 1",
         ),
         (
             ["MODEL:Good", "--layout", "sideways"],
             "`layout` (='sideways') must be one of batch_first, sequence_first, "
-            "heads_first, heads_last, unbatched, or made of the letters b, l, h, d",
+            "heads_first, heads_last, unbatched, image, or made of the letters "
+            "b, l, h, d",
         ),
     ],
 )
@@ -218,6 +220,23 @@ def test_json_holds_the_whole_report(
     }
     assert example["difference"] > example["tolerance"] > 0
     assert passed["counterexample"] is None
+
+
+def test_junit_and_annotations_hold_the_failures(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "report.xml"
+    flags = ["--only", "causality,sliding_window", "--junit", str(path), "--github"]
+    assert main(["check", f"{model}:Bad", "--causal", *flags, "--quiet"]) == 1
+    suite = ElementTree.parse(path).getroot()
+    assert suite.attrib["tests"] == "2"
+    failed, skipped = suite
+    assert "assert" in (failed[0].text or "")
+    assert skipped[0].tag == "skipped"
+    annotation = capsys.readouterr().out.splitlines()[-1]
+    assert annotation.startswith(f"::error file={model},title=headnotes check::causal")
+    assert main(["check", f"{model}:Good", "--only", "causality", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_every_option_of_check_has_a_flag(model: str) -> None:

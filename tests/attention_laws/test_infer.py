@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
 from attention_laws.infer import (
     CallProbe,
-    find_output,
     infer_adapter,
     infer_heads,
     infer_init_args,
     infer_inputs,
     influence,
 )
+from attention_laws.script import find_output
 from specimens import Correct, MaskedSelfAttention
 
 
@@ -35,7 +35,7 @@ class Shaped(nn.Module):
 @pytest.mark.parametrize(
     ("options", "built", "sizes"),
     [
-        ({}, "Shaped(embed_dim=12, num_heads=3, kv_heads=3)", (3, 4, 1, False)),
+        ({}, "Shaped(embed_dim=16, num_heads=4, kv_heads=2)", (4, 4, 2, False)),
         (
             {"init_args": {"embed_dim": 20, "num_heads": 5, "bias": False}},
             "Shaped(embed_dim=20, num_heads=5, bias=False, kv_heads=5)",
@@ -72,7 +72,8 @@ def test_a_constructor_argument_of_unknown_meaning_is_refused() -> None:
 
     message = (
         "`Odd` requires `flavor`, whose meaning is unknown; give it with "
-        "`--init-args flavor=...`, or check an instance"
+        "`--init-args flavor=...`, or check an instance: write `built = Odd(...)` in "
+        "the file, and name `built`"
     )
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         infer_init_args(call_probe(Odd))
@@ -151,7 +152,8 @@ def test_a_function_without_named_arguments_is_refused() -> None:
     ],
 )
 def test_the_output_has_the_shape_of_the_query(result: Any, index: str | None) -> None:
-    assert find_output(result, torch.zeros(2, 5, 12)) == index
+    adapter = Adapter(print, "print", "", {})
+    assert find_output(result, torch.zeros(2, 5, 12), adapter) == index
 
 
 def test_influence_is_how_far_the_output_moves() -> None:
@@ -391,9 +393,10 @@ def test_an_attention_that_cannot_be_called_names_the_options() -> None:
         raise RuntimeError("no\nnever")
 
     message = (
-        "`stubborn` could not be called with small random inputs: it raises "
-        "RuntimeError: no (test_infer.py:LINE); describe the call with `--layout`, "
-        "`--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
+        "`stubborn` could not be called with random inputs (batch size 2, length 5, 3 "
+        "heads of width 4): it raises RuntimeError: no (test_infer.py:LINE); describe "
+        "the call with `--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` "
+        "or `--d-model`"
     ).replace("LINE", str(stubborn.__code__.co_firstlineno + 1))
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(stubborn)

@@ -37,7 +37,7 @@ def test_a_law_that_fails_fails_the_test_with_the_table(
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert "eval_matches_train      FAIL" in text
-    assert "0 passed, 1 failed, 0 not applicable" in text
+    assert "0 passed, 1 failed, 0 skipped" in text
     assert "Traceback" not in text
 
 

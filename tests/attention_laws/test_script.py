@@ -60,17 +60,18 @@ def test_a_program_imports_only_what_it_calls() -> None:
 
 def test_modes_are_eval_train_and_no_grad_without_dropout() -> None:
     script = Script(correct_adapter(), SIZES)
-    assert script.modes() == ["eval", "train", "no_grad"]
+    assert script.modes() == ["eval", "train", "no_grad", "inference"]
     assert script.gradient_modes() == ["eval", "train"]
     for mode in script.modes():
         script.restart(mode)
         y = script.evaluate(script.call(script.make_arguments()))
         assert script.evaluate("attention").training == (mode == "train")
         assert script.evaluate("attention").dropout.p == 0
-        assert y.requires_grad == (mode != "no_grad")
+        assert y.requires_grad == (mode in ("eval", "train"))
     assert Script(correct_adapter(reproducible_training=False), SIZES).modes() == [
         "eval",
         "no_grad",
+        "inference",
     ]
     assert Script(Adapter(print, "print", "", {}), SIZES).modes() == ["eval"]
 
@@ -86,7 +87,7 @@ def test_an_instance_is_copied_and_never_modified() -> None:
     assert torch.equal(mine.output.weight, before)
     assert mine.training
     assert mine.dropout.p == 0.5
-    assert "attention = copy.deepcopy(mine)" in script.lines
+    assert "attention = detached_copy(mine)" in script.lines
 
 
 def test_lazy_weights_are_initialized_before_they_are_randomized() -> None:
