@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from headnotes.variants.online_softmax import online_softmax_attention
+from headnotes.variants.rotary import RotaryAttention, rotary_frequencies
 
 CONTEXT_LENGTH = 17
 
@@ -56,6 +57,8 @@ class Implementation:
     checks_its_arguments = True
     # A Python loop over blocks is another program for another length.
     is_blockwise = False
+    # Whether it computes what the core computes; a variant has loops of its own.
+    is_core = True
     # The names of the width and of the number of heads in the constructor.
     divides_width = True
     width_and_heads = ("d_model", "heads")
@@ -177,6 +180,29 @@ class OnlineSoftmax(Implementation):
     has_dropout = False
     checks_its_arguments = False
     is_blockwise = True
+
+
+class Variant(Implementation):
+    """A subclass of the core with other scores, or other heads."""
+
+    is_core = False
+
+    def __init__(self, kind: type[nn.Module], **own: Any) -> None:
+        super().__init__(kind)
+        self.own = own
+
+    def settings(self, sizes: Sizes, bias: bool, dropout: float) -> dict[str, Any]:
+        return super().settings(sizes, bias, dropout) | self.own
+
+
+class Rotary(Variant):
+    """Components are rotated in pairs; an odd one is left over."""
+
+    def settings(self, sizes: Sizes, bias: bool, dropout: float) -> dict[str, Any]:
+        pairs = sizes.d_k // 2
+        frequencies = rotary_frequencies(2 * pairs) if pairs else torch.zeros(0)
+        own = {"frequencies": frequencies}
+        return super().settings(sizes, bias, dropout) | own
 
 
 class BatchFirst(Implementation):
@@ -435,6 +461,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "core": Implementation(mha.MultiHeadAttention),
     "fast": Fast(fast.MultiHeadAttention),
     "online_softmax": OnlineSoftmax(BlockwiseAttention),
+    "rotary": Rotary(RotaryAttention),
     "batch_first": BatchFirst(batch_first.MultiHeadAttention),
     "valid_lens per item": ValidLens(valid_lens.MultiHeadAttention, False),
     "valid_lens per query": ValidLens(valid_lens.MultiHeadAttention, True),

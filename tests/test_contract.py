@@ -97,7 +97,7 @@ def with_gradients(inputs: dict[str, Tensor]) -> list[Tensor]:
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-@each()
+@each(is_core=True)
 def test_output_and_weights_are_those_of_the_loops(
     one: Implementation, data: st.DataObject
 ) -> None:
@@ -127,7 +127,7 @@ def test_output_and_weights_are_those_of_the_loops(
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-@each()
+@each(is_core=True)
 def test_output_and_gradients_are_those_of_torch(
     device: torch.device, one: Implementation, masked: bool
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_mask_means_the_same_in_every_dtype(
         assert torch.equal(one.output_of(module(**inputs, **restricted)), expected)
 
 
-@each(divides_width=True, is_blockwise=False)
+@each(divides_width=True, is_blockwise=False, is_core=True)
 def test_the_products_cost_the_same_with_any_number_of_heads(
     one: Implementation,
 ) -> None:
@@ -457,7 +457,7 @@ def disturb(module: nn.Module) -> None:
 
 
 @pytest.mark.slow
-@each()
+@each(is_core=True)
 def test_compiles_whole_and_at_most_twice_for_all_lengths(
     device: torch.device, one: Implementation
 ) -> None:
@@ -489,9 +489,21 @@ def test_compiles_whole_and_at_most_twice_for_all_lengths(
         compare(sizes, mask.int())
 
 
+@each(is_core=False)
+def test_a_variant_is_one_graph(device: torch.device, one: Implementation) -> None:
+    torch.compiler.reset()
+    sizes = one.sizes()
+    module = one.build(sizes).to(device).eval()
+    arguments = one.inputs(sizes, device=device)
+    arguments |= one.restrict(one.some_mask(sizes).to(device))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    output = one.output_of(compiled(**arguments))
+    torch.testing.assert_close(output, one.output_of(module(**arguments)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-@each(is_blockwise=False)
+@each(is_blockwise=False, is_core=True)
 def test_exports_with_dynamic_lengths_and_batch(
     device: torch.device, one: Implementation, strict: bool
 ) -> None:
@@ -541,7 +553,7 @@ def test_vmap_gives_what_a_loop_gives(
 
 
 @pytest.mark.slow
-@each()
+@each(is_core=True)
 def test_first_and_second_derivatives_are_those_of_finite_differences(
     device: torch.device, one: Implementation
 ) -> None:

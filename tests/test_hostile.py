@@ -20,12 +20,30 @@ from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from hostile import attention, fast, masks, plots, positions, settings, weights
+from hostile import (
+    attention,
+    encodings,
+    fast,
+    masks,
+    plots,
+    positions,
+    settings,
+    weights,
+)
 from hostile.dice import Dice
 from hostile.outcome import ENTERED, Call, outcome
 from hostile.registry import ATTACKS, public
 
-__all__ = ["attention", "fast", "masks", "plots", "positions", "settings", "weights"]
+__all__ = [
+    "attention",
+    "encodings",
+    "fast",
+    "masks",
+    "plots",
+    "positions",
+    "settings",
+    "weights",
+]
 
 LONG = "HEADNOTES_FUZZ" in os.environ
 EXAMPLES = int(os.environ.get("HEADNOTES_FUZZ", "60"))

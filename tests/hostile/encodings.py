@@ -1,0 +1,321 @@
+"""Attacks on the variants with positions in the scores, and with fewer key heads."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import loops
+from headnotes.variants import rotary
+from hostile.attention import (
+    allowed,
+    awake,
+    call,
+    compare,
+    dense,
+    need,
+    new_mask,
+    odd_mask,
+    whole,
+)
+from hostile.attention import inputs as tensors_of
+from hostile.dice import FLOATS, Dice
+from hostile.outcome import Call
+from hostile.registry import ATTACKS, attack
+from hostile.settings import constructor
+
+# From a module in float64 on the CPU, and the arguments: what the loops need.
+Steps = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+
+def forward(
+    build: Callable[[Dice], Any],
+    steps: Steps,
+    extra: Callable[[Dice, int, int, int], dict[str, Any]] | None = None,
+) -> Callable[[Dice], Call]:
+    """An attack on the forward of a variant; `steps` says how its loops differ."""
+
+    def attack(dice: Dice) -> Call:
+        module = awake(dice, build(dice))
+        weight = module.output.weight
+        d_model = weight.shape[0]
+        q_len, k_len, batch_size = dice.roll(0, 3), dice.roll(0, 3), dice.roll(0, 2)
+        shapes = [(n, batch_size, d_model) for n in (q_len, k_len, k_len)]
+        xs = tensors_of(dice, *shapes, like=weight)
+        given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
+        given["mask"] = new_mask(dice, q_len, k_len, batch_size)
+        given |= extra(dice, q_len, k_len, batch_size) if extra else {}
+        if q_len > k_len and extra:
+            dice.tame = False  # keys with positions, and queries without
+
+        def judge(result: Any) -> None:
+            query, key, value, mask = list(given.values())[:4]
+            for x in (query, key, value):
+                dense(x, weight, 3)
+                need(x.shape[-1] == d_model, "a width differs")
+            need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
+            need(len(key) == len(value), "keys and values differ in length")
+            if mask is not None:
+                whole(mask, weight)
+            full = (len(query), len(key), query.shape[1])
+            may = allowed(mask, full)
+            if weight.is_meta:
+                own = steps(module, given)
+                return compare(result, torch.empty_like(query), weight)
+            wide = copy.deepcopy(module).cpu().double()
+            own = steps(wide, given)
+            xs = [x.detach().cpu().double() for x in (query, key, value)]
+            if not query.numel() or not key.numel():
+                expected = wide.output.bias.detach().expand(query.shape)
+            else:
+                expected = loops.attention(wide, *xs, may, **own).detach()
+            compare(result, expected, weight)
+
+        return call(dice, module, given, judge, mask=odd_mask(dice))
+
+    return attack
+
+
+# Rotary ---------------------------------------------------------------------------
+
+
+def positions_of(dice: Dice, length: int, batch_size: int) -> Tensor:
+    shape = (length, batch_size if dice.chance(2) else 1)
+    at = dice.ints(-20, 20, *shape)
+    return at.to(dice.pick((torch.int64, torch.int32, torch.float32, torch.float64)))
+
+
+def rotary_positions(
+    dice: Dice, q_len: int, k_len: int, batch_size: int
+) -> dict[str, Any]:
+    return {"key_positions": positions_of(dice, k_len, batch_size)}
+
+
+def counted(positions: Any, full: tuple[int, int], device: torch.device) -> Tensor:
+    """Positions that can be right, `[seq_len, batch_size]`, in float64."""
+    need(isinstance(positions, Tensor), "positions are no tensor")
+    need(positions.layout == torch.strided and not positions.is_nested, "not dense")
+    need(not positions.is_quantized and positions.device == device, "another device")
+    need(positions.dtype != torch.bool, "positions are bool")
+    need(not positions.is_complex(), "positions are complex")
+    real = positions.is_floating_point()
+    need(not real or positions.dtype in (torch.float32, torch.float64), "too coarse")
+    need(tuple(positions.shape) in (full, (full[0], 1)), "positions have another shape")
+    return positions.detach().double().expand(full)
+
+
+def rotate_one(x: Tensor, angles: Tensor, pairing: str) -> Tensor:
+    """One vector; the angles are those of its pairs."""
+    pairs = len(angles)
+    parts = list(x)
+    for n, angle in enumerate(angles):
+        first, second = (n, n + pairs) if pairing == "halves" else (2 * n, 2 * n + 1)
+        parts[first] = x[first] * angle.cos() - x[second] * angle.sin()
+        parts[second] = x[first] * angle.sin() + x[second] * angle.cos()
+    return torch.stack(parts)
+
+
+def of_rotary(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    query, key, at = given["query"], given["key"], given["key_positions"]
+    if at is None:
+        at = torch.arange(len(key), device=key.device).unsqueeze(1)
+    else:
+        need(len(query) <= len(key), "queries have no positions")
+    at = counted(at, (len(key), key.shape[1]), key.device).cpu()
+    frequencies = torch.tensor(module.frequencies, dtype=torch.float64)
+    behind = len(key) - len(query)
+
+    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+        # Without positions there may be more queries than keys: the first lie before.
+        place = at[i + behind, b] if i + behind >= 0 else at[0, b] + i + behind
+        q = rotate_one(q, place * frequencies, module.pairing)
+        k = rotate_one(k, at[j, b] * frequencies, module.pairing)
+        return torch.dot(q, k) / math.sqrt(len(q))
+
+    return {"score": score}
+
+
+def new_rotary(dice: Dice) -> Any:
+    heads, d_k = dice.roll(1, 2), dice.roll(2, 5)
+    return rotary.RotaryAttention(
+        heads,
+        heads * d_k,
+        0.0,
+        frequencies=rotary.rotary_frequencies(2 * dice.roll(1, d_k // 2)),
+        pairing=dice.pick(rotary.PAIRINGS),
+    )
+
+
+ATTACKS |= {
+    "variants.rotary.RotaryAttention": constructor(
+        rotary.RotaryAttention,
+        heads=1,
+        d_model=2,
+        dropout_prob=0.1,
+        bias=True,
+        frequencies=torch.zeros(1),
+    ),
+    "variants.rotary.RotaryAttention.forward": forward(
+        new_rotary, of_rotary, rotary_positions
+    ),
+}
+
+
+@attack("variants.rotary.rotate")
+def rotate(dice: Dice) -> Call:
+    seq_len, batch_size, heads = (dice.roll(0, 2) for _ in range(3))
+    pairs, rest = dice.roll(0, 2), dice.roll(0, 2)
+    x = dice.floats(seq_len, batch_size, heads, 2 * pairs + rest)
+    x = x.to(dice.pick(FLOATS))
+    angles = dice.floats(seq_len, dice.pick((1, batch_size)), pairs)
+    angles = angles.to(dice.pick((torch.float64, torch.float32)))
+    pairing = dice.pick(rotary.PAIRINGS)
+    given: dict[str, Any] = {"x": x, "angles": angles, "pairing": pairing}
+
+    def judge(result: Any) -> None:
+        x, angles, pairing = given.values()
+        dense(x, x, 4)
+        need(x.dtype in FLOATS, "they are no vectors")
+        need(isinstance(angles, Tensor) and angles.is_floating_point(), "no angles")
+        dense(angles, angles, 3)
+        need(angles.dtype.itemsize > 1 and x.device == angles.device, "no angles")
+        need(pairing in rotary.PAIRINGS, "an unknown pairing")
+        seq_len, batch_size, heads, d_k = x.shape
+        fits = tuple(angles.shape[:2]) in ((seq_len, 1), (seq_len, batch_size))
+        need(fits and 2 * angles.shape[2] <= d_k, "sizes differ")
+        if x.is_meta:
+            return compare(result, x, x)
+        wide = angles.detach().double().expand(seq_len, batch_size, -1)
+        expected = x.detach().double().clone()
+        for t in range(seq_len):
+            for b in range(batch_size):
+                for h in range(heads if d_k else 0):
+                    turned = rotate_one(expected[t, b, h], wide[t, b], pairing)
+                    expected[t, b, h] = turned
+        # Angles in half precision give sines in half precision.
+        coarse = angles if angles.dtype.itemsize < x.dtype.itemsize else x
+        compare(result.to(coarse.dtype), expected, coarse)
+
+    return call(dice, rotary.rotate, given, judge)
+
+
+@attack("variants.rotary.rotary_angles")
+def angles(dice: Dice) -> Call:
+    given: dict[str, Any] = {
+        "positions": positions_of(dice, dice.roll(0, 3), dice.roll(0, 2)),
+        "frequencies": (1.0, 0.1),
+    }
+
+    def judge(result: Any) -> None:
+        at, frequencies = given.values()
+        need(isinstance(at, Tensor), "positions are no tensor")
+        expected = counted(at, tuple(at.shape), at.device).unsqueeze(-1)
+        need(frequencies == (1.0, 0.1), "no frequencies")
+        compare(result, expected * expected.new_tensor(frequencies), expected)
+
+    made = call(dice, rotary.rotary_angles, given, judge)
+    return made
+
+
+@attack("variants.rotary.convert_pairing")
+def convert_pairing(dice: Dice) -> Call:
+    heads, d_k = dice.roll(1, 3), 2 * dice.roll(1, 3)
+    weight = (
+        dice.floats(heads * d_k, 2) if dice.chance(2) else dice.ints(0, 9, heads * d_k)
+    )
+    given: dict[str, Any] = {
+        "weight": weight,
+        "heads": heads,
+        "to": dice.pick(rotary.PAIRINGS),
+        "rotary_dim": dice.pick((None, 2)),
+    }
+
+    def judge(result: Any) -> None:
+        weight, heads, to, rotary_dim = given.values()
+        need(isinstance(weight, Tensor) and weight.dim() > 0, "no weight")
+        need(weight.layout == torch.strided and not weight.is_nested, "not dense")
+        need(not weight.is_quantized, "quantized")
+        need(type(heads) is int and heads > 0, "heads are no number")
+        need(len(weight) % heads == 0 and to in rotary.PAIRINGS, "does not fit")
+        d_k = len(weight) // heads
+        width = d_k if rotary_dim is None else rotary_dim
+        need(type(width) is int and 2 <= width <= d_k and width % 2 == 0, "no pairs")
+        order = []
+        for row in range(len(weight)):
+            head, d = divmod(row, d_k)
+            if d < width:
+                pairs = width // 2
+                back = pairs * (d % 2) + d // 2, 2 * (d % pairs) + d // pairs
+                d = back[0] if to == "neighbors" else back[1]
+            order.append(head * d_k + d)
+        assert result.shape == weight.shape
+        assert result.dtype == weight.dtype
+        if not weight.is_meta:
+            assert str(result.tolist()) == str(weight[order].tolist())
+
+    return call(dice, rotary.convert_pairing, given, judge)
+
+
+def scaling(function: Any, **own: Any) -> Callable[[Dice], Call]:
+    """An attack on what scales frequencies: fast ones stay, slow ones become slower."""
+
+    def attack(dice: Dice) -> Call:
+        frequencies = rotary.rotary_frequencies(2 * dice.roll(2, 4), base=100.0)
+        given: dict[str, Any] = {"frequencies": frequencies, "factor": 2.0, **own}
+
+        def judge(result: Any) -> None:
+            before, factor = given["frequencies"], given["factor"]
+            need(isinstance(before, Tensor) and before.dim() == 1, "no frequencies")
+            dense(before, before, 1)
+            need(before.dtype in (torch.float32, torch.float64), "no frequencies")
+            need(not before.is_meta and bool(before.isfinite().all()), "no values")
+            number = type(factor) in (int, float)
+            need(number and 1 <= factor < math.inf, "no factor")
+            length = given.get("trained_length", 1)
+            need(type(length) is int and length > 0, "no length")
+            assert result.shape == before.shape
+            ratio = (before / result)[before > 0]
+            assert (ratio >= 1 - 1e-5).all()
+            assert (ratio <= factor * (1 + 1e-5)).all()
+
+        return call(dice, function, given, judge)
+
+    return attack
+
+
+ATTACKS |= {
+    "variants.rotary.linear_scaling": scaling(rotary.linear_scaling),
+    "variants.rotary.ntk_scaling": scaling(rotary.ntk_scaling),
+    "variants.rotary.yarn_scaling": scaling(rotary.yarn_scaling, trained_length=64),
+    "variants.rotary.llama3_scaling": scaling(rotary.llama3_scaling, trained_length=64),
+}
+
+
+@attack("variants.rotary.rotary_frequencies")
+def frequencies(dice: Dice) -> Call:
+    given: dict[str, Any] = {"rotary_dim": 2 * dice.roll(1, 4), "base": 10_000.0}
+
+    def judge(result: Any) -> None:
+        width, base = given.values()
+        need(type(width) is int and width > 0 and width % 2 == 0, "no width")
+        need(type(base) in (int, float) and 1 <= base < math.inf, "no base")
+        expected = [base ** (-2 * n / width) for n in range(width // 2)]
+        compare(result, torch.tensor(expected, dtype=torch.float64), result)
+
+    return call(dice, rotary.rotary_frequencies, given, judge)
+
+
+@attack("variants.rotary.yarn_attention_factor")
+def yarn_factor(dice: Dice) -> Call:
+    given: dict[str, Any] = {"factor": 1.0 + dice.roll(0, 7), "mscale": 1.0}
+
+    def judge(result: Any) -> None:
+        numbers = [type(x) in (int, float) for x in given.values()]
+        need(all(numbers) and given["factor"] >= 1, "no factor")
+        need(given["mscale"] >= 0, "no factor")
+        assert result == 1 + 0.1 * given["mscale"] * math.log(given["factor"])
+
+    return call(dice, rotary.yarn_attention_factor, given, judge)
