@@ -439,7 +439,7 @@ def returned_weights(
 # | `blockwise` | weights or dropout | the fused kernel has neither on a CPU |
 # | `blockwise` | causal with a mask, or not square | it skips the masked half |
 # | `blockwise` | a mask, and scores may overflow | NaN plus minus infinity is NaN |
-# | `blockwise` | window, soft cap, learned bias, wide values | the fused kernel lacks it |
+# | `blockwise` | window, soft cap, learned bias, other `d_v` | it has none of them |
 # | `fused` | all other calls | it is the fastest |
 DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     (
@@ -841,8 +841,8 @@ class FusedOnCPU(torch.autograd.Function):
         query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         x = query, key, value
         if torch.is_grad_enabled():
-            by_position = [each.permute(2, 0, 1, 3) for each in x]
-            call = recorded_call(*by_position, None, ctx.is_causal, ctx.scale)
+            q, k, v = (each.permute(2, 0, 1, 3) for each in x)
+            call = recorded_call(q, k, v, None, ctx.is_causal, ctx.scale)
             call.bias = None if mask is None else mask.permute(2, 3, 0, 1)
             call.sinks = sinks
             grad = grad_context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_k]
@@ -1163,18 +1163,18 @@ class Tiles:
         """The mask of a tile, `[items or 1, 1, rows or 1, k_len]`."""
         rows = tile.rows.stop - tile.rows.start
         position = tile.rows.start + self.k_len - self.q_len - tile.columns.start
-        spec = self.spec
-        band = None
-        if spec.is_causal or spec.window is not None:
-            band = torch.ones(rows, tile.k_len, dtype=torch.bool)  # [rows, k_len]
-            band = cut_band(band, position, spec.is_causal, spec.window)
         if mask is None:
-            return band.view(1, 1, rows, -1)  # [..., rows, k_len]
+            mask = self.like.new_ones(1, tile.k_len, 1, dtype=torch.bool)
+        else:
+            mask = mask[:, tile.columns]  # [..., k_len, items]
         mask = mask[tile.rows] if mask.shape[0] > 1 else mask
         mask = mask[..., tile.items] if mask.shape[2] > 1 else mask  # [..., items]
-        mask = mask[:, tile.columns]  # [..., k_len, items]
         mask = mask.permute(2, 0, 1).unsqueeze(1)  # [items, ..., k_len]
-        return mask if band is None else mask & band
+        is_causal, window = self.spec.is_causal, self.spec.window
+        if is_causal or window is not None:
+            mask = mask.expand(-1, -1, rows, -1)  # [items, ..., rows, k_len]
+            mask = cut_band(mask, position, is_causal, window)
+        return mask
 
     def dropout_mask(self, shape: torch.Size) -> Tensor:
         """1 for each weight of the next tile that is kept, 0 for the others."""
@@ -1295,22 +1295,20 @@ class Blockwise(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         context, query, key, value, mask, bias, sinks = ctx.saved_tensors
         tiles = Tiles(query, key, mask, TileSpec(*ctx.spec), bias, sinks)
-        x = query, key, value, bias, sinks
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
             # Views, because the key may be the query, or be computed from it: each
             # input gets its own gradient.
-            x = *(each.view_as(each) for each in (query, key, value)), bias, sinks
+            q, k, v = (each.view_as(each) for each in (query, key, value))
             if grad_shown is not None:  # the mean: its gradient is shared by the heads
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share
-            spec, options = tiles.spec, x[:3]
-            call = recorded_call(*options, mask, spec.is_causal, spec.scale)
+            spec, inputs = tiles.spec, (q, k, v, bias, sinks)
+            call = recorded_call(q, k, v, mask, spec.is_causal, spec.scale)
             call.window, call.soft_cap = spec.window, spec.soft_cap
             call.bias, call.sinks = bias, sinks
-            grads = recorded_gradients(
-                x, call, grad_context, grad_shown, tiles.drop_all
-            )
+            drop = tiles.drop_all
+            grads = recorded_gradients(inputs, call, grad_context, grad_shown, drop)
         else:
             grads = tile_gradients(
                 tiles, query, key, value, context, grad_context, grad_shown
