@@ -91,7 +91,7 @@ def companions(path: Path) -> list[Path]:
     r"""The modules that one needs beside it, and those that these need.
 
     >>> [companion.name for companion in companions(modules()["fast"])]
-    ['attention.py', 'mha.py']
+    ['checks.py', 'attention.py', 'components.py', 'mha.py', 'rotary.py']
     """
     found: set[Path] = set()
     waiting = [path]
@@ -191,7 +191,7 @@ def links(path: Path) -> dict[str, str]:
     r"""The links at the top of the page of a module: their addresses, by label.
 
     >>> links(modules()["fast"])
-    {'Download fast.zip (3 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
+    {'Download fast.zip (6 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
     """
     needed = companions(path) if path.resolve() in modules().values() else []
     archive = archive_name(path)

@@ -1126,18 +1126,12 @@ class Tiles:
         if self.bias is not None:
             by_head.add_(tile.of_bias(self.bias))
         empty = None
-        if self.mask is not None or self.spec.window is not None:
+        if self.mask is None and self.spec.is_causal:
+            self.mask_corners(scores, tile)
+        elif self.mask is not None or self.spec.window is not None:
             allowed = self.allowed(tile, self.mask)  # [..., k_len]
-            if self.mask is not None:
-                allowed, empty = unmask_fully_masked_rows(
-                    allowed
-                )  # [..., k_len], [..., 1]
+            allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
             self.mask_scores(by_head, allowed)
-        elif self.spec.is_causal:
-            # Each row may attend to one key more than the row before, so masked scores
-            # are in the last columns only, as many as there are rows.
-            n = q.shape[1]
-            self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
         share = None
         if self.sinks is not None:
             sinks = self.sinks[tile.heads].view(-1, 1, 1)  # [heads, 1, 1]
@@ -1148,6 +1142,30 @@ class Tiles:
         if empty is not None:
             by_head.masked_fill_(empty, 0)
         return scores
+
+    def mask_corners(
+        self,
+        scores: Tensor,  # [batch_heads, rows, k_len]
+        tile: Tile,
+    ) -> None:
+        """Mask the scores of a causal tile, which is a band, in two triangles only.
+
+        Each row may attend to one key more than the row before. So masked scores are in
+        the last columns, as many as there are rows. A window ends one column later in
+        each row, so it masks as many of the first columns.
+        """
+        n = scores.shape[1]
+        self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
+        if self.spec.window is not None:
+            # At the start of the sequence, the window of the first rows is not full.
+            full = self.spec.window - 1 - self.position(tile)
+            n = max(0, n - full)
+            self.mask_scores(scores[:, full:, :n], self.past[:n, :n].mT)
+
+    def position(self, tile: Tile) -> int:
+        """The position of the first query, counted from the first key of the tile."""
+        position: int = tile.rows.start + self.k_len - self.q_len - tile.columns.start
+        return position
 
     def mask_scores(self, scores: Tensor, allowed: Tensor) -> None:
         """Set the scores that are not allowed to minus infinity."""
@@ -1162,7 +1180,6 @@ class Tiles:
     def allowed(self, tile: Tile, mask: Tensor | None) -> Tensor:
         """The mask of a tile, `[items or 1, 1, rows or 1, k_len]`."""
         rows = tile.rows.stop - tile.rows.start
-        position = tile.rows.start + self.k_len - self.q_len - tile.columns.start
         if mask is None:
             mask = self.like.new_ones(1, tile.k_len, 1, dtype=torch.bool)
         else:
@@ -1173,7 +1190,7 @@ class Tiles:
         is_causal, window = self.spec.is_causal, self.spec.window
         if is_causal or window is not None:
             mask = mask.expand(-1, -1, rows, -1)  # [items, ..., rows, k_len]
-            mask = cut_band(mask, position, is_causal, window)
+            mask = cut_band(mask, self.position(tile), is_causal, window)
         return mask
 
     def dropout_mask(self, shape: torch.Size) -> Tensor:
