@@ -253,7 +253,7 @@ def test_the_module_is_projections_rotation_and_the_oracle(name: str) -> None:
     positions = torch.arange(5)
     if isinstance(module.rotary, Rotary):
         angles = rotary_angles(positions.unsqueeze(1), module.rotary.frequencies)
-        options = {"pairing": module.rotary.pairing}
+        options: Any = {"pairing": module.rotary.pairing}
         factor = module.rotary.attention_factor
         q, k = (factor * rotate(y, angles, **options) for y in (q, k))
     bias = module.score_bias and module.score_bias(positions, positions).unsqueeze(2)

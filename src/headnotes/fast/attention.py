@@ -475,13 +475,15 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
-    plain = call.groups == 1 and call.soft_cap is None and call.bias is None
+    plain = call.soft_cap is None and call.bias is None
     adds = allowed is not None and plain and call.scores_are_finite(q.dtype)
     if allowed is not None and adds:
         # Adding takes one pass, forward and backward; filling takes several.
         bias = additive_mask(allowed, q.dtype)  # [..., k_len]
-        copies = heads if bias.shape[0] > 1 else 1
-        bias = bias.expand(-1, copies, -1, -1).flatten(0, 1)  # [..., k_len]
+        copies = heads if bias.shape[0] > 1 else call.groups
+        rows = q_len if call.groups > 1 else -1
+        bias = bias.expand(-1, copies, rows, -1).flatten(0, 1)  # [..., k_len]
+        bias = merge_groups(bias, call.groups)  # [..., k_len]
         scores = torch.baddbmm(
             bias, q, k.mT, alpha=call.score_scale
         )  # [batch_heads, q_len, k_len]
