@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
+from headnotes.variants.alibi import AlibiAttention
+from headnotes.variants.grouped_query import GroupedQueryAttention
 from headnotes.variants.online_softmax import online_softmax_attention
+from headnotes.variants.relative import (
+    ShawAttention,
+    T5Attention,
+    TransformerXLAttention,
+)
 from headnotes.variants.rotary import RotaryAttention, rotary_frequencies
 
 CONTEXT_LENGTH = 17
@@ -59,6 +66,8 @@ class Implementation:
     is_blockwise = False
     # Whether it computes what the core computes; a variant has loops of its own.
     is_core = True
+    # Whether the mean of equal values is that value, for scores as large as 1e5, too.
+    equal_values_pass = True
     # The names of the width and of the number of heads in the constructor.
     divides_width = True
     width_and_heads = ("d_model", "heads")
@@ -193,6 +202,18 @@ class Variant(Implementation):
 
     def settings(self, sizes: Sizes, bias: bool, dropout: float) -> dict[str, Any]:
         return super().settings(sizes, bias, dropout) | self.own
+
+
+class Unscaled(Variant):
+    """T5 does not divide the scores, so those of float16 overflow earlier."""
+
+    equal_values_pass = False
+
+
+class ValueTable(Variant):
+    """Shaw adds a vector to each value."""
+
+    equal_values_pass = False
 
 
 class Rotary(Variant):
@@ -462,6 +483,11 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "fast": Fast(fast.MultiHeadAttention),
     "online_softmax": OnlineSoftmax(BlockwiseAttention),
     "rotary": Rotary(RotaryAttention),
+    "alibi": Variant(AlibiAttention),
+    "shaw": ValueTable(ShawAttention),
+    "transformer-xl": Variant(TransformerXLAttention),
+    "t5": Unscaled(T5Attention),
+    "grouped_query": Variant(GroupedQueryAttention, kv_heads=1),
     "batch_first": BatchFirst(batch_first.MultiHeadAttention),
     "valid_lens per item": ValidLens(valid_lens.MultiHeadAttention, False),
     "valid_lens per query": ValidLens(valid_lens.MultiHeadAttention, True),

@@ -222,7 +222,7 @@ def test_the_products_cost_the_same_with_any_number_of_heads(
     [(torch.float32, 1e3), (torch.float32, 1e15), (torch.float16, 244.0)],
     ids=str,
 )
-@each(can_mask=True)
+@each(can_mask=True, equal_values_pass=True)
 def test_no_true_score_is_so_low_that_a_masked_key_wins(
     device: torch.device, one: Implementation, dtype: torch.dtype, size: float
 ) -> None:
@@ -243,7 +243,7 @@ def test_no_true_score_is_so_low_that_a_masked_key_wins(
 
 
 @HALF
-@each()
+@each(equal_values_pass=True)
 def test_large_scores_stay_finite_in_half_precision(
     device: torch.device, one: Implementation, dtype: torch.dtype
 ) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import loops
-from headnotes.variants import rotary
+from headnotes.variants import alibi, grouped_query, relative, rotary
 from hostile.attention import (
     allowed,
     awake,
@@ -79,6 +79,37 @@ def forward(
     return attack
 
 
+def dot(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+    """The score of the core."""
+    return torch.dot(q, k) / math.sqrt(len(q))
+
+
+# Grouped heads --------------------------------------------------------------------
+
+
+def new_grouped(dice: Dice) -> Any:
+    kv_heads, group, d_k = (dice.roll(1, 2) for _ in range(3))
+    heads = kv_heads * group
+    return grouped_query.GroupedQueryAttention(
+        heads, heads * d_k, 0.0, dice.chance(2), kv_heads=kv_heads
+    )
+
+
+ATTACKS |= {
+    "variants.grouped_query.GroupedQueryAttention": constructor(
+        grouped_query.GroupedQueryAttention,
+        heads=1,
+        d_model=2,
+        dropout_prob=0.1,
+        bias=True,
+        kv_heads=1,
+    ),
+    "variants.grouped_query.GroupedQueryAttention.forward": forward(
+        new_grouped, lambda module, _: {"score": dot, "kv_heads": module.kv_heads}
+    ),
+}
+
+
 # Rotary ---------------------------------------------------------------------------
 
 
@@ -94,7 +125,7 @@ def rotary_positions(
     return {"key_positions": positions_of(dice, k_len, batch_size)}
 
 
-def counted(positions: Any, full: tuple[int, int], device: torch.device) -> Tensor:
+def counted(positions: Any, full: tuple[int, ...], device: torch.device) -> Tensor:
     """Positions that can be right, `[seq_len, batch_size]`, in float64."""
     need(isinstance(positions, Tensor), "positions are no tensor")
     need(positions.layout == torch.strided and not positions.is_nested, "not dense")
@@ -103,7 +134,7 @@ def counted(positions: Any, full: tuple[int, int], device: torch.device) -> Tens
     need(not positions.is_complex(), "positions are complex")
     real = positions.is_floating_point()
     need(not real or positions.dtype in (torch.float32, torch.float64), "too coarse")
-    need(tuple(positions.shape) in (full, (full[0], 1)), "positions have another shape")
+    need(tuple(positions.shape) in (full, (*full[:1], 1)), "positions do not fit")
     return positions.detach().double().expand(full)
 
 
@@ -124,7 +155,8 @@ def of_rotary(module: Any, given: dict[str, Any]) -> dict[str, Any]:
         at = torch.arange(len(key), device=key.device).unsqueeze(1)
     else:
         need(len(query) <= len(key), "queries have no positions")
-    at = counted(at, (len(key), key.shape[1]), key.device).cpu()
+    at = counted(at, (len(key), key.shape[1]), key.device)
+    at = at if at.is_meta else at.cpu()
     frequencies = torch.tensor(module.frequencies, dtype=torch.float64)
     behind = len(key) - len(query)
 
@@ -156,7 +188,7 @@ ATTACKS |= {
         d_model=2,
         dropout_prob=0.1,
         bias=True,
-        frequencies=torch.zeros(1),
+        frequencies=torch.zeros(0),
     ),
     "variants.rotary.RotaryAttention.forward": forward(
         new_rotary, of_rotary, rotary_positions
@@ -206,18 +238,19 @@ def rotate(dice: Dice) -> Call:
 def angles(dice: Dice) -> Call:
     given: dict[str, Any] = {
         "positions": positions_of(dice, dice.roll(0, 3), dice.roll(0, 2)),
-        "frequencies": (1.0, 0.1),
+        "frequencies": rotary.rotary_frequencies(4),
     }
 
     def judge(result: Any) -> None:
         at, frequencies = given.values()
         need(isinstance(at, Tensor), "positions are no tensor")
         expected = counted(at, tuple(at.shape), at.device).unsqueeze(-1)
-        need(frequencies == (1.0, 0.1), "no frequencies")
-        compare(result, expected * expected.new_tensor(frequencies), expected)
+        dense(frequencies, frequencies, 1)
+        need(frequencies.dtype in (torch.float32, torch.float64), "no frequencies")
+        need(not frequencies.is_meta, "no values")
+        compare(result, expected * frequencies.detach().to(expected), expected)
 
-    made = call(dice, rotary.rotary_angles, given, judge)
-    return made
+    return call(dice, rotary.rotary_angles, given, judge)
 
 
 @attack("variants.rotary.convert_pairing")
@@ -271,13 +304,13 @@ def scaling(function: Any, **own: Any) -> Callable[[Dice], Call]:
             need(isinstance(before, Tensor) and before.dim() == 1, "no frequencies")
             dense(before, before, 1)
             need(before.dtype in (torch.float32, torch.float64), "no frequencies")
-            need(not before.is_meta and bool(before.isfinite().all()), "no values")
+            need(not before.is_meta, "no values")
             number = type(factor) in (int, float)
             need(number and 1 <= factor < math.inf, "no factor")
             length = given.get("trained_length", 1)
             need(type(length) is int and length > 0, "no length")
             assert result.shape == before.shape
-            ratio = (before / result)[before > 0]
+            ratio = (before / result)[(before > 0) & before.isfinite()]
             assert (ratio >= 1 - 1e-5).all()
             assert (ratio <= factor * (1 + 1e-5)).all()
 
@@ -319,3 +352,202 @@ def yarn_factor(dice: Dice) -> Call:
         assert result == 1 + 0.1 * given["mscale"] * math.log(given["factor"])
 
     return call(dice, rotary.yarn_attention_factor, given, judge)
+
+
+# Linear biases, and learned relative positions ------------------------------------
+
+
+def behind(given: dict[str, Any]) -> int:
+    return len(given["key"]) - len(given["query"])
+
+
+def of_alibi(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+        bias = module.slopes[h] * abs(i + behind(given) - j)
+        return dot(i, j, b, h, q, k) - bias
+
+    return {"score": score}
+
+
+def of_shaw(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    limit = module.max_distance
+
+    def row(i: int, j: int) -> int:
+        distance: int = max(-limit, min(limit, j - i - behind(given)))
+        return distance + limit
+
+    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+        return dot(i, j, b, h, q, k + module.key_table[row(i, j)])
+
+    def value_of(i: int, j: int, b: int, h: int, v: Tensor) -> Tensor:
+        moved: Tensor = v + module.value_table[row(i, j)]
+        return moved
+
+    return {"score": score, "value_of": value_of}
+
+
+def of_xl(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    weight, heads = module.position.linear.weight, module.heads
+
+    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+        distance, width = i + behind(given) - j, weight.shape[1]
+        angles = [distance / 10000 ** (n / width) for n in range(0, width, 2)]
+        sinusoid = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+        whole = weight @ torch.tensor(sinusoid[:width], dtype=torch.float64)
+        position = dot(
+            i, j, b, h, q + module.position_bias[h], whole.view(heads, -1)[h]
+        )
+        return dot(i, j, b, h, q + module.content_bias[h], k) + position
+
+    return {"score": score}
+
+
+def of_t5(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+        # At most three tokens: each distance has a bucket of its own.
+        position = j - i - behind(given)
+        after = 16 if module.bidirectional else None
+        bucket = -position if position <= 0 else after and after + position
+        bias: Tensor = module.relative_bias.weight[bucket or 0, h]
+        return torch.dot(q, k) + bias
+
+    return {"score": score}
+
+
+def plain(kind: Any, **own: Callable[[Dice], Any]) -> Callable[[Dice], Any]:
+    """Build a module of a random size, with settings of its own."""
+
+    def build(dice: Dice) -> Any:
+        heads, d_k = dice.roll(1, 2), dice.roll(1, 3)
+        settings = {name: pick(dice) for name, pick in own.items()}
+        return kind(heads, heads * d_k, 0.0, dice.chance(2), **settings)
+
+    return build
+
+
+SIZES: dict[str, Any] = {"heads": 1, "d_model": 2, "dropout_prob": 0.1, "bias": True}
+ALIBI, XL = alibi.AlibiAttention, relative.TransformerXLAttention
+SHAW, T5 = relative.ShawAttention, relative.T5Attention
+ATTACKS |= {
+    "variants.alibi.AlibiAttention": constructor(ALIBI, **SIZES),
+    "variants.alibi.AlibiAttention.forward": forward(plain(ALIBI), of_alibi),
+    "variants.relative.ShawAttention": constructor(SHAW, **SIZES, max_distance=1),
+    "variants.relative.ShawAttention.forward": forward(
+        plain(SHAW, max_distance=lambda dice: dice.roll(1, 3)), of_shaw
+    ),
+    "variants.relative.TransformerXLAttention": constructor(XL, **SIZES),
+    "variants.relative.TransformerXLAttention.forward": forward(plain(XL), of_xl),
+    "variants.relative.T5Attention": constructor(T5, **SIZES),
+    "variants.relative.T5Attention.forward": forward(
+        plain(T5, bidirectional=lambda dice: dice.chance(2)), of_t5
+    ),
+}
+
+
+@attack("variants.alibi.alibi_slopes")
+def slopes(dice: Dice) -> Call:
+    given: dict[str, Any] = {"heads": dice.roll(1, 20)}
+
+    def judge(result: Any) -> None:
+        heads = given["heads"]
+        need(type(heads) is int and heads > 0, "no heads")
+        power = 2 ** (heads.bit_length() - 1)
+        expected = [2 ** (-8 * n / power) for n in range(1, power + 1)]
+        expected += [2 ** (-4 * n / power) for n in range(1, 2 * power, 2)]
+        wanted = torch.tensor(expected[:heads], dtype=torch.float64)
+        compare(result, wanted, wanted)
+
+    return call(dice, alibi.alibi_slopes, given, judge)
+
+
+@attack("variants.relative.relative_shift")
+def shift(dice: Dice) -> Call:
+    q_len, k_len = dice.roll(0, 3), dice.roll(0, 3)
+    shape = (q_len, q_len + k_len, dice.roll(1, 2))
+    given: dict[str, Any] = {"x": dice.floats(*shape[: dice.pick((2, 3))])}
+
+    def judge(result: Any) -> None:
+        x = given["x"]
+        need(isinstance(x, Tensor) and x.dim() > 1, "no matrix")
+        need(x.layout == torch.strided and not x.is_nested, "not dense")
+        need(not x.is_quantized and x.shape[1] >= len(x), "no distances")
+        q_len, k_len = len(x), x.shape[1] - len(x)
+        assert result.shape == (q_len, k_len, *x.shape[2:])
+        if x.is_meta:
+            return
+        for i in range(q_len):
+            row = x[i, q_len - 1 - i :][:k_len]
+            assert str(result[i].tolist()) == str(row.tolist())
+
+    return call(dice, relative.relative_shift, given, judge)
+
+
+@attack("variants.relative.xl_sinusoids")
+def xl_sinusoids(dice: Dice) -> Call:
+    given: dict[str, Any] = {
+        "distances": dice.ints(-9, 9, dice.roll(0, 4)),
+        "d_model": dice.roll(1, 5),
+    }
+
+    def judge(result: Any) -> None:
+        distances, width = given.values()
+        need(isinstance(distances, Tensor) and distances.dim() == 1, "no distances")
+        dense(distances, distances, 1)
+        need(not distances.is_complex() and distances.dtype != torch.bool, "no numbers")
+        need(not distances.is_quantized, "quantized")
+        need(type(width) is int and width > 0, "no width")
+        assert result.shape == (len(distances), width)
+        if not distances.is_meta:
+            angle = distances.detach().double()
+            compare(result[:, 0], angle.sin(), angle)
+
+    return call(dice, relative.xl_sinusoids, given, judge)
+
+
+@attack("variants.relative.relative_buckets")
+def buckets(dice: Dice) -> Call:
+    given: dict[str, Any] = {
+        "positions": dice.ints(-300, 300, dice.roll(0, 4), dice.roll(0, 4)),
+        "buckets": dice.pick((32, 8)),
+        "max_distance": dice.pick((128, 20)),
+        "bidirectional": dice.chance(2),
+    }
+
+    def judge(result: Any) -> None:
+        positions, count, farthest, both = given.values()
+        whole(positions, positions)
+        need(positions.dtype != torch.bool and type(both) is bool, "no positions")
+        need(all(type(n) is int for n in (count, farthest)), "no numbers")
+        side = count // 2 if both else count
+        need(side > 1 and farthest > side // 2, "no buckets")
+        need(not both or count % 2 == 0, "no halves")
+        assert result.shape == positions.shape
+        assert result.dtype == torch.int64
+        if positions.is_meta:
+            return
+        flat = zip(positions.flatten().tolist(), result.flatten().tolist(), strict=True)
+        for position, bucket in flat:
+            start = side if both and position > 0 else 0
+            distance = abs(position) if both else max(0, -position)
+            assert start <= bucket < start + side
+            assert distance >= side // 2 or bucket == start + distance
+            assert distance < farthest or bucket == start + side - 1
+
+    return call(dice, relative.relative_buckets, given, judge)
+
+
+@attack("variants.relative.relative_positions")
+def relative_positions(dice: Dice) -> Call:
+    given: dict[str, Any] = {"q_len": dice.roll(0, 4), "k_len": dice.roll(0, 4)}
+
+    def judge(result: Any) -> None:
+        q_len, k_len = given.values()
+        assert result.tolist() == [
+            [j - i for j in range(k_len)] for i in range(k_len - q_len, k_len)
+        ]
+
+    return Call(
+        lambda q_len, k_len: relative.relative_positions(q_len, k_len, dice.device),
+        given,
+        judge,
+    )

@@ -33,6 +33,7 @@ def constructor(kind: type[nn.Module], **plain: Any) -> Callable[[Dice], Call]:
     )
     divides = {} if kind is stages.MultiHeadAttentionWrapper else divides
     divides = {} if kind is mha.PrepareForMultiHeadAttention else divides
+    divides = {**divides, "kv_heads": "heads"} if "kv_heads" in plain else divides
 
     def attack(dice: Dice) -> Call:
         given = dict(plain)

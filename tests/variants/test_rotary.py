@@ -113,7 +113,7 @@ def test_angles_are_not_rounded_to_the_dtype_of_the_model(dtype: torch.dtype) ->
     # In bfloat16, 100,003 is 99,840, and in float16 it is infinite.
     at = torch.arange(100_003, 100_003 + K_LEN).unsqueeze(1)
     x = torch.randn(K_LEN, BATCH, HEADS, D_K).to(dtype)
-    angles = rotary.rotary_angles(at, rotary_frequencies(D_K).tolist())
+    angles = rotary.rotary_angles(at, rotary_frequencies(D_K))
     output = rotary.rotate(x, angles)
     assert output.dtype == dtype
     expected = rotary.rotate(x.double(), angles)

@@ -39,7 +39,7 @@ pairs halves, and rotates a part of the components.
 """
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,9 @@ from headnotes.checks import check_sizes, check_tensor
 from headnotes.mha import MultiHeadAttention, check_inputs, masked_softmax
 
 PAIRINGS = ("halves", "neighbors")
+
+# Frequencies are computed here, whatever the default device and dtype.
+FLOAT64: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
 
 class RotaryAttention(MultiHeadAttention):
@@ -196,7 +199,8 @@ class RotaryAttention(MultiHeadAttention):
         query, key = (
             rotate(
                 x,
-                rotary_angles(position, self.frequencies),
+                # In float64, and not rounded with the module.
+                rotary_angles(position, torch.tensor(self.frequencies, **FLOAT64)),
                 pairing=self.pairing,
                 attention_factor=self.attention_factor,
             )
@@ -208,7 +212,7 @@ class RotaryAttention(MultiHeadAttention):
 
 def rotary_angles(
     positions: Tensor,
-    frequencies: Sequence[float],
+    frequencies: Tensor,  # [pairs]
 ) -> Tensor:
     r"""The angle of each pair at each position, $t\,\theta_i$: `[..., pairs]`.
 
@@ -216,20 +220,20 @@ def rotary_angles(
     dtype of a model: float32 is off by 0.004 at position 100,000, and bfloat16, with 8
     significant bits, cannot tell position 257 from 256.
 
-    Raises `TypeError` for positions in half precision.
-    Source: Su et al. 2021, equation 15.
+    Raises `TypeError` for positions in half precision, `ValueError` for `frequencies`
+    of another shape. Source: Su et al. 2021, equation 15.
 
-    >>> rotary_angles(torch.tensor([0, 1, 10]), [1.0, 0.1])
+    >>> rotary_angles(torch.tensor([0, 1, 10]), torch.tensor([1.0, 0.5]))
     tensor([[ 0.0000,  0.0000],
-            [ 1.0000,  0.1000],
-            [10.0000,  1.0000]], dtype=torch.float64)
+            [ 1.0000,  0.5000],
+            [10.0000,  5.0000]], dtype=torch.float64)
     """
     check_tensor("positions", positions)
     check_position_dtype("positions", positions)
+    check_frequencies(frequencies)
     wide = torch.float32 if positions.device.type == "mps" else torch.float64
-    device = positions.device
-    table = torch.tensor(tuple(frequencies), dtype=wide, device=device)  # [pairs]
-    angles = positions.to(wide).unsqueeze(-1) * table  # [..., pairs]
+    frequencies = frequencies.to(positions.device, wide)
+    angles = positions.to(wide).unsqueeze(-1) * frequencies  # [..., pairs]
     return angles  # [..., pairs]
 
 
@@ -356,9 +360,7 @@ def rotary_frequencies(rotary_dim: int, *, base: float = 10_000.0) -> Tensor:
     """
     check_width("`rotary_dim`", rotary_dim)
     check_factor("base", base)
-    exponents = torch.arange(
-        0, rotary_dim, 2, dtype=torch.float64, device="cpu"
-    )  # [rotary_dim // 2]
+    exponents = torch.arange(0, rotary_dim, 2, **FLOAT64)  # [rotary_dim // 2]
     frequencies = base ** -(exponents / rotary_dim)  # [rotary_dim // 2]
     return frequencies  # [rotary_dim // 2]
 
@@ -394,7 +396,7 @@ def ntk_scaling(frequencies: Tensor, factor: float) -> Tensor:
     check_frequencies(frequencies)
     check_factor("factor", factor)
     last = max(len(frequencies) - 1, 1)
-    index = torch.arange(len(frequencies), dtype=torch.float64, device="cpu")
+    index = torch.arange(len(frequencies), **FLOAT64)
     return frequencies * factor ** -(index / last)
 
 
@@ -431,22 +433,19 @@ def yarn_scaling(
     check_frequencies(frequencies)
     check_factor("factor", factor)
     check_sizes(trained_length=trained_length)
-    check_factor("beta_slow", beta_slow, 0)
+    check_factor("beta_slow", beta_slow)
     check_factor("beta_fast", beta_fast, beta_slow)
-    if len(frequencies) < 2 or not 0 < frequencies[1] < frequencies[0]:
+    first, second = [*frequencies[:2].tolist(), 0, 0][:2]
+    if not 0 < second < first < math.inf:
         raise ValueError("`frequencies` must fall, from two up; scale them once only")
     # Frequencies are a geometric series, so their logarithm finds the pair that makes
     # so many turns.
-    limits = []
-    for turns in (beta_fast, beta_slow):
-        wanted = math.log(2 * math.pi * turns / trained_length)
-        step = math.log(frequencies[1] / frequencies[0])
-        limits.append((wanted - math.log(frequencies[0])) / step)
-    low, high = limits
+    wanted = (2 * math.pi * beta / trained_length for beta in (beta_fast, beta_slow))
+    low, high = (math.log(f / first) / math.log(second / first) for f in wanted)
     if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * len(frequencies) - 1)
-    index = torch.arange(len(frequencies), dtype=torch.float64, device="cpu")
+    index = torch.arange(len(frequencies), **FLOAT64)
     ramp = ((index - low) / max(high - low, 0.001)).clamp(0, 1)  # [pairs]
     return frequencies * (1 - ramp) + frequencies / factor * ramp  # [pairs]
 
@@ -543,7 +542,7 @@ def prepare_positions(
 
 
 def check_position_dtype(name: str, positions: Tensor) -> None:
-    """Refuse positions that are not numbers, or too coarse to count by."""
+    """Refuse bool and complex positions, and those that are too coarse to count."""
     integral = not (positions.is_floating_point() or positions.is_complex())
     if positions.dtype == torch.bool or not (
         integral or positions.dtype in (torch.float32, torch.float64)
@@ -556,7 +555,7 @@ def check_position_dtype(name: str, positions: Tensor) -> None:
 
 def check_pairing(pairing: str, name: str = "pairing") -> None:
     """Refuse an unknown pairing."""
-    if pairing not in PAIRINGS:
+    if type(pairing) is not str or pairing not in PAIRINGS:
         raise ValueError(f"`{name}` (={pairing!r}) must be 'halves' or 'neighbors'")
 
 
@@ -578,16 +577,16 @@ def check_factor(name: str, factor: float, minimum: float = 1) -> None:
 
 
 def check_frequencies(frequencies: Tensor, d_k: int | None = None) -> None:
-    """Refuse what are not the finite frequencies of some pairs of components."""
+    """Refuse what are not the frequencies of some pairs of components."""
     check_tensor("frequencies", frequencies)
     if frequencies.is_meta:
         raise ValueError("`frequencies` is on meta, where there are no values")
     if frequencies.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"`frequencies` is {frequencies.dtype}, not float32 or float64")
-    if frequencies.dim() != 1 or not frequencies.isfinite().all():
+    if frequencies.dim() != 1:
         raise ValueError(
-            f"`frequencies` has shape {list(frequencies.shape)}, not [pairs] with "
-            "finite values; see `rotary_frequencies`"
+            f"`frequencies` has shape {list(frequencies.shape)}, not [pairs]; see "
+            "`rotary_frequencies`"
         )
     if d_k is not None and 2 * len(frequencies) > d_k:
         raise ValueError(
