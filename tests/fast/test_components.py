@@ -252,7 +252,9 @@ def test_the_module_is_projections_rotation_and_the_oracle(name: str) -> None:
     q, k, v = module.query(x), module.key(x), module.value(x)
     positions = torch.arange(5)
     if isinstance(module.rotary, Rotary):
-        angles = rotary_angles(positions.unsqueeze(1), module.rotary.frequencies)
+        angles = rotary_angles(
+            positions.unsqueeze(1), torch.tensor(module.rotary.frequencies).double()
+        )
         options: Any = {"pairing": module.rotary.pairing}
         factor = module.rotary.attention_factor
         q, k = (factor * rotate(y, angles, **options) for y in (q, k))

@@ -27,10 +27,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from headnotes.checks import check_sizes
 from headnotes.variants.rotary import (
+    FLOAT64,
     check_factor,
     check_frequencies,
     check_pairing,
@@ -76,7 +78,6 @@ class Rotary:
     `[seq_len]`, can take its place. Raises what `RotaryAttention` raises.
     Source: [RoFormer](https://arxiv.org/abs/2104.09864), Su et al. 2021, section 3.2.
 
-    >>> import torch
     >>> rotary = Rotary(torch.tensor([1.0, 0.1]).double())
     >>> x, positions = torch.randn(5, 1, 7, 4), torch.arange(5)
     >>> scores = (rotary(x[:1], positions[:1]) * rotary(x[1:2], positions[3:4])).sum()
@@ -105,7 +106,8 @@ class Rotary:
         x: Tensor,  # [seq_len, batch_size, heads, d_k]
         positions: Tensor,  # [seq_len]
     ) -> Tensor:
-        angles = rotary_angles(positions.unsqueeze(1), self.frequencies)
+        frequencies = torch.tensor(self.frequencies, **FLOAT64)  # [pairs]
+        angles = rotary_angles(positions.unsqueeze(1), frequencies)  # [seq_len, ...]
         return rotate(
             x, angles, pairing=self.pairing, attention_factor=self.attention_factor
         )  # [seq_len, batch_size, heads, d_k]
@@ -131,7 +133,6 @@ class Scores:
 
     A bias as in ALiBi, with a slope for each of two heads:
 
-    >>> import torch
     >>> slopes = torch.tensor([0.5, 0.25])
     >>> def alibi(i, j):
     ...     return slopes * (j - i.unsqueeze(1)).unsqueeze(-1)
@@ -169,7 +170,6 @@ class Scores:
 def check_bias(bias: Tensor, q_len: int, k_len: int, heads: int) -> Tensor:
     """Refuse a bias of another shape; give it an axis that all batch items share.
 
-    >>> import torch
     >>> check_bias(torch.zeros(3, 5, 2), 3, 5, 2).shape
     torch.Size([3, 5, 1, 2])
     """
