@@ -242,6 +242,15 @@ def attention(
     tensor([[ True,  True],
             [False,  True],
             [ True,  True]])
+
+    Six heads of queries share two of keys and values; a window ends before the others:
+
+    >>> query, key = torch.randn(3, 2, 6, 11), torch.randn(5, 2, 2, 11)
+    >>> value = torch.randn(5, 2, 2, 13)
+    >>> context, _ = attention(query, key, value, is_causal=True, window=2)
+    >>> same, _ = attention(query, key[1:], value[1:], is_causal=True, window=2)
+    >>> context.shape, torch.equal(context, same)
+    (torch.Size([3, 2, 6, 13]), True)
     """
     dropout = nn.Identity() if dropout is None else dropout
     q_len, k_len = query.shape[0], key.shape[0]
@@ -355,6 +364,15 @@ def materialized(call: Call) -> tuple[Tensor, Tensor | None]:
     >>> context, _ = attention(query, key, key, dropout=nn.ReLU())
     >>> torch.allclose(context, attention(query, key, key)[0], atol=1e-6)
     True
+
+    With grouped heads, a sink that is far above all scores takes the whole weight:
+
+    >>> query, key = torch.randn(3, 2, 6, 11), torch.randn(5, 2, 2, 11)
+    >>> value = torch.randn(5, 2, 2, 13).requires_grad_()
+    >>> sinks = torch.full((6,), 99.0)
+    >>> context, _ = attention(query, key, value, soft_cap=9.0, sinks=sinks)
+    >>> context.shape, context.abs().max() < 1e-9
+    (torch.Size([3, 2, 6, 13]), tensor(True))
     """
     if call.has_custom_dropout:
         # It receives the weights in the layout of the core.
@@ -803,14 +821,26 @@ class FusedOnCPU(torch.autograd.Function):
     >>> (second,) = torch.autograd.grad(first.sum(), query)
     >>> second.abs().sum() > 0
     tensor(True)
+
+    Seven heads of queries share one of keys and values. With a sink they have half of
+    the weight, where all scores are zero:
+
+    >>> value = torch.ones(131, 2, 1, 11)
+    >>> sinks = torch.full((7,), 131.0).log().requires_grad_()
+    >>> context, _ = attention(0 * query, 0 * value, value, sinks=sinks)
+    >>> torch.allclose(context, torch.tensor(0.5))
+    True
+    >>> context.sum().backward()
+    >>> sinks.grad[0] / context[:, :, 0].numel()
+    tensor(-0.2500)
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         query: Tensor,  # [batch_size, heads, q_len, d_k]
-        key: Tensor,  # [batch_size, heads, k_len, d_k]
-        value: Tensor,  # [batch_size, heads, k_len, d_k]
+        key: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+        value: Tensor,  # [batch_size, kv_heads, k_len, d_k]
         mask: Tensor | None,  # [..., k_len]
         sinks: Tensor | None,  # [heads]
         is_causal: bool,
@@ -1262,6 +1292,20 @@ class Blockwise(torch.autograd.Function):
     >>> (same,) = torch.autograd.grad(loss, query, create_graph=True)
     >>> torch.allclose(first, same, atol=1e-4)
     True
+
+    A number that is added to all scores of a row and to its sink changes nothing, so
+    the gradients of both sum to zero:
+
+    >>> query = torch.randn(256, 4, 6, 11)
+    >>> key, value = torch.randn(131, 4, 2, 11), torch.randn(131, 4, 2, 13)
+    >>> bias = torch.randn(1, 131, 1, 6).requires_grad_()
+    >>> sinks = torch.randn(6).requires_grad_()
+    >>> options = {"bias": bias, "sinks": sinks, "soft_cap": 5.0}
+    >>> context, _ = attention(query, key, value, **options)
+    >>> context.pow(2).sum().backward()
+    >>> total = bias.grad.sum() + sinks.grad.sum()
+    >>> sinks.grad.abs().max() > 1, torch.allclose(total, torch.zeros(()), atol=0.1)
+    (tensor(True), True)
     """
 
     @staticmethod

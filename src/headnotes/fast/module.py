@@ -75,6 +75,40 @@ class MultiHeadAttention(nn.Module):
     >>> output = fast(query=x, key=y, value=y, mask=mask)
     >>> output.isfinite().all()
     tensor(True)
+
+    Two heads of keys and values for six of queries, with rotary positions and a bias:
+
+    >>> from headnotes.variants.rotary import rotary_frequencies
+    >>> rotary = Rotary(rotary_frequencies(14))
+    >>> def bias(i, j):
+    ...     slopes = torch.arange(6) / 8
+    ...     return slopes * (j - i.unsqueeze(1)).unsqueeze(-1)
+    >>> options = {"kv_heads": 2, "rotary": rotary, "scores": Scores(bias=bias)}
+    >>> widths = Widths(d_k=14, d_v=10)
+    >>> decoder = MultiHeadAttention(6, 84, widths=widths, **options).eval()
+    >>> x = torch.randn(5, 4, 84)
+    >>> at_once = decoder(query=x, key=x, value=x, is_causal=True)
+
+    Decoded in pieces, the cache holds two heads. The last sequence begins with two
+    tokens of padding:
+
+    >>> padding = torch.tensor([0, 0, 0, 2])
+    >>> cache = decoder.cache(4, 5, left_padding=padding)
+    >>> for piece in x.split([3, 1, 1]):
+    ...     y, cache = decoder.decode(piece, cache)
+    >>> cache.keys.shape
+    torch.Size([4, 2, 5, 14])
+    >>> torch.allclose(y[0, :3], at_once[-1, :3], atol=1e-6)
+    True
+
+    With a window of 3, it holds three positions:
+
+    >>> decoder = MultiHeadAttention(6, 84, widths=widths, window=3, kv_heads=2)
+    >>> cache = decoder.cache(4, 5)
+    >>> for piece in x.split([3, 2]):
+    ...     y, cache = decoder.decode(piece, cache)
+    >>> cache.keys.shape
+    torch.Size([4, 2, 3, 14])
     """
 
     score_bias: Callable[[Tensor, Tensor], Tensor] | None
@@ -169,6 +203,13 @@ class MultiHeadAttention(nn.Module):
         tensor([[1, 1, 1, 0, 0],
                 [1, 1, 1, 1, 0],
                 [1, 1, 1, 1, 1]], dtype=torch.int32)
+
+        Keys and values may have widths of their own:
+
+        >>> cross = MultiHeadAttention(7, 77, widths=Widths(key=33, value=55))
+        >>> key, value = torch.randn(5, 2, 33), torch.randn(5, 2, 55)
+        >>> cross(query=x, key=key, value=value).shape
+        torch.Size([3, 2, 77])
         """
         check_inputs(self.output.weight, self.widths, query, key, value)
         if average_weights and not need_weights:
@@ -308,11 +349,11 @@ class MultiHeadAttention(nn.Module):
             )
         start, seq_len = cache.length, x.shape[0]
         x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
-        q, k, v = self.query(x), self.key(x), self.value(x)  # [..., heads, ...]
+        q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
         if self.rotary is not None:
             positions = torch.arange(start, start + seq_len, device=x.device)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
-        keys, values = cache.extend(k, v)  # [batch_size, kv_heads, ...]
+        keys, values = cache.extend(k, v)  # [batch_size, kv_heads, k_len, ...]
         bias = mask = None
         if self.score_bias is not None or cache.left_padding is not None:
             positions = torch.arange(start, start + seq_len, device=x.device)
@@ -350,7 +391,7 @@ class MultiHeadAttention(nn.Module):
         keys: Tensor,  # [batch_size, kv_heads, k_len, d_k]
         values: Tensor,  # [batch_size, kv_heads, k_len, d_v]
         mask: Tensor | None,  # [..., k_len, batch_size]
-        bias: Tensor | None,  # [..., k_len, 1, heads or 1]
+        bias: Tensor | None,  # [..., k_len, 1, n]
     ) -> Tensor:
         """The context of one token, which may attend to all keys in the cache.
 
@@ -361,7 +402,7 @@ class MultiHeadAttention(nn.Module):
         q = query.reshape(batch_size, keys.shape[1], -1, d_k)  # [..., group, d_k]
         added = None
         if bias is not None:
-            added = bias.permute(2, 3, 0, 1).to(query.dtype)  # [..., heads, 1, k_len]
+            added = bias.permute(2, 3, 0, 1).to(query.dtype)  # [..., n, 1, k_len]
             if added.shape[1] > 1:
                 added = added.view(1, *q.shape[1:3], -1)  # [..., group, k_len]
         if mask is not None:
