@@ -1410,7 +1410,7 @@ def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
     q_len: int, k_len: int
 ) -> None:
     query, key, value = tensors(q_len, k_len)
-    past = methods.causal_mask(q_len, key)
+    past = methods.band_mask(q_len, key, True, None)
     assert past.shape == (q_len, k_len, 1)
     for i, j in itertools.product(range(q_len), range(k_len)):
         assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)

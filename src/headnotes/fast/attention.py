@@ -306,12 +306,12 @@ def fused(call: Call) -> tuple[Tensor, None]:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
     added = allowed  # [..., k_len]
     if call.bias is not None:
-        added = call.bias.permute(2, 3, 0, 1).to(call.query.dtype)  # [..., k_len]
+        added = call.bias.permute(2, 3, 0, 1).to(call.query.dtype)
         if allowed is not None:
-            added = added.masked_fill(~allowed, -math.inf)  # [..., k_len]
+            added = added.masked_fill(~allowed, -math.inf)
     q, k, v = (
         x.permute(1, 2, 0, 3) for x in (call.query, key, value)
-    )  # [batch_size, heads, ..., d_k]
+    )  # [batch_size, ..., d_k]
     is_causal = call.is_causal and not use_mask
     if call.eager and (call.needs_grad or call.sinks is not None):
         # In the projections, two positions of one head are `heads * d_k` elements
@@ -488,8 +488,8 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     q_len, batch_size, heads, _ = call.query.shape
     q, k, v = (
         x.flatten(1, 2).transpose(0, 1) for x in (call.query, call.key, call.value)
-    )  # [batch_heads, ..., d]
-    q = merge_groups(q, call.groups)  # [..., d_k]
+    )
+    q = merge_groups(q, call.groups)
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
@@ -502,11 +502,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         rows = q_len if call.groups > 1 else -1
         bias = bias.expand(-1, copies, rows, -1).flatten(0, 1)  # [..., k_len]
         bias = merge_groups(bias, call.groups)  # [..., k_len]
-        scores = torch.baddbmm(
-            bias, q, k.mT, alpha=call.score_scale
-        )  # [batch_heads, q_len, k_len]
+        scores = torch.baddbmm(bias, q, k.mT, alpha=call.score_scale)
     else:
-        scores = scaled_bmm(q, k.mT, call.score_scale)  # [batch_heads, ..., k_len]
+        scores = scaled_bmm(q, k.mT, call.score_scale)
     sizes = batch_size, heads, q_len, k.shape[1]
     scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
     if call.soft_cap is not None:
@@ -525,16 +523,14 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         weights = weights.masked_fill(empty, 0)
     dropped, factor = drop(weights)  # [batch_size, heads, q_len, k_len]
     dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
-    context = scaled_bmm(
-        merge_groups(dropped, call.groups), v, factor
-    )  # [batch_heads, ..., d_v]
+    context = scaled_bmm(merge_groups(dropped, call.groups), v, factor)
     context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
     context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
 
 
 def merge_groups(
-    x: Tensor,  # [batch_heads, rows, columns]
+    x: Tensor,
     groups: int,
 ) -> Tensor:
     """Take the query heads that share keys and values for further rows of one head.
@@ -566,11 +562,6 @@ def share_of_keys(scores: Tensor, sinks: Tensor) -> Tensor:
 
 
 # Masks ------------------------------------------------------------------------------
-
-
-def causal_mask(q_len: int, key: Tensor) -> Tensor:
-    """True for every key that is not later than the query, `[q_len, k_len, 1]`."""
-    return band_mask(q_len, key, True, None)  # [q_len, k_len, 1]
 
 
 def band_mask(q_len: int, key: Tensor, is_causal: bool, window: int | None) -> Tensor:
@@ -856,8 +847,8 @@ class FusedOnCPU(torch.autograd.Function):
         if sinks is not None:
             # The sum that divides the weights gets one more term. The kernel's backward
             # pass divides by the sum that it is given, so it is right as it is.
-            total = sinks.view(-1, 1).to(logsumexp.dtype)  # [heads, 1]
-            share = (logsumexp - total).sigmoid().unsqueeze(-1)  # [..., q_len, 1]
+            total = sinks.view(-1, 1).to(logsumexp.dtype)
+            share = (logsumexp - total).sigmoid().unsqueeze(-1)
             context = context * share.to(context.dtype)  # [..., q_len, d_k]
             logsumexp = torch.logaddexp(logsumexp, total)
         ctx.save_for_backward(query, key, value, mask, sinks, context, logsumexp)
@@ -1018,13 +1009,13 @@ class Tile(NamedTuple):
 
     def of_bias(
         self,
-        x: Tensor,  # [..., columns]
+        x: Tensor,
     ) -> Tensor:
         """Its part of a bias, `[items or 1, heads or 1, rows or 1, k_len]`."""
         for dim, part in enumerate((self.items, self.heads, self.rows)):
             if x.shape[dim] > 1:
-                x = x.movedim(dim, 0)[part].movedim(0, dim)  # [..., columns]
-        return x[..., self.columns]  # [..., k_len]
+                x = x.movedim(dim, 0)[part].movedim(0, dim)
+        return x[..., self.columns]
 
 
 class Tiles:
@@ -1135,7 +1126,7 @@ class Tiles:
     def weights(
         self,
         query: Tensor,  # [q_len, batch_size, heads, d_k]
-        key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+        key: Tensor,
         tile: Tile,
         slope: Tensor | None = None,  # [batch_heads, rows, k_len]
     ) -> Tensor:
@@ -1177,7 +1168,7 @@ class Tiles:
 
     def mask_corners(
         self,
-        scores: Tensor,  # [batch_heads, rows, k_len]
+        scores: Tensor,
         tile: Tile,
     ) -> None:
         """Mask the scores of a causal tile, which is a band, in two triangles only.
@@ -1215,13 +1206,13 @@ class Tiles:
         if mask is None:
             mask = self.like.new_ones(1, tile.k_len, 1, dtype=torch.bool)
         else:
-            mask = mask[:, tile.columns]  # [..., k_len, items]
+            mask = mask[:, tile.columns]
         mask = mask[tile.rows] if mask.shape[0] > 1 else mask
         mask = mask[..., tile.items] if mask.shape[2] > 1 else mask  # [..., items]
         mask = mask.permute(2, 0, 1).unsqueeze(1)  # [items, ..., k_len]
         is_causal, window = self.spec.is_causal, self.spec.window
         if is_causal or window is not None:
-            mask = mask.expand(-1, -1, rows, -1)  # [items, ..., rows, k_len]
+            mask = mask.expand(-1, -1, rows, -1)
             mask = cut_band(mask, self.position(tile), is_causal, window)
         return mask
 
@@ -1312,10 +1303,10 @@ class Blockwise(torch.autograd.Function):
     def forward(
         ctx: Any,
         query: Tensor,  # [q_len, batch_size, heads, d_k]
-        key: Tensor,  # [k_len, batch_size, heads, d_k]
-        value: Tensor,  # [k_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+        value: Tensor,  # [k_len, batch_size, kv_heads, d_v]
         mask: Tensor | None,  # [..., k_len, batch_size]
-        bias: Tensor | None,  # [..., k_len, batch_size, heads]
+        bias: Tensor | None,
         sinks: Tensor | None,  # [heads]
         *spec: Any,
     ) -> tuple[Tensor, Tensor]:
@@ -1334,7 +1325,7 @@ class Blockwise(torch.autograd.Function):
             )  # [batch_heads, rows, k_len]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
-                by_head = tile.by_head(weights)  # [items, heads, rows, k_len]
+                by_head = tile.by_head(weights)
                 if tiles.spec.shown == tiles.heads:
                     part.copy_(by_head)
                 else:
@@ -1392,7 +1383,7 @@ def tile_gradients(
     key, value = tiles.head_contiguous(key), tiles.head_contiguous(value)
     grads = Gradients(tiles, key, value)
     if grad_context is None:
-        grad_context = torch.zeros_like(context)  # [q_len, batch_size, heads, d_v]
+        grad_context = torch.zeros_like(context)
     delta = (grad_context * context).sum(-1, keepdim=True)  # [q_len, ..., 1]
     scale = dropout_scale(tiles.spec.dropout_threshold)
     slope, merge = None, tiles.merge
@@ -1442,13 +1433,13 @@ class Gradients:
     """The sums of the gradients of all tiles."""
 
     def __init__(self, tiles: Tiles, key: Tensor, value: Tensor) -> None:
-        self.query = tiles.empty_output()  # [q_len, batch_size, heads, d_k]
+        self.query = tiles.empty_output()
         # Gradients of many tiles are summed here: in float32 for half precision.
         wide = torch.promote_types(key.dtype, torch.float32)
         self.key, self.value = (
             x.new_zeros(*x.shape[1:3], x.shape[0], x.shape[3], dtype=wide)
             for x in (key, value)
-        )  # [batch_size, kv_heads, k_len, ...]
+        )
         self.bias, self.sinks = (
             None
             if x is None or not x.requires_grad
@@ -1459,21 +1450,19 @@ class Gradients:
     def add_bias(self, tile: Tile, grad_scores: Tensor) -> None:
         """The bias is added to the scores, so both have the same gradient."""
         if self.bias is not None:
-            part = tile.of_bias(self.bias)  # [..., k_len]
+            part = tile.of_bias(self.bias)
             part.add_(tile.by_head(grad_scores).sum_to_size(part.shape))
 
     def add_sinks(self, tile: Tile, weights: Tensor, total: Tensor) -> None:
         """A sink has the rest of the weight, and a value of zero."""
         if self.sinks is not None:
-            rest = 1 - weights.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
-            grad = tile.by_head(rest * total)  # [items, heads, rows, 1]
+            rest = 1 - weights.sum(-1, keepdim=True)
+            grad = tile.by_head(rest * total)
             self.sinks[tile.heads] -= grad.sum((0, 2, 3))
 
     def result(self, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """The gradients, in the layout and dtype of the inputs."""
-        key, value = (
-            x.permute(2, 0, 1, 3).to(dtype) for x in (self.key, self.value)
-        )  # [k_len, batch_size, kv_heads, ...]
+        key, value = (x.permute(2, 0, 1, 3).to(dtype) for x in (self.key, self.value))
         bias = None if self.bias is None else self.bias.permute(2, 3, 0, 1)
         return self.query, key, value, bias, self.sinks
 

@@ -103,14 +103,14 @@ class Rotary:
 
     def __call__(
         self,
-        x: Tensor,  # [seq_len, batch_size, heads, d_k]
-        positions: Tensor,  # [seq_len]
+        x: Tensor,
+        positions: Tensor,
     ) -> Tensor:
-        frequencies = torch.tensor(self.frequencies, **FLOAT64)  # [pairs]
-        angles = rotary_angles(positions.unsqueeze(1), frequencies)  # [seq_len, ...]
+        frequencies = torch.tensor(self.frequencies, **FLOAT64)
+        angles = rotary_angles(positions.unsqueeze(1), frequencies)
         return rotate(
             x, angles, pairing=self.pairing, attention_factor=self.attention_factor
-        )  # [seq_len, batch_size, heads, d_k]
+        )
 
 
 @dataclass(frozen=True)

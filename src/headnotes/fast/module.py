@@ -176,8 +176,8 @@ class MultiHeadAttention(nn.Module):
         self,
         *,
         query: Tensor,  # [q_len, batch_size, d_model]
-        key: Tensor,  # [k_len, batch_size, key_width]
-        value: Tensor,  # [k_len, batch_size, value_width]
+        key: Tensor,
+        value: Tensor,
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
@@ -235,12 +235,12 @@ class MultiHeadAttention(nn.Module):
         q_len, k_len = query.shape[0], key.shape[0]
         bias = None
         if self.rotary is not None or self.score_bias is not None:
-            key_positions = torch.arange(k_len, device=k.device)  # [k_len]
+            key_positions = torch.arange(k_len, device=k.device)
             query_positions = torch.arange(k_len - q_len, k_len, device=k.device)
-            bias = self.get_bias(query_positions, key_positions)  # [q_len, k_len, ...]
+            bias = self.get_bias(query_positions, key_positions)
             if self.rotary is not None:
-                q = self.rotary(q, query_positions)  # [q_len, batch_size, heads, d_k]
-                k = self.rotary(k, key_positions)  # [k_len, batch_size, kv_heads, d_k]
+                q = self.rotary(q, query_positions)
+                k = self.rotary(k, key_positions)
         context, weights = attention(
             q,
             k,
@@ -387,11 +387,11 @@ class MultiHeadAttention(nn.Module):
 
     def attend_to_all(
         self,
-        query: Tensor,  # [1, batch_size, heads, d_k]
+        query: Tensor,
         keys: Tensor,  # [batch_size, kv_heads, k_len, d_k]
         values: Tensor,  # [batch_size, kv_heads, k_len, d_v]
         mask: Tensor | None,  # [..., k_len, batch_size]
-        bias: Tensor | None,  # [..., k_len, 1, n]
+        bias: Tensor | None,
     ) -> Tensor:
         """The context of one token, which may attend to all keys in the cache.
 
@@ -402,7 +402,7 @@ class MultiHeadAttention(nn.Module):
         q = query.reshape(batch_size, keys.shape[1], -1, d_k)  # [..., group, d_k]
         added = None
         if bias is not None:
-            added = bias.permute(2, 3, 0, 1).to(query.dtype)  # [..., n, 1, k_len]
+            added = bias.permute(2, 3, 0, 1).to(query.dtype)
             if added.shape[1] > 1:
                 added = added.view(1, *q.shape[1:3], -1)  # [..., group, k_len]
         if mask is not None:
@@ -411,7 +411,7 @@ class MultiHeadAttention(nn.Module):
         context = F.scaled_dot_product_attention(
             q, keys, values, added, scale=self.scale
         )  # [batch_size, kv_heads, group, d_v]
-        return context.reshape(1, batch_size, heads, -1)  # [1, ..., heads, d_v]
+        return context.reshape(1, batch_size, heads, -1)
 
 
 def check_inputs(
@@ -544,14 +544,14 @@ class KeyValueCache:
     @property
     def keys(self) -> Tensor:
         """A view of the stored keys, `[batch_size, heads, stored, d_k]`."""
-        keys: Tensor = self.buffer[0]  # [batch_size, heads, ..., width]
-        return keys[:, :, : self.length, : self.widths[0]]  # [..., d_k]
+        keys: Tensor = self.buffer[0]
+        return keys[:, :, : self.length, : self.widths[0]]
 
     @property
     def values(self) -> Tensor:
         """A view of the stored values, `[batch_size, heads, stored, d_v]`."""
-        values: Tensor = self.buffer[1]  # [batch_size, heads, ..., width]
-        return values[:, :, : self.length, : self.widths[1]]  # [..., d_v]
+        values: Tensor = self.buffer[1]
+        return values[:, :, : self.length, : self.widths[1]]
 
     @property
     def positions(self) -> Tensor:
@@ -597,8 +597,8 @@ class KeyValueCache:
 
     def extend(
         self,
-        key: Tensor,  # [seq_len, batch_size, heads, d_k]
-        value: Tensor,  # [seq_len, batch_size, heads, d_v]
+        key: Tensor,
+        value: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Append, and return the keys and values that the new queries may attend to.
 
@@ -617,13 +617,13 @@ class KeyValueCache:
         keys, values = (
             torch.cat([old, new.permute(1, 2, 0, 3)], 2)
             for old, new in zip(past, (key, value), strict=True)
-        )  # [batch_size, heads, k_len, ...]
+        )
         return keys, values
 
     def append(
         self,
-        key: Tensor,  # [seq_len, batch_size, heads, d_k]
-        value: Tensor,  # [seq_len, batch_size, heads, d_v]
+        key: Tensor,
+        value: Tensor,
     ) -> None:
         r"""Store the keys and values of the next positions, without their gradients.
 
@@ -661,7 +661,7 @@ class KeyValueCache:
                 slot = first % self.capacity
                 n = min(end - first, self.capacity - slot)
                 part = slice(first - self.length, first - self.length + n)
-                slots = self.buffer[:, :, :, slot : slot + n]  # [..., n, width]
+                slots = self.buffer[:, :, :, slot : slot + n]
                 for stored, x in zip(slots, (key, value), strict=True):
                     stored[..., : x.shape[-1]].copy_(x[part].permute(1, 2, 0, 3))
                 first += n
