@@ -1159,6 +1159,9 @@ CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     (overflowing, 5, 13, False, MASK, "blockwise"),
     (overflowing, 5, 13, False, {}, "fused"),
     (not_finite, 5, 13, False, MASK, "blockwise"),
+    (plainly, 5, 13, False, {"window": 2}, "blockwise"),
+    (plainly, 5, 13, False, {"soft_cap": 9.0}, "blockwise"),
+    (on_meta, 5, 13, False, {"soft_cap": 9.0}, "materialized"),
     # The fused kernel.
     (plainly, 5, 13, False, {}, "fused"),
     (plainly, 5, 13, True, {}, "fused"),

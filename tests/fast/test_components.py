@@ -92,7 +92,9 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 PAIRS = [frozenset(pair) for pair in itertools.product(PARTS, PARTS)]
 PAIRS = sorted({*PAIRS}, key=sorted)
-ALONE_AND_IN_PAIRS = pytest.mark.parametrize("parts", PAIRS, ids="-".join)
+ALONE_AND_IN_PAIRS = pytest.mark.parametrize(
+    "parts", PAIRS, ids=lambda parts: "-".join(sorted(parts))
+)
 
 
 def given(parts: frozenset[str], k_len: int = K_LEN) -> dict[str, Any]:

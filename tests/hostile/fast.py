@@ -439,7 +439,7 @@ ATTACKS["fast.components.Widths"] = constructor(Widths, d_k=1, d_v=1, key=1, val
 @attack("fast.components.Rotary")
 def of_rotary(dice: Dice) -> Call:
     given: dict[str, Any] = {"frequencies": dice.floats(dice.roll(0, 3))}
-    x, positions = torch.randn(2, 1, 3, 6), torch.tensor([0, 5])
+    x, positions = torch.randn(2, 1, 3, 32), torch.tensor([0, 5])
 
     def function(frequencies: Any) -> Tensor:
         return Rotary(frequencies)(x, positions)

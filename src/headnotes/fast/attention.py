@@ -255,7 +255,7 @@ def attention(
     dropout = nn.Identity() if dropout is None else dropout
     q_len, k_len = query.shape[0], key.shape[0]
     # The last query may attend to all keys.
-    is_causal = is_causal and q_len != 1
+    is_causal = bool(is_causal and q_len != 1)
     if window is not None:
         # Keys before the window of the first query; all others are in a window.
         before = max(0, k_len - q_len - window + 1)
@@ -331,7 +331,7 @@ def fused(call: Call) -> tuple[Tensor, None]:
             dropout_p=call.dropout_prob,
             is_causal=is_causal,
             scale=call.scale,
-            enable_gqa=call.groups > 1,
+            enable_gqa=bool(call.groups > 1),
         )  # [batch_size, heads, q_len, d_k]
     if empty is not None:
         context = context.masked_fill(empty, 0)
