@@ -255,7 +255,8 @@ def test_the_module_is_projections_rotation_and_the_oracle(name: str) -> None:
     positions = torch.arange(5)
     if isinstance(module.rotary, Rotary):
         angles = rotary_angles(
-            positions.unsqueeze(1), torch.tensor(module.rotary.frequencies).double()
+            positions.unsqueeze(1),
+            torch.tensor(module.rotary.frequencies, dtype=torch.float64),
         )
         options: Any = {"pairing": module.rotary.pairing}
         factor = module.rotary.attention_factor
