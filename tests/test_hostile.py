@@ -75,6 +75,7 @@ SPARED = {
     "fast.attention.Blockwise": "it is given what has been checked",
     "fast.attention.Call": "a record: it holds what it is given",
     "fast.attention.FusedOnCPU": "it is given what has been checked",
+    "fast.attention.Gradients": "made for a call, from what has been checked",
     "fast.attention.Tile": "made for a call, from what has been checked",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
     "variants.sliding_window.Blocks": "made for a call, from what has been checked",

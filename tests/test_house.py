@@ -43,7 +43,8 @@ LEVELS = [
     {"cli", "__init__"},
     {"compare", "exercises"},
     {"convert"},
-    {"fast", "variants", "implementations"},
+    {"fast"},
+    {"variants", "implementations"},
     {"masks", "plots", "positions"},
     {"checks", "mha"},
 ]

@@ -1153,6 +1153,9 @@ CHOICES: list[tuple[Any, int, int, bool, dict[str, Any], str]] = [
     (overflowing, 5, 13, False, MASK, "blockwise"),
     (overflowing, 5, 13, False, {}, "fused"),
     (not_finite, 5, 13, False, MASK, "blockwise"),
+    (plainly, 5, 13, False, {"window": 2}, "blockwise"),
+    (plainly, 5, 13, False, {"soft_cap": 9.0}, "blockwise"),
+    (on_meta, 5, 13, False, {"soft_cap": 9.0}, "materialized"),
     # The fused kernel.
     (plainly, 5, 13, False, {}, "fused"),
     (plainly, 5, 13, True, {}, "fused"),
@@ -1404,7 +1407,7 @@ def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
     q_len: int, k_len: int
 ) -> None:
     query, key, value = tensors(q_len, k_len)
-    past = methods.causal_mask(q_len, key)
+    past = methods.band_mask(q_len, key, True, None)
     assert past.shape == (q_len, k_len, 1)
     for i, j in itertools.product(range(q_len), range(k_len)):
         assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headnotes import fast
-from headnotes.fast import KeyValueCache
+from headnotes.fast import KeyValueCache, Rotary, Scores, Widths
 from headnotes.fast import attention as methods
 from hostile.attention import (
     Weights,
@@ -30,7 +30,8 @@ from hostile.attention import (
 )
 from hostile.dice import FLOATS, Dice, Marked
 from hostile.outcome import Call
-from hostile.registry import attack
+from hostile.registry import ATTACKS, attack
+from hostile.settings import constructor
 
 LONG = 300  # tiles have 128 rows, and up to 128 keys are few
 
@@ -427,3 +428,66 @@ def attend(dice: Dice) -> Call:
                 compare(ours, theirs, like)
 
     return Call(function, given, judge, dice.tame, dice.notes)
+
+
+# Components --------------------------------------------------------------------------
+
+
+ATTACKS["fast.components.Widths"] = constructor(Widths, d_k=1, d_v=1, key=1, value=1)
+
+
+@attack("fast.components.Rotary")
+def of_rotary(dice: Dice) -> Call:
+    given: dict[str, Any] = {"frequencies": dice.floats(dice.roll(0, 3))}
+    x, positions = torch.randn(2, 1, 3, 32), torch.tensor([0, 5])
+
+    def function(frequencies: Any) -> Tensor:
+        return Rotary(frequencies)(x, positions)
+
+    def judge(result: Tensor) -> None:
+        frequencies = given["frequencies"]
+        need(isinstance(frequencies, Tensor), "they are no tensor")
+        need(frequencies.dtype in (torch.float32, torch.float64), "too coarse")
+        need(frequencies.dim() == 1 and not frequencies.is_meta, "they are no list")
+        if frequencies.isfinite().all():
+            # A rotation changes no length.
+            compare(result.norm(dim=-1), x.norm(dim=-1).double(), x)
+
+    return call(dice, function, given, judge)
+
+
+@attack("fast.components.Scores")
+def decoder(dice: Dice) -> Call:
+    """A decoder with all components: in pieces, and in one causal pass."""
+    given: dict[str, Any] = {"scale": 0.5, "soft_cap": 2.0, "sinks": dice.chance(2)}
+    window, length = dice.pick((None, 1, 2, 3)), dice.roll(2, 6)
+    padding = torch.tensor([0, dice.roll(0, 1)])
+    settings: dict[str, Any] = {"kv_heads": dice.pick((1, 2)), "window": window}
+    settings |= {"rotary": Rotary(torch.ones(1)), "widths": Widths(d_k=2, d_v=3)}
+
+    def alibi(i: Tensor, j: Tensor) -> Tensor:
+        return -(i.unsqueeze(1) - j).abs().unsqueeze(-1) / 4
+
+    bias = alibi if dice.chance(2) else None
+
+    def function(scale: Any, soft_cap: Any, sinks: Any) -> tuple[Tensor, Tensor]:
+        scores = Scores(scale, soft_cap, bias, sinks)
+        module = fast.MultiHeadAttention(4, 8, 0.0, scores=scores, **settings).eval()
+        x = torch.randn(length, 2, 8)
+        mask = (torch.arange(length).unsqueeze(1) >= padding).unsqueeze(0)
+        cache = module.cache(2, length, left_padding=padding)
+        with surroundings(tiny=True):
+            pieces = [module.decode(part, cache)[0] for part in (x[:-1], x[-1:])]
+            whole = module(query=x, key=x, value=x, mask=mask, is_causal=True)
+        assert len(cache.positions) == min(length, window or length)
+        return torch.cat(pieces)[1:], whole[1:].detach()
+
+    def judge(result: tuple[Tensor, Tensor]) -> None:
+        for name in ("scale", "soft_cap"):
+            number = given[name]
+            need(number is None or type(number) in (int, float), f"{name} is no number")
+            need(number is None or 0 < number < math.inf, f"{name} is out of range")
+        need(type(given["sinks"]) is bool, "it is no flag")
+        compare(result[0], result[1].double(), result[1])
+
+    return call(dice, function, given, judge)

@@ -58,8 +58,7 @@ Drop = Callable[[Tensor], tuple[Tensor, float]]
 class Call:
     """One call of `attention`, and the properties that the choice of a method uses.
 
-    `query`, `key` and `value` are `[seq_len, batch_size, heads, d_k]`, `mask` is
-    `[q_len or 1, k_len, batch_size or 1]`.
+    Its tensors are those of `attention`, with the same shapes.
     """
 
     query: Tensor
@@ -75,6 +74,42 @@ class Call:
     transformed: bool
     # Eager on a CPU, where values can be inspected without a synchronization.
     eager: bool
+
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def groups(self) -> int:
+        """The number of query heads that share a head of keys and values."""
+        return self.query.shape[2] // max(1, self.key.shape[2])
+
+    @property
+    def score_scale(self) -> float:
+        r"""The factor of the dot products, $1 / \sqrt{d_k}$ by default."""
+        d_k = self.query.shape[-1]
+        return 1 / math.sqrt(d_k) if self.scale is None else self.scale
+
+    @property
+    def has_more_than_sdpa(self) -> bool:
+        """Whether the call has what PyTorch's kernel has in no form."""
+        return self.soft_cap is not None or self.sinks is not None
+
+    @property
+    def has_more_than_flash(self) -> bool:
+        """Whether the call has what PyTorch's kernel of the CPU lacks or does slowly.
+
+        It adds a mask for a window, and computes all scores all the same.
+        """
+        needs_bias_grad = self.bias is not None and self.bias.requires_grad
+        return (
+            self.window is not None
+            or self.soft_cap is not None
+            or (needs_bias_grad and torch.is_grad_enabled())
+            or self.query.shape[-1] != self.value.shape[-1]
+        )
 
     @property
     def has_custom_dropout(self) -> bool:
@@ -109,27 +144,35 @@ class Call:
     @property
     def needs_grad(self) -> bool:
         """Whether autograd records this call."""
-        inputs = self.query, self.key, self.value
-        return torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+        inputs = self.query, self.key, self.value, self.bias, self.sinks
+        return torch.is_grad_enabled() and any(
+            x.requires_grad for x in inputs if x is not None
+        )
 
     @property
     def causal_needs_mask(self) -> bool:
         """Whether the fused kernel would need the causal mask as a tensor.
 
         Its `is_causal` aligns the first query with the first key, not the last with the
-        last, and cannot be combined with a mask.
+        last, and cannot be combined with a mask or a bias.
         """
         unequal = self.query.shape[0] != self.key.shape[0]
-        return self.is_causal and (self.mask is not None or unequal)
+        masked = self.mask is not None or self.bias is not None
+        return self.is_causal and (masked or unequal)
 
     @cached_property
     def largest_score(self) -> float:
-        r"""An upper bound of all scores: $d_k \max|q| \max|k|$, or NaN if unknown."""
+        r"""An upper bound of all scores: $d_k \max|q| \max|k|$, or NaN if unknown.
+
+        A factor above 1 and a bias raise it.
+        """
         query = max_abs(self.query)
         if not math.isfinite(query):
             # A query with NaN makes its own row NaN, and affects no other row.
             query = max_abs(self.query.nan_to_num(0.0, 0.0, 0.0))
-        return query * max_abs(self.key) * self.query.shape[-1]
+        score = query * max_abs(self.key) * self.query.shape[-1]
+        bias = 0.0 if self.bias is None else max_abs(self.bias)
+        return score * max(1.0, abs(self.score_scale)) + bias
 
     def scores_are_finite(self, dtype: torch.dtype) -> bool:
         """Whether every score is known to be finite in `dtype`.
@@ -147,11 +190,14 @@ class Call:
         )
 
     def allowed(self) -> Tensor | None:
-        """Mask and causality combined, `[batch_size or 1, 1, q_len or 1, k_len]`."""
+        """Mask, causality and window, `[batch_size or 1, 1, q_len or 1, k_len]`."""
         mask = self.mask
-        if self.is_causal:
-            past = causal_mask(self.query.shape[0], self.key)  # [q_len, k_len, 1]
-            mask = past if mask is None else past & mask  # [q_len, k_len, ...]
+        if self.is_causal or self.window is not None:
+            q_len = self.query.shape[0]
+            band = band_mask(
+                q_len, self.key, self.is_causal, self.window
+            )  # [q_len, k_len, 1]
+            mask = band if mask is None else band & mask  # [q_len, k_len, ...]
         if mask is None:
             return None
         return mask.permute(2, 0, 1).unsqueeze(1)  # [..., k_len]
@@ -159,22 +205,33 @@ class Call:
 
 def attention(
     query: Tensor,  # [q_len, batch_size, heads, d_k]
-    key: Tensor,  # [k_len, batch_size, heads, d_k]
-    value: Tensor,  # [k_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+    value: Tensor,  # [k_len, batch_size, kv_heads, d_v]
     *,
     mask: Tensor | None = None,
     is_causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    soft_cap: float | None = None,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     dropout: nn.Module | None = None,
     need_weights: bool = False,
     average_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    r"""The context, `[q_len, batch_size, heads, d_k]`, and the weights if needed.
+    r"""The context, `[q_len, batch_size, heads, d_v]`, and the weights if needed.
 
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`, True = may attend. With
     `is_causal` no query attends to a later key; the last query is aligned with the last
-    key. A fully masked row has a context of zero. The weights are those before dropout,
-    `[q_len, k_len, batch_size, heads]`, or their mean over the heads. The inputs are
-    not checked here, but in `MultiHeadAttention`.
+    key. With `window`, a query attends to keys that are fewer than `window` positions
+    away. A fully masked row has a context of zero. The weights are those before
+    dropout, `[q_len, k_len, batch_size, heads]`, or their mean over the heads.
+
+    Consecutive query heads share a head of keys and values if there are fewer of those.
+    Scores are, in this order, multiplied by `scale`, bounded by `soft_cap`, and added
+    to `bias`, `[q_len or 1, k_len, batch_size or 1, heads or 1]`, which must be finite.
+    `sinks`, `[heads]`, are logits without a value. The inputs are not checked here, but
+    in `MultiHeadAttention`.
 
     >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
     >>> value = torch.randn(5, 2, 7, 11)
@@ -185,11 +242,29 @@ def attention(
     tensor([[ True,  True],
             [False,  True],
             [ True,  True]])
+
+    Six heads of queries share two of keys and values; a window ends before the others:
+
+    >>> query, key = torch.randn(3, 2, 6, 11), torch.randn(5, 2, 2, 11)
+    >>> value = torch.randn(5, 2, 2, 13)
+    >>> context, _ = attention(query, key, value, is_causal=True, window=2)
+    >>> same, _ = attention(query, key[1:], value[1:], is_causal=True, window=2)
+    >>> context.shape, torch.equal(context, same)
+    (torch.Size([3, 2, 6, 13]), True)
     """
     dropout = nn.Identity() if dropout is None else dropout
-    x = query, key, value
-    tensors = x if mask is None else (*x, mask)
-    transformed = not torch.compiler.is_compiling() and is_transformed(*tensors)
+    q_len, k_len = query.shape[0], key.shape[0]
+    # The last query may attend to all keys.
+    is_causal = bool(is_causal and q_len != 1)
+    if window is not None:
+        # Keys before the window of the first query; all others are in a window.
+        before = max(0, k_len - q_len - window + 1)
+        key, value = key[before:], value[before:]
+        mask = mask if mask is None else mask[:, before:]
+        bias = bias if bias is None else bias[:, before:]
+        window = window if window < max(q_len, k_len - before) else None
+    given = (x for x in (query, key, value, mask, bias, sinks) if x is not None)
+    transformed = not torch.compiler.is_compiling() and is_transformed(*given)
     eager = query.device.type == "cpu" and not (transformed or is_traced())
     call = Call(
         query,
@@ -202,38 +277,61 @@ def attention(
         average_weights,
         transformed,
         eager,
+        window,
+        scale,
+        soft_cap,
+        bias,
+        sinks,
     )
-    is_safe = call.scores_are_finite(query.dtype) and squares_are_finite(value)
-    if mask is not None and not is_safe:
+    if mask is not None and not (
+        call.scores_are_finite(query.dtype) and squares_are_finite(value)
+    ):
         # Padding may hold anything, even NaN or numbers whose projection overflows.
-        key, value = zero_hidden_keys(key, value, mask, is_causal, query.shape[0])
+        key, value = zero_hidden_keys(key, value, mask, is_causal, q_len, window)
         call = replace(call, key=key, value=value)
     method = next(method for method, applies in DISPATCH if applies(call))
-    return method(call)  # [q_len, batch_size, heads, d_k], [q_len, k_len, ...]
+    return method(call)  # [q_len, batch_size, heads, d_v], [q_len, k_len, ...]
 
 
 def fused(call: Call) -> tuple[Tensor, None]:
     """PyTorch's own kernel, which never holds all weights at once."""
-    use_mask = call.mask is not None or call.causal_needs_mask
+    use_mask = (
+        call.mask is not None or call.window is not None or call.causal_needs_mask
+    )
     allowed = call.allowed() if use_mask else None  # [..., k_len]
     key, value, factor, empty = call.key, call.value, None, None
     if allowed is not None:
         if not call.eager:
             key, value, factor = isolate_nonfinite(key, value, allowed)
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
+    added = allowed  # [..., k_len]
+    if call.bias is not None:
+        added = call.bias.permute(2, 3, 0, 1).to(call.query.dtype)
+        if allowed is not None:
+            added = added.masked_fill(~allowed, -math.inf)
     q, k, v = (
         x.permute(1, 2, 0, 3) for x in (call.query, key, value)
-    )  # [batch_size, heads, ..., d_k]
+    )  # [batch_size, ..., d_k]
     is_causal = call.is_causal and not use_mask
-    if call.eager and call.needs_grad:
+    if call.eager and (call.needs_grad or call.sinks is not None):
         # In the projections, two positions of one head are `heads * d_k` elements
         # apart, in the end on different memory pages. Contiguous heads are faster,
         # mostly in the backward pass.
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        context = FusedOnCPU.apply(q, k, v, allowed, is_causal)  # type: ignore[no-untyped-call]
+        if call.needs_grad:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        context = FusedOnCPU.apply(  # type: ignore[no-untyped-call]
+            q, k, v, added, call.sinks, is_causal, call.score_scale
+        )  # [batch_size, heads, q_len, d_k]
     else:
         context = F.scaled_dot_product_attention(
-            q, k, v, allowed, dropout_p=call.dropout_prob, is_causal=is_causal
+            q,
+            k,
+            v,
+            added,
+            dropout_p=call.dropout_prob,
+            is_causal=is_causal,
+            scale=call.scale,
+            enable_gqa=bool(call.groups > 1),
         )  # [batch_size, heads, q_len, d_k]
     if empty is not None:
         context = context.masked_fill(empty, 0)
@@ -266,6 +364,15 @@ def materialized(call: Call) -> tuple[Tensor, Tensor | None]:
     >>> context, _ = attention(query, key, key, dropout=nn.ReLU())
     >>> torch.allclose(context, attention(query, key, key)[0], atol=1e-6)
     True
+
+    With grouped heads, a sink that is far above all scores takes the whole weight:
+
+    >>> query, key = torch.randn(3, 2, 6, 11), torch.randn(5, 2, 2, 11)
+    >>> value = torch.randn(5, 2, 2, 13).requires_grad_()
+    >>> sinks = torch.full((6,), 99.0)
+    >>> context, _ = attention(query, key, value, soft_cap=9.0, sinks=sinks)
+    >>> context.shape, context.abs().max() < 1e-9
+    (torch.Size([3, 2, 6, 13]), tensor(True))
     """
     if call.has_custom_dropout:
         # It receives the weights in the layout of the core.
@@ -306,11 +413,18 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
     threshold = dropout_threshold(call.dropout_prob)
     seed = draw_seed() if threshold else 0
     spec = TileSpec(
-        shown, call.is_causal, call.scores_are_finite(call.query.dtype), threshold, seed
+        shown,
+        call.is_causal,
+        call.scores_are_finite(call.query.dtype),
+        threshold,
+        seed,
+        call.window,
+        call.scale,
+        call.soft_cap,
     )
     apply: Any = Blockwise.apply
     context, weights = apply(
-        call.query, call.key, call.value, call.mask, *spec
+        call.query, call.key, call.value, call.mask, call.bias, call.sinks, *spec
     )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, k_len]
     returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
     return context, returned
@@ -336,12 +450,14 @@ def returned_weights(
 # | `materialized` | transforms, mixed dtypes, custom dropout | plain operators only |
 # | `materialized` | empty sequences or batches | the fused kernel divides by sizes |
 # | `materialized` | weights, compiled or not on a CPU | the others return none there |
+# | `materialized` | soft cap or sinks, compiled or not on a CPU | PyTorch has neither |
 # | `fused` | all other calls, compiled or not on a CPU | PyTorch picks a kernel |
 # | `materialized` | few keys, training | 2 to 3.5 times as fast in half precision |
 # | `materialized` | few keys, weights or dropout | all weights fit into the cache |
 # | `blockwise` | weights or dropout | the fused kernel has neither on a CPU |
 # | `blockwise` | causal with a mask, or not square | it skips the masked half |
 # | `blockwise` | a mask, and scores may overflow | NaN plus minus infinity is NaN |
+# | `blockwise` | window, soft cap, learned bias, other `d_v` | it has none of them |
 # | `fused` | all other calls | it is the fastest |
 DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     (
@@ -352,6 +468,7 @@ DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     ),
     (materialized, lambda call: call.query.numel() == 0 or call.key.numel() == 0),
     (materialized, lambda call: not call.eager and call.need_weights),
+    (materialized, lambda call: not call.eager and call.has_more_than_sdpa),
     (fused, lambda call: not call.eager),
     (materialized, lambda call: call.has_few_keys and call.needs_grad),
     (
@@ -361,57 +478,117 @@ DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     (blockwise, lambda call: call.need_weights or call.dropout_prob > 0),
     (blockwise, lambda call: call.causal_needs_mask),
     (blockwise, lambda call: call.mask is not None and call.scores_may_overflow),
+    (blockwise, lambda call: call.has_more_than_flash),
     (fused, lambda call: True),
 ]
 
 
 def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     """The context, `[q_len, batch_size, heads, d_k]`, and the weights, heads first."""
-    query = call.query  # [q_len, batch_size, heads, d_k]
-    batch_size, heads, d_k = query.shape[1:]
+    q_len, batch_size, heads, _ = call.query.shape
     q, k, v = (
-        x.flatten(1, 2).transpose(0, 1) for x in (query, call.key, call.value)
-    )  # [batch_size * heads, ..., d_k]
-    scale = 1 / math.sqrt(d_k)
+        x.flatten(1, 2).transpose(0, 1) for x in (call.query, call.key, call.value)
+    )
+    q = merge_groups(q, call.groups)
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
-    adds = allowed is not None and call.scores_are_finite(query.dtype)
+    plain = call.soft_cap is None and call.bias is None
+    adds = allowed is not None and plain and call.scores_are_finite(q.dtype)
     if allowed is not None and adds:
         # Adding takes one pass, forward and backward; filling takes several.
         bias = additive_mask(allowed, q.dtype)  # [..., k_len]
-        copies = heads if bias.shape[0] > 1 else 1
-        bias = bias.expand(-1, copies, -1, -1).flatten(0, 1)  # [..., k_len]
-        scores = torch.baddbmm(bias, q, k.mT, alpha=scale)  # [..., q_len, k_len]
+        copies = heads if bias.shape[0] > 1 else call.groups
+        rows = q_len if call.groups > 1 else -1
+        bias = bias.expand(-1, copies, rows, -1).flatten(0, 1)  # [..., k_len]
+        bias = merge_groups(bias, call.groups)  # [..., k_len]
+        scores = torch.baddbmm(bias, q, k.mT, alpha=call.score_scale)
     else:
-        scores = scaled_bmm(q, k.mT, scale)  # [..., q_len, k_len]
-    sizes = batch_size, heads, *scores.shape[1:]
+        scores = scaled_bmm(q, k.mT, call.score_scale)
+    sizes = batch_size, heads, q_len, k.shape[1]
     scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
+    if call.soft_cap is not None:
+        scores = call.soft_cap * torch.tanh(scores / call.soft_cap)
+    if call.bias is not None:
+        scores = scores + call.bias.permute(2, 3, 0, 1).to(scores.dtype)
     if allowed is not None and not adds:
         scores = scores.masked_fill(~allowed, -math.inf)
         if empty is not None:
             # The scores of an unmasked row may be NaN or infinite.
             scores = scores.masked_fill(empty, 0)
     weights = scores.softmax(-1)  # [batch_size, heads, q_len, k_len]
+    if call.sinks is not None:
+        weights = weights * share_of_keys(scores, call.sinks.view(-1, 1, 1))
     if empty is not None:
         weights = weights.masked_fill(empty, 0)
     dropped, factor = drop(weights)  # [batch_size, heads, q_len, k_len]
-    context = scaled_bmm(dropped.flatten(0, 1), v, factor)  # [..., q_len, d_k]
-    context = context.transpose(0, 1)  # [q_len, batch_size * heads, d_k]
-    context = context.reshape(query.shape)  # [q_len, batch_size, heads, d_k]
+    dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
+    context = scaled_bmm(merge_groups(dropped, call.groups), v, factor)
+    context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
+    context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
+
+
+def merge_groups(
+    x: Tensor,
+    groups: int,
+) -> Tensor:
+    """Take the query heads that share keys and values for further rows of one head.
+
+    So one product serves them all, and no key is repeated.
+
+    >>> merge_groups(torch.arange(12).view(4, 3, 1), 2).squeeze(-1)
+    tensor([[ 0,  1,  2,  3,  4,  5],
+            [ 6,  7,  8,  9, 10, 11]])
+    """
+    if groups == 1:
+        return x
+    _, rows, columns = x.shape
+    return x.reshape(x.shape[0] // groups, groups * rows, columns)
+
+
+def share_of_keys(scores: Tensor, sinks: Tensor) -> Tensor:
+    r"""The weight that the keys have together where a sink has the rest.
+
+    With $Z = \sum_j e^{S_j}$ and a sink $s$, a weight is $e^{S_j} / (Z + e^s)$: that of
+    the softmax, multiplied by $Z / (Z + e^s) = \sigma(\log Z - s)$.
+
+    >>> share_of_keys(torch.zeros(4), torch.zeros(1))
+    tensor([0.8000])
+    """
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    total = scores.to(wide).logsumexp(-1, keepdim=True)  # [..., 1]
+    return (total - sinks.to(wide)).sigmoid().to(scores.dtype)
 
 
 # Masks ------------------------------------------------------------------------------
 
 
-def causal_mask(q_len: int, key: Tensor) -> Tensor:
-    """True for every key that is not later than the query, `[q_len, k_len, 1]`."""
+def band_mask(q_len: int, key: Tensor, is_causal: bool, window: int | None) -> Tensor:
+    """Causality and window as a mask: `[q_len, k_len, 1]`.
+
+    >>> band_mask(3, torch.zeros(5), True, 2).squeeze(-1).int()
+    tensor([[0, 1, 1, 0, 0],
+            [0, 0, 1, 1, 0],
+            [0, 0, 0, 1, 1]], dtype=torch.int32)
+    """
     k_len = key.shape[0]
-    past = torch.ones(
+    band = torch.ones(
         q_len, k_len, dtype=torch.bool, device=key.device
     )  # [q_len, k_len]
-    return past.tril(k_len - q_len).unsqueeze(-1)  # [q_len, k_len, 1]
+    band = cut_band(band, k_len - q_len, is_causal, window)
+    return band.unsqueeze(-1)  # [q_len, k_len, 1]
+
+
+def cut_band(
+    mask: Tensor, position: int, is_causal: bool, window: int | None
+) -> Tensor:
+    """Keep the band of a mask whose first query has the position of key `position`."""
+    if is_causal:
+        mask = mask.tril(position)
+    elif window is not None:
+        mask = mask.tril(position + window - 1)
+    return mask if window is None else mask.triu(position - window + 1)
 
 
 def unmask_fully_masked_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -433,7 +610,12 @@ def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def zero_hidden_keys(
-    key: Tensor, value: Tensor, mask: Tensor, is_causal: bool, q_len: int
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    is_causal: bool,
+    q_len: int,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Set keys and values that no query may attend to to zero, because 0 * NaN is NaN.
 
@@ -442,7 +624,8 @@ def zero_hidden_keys(
     >>> zero_hidden_keys(key, key, mask.bool(), False, 1)[0].flatten()
     tensor([2., 0.])
     """
-    mask = causal_mask(q_len, key) & mask if is_causal else mask
+    if is_causal or window is not None:
+        mask = band_mask(q_len, key, is_causal, window) & mask
     unseen = ~mask.any(dim=0)  # [k_len, ...]
     while unseen.dim() < key.dim():
         unseen = unseen.unsqueeze(-1)  # [k_len, ...]
@@ -629,25 +812,47 @@ class FusedOnCPU(torch.autograd.Function):
     >>> (second,) = torch.autograd.grad(first.sum(), query)
     >>> second.abs().sum() > 0
     tensor(True)
+
+    Seven heads of queries share one of keys and values. With a sink they have half of
+    the weight, where all scores are zero:
+
+    >>> value = torch.ones(131, 2, 1, 11)
+    >>> sinks = torch.full((7,), 131.0).log().requires_grad_()
+    >>> context, _ = attention(0 * query, 0 * value, value, sinks=sinks)
+    >>> torch.allclose(context, torch.tensor(0.5))
+    True
+    >>> context.sum().backward()
+    >>> sinks.grad[0] / context[:, :, 0].numel()
+    tensor(-0.2500)
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         query: Tensor,  # [batch_size, heads, q_len, d_k]
-        key: Tensor,  # [batch_size, heads, k_len, d_k]
-        value: Tensor,  # [batch_size, heads, k_len, d_k]
-        allowed: Tensor | None,  # [..., k_len]
+        key: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+        value: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+        mask: Tensor | None,  # [..., k_len]
+        sinks: Tensor | None,  # [heads]
         is_causal: bool,
+        scale: float,
     ) -> Tensor:
-        bias = None if allowed is None else additive_mask(allowed, query.dtype)
+        if mask is not None and mask.dtype == torch.bool:
+            mask = additive_mask(mask, query.dtype)  # [..., k_len]
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         x = query, key, value
         context, logsumexp = kernel(
-            *x, 0.0, is_causal, attn_mask=bias
+            *x, 0.0, is_causal, attn_mask=mask, scale=scale
         )  # [batch_size, heads, q_len, d_k], [batch_size, ...]
-        ctx.save_for_backward(query, key, value, bias, context, logsumexp)
-        ctx.is_causal = is_causal
+        if sinks is not None:
+            # The sum that divides the weights gets one more term. The kernel's backward
+            # pass divides by the sum that it is given, so it is right as it is.
+            total = sinks.view(-1, 1).to(logsumexp.dtype)
+            share = (logsumexp - total).sigmoid().unsqueeze(-1)
+            context = context * share.to(context.dtype)  # [..., q_len, d_k]
+            logsumexp = torch.logaddexp(logsumexp, total)
+        ctx.save_for_backward(query, key, value, mask, sinks, context, logsumexp)
+        ctx.is_causal, ctx.scale = is_causal, scale
         result: Tensor = context  # [batch_size, heads, q_len, d_k]
         return result
 
@@ -656,58 +861,77 @@ class FusedOnCPU(torch.autograd.Function):
         ctx: Any,
         grad_context: Tensor,  # [batch_size, heads, q_len, d_k]
     ) -> tuple[Tensor | None, ...]:
-        query, key, value, bias, context, logsumexp = ctx.saved_tensors
+        query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         x = query, key, value
         if torch.is_grad_enabled():
-            mask = None
-            if bias is not None:
-                _, _, n_q, k_len = bias.shape
-                mask = (bias == 0).view(-1, n_q, k_len)  # [..., n_q, k_len]
-                mask = mask.permute(1, 2, 0)  # [n_q, k_len, ...]
-            by_position = [each.permute(2, 0, 1, 3) for each in x]
+            q, k, v = (each.permute(2, 0, 1, 3) for each in x)
+            call = recorded_call(q, k, v, None, ctx.is_causal, ctx.scale)
+            call.bias = None if mask is None else mask.permute(2, 3, 0, 1)
+            call.sinks = sinks
             grad = grad_context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_k]
-            grads = recorded_gradients(x, by_position, mask, ctx.is_causal, grad)
-        else:
-            backward = (
-                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-            )
-            saved = *x, context, logsumexp
-            grads = backward(grad_context, *saved, 0.0, ctx.is_causal, attn_mask=bias)
-        d_query, d_key, d_value = grads
-        return d_query, d_key, d_value, None, None
+            grads = recorded_gradients([*x, sinks], call, grad)
+            return *grads[:3], None, grads[3], None, None
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        grads = backward(
+            grad_context,
+            *x,
+            context,
+            logsumexp,
+            0.0,
+            ctx.is_causal,
+            attn_mask=mask,
+            scale=ctx.scale,
+        )
+        grad_sinks = None
+        if sinks is not None:
+            # The value of a sink is zero, so the weight's own gradient is, too.
+            total = sinks.view(-1, 1)  # [heads, 1]
+            weights = (total - logsumexp).exp()  # [batch_size, heads, q_len]
+            inner = (grad_context * context).sum(-1)  # [batch_size, heads, q_len]
+            grad_sinks = -(weights * inner).sum((0, 2)).to(sinks.dtype)  # [heads]
+        return *grads, None, grad_sinks, None, None
+
+
+def recorded_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Call:
+    """A call of the formula, for its second derivatives."""
+    return Call(
+        query,
+        key,
+        value,
+        mask,
+        is_causal,
+        nn.Identity(),
+        need_weights=True,
+        average_weights=False,
+        transformed=True,
+        eager=False,
+        scale=scale,
+    )
 
 
 def recorded_gradients(
-    inputs: Sequence[Tensor],
-    by_position: Sequence[Tensor],
-    mask: Tensor | None,
-    is_causal: bool,
+    inputs: Sequence[Tensor | None],
+    call: Call,
     grad_context: Tensor | None,
     grad_weights: Tensor | None = None,
     drop: Drop = lambda weights: (weights, 1.0),
 ) -> list[Tensor | None]:
     """The gradients of the formula for `inputs`, recorded for second derivatives.
 
-    `by_position` are the same three tensors as `[seq_len, batch_size, heads, d_k]`.
+    `call` is made of the inputs, or of views of them.
     """
     with torch.enable_grad():
-        query, key, value = by_position
-        call = Call(
-            query,
-            key,
-            value,
-            mask,
-            is_causal,
-            nn.Identity(),
-            need_weights=True,
-            average_weights=False,
-            transformed=True,
-            eager=False,
-        )
         outputs = formula(call, drop)
     pairs = zip(outputs, (grad_context, grad_weights), strict=True)
     given = [(output, grad) for output, grad in pairs if grad is not None]
-    differentiable = [x for x in inputs if x.requires_grad]
+    differentiable = [x for x in inputs if x is not None and x.requires_grad]
     found = iter(
         torch.autograd.grad(
             [output for output, _ in given],
@@ -717,7 +941,7 @@ def recorded_gradients(
             allow_unused=True,
         )
     )
-    return [next(found) if x.requires_grad else None for x in inputs]
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 # Blockwise ----------------------------------------------------------------------------
@@ -733,15 +957,25 @@ class TileSpec(NamedTuple):
     scores_are_finite: bool
     dropout_threshold: int
     seed: int
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
 
 
 class Tile(NamedTuple):
-    """Some queries of some heads, and the number of keys that they may attend to."""
+    """Some queries of some heads, and the keys that they may attend to."""
 
     rows: slice
     items: slice
     heads: slice
-    k_len: int
+    kv_heads: slice
+    columns: slice
+
+    @property
+    def k_len(self) -> int:
+        """The number of its keys."""
+        length: int = self.columns.stop - self.columns.start
+        return length
 
     def queries(self, x: Tensor) -> Tensor:
         """Its rows of `x`, with batch items and heads flattened into one dimension."""
@@ -752,7 +986,7 @@ class Tile(NamedTuple):
 
     def keys(self, x: Tensor) -> Tensor:
         """The keys or values that its queries may attend to."""
-        x = x[: self.k_len, self.items, self.heads].flatten(
+        x = x[self.columns, self.items, self.kv_heads].flatten(
             1, 2
         )  # [k_len, batch_heads, d_k]
         return x.transpose(0, 1)  # [batch_heads, k_len, d_k]
@@ -771,7 +1005,17 @@ class Tile(NamedTuple):
     ) -> Tensor:
         """Its part of the returned weights, `[items, shown, rows, k_len]`."""
         heads = self.heads if x.shape[1] > 1 else slice(1)
-        return x[self.items, heads, self.rows, : self.k_len]  # [..., k_len]
+        return x[self.items, heads, self.rows, self.columns]  # [..., k_len]
+
+    def of_bias(
+        self,
+        x: Tensor,
+    ) -> Tensor:
+        """Its part of a bias, `[items or 1, heads or 1, rows or 1, k_len]`."""
+        for dim, part in enumerate((self.items, self.heads, self.rows)):
+            if x.shape[dim] > 1:
+                x = x.movedim(dim, 0)[part].movedim(0, dim)
+        return x[..., self.columns]
 
 
 class Tiles:
@@ -790,20 +1034,37 @@ class Tiles:
     """
 
     def __init__(
-        self, query: Tensor, key: Tensor, mask: Tensor | None, spec: TileSpec
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None,
+        spec: TileSpec,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
     ) -> None:
         self.q_len, self.batch_size, self.heads, d_k = query.shape
         self.k_len, self.mask, self.spec = key.shape[0], mask, spec
-        self.scale = 1 / math.sqrt(d_k)
-        # With more queries than keys, the first queries are fully masked if causal.
-        self.first_row = max(0, self.q_len - self.k_len) if spec.is_causal else 0
+        self.groups = self.heads // key.shape[2]
+        self.bias = None if bias is None else bias.permute(2, 3, 0, 1)
+        self.sinks = sinks
+        self.scale = 1 / math.sqrt(d_k) if spec.scale is None else spec.scale
+        # How far a query sees before and after its own position.
+        far = max(self.q_len, self.k_len)
+        before = far if spec.window is None else spec.window - 1
+        after = 0 if spec.is_causal else before
+        self.reach = before, after
+        # With more queries than keys, the first queries may be fully masked.
+        self.first_row = max(0, self.q_len - self.k_len - after)
         # As many heads as fit: some of one batch item, or all of several items.
         self.tile_rows = min(TILE_ROWS, self.q_len)
-        fit = max(TILE_HEADS, TILE_SCORES // max(1, self.tile_rows * self.k_len))
-        self.step = max(1, fit // self.heads), min(fit, self.heads)
+        tile_keys = min(self.k_len, before + self.tile_rows + after)
+        fit = max(TILE_HEADS, TILE_SCORES // max(1, self.tile_rows * tile_keys))
+        # The heads that share keys are in one tile.
+        most = max(1, fit // self.groups) * self.groups
+        self.step = max(1, fit // self.heads), min(most, self.heads)
         self.like = query
         heads = min(self.step[0], self.batch_size) * self.step[1]
-        self.tile_size = heads * self.tile_rows * self.k_len
+        self.tile_size = heads * self.tile_rows * tile_keys
         self.buffers: dict[str, Tensor] = {}
         self.random_bits: Tensor | None = None
         if spec.is_causal and mask is None:
@@ -815,16 +1076,22 @@ class Tiles:
 
     def __iter__(self) -> Iterator[Tile]:
         shift = self.k_len - self.q_len
+        before, after = self.reach
         items, heads = self.step
         for item in range(0, self.batch_size, items):
             for head in range(0, self.heads, heads):
+                last = min(head + heads, self.heads)
                 for row in range(self.first_row, self.q_len, TILE_ROWS):
                     end = min(row + TILE_ROWS, self.q_len)
                     yield Tile(
                         slice(row, end),
                         slice(item, min(item + items, self.batch_size)),
-                        slice(head, min(head + heads, self.heads)),
-                        end + shift if self.spec.is_causal else self.k_len,
+                        slice(head, last),
+                        slice(head // self.groups, last // self.groups),
+                        slice(
+                            max(0, row + shift - before),
+                            min(self.k_len, end + shift + after),
+                        ),
                     )
 
     def buffer(self, name: str, shape: torch.Size) -> Tensor:
@@ -836,10 +1103,10 @@ class Tiles:
             batch_heads, rows, k_len
         )  # [batch_heads, rows, k_len]
 
-    def empty_output(self) -> Tensor:
-        """Shaped like the query, with zeros in the rows that no tile writes."""
-        q_len, *others = self.like.shape
-        output = self.like.new_empty(q_len, *others)  # [q_len, ...]
+    def empty_output(self, width: int | None = None) -> Tensor:
+        """One vector for each query, zero in the rows that no tile writes."""
+        *others, d_k = self.like.shape
+        output = self.like.new_empty(*others, width or d_k)  # [q_len, ...]
         output[: self.first_row] = 0
         return output
 
@@ -852,35 +1119,76 @@ class Tiles:
             return x
         return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
+    def merge(self, x: Tensor) -> Tensor:
+        """As `merge_groups`."""
+        return merge_groups(x, self.groups)
+
     def weights(
         self,
         query: Tensor,  # [q_len, batch_size, heads, d_k]
-        key: Tensor,  # [k_len, batch_size, heads, d_k]
+        key: Tensor,
         tile: Tile,
+        slope: Tensor | None = None,  # [batch_heads, rows, k_len]
     ) -> Tensor:
-        """The weights of a tile, `[batch_heads, rows, k_len]`."""
+        """The weights of a tile, `[batch_heads, rows, k_len]`.
+
+        The derivative of the soft cap is written to `slope`.
+        """
         q = tile.queries(query)  # [batch_heads, rows, d_k]
-        k = tile.keys(key)  # [batch_heads, k_len, d_k]
+        k = tile.keys(key)  # [..., k_len, d_k]
         shape = torch.Size((*q.shape[:2], tile.k_len))
         scores = self.buffer("weights", shape)  # [batch_heads, rows, k_len]
-        torch.baddbmm(scores, q, k.mT, beta=0, alpha=self.scale, out=scores)
-        if self.mask is None:
-            if self.spec.is_causal:
-                # Each row may attend to one key more than the row before, so masked
-                # scores are in the last columns only, as many as there are rows.
-                n = q.shape[1]
-                self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
-            return torch.softmax(scores, -1, out=scores)
-
-        allowed, empty = unmask_fully_masked_rows(
-            self.allowed(tile, self.mask)
-        )  # [..., k_len], [..., 1]
+        merged = self.merge(scores)
+        torch.baddbmm(merged, self.merge(q), k.mT, beta=0, alpha=self.scale, out=merged)
         by_head = tile.by_head(scores)  # [..., rows, k_len]
-        self.mask_scores(by_head, allowed)
+        if self.spec.soft_cap is not None:
+            scores.div_(self.spec.soft_cap).tanh_()
+            if slope is not None:
+                torch.mul(scores, scores, out=slope).neg_().add_(1)
+            scores.mul_(self.spec.soft_cap)
+        if self.bias is not None:
+            by_head.add_(tile.of_bias(self.bias))
+        empty = None
+        if self.mask is None and self.spec.is_causal:
+            self.mask_corners(scores, tile)
+        elif self.mask is not None or self.spec.window is not None:
+            allowed = self.allowed(tile, self.mask)  # [..., k_len]
+            allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
+            self.mask_scores(by_head, allowed)
+        share = None
+        if self.sinks is not None:
+            sinks = self.sinks[tile.heads].view(-1, 1, 1)  # [heads, 1, 1]
+            share = share_of_keys(by_head, sinks)  # [..., rows, 1]
         torch.softmax(scores, -1, out=scores)
+        if share is not None:
+            by_head.mul_(share)
         if empty is not None:
             by_head.masked_fill_(empty, 0)
         return scores
+
+    def mask_corners(
+        self,
+        scores: Tensor,
+        tile: Tile,
+    ) -> None:
+        """Mask the scores of a causal tile, which is a band, in two triangles only.
+
+        Each row may attend to one key more than the row before. So masked scores are in
+        the last columns, as many as there are rows. A window ends one column later in
+        each row, so it masks as many of the first columns.
+        """
+        n = scores.shape[1]
+        self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
+        if self.spec.window is not None:
+            # At the start of the sequence, the window of the first rows is not full.
+            full = self.spec.window - 1 - self.position(tile)
+            n = max(0, n - full)
+            self.mask_scores(scores[:, full:, :n], self.past[:n, :n].mT)
+
+    def position(self, tile: Tile) -> int:
+        """The position of the first query, counted from the first key of the tile."""
+        position: int = tile.rows.start + self.k_len - self.q_len - tile.columns.start
+        return position
 
     def mask_scores(self, scores: Tensor, allowed: Tensor) -> None:
         """Set the scores that are not allowed to minus infinity."""
@@ -892,16 +1200,20 @@ class Tiles:
         else:
             scores.masked_fill_(~allowed, -math.inf)
 
-    def allowed(self, tile: Tile, mask: Tensor) -> Tensor:
+    def allowed(self, tile: Tile, mask: Tensor | None) -> Tensor:
         """The mask of a tile, `[items or 1, 1, rows or 1, k_len]`."""
+        rows = tile.rows.stop - tile.rows.start
+        if mask is None:
+            mask = self.like.new_ones(1, tile.k_len, 1, dtype=torch.bool)
+        else:
+            mask = mask[:, tile.columns]
         mask = mask[tile.rows] if mask.shape[0] > 1 else mask
         mask = mask[..., tile.items] if mask.shape[2] > 1 else mask  # [..., items]
-        mask = mask[:, : tile.k_len]  # [..., k_len, items]
         mask = mask.permute(2, 0, 1).unsqueeze(1)  # [items, ..., k_len]
-        if self.spec.is_causal:
-            rows = tile.rows.stop - tile.rows.start
-            past = mask.new_ones(rows, tile.k_len).tril(tile.k_len - rows)
-            mask = mask & past
+        is_causal, window = self.spec.is_causal, self.spec.window
+        if is_causal or window is not None:
+            mask = mask.expand(-1, -1, rows, -1)
+            mask = cut_band(mask, self.position(tile), is_causal, window)
         return mask
 
     def dropout_mask(self, shape: torch.Size) -> Tensor:
@@ -925,7 +1237,7 @@ class Tiles:
         """The dropout of all tiles, for weights `[batch_size, heads, q_len, k_len]`."""
         keep = torch.ones_like(weights)
         for tile in self if self.spec.dropout_threshold else ():
-            part = keep[tile.items, tile.heads, tile.rows, : tile.k_len]  # [..., k_len]
+            part = keep[tile.items, tile.heads, tile.rows, tile.columns]  # [..., k_len]
             batch_heads = torch.Size((part.shape[0] * part.shape[1], *part.shape[2:]))
             part.copy_(tile.by_head(self.dropout_mask(batch_heads)))
         return weights * keep, dropout_scale(self.spec.dropout_threshold)
@@ -971,19 +1283,35 @@ class Blockwise(torch.autograd.Function):
     >>> (same,) = torch.autograd.grad(loss, query, create_graph=True)
     >>> torch.allclose(first, same, atol=1e-4)
     True
+
+    A number that is added to all scores of a row and to its sink changes nothing, so
+    the gradients of both sum to zero:
+
+    >>> query = torch.randn(256, 4, 6, 11)
+    >>> key, value = torch.randn(131, 4, 2, 11), torch.randn(131, 4, 2, 13)
+    >>> bias = torch.randn(1, 131, 1, 6).requires_grad_()
+    >>> sinks = torch.randn(6).requires_grad_()
+    >>> options = {"bias": bias, "sinks": sinks, "soft_cap": 5.0}
+    >>> context, _ = attention(query, key, value, **options)
+    >>> context.pow(2).sum().backward()
+    >>> total = bias.grad.sum() + sinks.grad.sum()
+    >>> sinks.grad.abs().max() > 1, torch.allclose(total, torch.zeros(()), atol=0.1)
+    (tensor(True), True)
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         query: Tensor,  # [q_len, batch_size, heads, d_k]
-        key: Tensor,  # [k_len, batch_size, heads, d_k]
-        value: Tensor,  # [k_len, batch_size, heads, d_k]
+        key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+        value: Tensor,  # [k_len, batch_size, kv_heads, d_v]
         mask: Tensor | None,  # [..., k_len, batch_size]
+        bias: Tensor | None,
+        sinks: Tensor | None,  # [heads]
         *spec: Any,
     ) -> tuple[Tensor, Tensor]:
-        tiles = Tiles(query, key, mask, TileSpec(*spec))
-        context = tiles.empty_output()  # [q_len, batch_size, heads, d_k]
+        tiles = Tiles(query, key, mask, TileSpec(*spec), bias, sinks)
+        context = tiles.empty_output(value.shape[-1])  # [q_len, ..., d_v]
         shape = tiles.batch_size, tiles.spec.shown, tiles.q_len, tiles.k_len
         shown = query.new_zeros(shape)  # [batch_size, shown, q_len, k_len]
         contiguous_key, contiguous_value = (
@@ -997,16 +1325,19 @@ class Blockwise(torch.autograd.Function):
             )  # [batch_heads, rows, k_len]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
-                by_head = tile.by_head(weights)  # [items, heads, rows, k_len]
+                by_head = tile.by_head(weights)
                 if tiles.spec.shown == tiles.heads:
                     part.copy_(by_head)
                 else:
                     part.add_(by_head.sum(1, keepdim=True), alpha=1 / tiles.heads)
             if tiles.spec.dropout_threshold:
                 tiles.drop(weights)
-            part = tile.queries(context)  # [batch_heads, rows, d_k]
-            part.copy_(scaled_bmm(weights, tile.keys(contiguous_value), scale))
-        ctx.save_for_backward(context, query, key, value, mask)
+            part = tile.queries(context)  # [batch_heads, rows, d_v]
+            product = scaled_bmm(
+                tiles.merge(weights), tile.keys(contiguous_value), scale
+            )
+            part.copy_(product.view(part.shape))
+        ctx.save_for_backward(context, query, key, value, mask, bias, sinks)
         ctx.spec = spec
         # The gradient of an unused output is None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
@@ -1016,64 +1347,63 @@ class Blockwise(torch.autograd.Function):
     def backward(
         ctx: Any, grad_context: Tensor | None, grad_shown: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        context, query, key, value, mask = ctx.saved_tensors
-        tiles = Tiles(query, key, mask, TileSpec(*ctx.spec))
-        x = query, key, value
+        context, query, key, value, mask, bias, sinks = ctx.saved_tensors
+        tiles = Tiles(query, key, mask, TileSpec(*ctx.spec), bias, sinks)
         grads: Sequence[Tensor | None]
         if torch.is_grad_enabled():
             # Views, because the key may be the query, or be computed from it: each
             # input gets its own gradient.
-            x = query.view_as(query), key.view_as(key), value.view_as(value)
+            q, k, v = (each.view_as(each) for each in (query, key, value))
             if grad_shown is not None:  # the mean: its gradient is shared by the heads
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share
-            causal, drop = tiles.spec.is_causal, tiles.drop_all
-            grads = recorded_gradients(
-                x, x, mask, causal, grad_context, grad_shown, drop
-            )
+            spec, inputs = tiles.spec, (q, k, v, bias, sinks)
+            call = recorded_call(q, k, v, mask, spec.is_causal, spec.scale)
+            call.window, call.soft_cap = spec.window, spec.soft_cap
+            call.bias, call.sinks = bias, sinks
+            drop = tiles.drop_all
+            grads = recorded_gradients(inputs, call, grad_context, grad_shown, drop)
         else:
-            grads = tile_gradients(tiles, *x, context, grad_context, grad_shown)
-        d_query, d_key, d_value = grads
-        return d_query, d_key, d_value, None, *(None for _ in ctx.spec)
+            grads = tile_gradients(
+                tiles, query, key, value, context, grad_context, grad_shown
+            )
+        return *grads[:3], None, *grads[3:], *(None for _ in ctx.spec)
 
 
 def tile_gradients(
     tiles: Tiles,
     query: Tensor,  # [q_len, batch_size, heads, d_k]
-    key: Tensor,  # [k_len, batch_size, heads, d_k]
-    value: Tensor,  # [k_len, batch_size, heads, d_k]
-    context: Tensor,  # [q_len, batch_size, heads, d_k]
-    grad_context: Tensor | None,  # [q_len, batch_size, heads, d_k]
+    key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+    value: Tensor,  # [k_len, batch_size, kv_heads, d_v]
+    context: Tensor,  # [q_len, batch_size, heads, d_v]
+    grad_context: Tensor | None,  # [q_len, batch_size, heads, d_v]
     grad_shown: Tensor | None,  # [batch_size, shown, q_len, k_len]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, by the formulas of `Blockwise`."""
+) -> tuple[Tensor | None, ...]:
+    """The gradients of query, key, value, bias and sinks, by `Blockwise`'s formulas."""
     key, value = tiles.head_contiguous(key), tiles.head_contiguous(value)
-    grad_query = tiles.empty_output()  # [q_len, batch_size, heads, d_k]
-    # Gradients of many tiles are summed here: in float32 for half precision.
-    wide = torch.promote_types(query.dtype, torch.float32)
-    shape = *key.shape[1:3], key.shape[0], key.shape[3]
-    grad_key, grad_value = (
-        key.new_zeros(shape, dtype=wide) for _ in range(2)
-    )  # [batch_size, heads, k_len, d_k]
+    grads = Gradients(tiles, key, value)
     if grad_context is None:
-        grad_context = torch.zeros_like(query)  # [q_len, batch_size, heads, d_k]
+        grad_context = torch.zeros_like(context)
     delta = (grad_context * context).sum(-1, keepdim=True)  # [q_len, ..., 1]
     scale = dropout_scale(tiles.spec.dropout_threshold)
+    slope, merge = None, tiles.merge
 
     for tile in tiles:
-        weights = tiles.weights(query, key, tile)  # [batch_heads, rows, k_len]
-        grad = tile.queries(grad_context)  # [batch_heads, rows, d_k]
-        grad_weights = tiles.buffer("grad_weights", weights.shape)
-        scaled_bmm(grad, tile.keys(value).mT, scale, out=grad_weights)
+        q = tile.queries(query)  # [batch_heads, rows, d_k]
+        shape = torch.Size((*q.shape[:2], tile.k_len))
+        if tiles.spec.soft_cap is not None:
+            slope = tiles.buffer("slope", shape)  # [batch_heads, rows, k_len]
+        weights = tiles.weights(query, key, tile, slope)  # [batch_heads, rows, k_len]
+        grad = merge(tile.queries(grad_context))  # [..., d_v]
+        grad_weights = tiles.buffer("grad_weights", shape)
+        scaled_bmm(grad, tile.keys(value).mT, scale, out=merge(grad_weights))
         dropped = weights
         if tiles.spec.dropout_threshold:
-            dropped = tiles.buffer(
-                "dropped", weights.shape
-            )  # [batch_heads, rows, k_len]
-            dropped.copy_(tiles.dropout_mask(weights.shape))
+            dropped = tiles.buffer("dropped", shape)  # [batch_heads, rows, k_len]
+            dropped.copy_(tiles.dropout_mask(shape))
             grad_weights.mul_(dropped)
             dropped.mul_(weights)
-        accumulate_bmm(grad_value, tile, dropped.mT, grad, scale)
+        accumulate_bmm(grads.value, tile, merge(dropped).mT, grad, scale)
 
         total = tile.queries(delta)  # [batch_heads, rows, 1]
         if grad_shown is not None:
@@ -1081,21 +1411,60 @@ def tile_gradients(
             if grad_shown.shape[1] < tiles.heads:
                 part = part / tiles.heads  # [items, shown, rows, k_len]
             tile.by_head(grad_weights).add_(part)
-            weighted = tiles.buffer(
-                "weighted", weights.shape
-            )  # [batch_heads, rows, k_len]
+            weighted = tiles.buffer("weighted", shape)  # [batch_heads, rows, k_len]
             torch.mul(tile.by_head(weights), part, out=tile.by_head(weighted))
             total = total + weighted.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
+        grads.add_sinks(tile, weights, total)
         grad_scores = grad_weights.sub_(total).mul_(
             weights
         )  # [batch_heads, rows, k_len]
-        part = tile.queries(grad_query)  # [batch_heads, rows, d_k]
-        part.copy_(scaled_bmm(grad_scores, tile.keys(key), tiles.scale))
-        accumulate_bmm(grad_key, tile, grad_scores.mT, tile.queries(query), tiles.scale)
-    grad_key, grad_value = (
-        x.permute(2, 0, 1, 3) for x in (grad_key, grad_value)
-    )  # [k_len, batch_size, heads, d_k]
-    return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype)
+        grads.add_bias(tile, grad_scores)
+        if slope is not None:
+            grad_scores.mul_(slope)
+        part = tile.queries(grads.query)  # [batch_heads, rows, d_k]
+        merged = merge(grad_scores)  # [..., k_len]
+        product = scaled_bmm(merged, tile.keys(key), tiles.scale)
+        part.copy_(product.view(part.shape))
+        accumulate_bmm(grads.key, tile, merged.mT, merge(q), tiles.scale)
+    return grads.result(key.dtype)
+
+
+class Gradients:
+    """The sums of the gradients of all tiles."""
+
+    def __init__(self, tiles: Tiles, key: Tensor, value: Tensor) -> None:
+        self.query = tiles.empty_output()
+        # Gradients of many tiles are summed here: in float32 for half precision.
+        wide = torch.promote_types(key.dtype, torch.float32)
+        self.key, self.value = (
+            x.new_zeros(*x.shape[1:3], x.shape[0], x.shape[3], dtype=wide)
+            for x in (key, value)
+        )
+        self.bias, self.sinks = (
+            None
+            if x is None or not x.requires_grad
+            else torch.zeros_like(x, dtype=torch.promote_types(x.dtype, wide))
+            for x in (tiles.bias, tiles.sinks)
+        )
+
+    def add_bias(self, tile: Tile, grad_scores: Tensor) -> None:
+        """The bias is added to the scores, so both have the same gradient."""
+        if self.bias is not None:
+            part = tile.of_bias(self.bias)
+            part.add_(tile.by_head(grad_scores).sum_to_size(part.shape))
+
+    def add_sinks(self, tile: Tile, weights: Tensor, total: Tensor) -> None:
+        """A sink has the rest of the weight, and a value of zero."""
+        if self.sinks is not None:
+            rest = 1 - weights.sum(-1, keepdim=True)
+            grad = tile.by_head(rest * total)
+            self.sinks[tile.heads] -= grad.sum((0, 2, 3))
+
+    def result(self, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+        """The gradients, in the layout and dtype of the inputs."""
+        key, value = (x.permute(2, 0, 1, 3).to(dtype) for x in (self.key, self.value))
+        bias = None if self.bias is None else self.bias.permute(2, 3, 0, 1)
+        return self.query, key, value, bias, self.sinks
 
 
 def scaled_bmm(
@@ -1118,7 +1487,7 @@ def accumulate_bmm(
     scale: float,
 ) -> None:
     """Add the product of `a` and `b` to the gradients of the keys of this tile."""
-    part = total[tile.items, tile.heads, : tile.k_len]  # [..., k_len, d_k]
+    part = total[tile.items, tile.kv_heads, tile.columns]  # [..., k_len, d_k]
     part = part.flatten(0, 1)  # [batch_heads, k_len, d_k]
     if part.dtype == a.dtype:
         part.baddbmm_(a, b, alpha=scale)

@@ -4,20 +4,28 @@ r"""# Fast multi-head attention
 and inference. It has the same constructor, parameters, masks, errors and results: a
 checkpoint of either loads into the other. It also has a KV cache, for decoding.
 
+Further arguments, all optional, make it the attention of current decoders: grouped
+heads, rotary positions, a sliding window, sinks, and others. They are described with
+their [components](components.md).
+
 **The steps of a call**
 
 1. `forward` checks the inputs as the core does, and converts the mask to bool.
 2. Keys and values that no query may attend to are set to zero, unless they are known
    to hold neither NaN nor large numbers.
 3. The submodules `query`, `key` and `value` project the inputs and split them into
-   heads: `[seq_len, batch_size, heads, d_k]`. There is no packed copy of their weights,
-   which could become stale, so hooks and replaced submodules work.
-4. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
+   heads: `[seq_len, batch_size, heads, d_k]`, with fewer heads of keys and values if
+   `kv_heads` says so. There is no packed copy of their weights, which could become
+   stale, so hooks and replaced submodules work.
+4. `rotary` rotates queries and keys by their positions, before they are cached. The
+   last query has the position of the last key.
+5. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
    PyTorch's fused kernel, the formula, or the blockwise kernel.
-5. Each method combines the mask and causality in one bool tensor, `[batch_size or 1, 1,
-   q_len, k_len]`. Fully masked rows attend to all keys in the softmax, so that nothing
-   is NaN, and are set to zero after it.
-6. The context is sequence first again, a view concatenates the heads, and `output`
+6. Each method combines mask, causality and window in one bool tensor, `[batch_size or
+   1, 1, q_len, k_len]`; the blockwise kernel skips the keys outside of a window. Fully
+   masked rows attend to all keys in the softmax, so that nothing is NaN, and are set to
+   zero after it.
+7. The context is sequence first again, a view concatenates the heads, and `output`
    projects them. No tensor of a call is stored on the module.
 
 Memory grows linearly with the length, not with its square, unless the weights are
@@ -28,6 +36,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 Shazeer 2019, section 2.4, for the cost of a decoding step.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +44,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
+from headnotes.checks import check_lengths, check_sizes, check_tensor
 from headnotes.fast.attention import attention, squares_are_finite, zero_hidden_keys
+from headnotes.fast.components import Rotary, Scores, Widths, check_bias
+from headnotes.variants.rotary import check_frequencies
 
 
 class MultiHeadAttention(nn.Module):
@@ -63,31 +75,109 @@ class MultiHeadAttention(nn.Module):
     >>> output = fast(query=x, key=y, value=y, mask=mask)
     >>> output.isfinite().all()
     tensor(True)
+
+    Two heads of keys and values for six of queries, with rotary positions and a bias:
+
+    >>> from headnotes.variants.rotary import rotary_frequencies
+    >>> rotary = Rotary(rotary_frequencies(14))
+    >>> def bias(i, j):
+    ...     slopes = torch.arange(6) / 8
+    ...     return slopes * (j - i.unsqueeze(1)).unsqueeze(-1)
+    >>> options = {"kv_heads": 2, "rotary": rotary, "scores": Scores(bias=bias)}
+    >>> widths = Widths(d_k=14, d_v=10)
+    >>> decoder = MultiHeadAttention(6, 84, widths=widths, **options).eval()
+    >>> x = torch.randn(5, 4, 84)
+    >>> at_once = decoder(query=x, key=x, value=x, is_causal=True)
+
+    Decoded in pieces, the cache holds two heads. The last sequence begins with two
+    tokens of padding:
+
+    >>> padding = torch.tensor([0, 0, 0, 2])
+    >>> cache = decoder.cache(4, 5, left_padding=padding)
+    >>> for piece in x.split([3, 1, 1]):
+    ...     y, cache = decoder.decode(piece, cache)
+    >>> cache.keys.shape
+    torch.Size([4, 2, 5, 14])
+    >>> torch.allclose(y[0, :3], at_once[-1, :3], atol=1e-6)
+    True
+
+    With a window of 3, it holds three positions:
+
+    >>> decoder = MultiHeadAttention(6, 84, widths=widths, window=3, kv_heads=2)
+    >>> cache = decoder.cache(4, 5)
+    >>> for piece in x.split([3, 2]):
+    ...     y, cache = decoder.decode(piece, cache)
+    >>> cache.keys.shape
+    torch.Size([4, 2, 3, 14])
     """
 
+    score_bias: Callable[[Tensor, Tensor], Tensor] | None
+    sinks: Tensor | None
+
     def __init__(
-        self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
+        self,
+        heads: int,
+        d_model: int,
+        dropout_prob: float = 0.1,
+        bias: bool = True,
+        *,
+        kv_heads: int | None = None,
+        widths: Widths | None = None,
+        project: Callable[..., nn.Module] = mha.PrepareForMultiHeadAttention,
+        rotary: Callable[[Tensor, Tensor], Tensor] | None = None,
+        window: int | None = None,
+        scores: Scores | None = None,
     ) -> None:
-        r"""Build the four linear layers of the core, with the same names."""
+        r"""Build the four linear layers of the core, with the same names.
+
+        `kv_heads` must divide `heads`; query heads `g * n` to `g * n + g - 1`, of a
+        group of `g`, share head `n` of keys and values. `project` makes the submodules
+        `query` and `key`; it takes what `PrepareForMultiHeadAttention` takes, and may
+        normalize. With `window`, a query attends to keys that are fewer than `window`
+        positions away: with `is_causal`, to itself and to `window - 1` keys before.
+        """
         super().__init__()
-        mha.check_settings(heads, d_model, dropout_prob)
+        widths, scores = widths or Widths(), scores or Scores()
+        d_k = widths.d_k
+        mha.check_settings(heads, d_model if d_k is None else heads * d_k, dropout_prob)
+        check_sizes(d_model=d_model)
+        self.d_model = d_model
         self.heads = heads
-        self.d_k = d_model // heads
+        self.kv_heads = heads if kv_heads is None else kv_heads
+        check_sizes(kv_heads=self.kv_heads)
+        if heads % self.kv_heads:
+            raise ValueError(
+                f"`heads` (={heads}) must be divisible by `kv_heads` (={kv_heads}), so "
+                f"that each head of keys and values serves equally many queries"
+            )
+        self.d_k = d_model // heads if d_k is None else d_k
+        self.d_v = widths.d_v or self.d_k
+        self.widths = d_model, widths.key or d_model, widths.value or d_model
+        if isinstance(rotary, Rotary):
+            check_frequencies(torch.tensor(rotary.frequencies, device="cpu"), self.d_k)
+        self.rotary = rotary
+        if window is not None:
+            check_sizes(window=window)
+        self.window = window
+        self.scale, self.soft_cap = scores.scale, scores.soft_cap
+        self.score_bias = scores.bias
         # Three products instead of one packed product: measured on two cores, packing
         # changes the speed by -6 to +12 %, and a packed weight must be kept in sync.
-        project = mha.PrepareForMultiHeadAttention
         self.query = project(d_model, heads, self.d_k, bias=bias)
-        self.key = project(d_model, heads, self.d_k, bias=bias)
-        self.value = project(d_model, heads, self.d_k, bias=True)
-        self.output = nn.Linear(d_model, d_model)
+        self.key = project(self.widths[1], self.kv_heads, self.d_k, bias=bias)
+        self.value = mha.PrepareForMultiHeadAttention(
+            self.widths[2], self.kv_heads, self.d_v, bias=True
+        )
+        self.output = nn.Linear(heads * self.d_v, d_model)
+        self.sinks = nn.Parameter(torch.zeros(heads)) if scores.sinks else None
         self.dropout = nn.Dropout(dropout_prob)
 
     def forward(
         self,
         *,
         query: Tensor,  # [q_len, batch_size, d_model]
-        key: Tensor,  # [k_len, batch_size, d_model]
-        value: Tensor,  # [k_len, batch_size, d_model]
+        key: Tensor,
+        value: Tensor,
         mask: Tensor | None = None,
         is_causal: bool = False,
         need_weights: bool = False,
@@ -113,8 +203,15 @@ class MultiHeadAttention(nn.Module):
         tensor([[1, 1, 1, 0, 0],
                 [1, 1, 1, 1, 0],
                 [1, 1, 1, 1, 1]], dtype=torch.int32)
+
+        Keys and values may have widths of their own:
+
+        >>> cross = MultiHeadAttention(7, 77, widths=Widths(key=33, value=55))
+        >>> key, value = torch.randn(5, 2, 33), torch.randn(5, 2, 55)
+        >>> cross(query=x, key=key, value=value).shape
+        torch.Size([3, 2, 77])
         """
-        mha.check_inputs(self.output.weight, query, key, value)
+        check_inputs(self.output.weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
                 "`average_weights` (=True) averages what `need_weights` (=False) "
@@ -129,31 +226,82 @@ class MultiHeadAttention(nn.Module):
             if not (
                 squares_are_finite(key) and (value is key or squares_are_finite(value))
             ):
-                q_len = query.shape[0]
-                key, value = zero_hidden_keys(key, value, mask, is_causal, q_len)
+                key, value = zero_hidden_keys(
+                    key, value, mask, is_causal, query.shape[0], self.window
+                )
 
         q = self.query(query)  # [q_len, batch_size, heads, d_k]
-        k, v = self.key(key), self.value(value)  # [k_len, batch_size, heads, d_k]
-        shown = {"need_weights": need_weights, "average_weights": average_weights}
+        k, v = self.key(key), self.value(value)  # [k_len, batch_size, kv_heads, ...]
+        q_len, k_len = query.shape[0], key.shape[0]
+        bias = None
+        if self.rotary is not None or self.score_bias is not None:
+            key_positions = torch.arange(k_len, device=k.device)
+            query_positions = torch.arange(k_len - q_len, k_len, device=k.device)
+            bias = self.get_bias(query_positions, key_positions)
+            if self.rotary is not None:
+                q = self.rotary(q, query_positions)
+                k = self.rotary(k, key_positions)
         context, weights = attention(
-            q, k, v, mask=mask, is_causal=is_causal, dropout=self.dropout, **shown
-        )  # [q_len, batch_size, heads, d_k], [q_len, k_len, batch_size, ...]
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=is_causal,
+            window=self.window,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            bias=bias,
+            sinks=self.sinks,
+            dropout=self.dropout,
+            need_weights=need_weights,
+            average_weights=average_weights,
+        )  # [q_len, batch_size, heads, d_v], [q_len, k_len, batch_size, ...]
         output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return (output, weights) if need_weights else output
 
+    def get_bias(
+        self,
+        query_positions: Tensor,  # [q_len]
+        key_positions: Tensor,  # [k_len]
+    ) -> Tensor | None:
+        """What is added to the scores, `[q_len, k_len, 1, heads or 1]`."""
+        if self.score_bias is None:
+            return None
+        bias = self.score_bias(query_positions, key_positions)  # [q_len, k_len, ...]
+        sizes = query_positions.shape[0], key_positions.shape[0], self.heads
+        return check_bias(bias, *sizes)  # [q_len, k_len, ...]
+
     def cache(
-        self, batch_size: int, capacity: int, *, grow: bool = False
+        self,
+        batch_size: int,
+        capacity: int,
+        *,
+        grow: bool = False,
+        left_padding: Tensor | None = None,
     ) -> "KeyValueCache":
         r"""An empty KV cache for `decode`, with the module's sizes, dtype and device.
 
-        Under autocast, the dtype is that of the outputs of the projections.
+        With a window, it stores the last `window` positions at most, whatever the
+        `capacity`. `left_padding`, integers `[batch_size]`, are the numbers of padded
+        positions at the start of each sequence, to which no query attends. Under
+        autocast, the dtype is that of the outputs of the projections.
         """
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-        sizes = batch_size, self.heads, self.d_k, capacity
-        return KeyValueCache(*sizes, grow=grow, dtype=dtype, device=weight.device)
+        return KeyValueCache(
+            batch_size,
+            self.kv_heads,
+            self.d_k,
+            capacity,
+            d_v=self.d_v,
+            window=self.window,
+            left_padding=left_padding,
+            grow=grow,
+            dtype=dtype,
+            device=weight.device,
+        )
 
     @torch.no_grad()
     def decode(
@@ -177,7 +325,12 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(in_pieces, at_once[:4], atol=1e-6)
         True
         """
-        weight, d_model = self.output.weight, self.output.in_features
+        weight, d_model = self.output.weight, self.d_model
+        if self.widths != (d_model,) * 3:
+            raise ValueError(
+                f"keys and values have widths {self.widths[1:]}, not d_model "
+                f"(={d_model}), so they are not those of `x`; use `forward`"
+            )
         mha.check_tensor("x", x, weight.device, weight.dtype)
         if x.dim() != 3 or x.shape[-1] != d_model:
             raise ValueError(
@@ -189,25 +342,106 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` is a {type(cache).__name__}, not a KeyValueCache; make one "
                 f"with `cache(batch_size, capacity)`"
             )
-        q, k, v = self.query(x), self.key(x), self.value(x)  # [..., heads, d_k]
-        cache.append(k, v)
+        if cache.window != self.window:
+            raise ValueError(
+                f"`cache` has window {cache.window}, the module {self.window}; make it "
+                f"with `cache(batch_size, capacity)`"
+            )
+        start, seq_len = cache.length, x.shape[0]
+        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
+        if self.rotary is not None:
+            positions = torch.arange(start, start + seq_len, device=x.device)
+            q, k = self.rotary(q, positions), self.rotary(k, positions)
+        keys, values = cache.extend(k, v)  # [batch_size, kv_heads, k_len, ...]
+        bias = mask = None
+        if self.score_bias is not None or cache.left_padding is not None:
+            positions = torch.arange(start, start + seq_len, device=x.device)
+            key_positions = cache.key_positions(seq_len, keys.shape[2])  # [k_len]
+            bias = self.get_bias(positions, key_positions)  # [seq_len, k_len, ...]
+            mask = cache.mask(key_positions)  # [1, k_len, batch_size]
         # A module that replaces the dropout is applied here, too.
         plain = type(self.dropout) in (nn.Dropout, nn.Identity)
-        if x.shape[0] == 1 and plain:
-            # The last query may attend to all keys in the cache, so no mask is needed.
+        if seq_len == 1 and plain and self.soft_cap is None and self.sinks is None:
             # For one token, every further view would cost time.
-            q = q.permute(1, 2, 0, 3)  # [batch_size, heads, ..., d_k]
-            context = F.scaled_dot_product_attention(q, cache.keys, cache.values)
-            context = context.permute(2, 0, 1, 3)  # [..., batch_size, heads, d_k]
+            context = self.attend_to_all(q, keys, values, mask, bias)
         else:
-            stored = cache.keys, cache.values
-            k, v = (y.permute(2, 0, 1, 3) for y in stored)  # [..., heads, d_k]
-            dropout = None if plain else self.dropout
+            k, v = (
+                y.permute(2, 0, 1, 3) for y in (keys, values)
+            )  # [k_len, batch_size, kv_heads, ...]
             context, _ = attention(
-                q, k, v, is_causal=True, dropout=dropout
-            )  # [..., batch_size, heads, d_k]
-        output = self.output(context.flatten(-2))  # [..., batch_size, heads * d_k]
+                q,
+                k,
+                v,
+                mask=mask,
+                is_causal=True,
+                window=self.window if seq_len > 1 else None,
+                scale=self.scale,
+                soft_cap=self.soft_cap,
+                bias=bias,
+                sinks=self.sinks,
+                dropout=None if plain else self.dropout,
+            )  # [seq_len, batch_size, heads, d_v]
+        output = self.output(context.flatten(-2))  # [..., batch_size, d_model]
         return output, cache
+
+    def attend_to_all(
+        self,
+        query: Tensor,
+        keys: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+        values: Tensor,  # [batch_size, kv_heads, k_len, d_v]
+        mask: Tensor | None,  # [..., k_len, batch_size]
+        bias: Tensor | None,
+    ) -> Tensor:
+        """The context of one token, which may attend to all keys in the cache.
+
+        The query heads that share keys are further queries of one head, so the keys are
+        read once.
+        """
+        _, batch_size, heads, d_k = query.shape
+        q = query.reshape(batch_size, keys.shape[1], -1, d_k)  # [..., group, d_k]
+        added = None
+        if bias is not None:
+            added = bias.permute(2, 3, 0, 1).to(query.dtype)
+            if added.shape[1] > 1:
+                added = added.view(1, *q.shape[1:3], -1)  # [..., group, k_len]
+        if mask is not None:
+            mask = mask.permute(2, 0, 1).unsqueeze(1)  # [batch_size, ..., k_len]
+            added = mask if added is None else added.masked_fill(~mask, -torch.inf)
+        context = F.scaled_dot_product_attention(
+            q, keys, values, added, scale=self.scale
+        )  # [batch_size, kv_heads, group, d_v]
+        return context.reshape(1, batch_size, heads, -1)
+
+
+def check_inputs(
+    weight: Tensor,
+    widths: tuple[int, int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+) -> None:
+    """Refuse inputs that do not fit the module's widths, or one another."""
+    inputs = {"query": query, "key": key, "value": value}
+    if widths == (weight.shape[0],) * 3:
+        # The check of the core reads the last axis.
+        return mha.check_inputs(weight.mT, query, key, value)
+    for (name, x), width in zip(inputs.items(), widths, strict=True):
+        mha.check_tensor(name, x, weight.device, weight.dtype)
+        if x.dim() != 3 or x.shape[-1] != width:
+            raise ValueError(
+                f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size, width "
+                f"(={width})]"
+            )
+        if x.shape[1] != query.shape[1]:
+            raise ValueError(
+                f"`{name}` has batch size {x.shape[1]}, but `query` has "
+                f"{query.shape[1]}; share one sequence with `{name}.expand`"
+            )
+    if len(key) != len(value):
+        raise ValueError(
+            f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
+        )
 
 
 class KeyValueCache:
@@ -221,11 +455,18 @@ class KeyValueCache:
     $$2 \cdot \texttt{batch\_size} \cdot \texttt{heads} \cdot \texttt{k\_len}
       \cdot d_k$$
 
-    The heads are contiguous, and new positions are written in place; a cache that grows
-    by `torch.cat` copies all earlier positions for each token.
+    numbers; `heads` are those of keys and values, which grouped-query attention has
+    fewer of. The heads are contiguous, and new positions are written in place; a cache
+    that grows by `torch.cat` copies all earlier positions for each token.
 
     With `grow=True`, the capacity is doubled when it does not suffice; otherwise a full
-    cache raises `ValueError`. Raises `ValueError` for sizes below 1.
+    cache raises `ValueError`. With `window`, the cache is a ring: position $p$ is in
+    slot `p % window`, where it replaces position `p - window`, so it is never full.
+    `left_padding`, `[batch_size]`, counts the padded positions at the start of each
+    sequence. Values may have a width `d_v` of their own; they take the room of the
+    wider of both.
+
+    Raises `ValueError` for sizes below 1, or padding of another shape.
     Source: Shazeer 2019, section 2.4.
 
     >>> cache = KeyValueCache(2, 3, 5, capacity=7, grow=True)
@@ -250,22 +491,43 @@ class KeyValueCache:
         d_k: int,
         capacity: int,
         *,
+        d_v: int | None = None,
+        window: int | None = None,
+        left_padding: Tensor | None = None,
         grow: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        sizes = {"batch_size": batch_size, "heads": heads, "d_k": d_k}
-        for name, size in (sizes | {"capacity": capacity}).items():
-            if type(size) is not int or size < 1:
-                raise ValueError(f"`{name}` (={size!r}) must be an int from 1 up")
+        check_sizes(batch_size=batch_size, heads=heads, d_k=d_k, capacity=capacity)
+        d_v = d_k if d_v is None else d_v
+        check_sizes(d_v=d_v)
+        if window is not None:
+            check_sizes(window=window)
+            capacity = min(capacity, window)
         # Keys are used first, then values: one half of the buffer each.
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
             self.buffer = torch.empty(
-                2, batch_size, heads, capacity, d_k, dtype=dtype, device=device
-            )  # [2, batch_size, heads, capacity, d_k]
+                2,
+                batch_size,
+                heads,
+                capacity,
+                max(d_k, d_v),
+                dtype=dtype,
+                device=device,
+            )  # [2, batch_size, heads, capacity, ...]
+        self.widths = d_k, d_v
+        self.window = window
         self.length = 0
         self.grow = grow
+        self.left_padding: Tensor | None = None
+        # The longest padding: whether there is any at a position, without tensors.
+        self.most_padding = 0
+        if left_padding is not None:
+            self.left_padding = check_padding(left_padding, batch_size).to(
+                self.buffer.device
+            )  # [batch_size]
+            self.most_padding = int(left_padding.max())
 
     def __len__(self) -> int:
         return self.length
@@ -281,20 +543,87 @@ class KeyValueCache:
 
     @property
     def keys(self) -> Tensor:
-        """A view of the keys so far, `[batch_size, heads, length, d_k]`."""
-        keys: Tensor = self.buffer[0]  # [batch_size, heads, ..., d_k]
-        return keys[:, :, : self.length]  # [batch_size, heads, length, d_k]
+        """A view of the stored keys, `[batch_size, heads, stored, d_k]`."""
+        keys: Tensor = self.buffer[0]
+        return keys[:, :, : self.length, : self.widths[0]]
 
     @property
     def values(self) -> Tensor:
-        """A view of the values so far, `[batch_size, heads, length, d_k]`."""
-        values: Tensor = self.buffer[1]  # [batch_size, heads, ..., d_k]
-        return values[:, :, : self.length]  # [batch_size, heads, length, d_k]
+        """A view of the stored values, `[batch_size, heads, stored, d_v]`."""
+        values: Tensor = self.buffer[1]
+        return values[:, :, : self.length, : self.widths[1]]
+
+    @property
+    def positions(self) -> Tensor:
+        """The positions of the stored keys, `[stored]`; only a ring has them unsorted.
+
+        >>> cache = KeyValueCache(1, 1, 1, capacity=9, window=3)
+        >>> x = torch.arange(5.0).view(5, 1, 1, 1)
+        >>> cache.append(x, x)
+        >>> cache.positions, cache.keys.flatten()
+        (tensor([3, 4, 2]), tensor([3., 4., 2.]))
+        """
+        stored, last = min(self.length, self.capacity), self.length - 1
+        slots = torch.arange(stored, device=self.buffer.device)  # [stored]
+        return last - (last - slots) % self.capacity  # [stored]
+
+    def key_positions(self, seq_len: int, k_len: int) -> Tensor:
+        """The positions of what `extend` returned for a piece of `seq_len`."""
+        if seq_len == 1:
+            return self.positions  # [k_len]
+        return torch.arange(self.length - k_len, self.length, device=self.buffer.device)
+
+    def mask(
+        self,
+        positions: Tensor,  # [k_len]
+    ) -> Tensor | None:
+        """False for padding among keys of these positions: `[1, k_len, batch_size]`."""
+        if self.left_padding is None:
+            return None
+        allowed = positions.unsqueeze(1) >= self.left_padding  # [k_len, batch_size]
+        return allowed.unsqueeze(0)  # [1, k_len, batch_size]
+
+    def zero_padding(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+    ) -> Tensor:
+        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
+        if self.left_padding is None or self.length >= self.most_padding:
+            return x
+        end = self.length + len(x)
+        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
+        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
+        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
+
+    def extend(
+        self,
+        key: Tensor,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Append, and return the keys and values that the new queries may attend to.
+
+        They are `[batch_size, heads, k_len, ...]`. In a ring, a piece of several
+        positions overwrites keys that its first queries still need, so these are
+        copied.
+        """
+        start, end = self.length, self.length + len(key)
+        if len(key) < 2 or end <= self.capacity or self.window is None:
+            self.append(key, value)
+            return self.keys, self.values
+        before = torch.arange(max(0, start - self.window + 1), start)
+        slots = (before % self.capacity).to(self.buffer.device)
+        past = [x.index_select(2, slots) for x in (self.keys, self.values)]
+        self.append(key, value)
+        keys, values = (
+            torch.cat([old, new.permute(1, 2, 0, 3)], 2)
+            for old, new in zip(past, (key, value), strict=True)
+        )
+        return keys, values
 
     def append(
         self,
-        key: Tensor,  # [seq_len, batch_size, heads, d_k]
-        value: Tensor,  # [seq_len, batch_size, heads, d_k]
+        key: Tensor,
+        value: Tensor,
     ) -> None:
         r"""Store the keys and values of the next positions, without their gradients.
 
@@ -308,27 +637,34 @@ class KeyValueCache:
         Traceback (most recent call last):
         ValueError: the cache is full: it holds 1 of 1 ...
         """
-        self.check("key", key)
-        self.check("value", value)
+        for name, x, width in zip(
+            ("key", "value"), (key, value), self.widths, strict=True
+        ):
+            self.check(name, x, width)
         if len(key) != len(value):
             raise ValueError(
                 f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
             )
         end = self.length + len(key)
-        if end > self.capacity and not self.grow:
-            raise ValueError(
-                f"the cache is full: it holds {self.length} of {self.capacity} "
-                f"positions, and {len(key)} more do not fit; give it more "
-                f"`capacity`, or `grow=True`"
-            )
-        if end > self.capacity:
+        if end > self.capacity != self.window:
+            if not self.grow:
+                raise ValueError(
+                    f"the cache is full: it holds {self.length} of {self.capacity} "
+                    f"positions, and {len(key)} more do not fit; give it more "
+                    f"`capacity`, or `grow=True`"
+                )
             self.grow_to(end)
+        # In a ring, positions that the last ones of this piece overwrite are left out.
+        first = max(self.length, end - self.capacity)
         with torch.no_grad():
-            keys, values = self.buffer[
-                :, :, :, self.length : end
-            ]  # [..., seq_len, d_k]
-            keys.copy_(key.permute(1, 2, 0, 3))
-            values.copy_(value.permute(1, 2, 0, 3))
+            while first < end:
+                slot = first % self.capacity
+                n = min(end - first, self.capacity - slot)
+                part = slice(first - self.length, first - self.length + n)
+                slots = self.buffer[:, :, :, slot : slot + n]
+                for stored, x in zip(slots, (key, value), strict=True):
+                    stored[..., : x.shape[-1]].copy_(x[part].permute(1, 2, 0, 3))
+                first += n
         self.length = end
 
     def grow_to(self, needed: int) -> None:
@@ -336,11 +672,11 @@ class KeyValueCache:
         capacity = self.capacity
         while capacity < needed:
             capacity *= 2
-        *sizes, _, d_k = self.buffer.shape
+        if self.window is not None:
+            capacity = min(capacity, self.window)
+        *sizes, _, width = self.buffer.shape
         with torch.inference_mode(False):
-            buffer = self.buffer.new_empty(
-                *sizes, capacity, d_k
-            )  # [..., capacity, d_k]
+            buffer = self.buffer.new_empty(*sizes, capacity, width)  # [..., width]
             buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
 
@@ -382,8 +718,11 @@ class KeyValueCache:
         with torch.inference_mode(False):
             index = index.to(self.buffer.device).clone()  # not an inference tensor
             self.buffer = self.buffer.index_select(1, index)  # [2, ...]
+            if self.left_padding is not None:
+                self.left_padding = self.left_padding[index]
+                self.most_padding = int(self.left_padding.max())
 
-    def check(self, name: str, x: Tensor) -> None:
+    def check(self, name: str, x: Tensor, width: int) -> None:
         """Refuse a tensor that does not fit the stored ones."""
         if not isinstance(x, Tensor) or x.dtype != self.buffer.dtype:
             seen = x.dtype if isinstance(x, Tensor) else type(x).__name__
@@ -391,16 +730,29 @@ class KeyValueCache:
                 f"`{name}` is {seen}, the cache {self.buffer.dtype}; make the cache "
                 f"with the `dtype` that it is to hold"
             )
-        _, batch_size, heads, _, d_k = self.buffer.shape
+        _, batch_size, heads, *_ = self.buffer.shape
         if x.layout != torch.strided or x.is_nested:
             raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
-        if x.dim() != 4 or x.shape[1:] != (batch_size, heads, d_k):
+        if x.dim() != 4 or x.shape[1:] != (batch_size, heads, width):
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size "
-                f"(={batch_size}), heads (={heads}), d_k (={d_k})]"
+                f"(={batch_size}), heads (={heads}), d_k (={width})]"
             )
         if x.device != self.buffer.device:
             raise ValueError(
                 f"`{name}` is on {x.device}, the cache on {self.buffer.device}; make "
                 f"the cache with that `device`"
             )
+
+
+def check_padding(left_padding: Tensor, batch_size: int) -> Tensor:
+    """Refuse what does not count the padding of each batch item."""
+    check_tensor("left_padding", left_padding)
+    if left_padding.shape != (batch_size,):
+        raise ValueError(
+            f"`left_padding` has shape {list(left_padding.shape)}, not [batch_size "
+            f"(={batch_size})]; from a mask [1, k_len, batch_size] of the prompt, use "
+            f"`(~mask).sum(1)[0]`"
+        )
+    check_lengths("left_padding", left_padding, None)
+    return left_padding.long()

@@ -278,13 +278,21 @@ def rotate(
     # The only difference of the two pairings: which of two axes numbers the pairs.
     halves = pairing == "halves"
     axis, shape = (-2, (2, pairs)) if halves else (-1, (pairs, 2))
-    rotated = x[..., : 2 * pairs].to(wide)  # [..., heads, 2 * pairs]
+    whole = 2 * pairs == x.shape[-1]
+    rotated = x if whole else x[..., : 2 * pairs]  # [..., heads, 2 * pairs]
+    rotated = rotated.to(wide)
     x1, x2 = rotated.view(*x.shape[:-1], *shape).unbind(
         axis
     )  # [seq_len, batch_size, heads, pairs]
-    both = [x1 * cos - x2 * sin, x1 * sin + x2 * cos]
+    # $x_1 \cos - x_2 \sin$ and $x_1 \sin + x_2 \cos$, each in two passes.
+    both = [
+        torch.addcmul(x1 * cos, x2, sin, value=-1),
+        torch.addcmul(x1 * sin, x2, cos),
+    ]
     rotated = torch.stack(both, dim=axis).flatten(-2)  # [..., heads, 2 * pairs]
     rotated = rotated.to(x.dtype)
+    if whole:
+        return rotated  # nothing to copy, forward or backward
     return torch.cat([rotated, x[..., 2 * pairs :]], dim=-1)  # [..., heads, d_k]
 
 
