@@ -266,8 +266,8 @@ def xl_sinusoids(
     $$r_t = [\sin(t\,\theta_0), \sin(t\,\theta_1), \ldots,
       \cos(t\,\theta_0), \cos(t\,\theta_1), \ldots]$$
 
-    The angles are those of the [sinusoidal encoding](../positions.md#sinusoids), where
-    sines and cosines alternate. The order here is that of the code of the paper, which
+    The angles are those of the sinusoidal encoding, `positions.sinusoids`, where sines
+    and cosines alternate. The order here is that of the code of the paper, which
     the checkpoints have. Angles are float64, whatever the dtype of a model (float32 on
     Apple's GPUs). Raises `TypeError` or `ValueError` for other arguments.
 
