@@ -16,7 +16,8 @@ added to the embeddings, nothing is learned, and the values are not rotated.
 
 One step of the [core](../mha.md#MultiHeadAttention.get_scores) changes, the scores:
 
-$$S_{ij} = \operatorname{rotate}(q_i, i) \cdot \operatorname{rotate}(k_j, j) / \sqrt{d_k}$$
+$$S_{ij} =
+  \operatorname{rotate}(q_i, i) \cdot \operatorname{rotate}(k_j, j) / \sqrt{d_k}$$
 
 Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX, GPT-J and DeepSeek use it. They differ in
 two ways. One is which components form a pair: $d$ and $d + d_k / 2$ ("halves"), or $2d$
