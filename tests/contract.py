@@ -230,6 +230,8 @@ class Rotary(Variant):
 class Latent(Variant):
     """A class of its own: keys and values come from one latent."""
 
+    equal_values_pass = False
+
     def projections(self, module: Any) -> Projections:
         return parameters_of({"output": module.output})
 

@@ -4,15 +4,12 @@ Grouped-query attention has fewer heads of keys and values than of queries. Neig
 heads of queries form a group, and a group shares one head of keys and values. With one
 group for all it is multi-query attention.
 
-A decoder stores the keys and values of all earlier tokens, and reads them for each
-new one, which is most of the time of a step. The
-[KV cache](../fast/module.md#KeyValueCache) holds
-
-$$2 \cdot \texttt{k\_len} \cdot \texttt{kv\_heads} \cdot d_k$$
-
-numbers per layer and sequence. Llama 3 8B has 32 heads, and 8 of keys and values: its
-cache is a quarter as large as that of multi-head attention. Mistral, Qwen, Gemma and
-gpt-oss share heads as well; PaLM, Falcon 7B and StarCoder have a single one.
+A decoder stores the keys and values of all earlier tokens, and reads them for each new
+one, which is most of the time of a step. The [KV
+cache](../fast/module.md#KeyValueCache) holds `2 * k_len * kv_heads * d_k` numbers for
+each layer and sequence. Llama 3 8B has 32 heads, and 8 of keys and values: its cache is
+a quarter as large as that of multi-head attention. Mistral, Qwen, Gemma and gpt-oss
+share heads as well; PaLM, Falcon 7B and StarCoder have a single one.
 
 Two steps of the [core](../mha.md) change, the scores and the weighted sum: query head
 $h$ of a group $g$ meets the keys and values of that group.

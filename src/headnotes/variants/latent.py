@@ -75,8 +75,8 @@ class LatentAttention(nn.Module):
     of both latents: the models have it, the equations of section 2.1 do not. `bias` is
     that of the projections to the latents, to the rotary key, and to the output.
 
-    `frequencies` are those of rotary attention, and neighboring components
-    form a pair, as in the code of the models. For YaRN multiply the attribute `scale`.
+    `frequencies` are those of `rotary_frequencies`, and neighboring components form a
+    pair, as in the code of the models. For YaRN multiply the attribute `scale`.
 
     Raises `ValueError` for settings out of range.
     Source: DeepSeek-AI 2024, section 2.1.
@@ -110,6 +110,7 @@ class LatentAttention(nn.Module):
             check_heads("d_model", d_model, "heads", heads)
             d_k, d_v = d_k or d_model // heads, d_v or d_model // heads
         check_settings(heads, d_model, dropout_prob, kv_rank, d_k, d_v)
+        check_sizes(rotary_dim=rotary_dim)
         check_width("`rotary_dim`", rotary_dim)
         if frequencies is None:
             frequencies = rotary_frequencies(rotary_dim)  # [rotary_dim // 2]
@@ -157,9 +158,8 @@ class LatentAttention(nn.Module):
     ) -> Tensor:
         r"""Attend from `query` to `key`, with keys and values expanded for each head.
 
-        Arguments and errors are those of
-        `RotaryAttention`. In a decoder `key` and
-        `value` are one tensor, and have one latent.
+        Arguments and errors are those of `RotaryAttention.forward`. In a decoder `key`
+        and `value` are one tensor, and have one latent.
 
         >>> mla = LatentAttention(3, 30, kv_rank=11, rotary_dim=8)
         >>> x = torch.randn(7, 2, 30)
@@ -234,7 +234,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
-        check_inputs(self.latent.weight, x, x, x)
+        check_next(x, self.latent.weight)
         width = self.kv_rank + self.rotary_dim
         if cache is not None:
             check_cache(cache, x, width)
@@ -318,6 +318,17 @@ def check_settings(
     check_sizes(heads=heads, d_model=d_model, kv_rank=kv_rank, d_k=d_k, d_v=d_v)
     if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
+
+
+def check_next(x: Tensor, weight: Tensor) -> None:
+    """Refuse tokens that do not fit the `weight` of the projection to the latents."""
+    check_tensor("x", x, weight.device, weight.dtype)
+    d_model = weight.shape[1]
+    if x.dim() != 3 or x.shape[-1] != d_model:
+        raise ValueError(
+            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
+            f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
+        )
 
 
 def check_cache(cache: Tensor, x: Tensor, width: int) -> None:

@@ -11,14 +11,17 @@ embeddings. They differ in what is learned:
 | T5 | a number for each head, one for a whole range of far distances | scores |
 
 In all of them the first step that changes is `get_scores` of the
-[core](../mha.md#MultiHeadAttention.get_scores):
+[core](../mha.md#MultiHeadAttention.get_scores), in Shaw's to
 
-$$\begin{aligned}
-  \text{Shaw} \quad & S_{ij} = q_i \cdot (k_j + a_{j-i}) / \sqrt{d_k} \\
-  \text{Transformer-XL} \quad & S_{ij} =
-    ((q_i + u) \cdot k_j + (q_i + v) \cdot W r_{i-j}) / \sqrt{d_k} \\
-  \text{T5} \quad & S_{ij} = q_i \cdot k_j + b_{\operatorname{bucket}(j-i)}
-  \end{aligned}$$
+$$S_{ij} = q_i \cdot (k_j + a_{j-i}) / \sqrt{d_k}$$
+
+in Transformer-XL, with $r$ a sinusoid, to
+
+$$S_{ij} = ((q_i + u) \cdot k_j + (q_i + v) \cdot W r_{i-j}) / \sqrt{d_k}$$
+
+and in T5 to
+
+$$S_{ij} = q_i \cdot k_j + b_{\operatorname{bucket}(j-i)}$$
 
 T5 does not divide by $\sqrt{d_k}$. **The last query is at the position of the last
 key**, as in decoding: with 3 queries and 7 keys, query 0 is at position 4.
@@ -266,8 +269,8 @@ def xl_sinusoids(
     $$r_t = [\sin(t\,\theta_0), \sin(t\,\theta_1), \ldots,
       \cos(t\,\theta_0), \cos(t\,\theta_1), \ldots]$$
 
-    The angles are those of the sinusoidal encoding, where
-    sines and cosines alternate. The order here is that of the code of the paper, which
+    The angles are those of the sinusoidal encoding, `positions.sinusoids`, where sines
+    and cosines alternate. The order here is that of the code of the paper, which
     the checkpoints have. Angles are float64, whatever the dtype of a model (float32 on
     Apple's GPUs). Raises `TypeError` or `ValueError` for other arguments.
 

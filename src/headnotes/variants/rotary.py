@@ -2,14 +2,12 @@ r"""# Rotary position embedding (RoPE)
 
 Rotary attention encodes positions by a rotation of the queries and keys. The components
 of each query and key are grouped into pairs, each pair is a point in a plane, and it is
-rotated by an angle that is proportional to the position $t$ of the token:
+rotated by an angle that is proportional to the position $t$ of the token. Pair number
+$n$ is rotated by $t\,\theta_n$, with $\theta_n = 10000^{-2n/d_k}$:
 
-$$\operatorname{rotate}(x, t):\qquad
-  \begin{aligned}
-  x'_1 &= x_1 \cos t\,\theta_i - x_2 \sin t\,\theta_i \\
-  x'_2 &= x_1 \sin t\,\theta_i + x_2 \cos t\,\theta_i
-  \end{aligned}
-  \qquad \theta_i = 10000^{-2i/d_k}$$
+$$x'_1 = x_1 \cos t\,\theta_n - x_2 \sin t\,\theta_n$$
+
+$$x'_2 = x_1 \sin t\,\theta_n + x_2 \cos t\,\theta_n$$
 
 The dot product of a query that is rotated by $i\,\theta$ and a key that is rotated by
 $j\,\theta$ depends on the difference of the angles only. So a score depends on the
@@ -18,7 +16,8 @@ added to the embeddings, nothing is learned, and the values are not rotated.
 
 One step of the [core](../mha.md#MultiHeadAttention.get_scores) changes, the scores:
 
-$$S_{ij} = \operatorname{rotate}(q_i, i) \cdot \operatorname{rotate}(k_j, j)$$
+$$S_{ij} =
+  \operatorname{rotate}(q_i, i) \cdot \operatorname{rotate}(k_j, j) / \sqrt{d_k}$$
 
 Llama, Mistral, Qwen, Gemma, Phi, GPT-NeoX, GPT-J and DeepSeek use it. They differ in
 two ways. One is which components form a pair: $d$ and $d + d_k / 2$ ("halves"), or $2d$
