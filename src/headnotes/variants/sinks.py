@@ -65,7 +65,8 @@ class SinkAttention(MultiHeadAttention):
         >>> mha = SinkAttention(heads=5, d_model=10)
         >>> mask = torch.ones(3, 7, 2, 1).bool()
         >>> mask[:, 4:] = False
-        >>> mha.get_weights(torch.zeros(3, 7, 2, 5), mask)[0, :, 0, 0]
+        >>> weights = mha.get_weights(torch.zeros(3, 7, 2, 5), mask)
+        >>> weights[0, :, 0, 0].detach()
         tensor([0.2000, 0.2000, 0.2000, 0.2000, 0.0000, 0.0000, 0.0000])
         """
         q_len, k_len, batch_size, heads = scores.shape
