@@ -226,7 +226,7 @@ show(
 # %% hide="true"
 assert 4 * 4096**2 * 32 * 8 == 16 * 2**30
 show(
-    ["state_dict"],
+    ["copy_after_call", "state_dict"],
     ["weights_with_their_graph"],
     "[fast](source/fast/module.md), explained in [profiling]"
     "(learn/10_profiling_the_reference_implementation.md); [online "
