@@ -69,10 +69,9 @@ class Rotary:
     r"""Rotary positions: rotates each pair of components by an angle.
 
     `frequencies` are the angles per position, one for each pair, as
-    [`rotary_frequencies`](../variants/rotary.md#rotary_frequencies) and the functions
-    for scaling return them; fewer than `d_k / 2` rotate a part of a head. The other
-    arguments are those of [rotate](../variants/rotary.md#rotate). Angles are float64,
-    whatever the dtype of the module.
+    `rotary_frequencies` and the functions for scaling return them; fewer than `d_k / 2`
+    rotate a part of a head. The other arguments are those of `rotate`. Angles are
+    float64, whatever the dtype of the module.
 
     Any function of `x`, `[seq_len, batch_size, heads, d_k]`, and its positions,
     `[seq_len]`, can take its place. Raises what `RotaryAttention` raises.
