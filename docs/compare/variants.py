@@ -25,12 +25,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from headnotes import MultiHeadAttention
 
 HEADS, D_MODEL = 8, 512
-# Module, class, arguments, the formula that changes, and who uses it.
+# Module, class, name, arguments, the formula that changes, and who uses it.
 VARIANTS = [
-    ("rotary", "RotaryAttention", {}, r"S_{ij} = R_i q_i \cdot R_j k_j", "Llama, Qwen"),
+    (
+        "rotary",
+        "RotaryAttention",
+        "rotary",
+        {},
+        r"S_{ij} = R_i q_i \cdot R_j k_j",
+        "Llama, Qwen",
+    ),
     (
         "alibi",
         "AlibiAttention",
+        "ALiBi",
         {},
         r"S_{ij} = q_i \cdot k_j - m_h (i - j)",
         "BLOOM, MPT",
@@ -38,6 +46,7 @@ VARIANTS = [
     (
         "relative",
         "ShawAttention",
+        "Shaw",
         {"max_distance": 16},
         r"S_{ij} = q_i \cdot (k_j + a_{i-j})",
         "Music Transformer",
@@ -45,14 +54,16 @@ VARIANTS = [
     (
         "relative",
         "TransformerXLAttention",
+        "Transformer-XL",
         {},
         r"S_{ij} = (q_i + u) \cdot k_j + (q_i + v) \cdot r_{i-j}",
         "Transformer-XL, XLNet",
     ),
-    ("relative", "T5Attention", {}, r"S_{ij} = q_i \cdot k_j + b_{i-j}", "T5"),
+    ("relative", "T5Attention", "T5", {}, r"S_{ij} = q_i \cdot k_j + b_{i-j}", "T5"),
     (
         "grouped_query",
         "GroupedQueryAttention",
+        "grouped query",
         {"kv_heads": 2},
         r"k_{jh} = k_{jg},\ v_{jh} = v_{jg}",
         "Llama 3, Mistral",
@@ -60,6 +71,7 @@ VARIANTS = [
     (
         "latent",
         "LatentAttention",
+        "latent",
         {"kv_rank": 128, "rotary_dim": 32},
         r"k_{jh} = W^{K}_h c_j,\ v_{jh} = W^{V}_h c_j",
         "DeepSeek-V2 and V3",
@@ -67,6 +79,7 @@ VARIANTS = [
     (
         "sliding_window",
         "SlidingWindowAttention",
+        "sliding window",
         {"window": 64},
         r"A_{ij} > 0 \iff 0 \le i - j < w",
         "Mistral, Gemma 2",
@@ -74,6 +87,7 @@ VARIANTS = [
     (
         "sinks",
         "SinkAttention",
+        "sinks",
         {},
         r"A_{ij} = e^{S_{ij}} / (e^{s_h} + \sum_l e^{S_{il}})",
         "gpt-oss",
@@ -81,6 +95,7 @@ VARIANTS = [
     (
         "soft_cap",
         "SoftCapAttention",
+        "soft cap",
         {"soft_cap": 50.0},
         r"S'_{ij} = c \tanh(S_{ij} / c)",
         "Gemma 2",
@@ -88,6 +103,7 @@ VARIANTS = [
     (
         "qk_norm",
         "QKNormAttention",
+        "query-key norm",
         {},
         r"S_{ij} = \operatorname{norm}(q_i) \cdot \operatorname{norm}(k_j)",
         "Qwen 3, OLMo 2",
@@ -95,6 +111,7 @@ VARIANTS = [
     (
         "differential",
         "DifferentialAttention",
+        "differential",
         {},
         r"A = A^{(1)} - \lambda A^{(2)}",
         "Differential Transformer",
@@ -102,6 +119,7 @@ VARIANTS = [
     (
         "linear",
         "LinearAttention",
+        "linear",
         {},
         r"A_{ij} = \phi(q_i) \cdot \phi(k_j) / \sum_l \phi(q_i) \cdot \phi(k_l)",
         "Linear Transformer",
@@ -109,6 +127,7 @@ VARIANTS = [
     (
         "linear",
         "DeltaNetAttention",
+        "delta rule",
         {},
         r"M_j = \alpha_j M_{j-1} (1 - \beta_j k_j k_j^\top) + \beta_j v_j k_j^\top",
         "Qwen3-Next, Kimi Linear",
@@ -137,13 +156,15 @@ def plain(module):
     return re.sub(r"\[(`[^]]+`)\]\([^)]*\)", r"\1", docstring(module))
 
 
-def link(module, name):
-    return f"[`{name}`](../source/variants/{module}.md#{name})"
+def link(module, kind, name):
+    return f"[{name}](../source/variants/{module}.md#{kind})"
 
 
 rows = ["|variant|formula|reduces to|used by|", "|---|---|---|---|"]
-for module, name, _, formula, users in VARIANTS:
-    rows.append(f"|{link(module, name)}|${formula}$|{reduces_to(module)}|{users}|")
+for module, kind, name, _, formula, users in VARIANTS:
+    rows.append(
+        f"|{link(module, kind, name)}|${formula}$|{reduces_to(module)}|{users}|"
+    )
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
@@ -161,13 +182,15 @@ length = 256
 x = torch.randn(length, 1, D_MODEL)
 
 
-def build(module, name, arguments):
-    kind = getattr(importlib.import_module(f"headnotes.variants.{module}"), name)
-    return kind(HEADS, D_MODEL, **arguments).eval()
+def build(module, kind, arguments):
+    made = getattr(importlib.import_module(f"headnotes.variants.{module}"), kind)
+    return made(HEADS, D_MODEL, **arguments).eval()
 
 
 modules = {"core": MultiHeadAttention(HEADS, D_MODEL).eval()}
-modules |= {name: build(module, name, more) for module, name, more, _, _ in VARIANTS}
+modules |= {
+    name: build(module, kind, more) for module, kind, name, more, _, _ in VARIANTS
+}
 
 
 @torch.no_grad()
@@ -193,7 +216,7 @@ for name, module in modules.items():
     parameters = sum(p.numel() for p in module.parameters())
     million = operations(module) / 1e6
     ratio = times[name] / times["core"]
-    rows.append(f"|`{name}`|{parameters:,}|{million:,.0f}|{ratio:.2f}|")
+    rows.append(f"|{name}|{parameters:,}|{million:,.0f}|{ratio:.2f}|")
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
