@@ -58,6 +58,12 @@ def switch_to(page: Page, scheme: str) -> None:
     )
     name = {"light": "default", "dark": "slate"}[scheme]
     expect(page.locator("body")).to_have_attribute("data-md-color-scheme", name)
+    end_transitions(page)
+
+
+def end_transitions(page: Page) -> None:
+    """Wait until no color lies between those of two schemes or widths."""
+    page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
 
 
 def text_of(html: str) -> str:

@@ -951,7 +951,7 @@ def test_the_core_is_recorded_line_by_line() -> None:
         for call in record.calls
         if call.parent is not None
     }
-    assert callers["masked_softmax"] == "MultiHeadAttention.forward"
+    assert callers["masked_softmax"] == "MultiHeadAttention.get_weights"
 
 
 def test_the_values_of_the_core_are_those_of_torch() -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from headnotes.cli import edition, modules
-from website import switch_to
+from website import end_transitions, switch_to
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +106,7 @@ def look_at(page: Page, width: int, scheme: str) -> None:
     """Nothing is wider than the window or than its box."""
     switch_to(page, scheme)
     page.set_viewport_size({"width": width, "height": 900})
+    end_transitions(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CLIPPED) == []
 
@@ -334,8 +335,8 @@ def test_the_buttons_copy_what_the_command_line_copies(
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == edition(modules()["mha"], plain=plain)
         expect(page.get_by_role("button", name=label)).to_be_visible()
-    page.goto(f"{url}/source/fast/module.html")
-    for label, name in (("fast.py", "fast"), ("mha.py", "mha")):
+    page.goto(f"{url}/source/masks/build.html")
+    for label, name in (("build.py", "masks/build"), ("checks.py", "checks")):
         page.get_by_role("button", name=f"Copy {label}").press("Space")
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
         copied = page.evaluate("navigator.clipboard.readText()")

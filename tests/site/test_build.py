@@ -203,7 +203,14 @@ def test_an_archive_holds_what_the_command_line_copies(
                 texts = {each: files.read(each).decode() for each in files.namelist()}
             assert texts == {each.name: each.read_text() for each in copied}, name
     fast = ZipFile(site / "source/fast/fast.zip").namelist()
-    assert fast == ["fast.py", "attention.py", "mha.py"]
+    assert fast == [
+        "fast.py",
+        "checks.py",
+        "attention.py",
+        "components.py",
+        "mha.py",
+        "rotary.py",
+    ]
 
 
 def test_every_module_page_shows_its_tests(
@@ -227,6 +234,10 @@ def test_every_module_page_shows_its_tests(
         assert set(names) <= set(pages[path].ids)
 
 
+# KiB. Its 1,500 lines are one topic, the methods of the fast module.
+HEAVIER = {"source/fast/attention.html": 76}
+
+
 @pytest.mark.parametrize(
     "pages",
     [
@@ -248,7 +259,8 @@ def test_pages_are_light(site: Path, pages: str) -> None:
         weight = sum(len(gzip.compress(part)) for part in [html.encode(), *own])
         name = path.relative_to(site).as_posix()
         print(f"{name}: {weight:,} bytes compressed")
-        assert weight <= 60 * 1024, f"{name}: {weight:,} bytes"
+        limit = HEAVIER.get(name, 60) * 1024
+        assert weight <= limit, f"{name}: {weight:,} bytes"
 
 
 def test_search_knows_every_function(site: Path) -> None:

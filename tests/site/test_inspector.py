@@ -32,7 +32,7 @@ def number_of(code: str) -> int:
     return found[0]
 
 
-ATTN = number_of("attn = masked_softmax(")
+ATTN = number_of("attn = self.get_weights(")
 SCORES = number_of("scores = self.get_scores(")
 PROJECTED = number_of("query = self.query(")
 SCALED = number_of("query = query * self.scale")
