@@ -101,7 +101,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> bool:
     script.exec_line("torch.manual_seed(0)")
     repeats = ", ".join(str(copies) if axis == "b" else "1" for axis in adapter.layout)
     args = script.make_arguments()
-    for equal in (False, True):
+    # After a norm, equal tokens give equal outputs, whichever of their weights remain.
+    for equal in (False,) if "norm" in adapter.designs else (False, True):
         with script.rollback():
             script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
             each = make_equal_tokens(script, args) if equal else args

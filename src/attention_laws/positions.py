@@ -169,9 +169,11 @@ def long_sequences(script: Script) -> None:
 
 
 def prefix(script: Script, args: CallArguments, n: int) -> CallArguments:
-    """The first `n` tokens of each input."""
+    """The first `n` tokens of each input, contiguous as the tokens of a batch are."""
     index = script.adapter.index(l=slice(0, n))
-    inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+    inputs = tuple(
+        script.assign(name, f"{name}{index}.contiguous()") for name in args.inputs
+    )
     allowed = args.allowed[:n, :n]
     if script.adapter.causal:
         allowed = script.all_allowed(n, n)
@@ -201,7 +203,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
     start = prefix(script, args, n)
     if adapter.cross_attention:
         few = adapter.index(l=slice(0, 3))
-        queries = script.assign("query", f"{queries}{few}")
+        queries = script.assign("query", f"{queries}{few}.contiguous()")
         start = replace(start, inputs=(queries, *start.inputs[1:]))
     q_len = 3 if adapter.cross_attention else n
     start = replace(start, allowed=script.all_allowed(min(q_len, 260), n))

@@ -59,14 +59,25 @@ def detached_copy(module: nn.Module) -> nn.Module:
     r"""A deep copy, even of a module that stores tensors with their graph.
 
     >>> module = nn.Linear(2, 2)
-    >>> module.kept = module(torch.ones(2))
-    >>> detached_copy(module).kept.grad_fn is None
+    >>> module.cache = {"y": module(torch.ones(2))}
+    >>> detached_copy(module).cache["y"].grad_fn is None
     True
     """
-    stored = [value for part in module.modules() for value in vars(part).values()]
-    tensors = [t for t in stored if isinstance(t, Tensor) and not t.is_leaf]
-    copied: nn.Module = copy.deepcopy(module, {id(t): t.detach() for t in tensors})
+    stored = [t for part in module.modules() for t in tensors_in(vars(part))]
+    detached = {id(t): t.detach().clone() for t in stored if not t.is_leaf}
+    copied: nn.Module = copy.deepcopy(module, detached)
     return copied
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a value, also those in its dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return []
 
 
 def dropout_places(module: nn.Module) -> list[str]:

@@ -30,8 +30,7 @@ from hostile.attention import (
 )
 from hostile.dice import FLOATS, Dice, Marked
 from hostile.outcome import Call
-from hostile.registry import ATTACKS, attack
-from hostile.settings import constructor
+from hostile.registry import attack
 
 LONG = 300  # tiles have 128 rows, and up to 128 keys are few
 
@@ -433,7 +432,18 @@ def attend(dice: Dice) -> Call:
 # Components --------------------------------------------------------------------------
 
 
-ATTACKS["fast.components.Widths"] = constructor(Widths, d_k=1, d_v=1, key=1, value=1)
+@attack("fast.components.Widths")
+def widths(dice: Dice) -> Call:
+    names = ("d_k", "d_v", "key", "value")
+    given: dict[str, Any] = {name: dice.pick((None, 1, 2, 3)) for name in names}
+
+    def judge(made: Any) -> None:
+        for name, width in given.items():
+            need(width is None or type(width) is int, f"{name} is no number")
+            need(width is None or width > 0, f"{name} is no width")
+        assert vars(made) == given
+
+    return call(dice, Widths, given, judge)
 
 
 @attack("fast.components.Rotary")

@@ -26,9 +26,11 @@ def attack(name: str) -> Callable[[Attack], Attack]:
 
 
 def public() -> Iterator[tuple[str, Any]]:
-    """Every function and class of every module, and every method that it defines.
+    """Every function and class of every module, and every method of our own.
 
-    What begins with an underscore is not public, but for the constructor.
+    A class has the methods that it defines and those that it inherits from another
+    class of the package. What begins with an underscore is not public, but for the
+    constructor.
     """
     for found in pkgutil.walk_packages(headnotes.__path__, "headnotes."):
         module = importlib.import_module(found.name)
@@ -39,7 +41,9 @@ def public() -> Iterator[tuple[str, Any]]:
                 continue
             path = f"{found.name.removeprefix('headnotes.')}.{name}"
             yield path, value
-            for method, body in vars(value).items():
-                own = not method.startswith("_") and inspect.isfunction(body)
-                if inspect.isclass(value) and own:
+            if not inspect.isclass(value):
+                continue
+            for method, body in inspect.getmembers(value, inspect.isfunction):
+                own = body.__module__.startswith("headnotes.")
+                if own and not method.startswith("_"):
                     yield f"{path}.{method}", body

@@ -81,6 +81,10 @@ def forward(
             }
             xs = [wide(x) for x in (query, key, value)]
             expected = rows.attention(*xs, may, projections, heads, **steps(module))
+            # As in the core, what a query may attend to must be finite for all queries
+            # of a batch item, because zero times NaN is NaN.
+            seen = may.any(dim=0) & ~xs[2].isfinite().all(dim=-1)
+            expected[:, seen.any(dim=0)] = math.nan
             # A norm divides by what may be small, and half precision is coarse there.
             if weight.dtype in (torch.float32, torch.float64):
                 compare(result, expected, weight)

@@ -511,8 +511,10 @@ def test_inputs_are_left_alone(device: torch.device) -> None:
 
 
 @pytest.mark.slow
-def test_all_laws_are_kept(device: torch.device) -> None:
-    report = check(BlockwiseAttention, device=device.type, skip="compiled")
+def test_all_laws_but_that_of_dropout_are_kept(device: torch.device) -> None:
+    # There is no dropout, on purpose.
+    skip = ("compiled", "dropout")
+    report = check(BlockwiseAttention, device=device.type, skip=skip)
     assert report.ok, report
     assert len(report.passed) >= 15, report
 

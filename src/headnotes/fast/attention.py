@@ -259,7 +259,7 @@ def attention(
     if window is not None:
         # Keys before the window of the first query; all others are in a window.
         before = max(0, k_len - q_len - window + 1)
-        key, value = key[before:], value[before:]
+        key, value = key[before:], value[before:]  # [k_len - before, ...]
         mask = mask if mask is None else mask[:, before:]
         bias = bias if bias is None else bias[:, before:]
         window = window if window < max(q_len, k_len - before) else None
@@ -488,8 +488,8 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     q_len, batch_size, heads, _ = call.query.shape
     q, k, v = (
         x.flatten(1, 2).transpose(0, 1) for x in (call.query, call.key, call.value)
-    )
-    q = merge_groups(q, call.groups)
+    )  # [batch_size * heads, q_len, d_k], [..., k_len, d_k], [..., k_len, d_v]
+    q = merge_groups(q, call.groups)  # [..., d_k]
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
@@ -502,9 +502,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         rows = q_len if call.groups > 1 else -1
         bias = bias.expand(-1, copies, rows, -1).flatten(0, 1)  # [..., k_len]
         bias = merge_groups(bias, call.groups)  # [..., k_len]
-        scores = torch.baddbmm(bias, q, k.mT, alpha=call.score_scale)
+        scores = torch.baddbmm(bias, q, k.mT, alpha=call.score_scale)  # [..., k_len]
     else:
-        scores = scaled_bmm(q, k.mT, call.score_scale)
+        scores = scaled_bmm(q, k.mT, call.score_scale)  # [..., k_len]
     sizes = batch_size, heads, q_len, k.shape[1]
     scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
     if call.soft_cap is not None:
@@ -523,7 +523,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         weights = weights.masked_fill(empty, 0)
     dropped, factor = drop(weights)  # [batch_size, heads, q_len, k_len]
     dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
-    context = scaled_bmm(merge_groups(dropped, call.groups), v, factor)
+    context = scaled_bmm(merge_groups(dropped, call.groups), v, factor)  # [..., d_v]
     context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
     context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
@@ -544,7 +544,7 @@ def merge_groups(
     if groups == 1:
         return x
     _, rows, columns = x.shape
-    return x.reshape(x.shape[0] // groups, groups * rows, columns)
+    return x.reshape(x.shape[0] // groups, groups * rows, columns)  # [..., columns]
 
 
 def share_of_keys(scores: Tensor, sinks: Tensor) -> Tensor:
@@ -847,8 +847,10 @@ class FusedOnCPU(torch.autograd.Function):
         if sinks is not None:
             # The sum that divides the weights gets one more term. The kernel's backward
             # pass divides by the sum that it is given, so it is right as it is.
-            total = sinks.view(-1, 1).to(logsumexp.dtype)
-            share = (logsumexp - total).sigmoid().unsqueeze(-1)
+            total = sinks.view(-1, 1).to(logsumexp.dtype)  # [heads, ...]
+            share = (
+                (logsumexp - total).sigmoid().unsqueeze(-1)
+            )  # [batch_size, heads, q_len, ...]
             context = context * share.to(context.dtype)  # [..., q_len, d_k]
             logsumexp = torch.logaddexp(logsumexp, total)
         ctx.save_for_backward(query, key, value, mask, sinks, context, logsumexp)
@@ -864,13 +866,17 @@ class FusedOnCPU(torch.autograd.Function):
         query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         x = query, key, value
         if torch.is_grad_enabled():
-            q, k, v = (each.permute(2, 0, 1, 3) for each in x)
+            q, k, v = (
+                each.permute(2, 0, 1, 3) for each in x
+            )  # [q_len, ..., d_k], [k_len, ..., d_k], [k_len, ..., d_k]
             call = recorded_call(q, k, v, None, ctx.is_causal, ctx.scale)
-            call.bias = None if mask is None else mask.permute(2, 3, 0, 1)
+            call.bias = (
+                None if mask is None else mask.permute(2, 3, 0, 1)
+            )  # [1, k_len, ...]; or q_len
             call.sinks = sinks
             grad = grad_context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_k]
-            grads = recorded_gradients([*x, sinks], call, grad)
-            return *grads[:3], None, grads[3], None, None
+            *grads, grad_sinks = recorded_gradients([*x, sinks], call, grad)
+            return *grads, None, grad_sinks, None, None
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         grads = backward(
             grad_context,
@@ -1045,7 +1051,7 @@ class Tiles:
         self.q_len, self.batch_size, self.heads, d_k = query.shape
         self.k_len, self.mask, self.spec = key.shape[0], mask, spec
         self.groups = self.heads // key.shape[2]
-        self.bias = None if bias is None else bias.permute(2, 3, 0, 1)
+        self.bias = None if bias is None else bias.permute(2, 3, 0, 1)  # [..., k_len]
         self.sinks = sinks
         self.scale = 1 / math.sqrt(d_k) if spec.scale is None else spec.scale
         # How far a query sees before and after its own position.
@@ -1138,7 +1144,7 @@ class Tiles:
         k = tile.keys(key)  # [..., k_len, d_k]
         shape = torch.Size((*q.shape[:2], tile.k_len))
         scores = self.buffer("weights", shape)  # [batch_heads, rows, k_len]
-        merged = self.merge(scores)
+        merged = self.merge(scores)  # [..., k_len]
         torch.baddbmm(merged, self.merge(q), k.mT, beta=0, alpha=self.scale, out=merged)
         by_head = tile.by_head(scores)  # [..., rows, k_len]
         if self.spec.soft_cap is not None:
@@ -1325,7 +1331,7 @@ class Blockwise(torch.autograd.Function):
             )  # [batch_heads, rows, k_len]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
-                by_head = tile.by_head(weights)
+                by_head = tile.by_head(weights)  # [items, ..., rows, k_len]
                 if tiles.spec.shown == tiles.heads:
                     part.copy_(by_head)
                 else:
@@ -1335,7 +1341,7 @@ class Blockwise(torch.autograd.Function):
             part = tile.queries(context)  # [batch_heads, rows, d_v]
             product = scaled_bmm(
                 tiles.merge(weights), tile.keys(contiguous_value), scale
-            )
+            )  # [..., d_v]
             part.copy_(product.view(part.shape))
         ctx.save_for_backward(context, query, key, value, mask, bias, sinks)
         ctx.spec = spec
@@ -1395,7 +1401,7 @@ def tile_gradients(
             slope = tiles.buffer("slope", shape)  # [batch_heads, rows, k_len]
         weights = tiles.weights(query, key, tile, slope)  # [batch_heads, rows, k_len]
         grad = merge(tile.queries(grad_context))  # [..., d_v]
-        grad_weights = tiles.buffer("grad_weights", shape)
+        grad_weights = tiles.buffer("grad_weights", shape)  # [batch_heads, rows, k_len]
         scaled_bmm(grad, tile.keys(value).mT, scale, out=merge(grad_weights))
         dropped = weights
         if tiles.spec.dropout_threshold:
@@ -1423,7 +1429,7 @@ def tile_gradients(
             grad_scores.mul_(slope)
         part = tile.queries(grads.query)  # [batch_heads, rows, d_k]
         merged = merge(grad_scores)  # [..., k_len]
-        product = scaled_bmm(merged, tile.keys(key), tiles.scale)
+        product = scaled_bmm(merged, tile.keys(key), tiles.scale)  # [..., d_k]
         part.copy_(product.view(part.shape))
         accumulate_bmm(grads.key, tile, merged.mT, merge(q), tiles.scale)
     return grads.result(key.dtype)
@@ -1432,38 +1438,56 @@ def tile_gradients(
 class Gradients:
     """The sums of the gradients of all tiles."""
 
-    def __init__(self, tiles: Tiles, key: Tensor, value: Tensor) -> None:
-        self.query = tiles.empty_output()
+    def __init__(
+        self,
+        tiles: Tiles,
+        key: Tensor,  # [k_len, batch_size, kv_heads, d_k]
+        value: Tensor,  # [k_len, batch_size, kv_heads, d_v]
+    ) -> None:
+        self.query = tiles.empty_output()  # [..., heads, d_k]
         # Gradients of many tiles are summed here: in float32 for half precision.
         wide = torch.promote_types(key.dtype, torch.float32)
         self.key, self.value = (
             x.new_zeros(*x.shape[1:3], x.shape[0], x.shape[3], dtype=wide)
             for x in (key, value)
-        )
+        )  # [batch_size, kv_heads, k_len, d_k], [batch_size, ..., d_v]
         self.bias, self.sinks = (
             None
             if x is None or not x.requires_grad
             else torch.zeros_like(x, dtype=torch.promote_types(x.dtype, wide))
             for x in (tiles.bias, tiles.sinks)
-        )
+        )  # [..., k_len], [heads]
 
-    def add_bias(self, tile: Tile, grad_scores: Tensor) -> None:
+    def add_bias(
+        self,
+        tile: Tile,
+        grad_scores: Tensor,  # [..., k_len]
+    ) -> None:
         """The bias is added to the scores, so both have the same gradient."""
         if self.bias is not None:
-            part = tile.of_bias(self.bias)
+            part = tile.of_bias(self.bias)  # [..., k_len]
             part.add_(tile.by_head(grad_scores).sum_to_size(part.shape))
 
-    def add_sinks(self, tile: Tile, weights: Tensor, total: Tensor) -> None:
+    def add_sinks(
+        self,
+        tile: Tile,
+        weights: Tensor,  # [batch_heads, rows, ...]
+        total: Tensor,  # [batch_heads, rows, 1]
+    ) -> None:
         """A sink has the rest of the weight, and a value of zero."""
         if self.sinks is not None:
-            rest = 1 - weights.sum(-1, keepdim=True)
-            grad = tile.by_head(rest * total)
+            rest = 1 - weights.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
+            grad = tile.by_head(rest * total)  # [..., rows, 1]
             self.sinks[tile.heads] -= grad.sum((0, 2, 3))
 
     def result(self, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
         """The gradients, in the layout and dtype of the inputs."""
-        key, value = (x.permute(2, 0, 1, 3).to(dtype) for x in (self.key, self.value))
-        bias = None if self.bias is None else self.bias.permute(2, 3, 0, 1)
+        key, value = (
+            x.permute(2, 0, 1, 3).to(dtype) for x in (self.key, self.value)
+        )  # [k_len, batch_size, kv_heads, ...], [k_len, batch_size, kv_heads, ...]
+        bias = (
+            None if self.bias is None else self.bias.permute(2, 3, 0, 1)
+        )  # [1, k_len, ...]; or q_len
         return self.query, key, value, bias, self.sinks
 
 

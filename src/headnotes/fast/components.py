@@ -102,11 +102,11 @@ class Rotary:
 
     def __call__(
         self,
-        x: Tensor,
-        positions: Tensor,
+        x: Tensor,  # [seq_len, ...]
+        positions: Tensor,  # [seq_len]
     ) -> Tensor:
-        frequencies = torch.tensor(self.frequencies, **FLOAT64)
-        angles = rotary_angles(positions.unsqueeze(1), frequencies)
+        frequencies = torch.tensor(self.frequencies, **FLOAT64)  # [pairs]
+        angles = rotary_angles(positions.unsqueeze(1), frequencies)  # [..., pairs]
         return rotate(
             x, angles, pairing=self.pairing, attention_factor=self.attention_factor
         )

@@ -78,26 +78,25 @@ class MultiHeadAttention(nn.Module):
 
     Two heads of keys and values for six of queries, with rotary positions and a bias:
 
-    >>> from headnotes.variants.rotary import rotary_frequencies
-    >>> rotary = Rotary(rotary_frequencies(14))
+    >>> rotary = Rotary(10000 ** -(torch.arange(7).double() / 7))
     >>> def bias(i, j):
     ...     slopes = torch.arange(6) / 8
     ...     return slopes * (j - i.unsqueeze(1)).unsqueeze(-1)
     >>> options = {"kv_heads": 2, "rotary": rotary, "scores": Scores(bias=bias)}
     >>> widths = Widths(d_k=14, d_v=10)
     >>> decoder = MultiHeadAttention(6, 84, widths=widths, **options).eval()
-    >>> x = torch.randn(5, 4, 84)
-    >>> at_once = decoder(query=x, key=x, value=x, is_causal=True)
+    >>> x = torch.randn(7, 4, 84)
+    >>> at_once = decoder(query=x[2:], key=x, value=x, is_causal=True)
 
     Decoded in pieces, the cache holds two heads. The last sequence begins with two
     tokens of padding:
 
     >>> padding = torch.tensor([0, 0, 0, 2])
-    >>> cache = decoder.cache(4, 5, left_padding=padding)
-    >>> for piece in x.split([3, 1, 1]):
+    >>> cache = decoder.cache(4, 7, left_padding=padding)
+    >>> for piece in x.split([2, 3, 1, 1]):
     ...     y, cache = decoder.decode(piece, cache)
     >>> cache.keys.shape
-    torch.Size([4, 2, 5, 14])
+    torch.Size([4, 2, 7, 14])
     >>> torch.allclose(y[0, :3], at_once[-1, :3], atol=1e-6)
     True
 
@@ -105,7 +104,7 @@ class MultiHeadAttention(nn.Module):
 
     >>> decoder = MultiHeadAttention(6, 84, widths=widths, window=3, kv_heads=2)
     >>> cache = decoder.cache(4, 5)
-    >>> for piece in x.split([3, 2]):
+    >>> for piece in x.split([1, 6]):
     ...     y, cache = decoder.decode(piece, cache)
     >>> cache.keys.shape
     torch.Size([4, 2, 3, 14])
@@ -235,9 +234,11 @@ class MultiHeadAttention(nn.Module):
         q_len, k_len = query.shape[0], key.shape[0]
         bias = None
         if self.rotary is not None or self.score_bias is not None:
-            key_positions = torch.arange(k_len, device=k.device)
-            query_positions = torch.arange(k_len - q_len, k_len, device=k.device)
-            bias = self.get_bias(query_positions, key_positions)
+            key_positions = torch.arange(k_len, device=k.device)  # [k_len]
+            query_positions = torch.arange(
+                k_len - q_len, k_len, device=k.device
+            )  # [q_len]
+            bias = self.get_bias(query_positions, key_positions)  # [q_len, k_len, ...]
             if self.rotary is not None:
                 q = self.rotary(q, query_positions)
                 k = self.rotary(k, key_positions)
@@ -347,16 +348,16 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
-        start, seq_len = cache.length, x.shape[0]
+        start, seq_len, end = cache.length, len(x), cache.length + len(x)
         x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
         if self.rotary is not None:
-            positions = torch.arange(start, start + seq_len, device=x.device)
+            positions = torch.arange(start, end, device=x.device)  # [seq_len]
             q, k = self.rotary(q, positions), self.rotary(k, positions)
         keys, values = cache.extend(k, v)  # [batch_size, kv_heads, k_len, ...]
         bias = mask = None
         if self.score_bias is not None or cache.left_padding is not None:
-            positions = torch.arange(start, start + seq_len, device=x.device)
+            positions = torch.arange(start, end, device=x.device)  # [seq_len]
             key_positions = cache.key_positions(seq_len, keys.shape[2])  # [k_len]
             bias = self.get_bias(positions, key_positions)  # [seq_len, k_len, ...]
             mask = cache.mask(key_positions)  # [1, k_len, batch_size]
@@ -364,7 +365,7 @@ class MultiHeadAttention(nn.Module):
         plain = type(self.dropout) in (nn.Dropout, nn.Identity)
         if seq_len == 1 and plain and self.soft_cap is None and self.sinks is None:
             # For one token, every further view would cost time.
-            context = self.attend_to_all(q, keys, values, mask, bias)
+            context = self.attend_to_all(q, keys, values, mask, bias)  # [seq_len, ...]
         else:
             k, v = (
                 y.permute(2, 0, 1, 3) for y in (keys, values)
@@ -402,16 +403,18 @@ class MultiHeadAttention(nn.Module):
         q = query.reshape(batch_size, keys.shape[1], -1, d_k)  # [..., group, d_k]
         added = None
         if bias is not None:
-            added = bias.permute(2, 3, 0, 1).to(query.dtype)
+            added = bias.permute(2, 3, 0, 1).to(query.dtype)  # [..., k_len]
             if added.shape[1] > 1:
                 added = added.view(1, *q.shape[1:3], -1)  # [..., group, k_len]
         if mask is not None:
             mask = mask.permute(2, 0, 1).unsqueeze(1)  # [batch_size, ..., k_len]
-            added = mask if added is None else added.masked_fill(~mask, -torch.inf)
+            added = (
+                mask if added is None else added.masked_fill(~mask, -torch.inf)
+            )  # [..., k_len]
         context = F.scaled_dot_product_attention(
             q, keys, values, added, scale=self.scale
         )  # [batch_size, kv_heads, group, d_v]
-        return context.reshape(1, batch_size, heads, -1)
+        return context.reshape(1, batch_size, heads, -1)  # [1, batch_size, heads, d_v]
 
 
 def check_inputs(
@@ -544,14 +547,14 @@ class KeyValueCache:
     @property
     def keys(self) -> Tensor:
         """A view of the stored keys, `[batch_size, heads, stored, d_k]`."""
-        keys: Tensor = self.buffer[0]
-        return keys[:, :, : self.length, : self.widths[0]]
+        keys: Tensor = self.buffer[0]  # [batch_size, heads, ...]
+        return keys[:, :, : self.length, : self.widths[0]]  # [batch_size, heads, ...]
 
     @property
     def values(self) -> Tensor:
         """A view of the stored values, `[batch_size, heads, stored, d_v]`."""
-        values: Tensor = self.buffer[1]
-        return values[:, :, : self.length, : self.widths[1]]
+        values: Tensor = self.buffer[1]  # [batch_size, heads, ...]
+        return values[:, :, : self.length, : self.widths[1]]  # [batch_size, heads, ...]
 
     @property
     def positions(self) -> Tensor:
@@ -571,7 +574,9 @@ class KeyValueCache:
         """The positions of what `extend` returned for a piece of `seq_len`."""
         if seq_len == 1:
             return self.positions  # [k_len]
-        return torch.arange(self.length - k_len, self.length, device=self.buffer.device)
+        return torch.arange(
+            self.length - k_len, self.length, device=self.buffer.device
+        )  # [k_len]
 
     def mask(
         self,
@@ -597,8 +602,8 @@ class KeyValueCache:
 
     def extend(
         self,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor,  # [seq_len, batch_size, heads, ...]
+        value: Tensor,  # [seq_len, batch_size, heads, ...]
     ) -> tuple[Tensor, Tensor]:
         """Append, and return the keys and values that the new queries may attend to.
 
@@ -610,20 +615,20 @@ class KeyValueCache:
         if len(key) < 2 or end <= self.capacity or self.window is None:
             self.append(key, value)
             return self.keys, self.values
-        before = torch.arange(max(0, start - self.window + 1), start)
-        slots = (before % self.capacity).to(self.buffer.device)
+        before = torch.arange(max(0, start - self.window + 1), start)  # [needed]
+        slots = (before % self.capacity).to(self.buffer.device)  # [needed]
         past = [x.index_select(2, slots) for x in (self.keys, self.values)]
         self.append(key, value)
         keys, values = (
             torch.cat([old, new.permute(1, 2, 0, 3)], 2)
             for old, new in zip(past, (key, value), strict=True)
-        )
+        )  # [batch_size, heads, needed + seq_len, ...]
         return keys, values
 
     def append(
         self,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor,  # [seq_len, batch_size, heads, ...]
+        value: Tensor,  # [seq_len, batch_size, heads, ...]
     ) -> None:
         r"""Store the keys and values of the next positions, without their gradients.
 
@@ -661,7 +666,9 @@ class KeyValueCache:
                 slot = first % self.capacity
                 n = min(end - first, self.capacity - slot)
                 part = slice(first - self.length, first - self.length + n)
-                slots = self.buffer[:, :, :, slot : slot + n]
+                slots = self.buffer[
+                    :, :, :, slot : slot + n
+                ]  # [2, batch_size, heads, ...]
                 for stored, x in zip(slots, (key, value), strict=True):
                     stored[..., : x.shape[-1]].copy_(x[part].permute(1, 2, 0, 3))
                 first += n

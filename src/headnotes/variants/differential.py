@@ -82,10 +82,10 @@ class DifferentialAttention(MultiHeadAttention):
         # Exponentials of dot products instead of one number for each softmax: they
         # begin near 1, and move as fast as the other parameters.
         self.lambda_init = lambda_init
-        self.lambda_q1 = nn.Parameter(0.1 * torch.randn(half))
-        self.lambda_k1 = nn.Parameter(0.1 * torch.randn(half))
-        self.lambda_q2 = nn.Parameter(0.1 * torch.randn(half))
-        self.lambda_k2 = nn.Parameter(0.1 * torch.randn(half))
+        self.lambda_q1 = nn.Parameter(0.1 * torch.randn(half))  # [half]
+        self.lambda_k1 = nn.Parameter(0.1 * torch.randn(half))  # [half]
+        self.lambda_q2 = nn.Parameter(0.1 * torch.randn(half))  # [half]
+        self.lambda_k2 = nn.Parameter(0.1 * torch.randn(half))  # [half]
         self.norm = nn.RMSNorm(self.d_k, eps=1e-5)
 
     def get_lambda(self) -> Tensor:
@@ -98,8 +98,8 @@ class DifferentialAttention(MultiHeadAttention):
         tensor(0.2000, grad_fn=<AddBackward0>)
         """
         wide = torch.promote_types(self.lambda_q1.dtype, torch.float32)
-        q1, k1 = self.lambda_q1.to(wide), self.lambda_k1.to(wide)
-        q2, k2 = self.lambda_q2.to(wide), self.lambda_k2.to(wide)
+        q1, k1 = self.lambda_q1.to(wide), self.lambda_k1.to(wide)  # [half]
+        q2, k2 = self.lambda_q2.to(wide), self.lambda_k2.to(wide)  # [half]
         return (q1 * k1).sum().exp() - (q2 * k2).sum().exp() + self.lambda_init
 
     def get_scores(

@@ -94,9 +94,11 @@ def parallel_linear_attention(
     if mask is not None:
         check_tensor("mask", mask, query.device)
         check_mask(mask, query.shape, key.shape)
-        hidden = ~mask.bool().unsqueeze(-1)
+        hidden = ~mask.bool().unsqueeze(-1)  # [..., 1]
         weights = weights.masked_fill(hidden, 0)  # [q_len, k_len, ..., heads]
-    context = torch.einsum("ijbh,jbhd->ibhd", weights, with_one(v))
+    context = torch.einsum(
+        "ijbh,jbhd->ibhd", weights, with_one(v)
+    )  # [q_len, batch_size, heads, d_v + 1]
     return divide_by_last(context).to(query.dtype)  # [q_len, batch_size, heads, d_v]
 
 
@@ -124,7 +126,11 @@ def recurrent_linear_attention(
     """
     check_heads_first("recurrent_linear_attention", query, key, value)
     wide = torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), with_one(value.to(wide))
+    q, k, v = (
+        query.to(wide),
+        key.to(wide),
+        with_one(value.to(wide)),
+    )  # [seq_len, ..., d_k], [seq_len, ..., d_k], [seq_len, ..., d_v + 1]
     state = initial_state(k, v, state)  # [batch_size, heads, d_k, d_v + 1]
     contexts = [v[:0]]
     for i in range(len(query)):
@@ -159,19 +165,31 @@ def chunked_linear_attention(
     check_heads_first("chunked_linear_attention", query, key, value)
     check_sizes(chunk_size=chunk_size)
     wide = torch.promote_types(query.dtype, torch.float32)
-    q, k, v = query.to(wide), key.to(wide), with_one(value.to(wide))
+    q, k, v = (
+        query.to(wide),
+        key.to(wide),
+        with_one(value.to(wide)),
+    )  # [seq_len, ..., d_k], [seq_len, ..., d_k], [seq_len, ..., d_v + 1]
     state = initial_state(k, v, state)  # [batch_size, heads, d_k, d_v + 1]
     # The last two axes are multiplied, so positions stand beside components.
-    q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+    q, k, v = (
+        x.permute(1, 2, 0, 3) for x in (q, k, v)
+    )  # [batch_size, heads, seq_len, ...]
     contexts = []
     for start in range(0, max(1, len(query)), chunk_size):
         chunk = slice(start, start + chunk_size)
-        q_c, k_c, v_c = q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]
+        q_c, k_c, v_c = (
+            q[:, :, chunk],
+            k[:, :, chunk],
+            v[:, :, chunk],
+        )  # [batch_size, heads, ...]
         # Earlier chunks through the state, this one through a triangle of weights.
         within = (q_c @ k_c.mT).tril() @ v_c
         contexts.append(q_c @ state + within)
         state = state + k_c.mT @ v_c
-    context = torch.cat(contexts, dim=2).permute(2, 0, 1, 3)
+    context = torch.cat(contexts, dim=2).permute(
+        2, 0, 1, 3
+    )  # [seq_len, batch_size, heads, d_v + 1]
     context = divide_by_last(context)  # [seq_len, batch_size, heads, d_v]
     return context.to(query.dtype), state
 
@@ -251,7 +269,7 @@ class LinearAttention(nn.Module):
                 offset = len(key) - len(query)
                 mask = mask.permute(2, 0, 1).tril(offset).permute(1, 2, 0)
             context = parallel_linear_attention(q, k, v, mask)
-            return self.project(context)
+            return self.project(context)  # [q_len, batch_size, d_model]
 
         # A hidden key has no features. (A feature of the number 0 would be 1.)
         if mask is not None:
@@ -262,15 +280,24 @@ class LinearAttention(nn.Module):
             context = context[len(context) - len(query) :]
         else:
             context = sum_then_multiply(q, k, v)  # [q_len, batch_size, heads, d_k]
-        return self.project(context)
+        return self.project(context)  # [q_len, batch_size, d_model]
 
-    def project(self, context: Tensor) -> Tensor:
+    def project(
+        self,
+        context: Tensor,  # [seq_len, batch_size, heads, d_k]
+    ) -> Tensor:
         """Concatenate the heads and mix them, as the core does."""
-        output: Tensor = self.output(context.flatten(-2))
+        output: Tensor = self.output(
+            context.flatten(-2)
+        )  # [seq_len, batch_size, heads * d_k]
         return output
 
     @torch.no_grad()
-    def decode(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def decode(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
         However a sequence is split into pieces, the outputs are those of one causal
@@ -278,11 +305,16 @@ class LinearAttention(nn.Module):
         `ValueError` for a state of another shape.
         """
         check_next(x, self.output.weight)
-        q, k = feature_map(self.query(x)), feature_map(self.key(x))
+        q, k = (
+            feature_map(self.query(x)),
+            feature_map(self.key(x)),
+        )  # [seq_len, ..., heads, d_k]
         context, state = chunked_linear_attention(
             q, k, self.value(x), state, chunk_size=self.chunk_size
-        )
-        return self.project(context), state
+        )  # [seq_len, ..., heads, d_k], [batch_size, heads, d_k, d_k + 1]
+        return self.project(
+            context
+        ), state  # [seq_len, batch_size, d_model], [batch_size, ...]
 
 
 def sum_then_multiply(
@@ -297,21 +329,30 @@ def sum_then_multiply(
     torch.Size([3, 2, 5, 13])
     """
     wide = torch.promote_types(query.dtype, torch.float32)
-    k, v = key.to(wide), with_one(value.to(wide))
+    k, v = (
+        key.to(wide),
+        with_one(value.to(wide)),
+    )  # [k_len, ..., d_k], [k_len, ..., d_v + 1]
     state = torch.einsum("jbhd,jbhe->bhde", k, v)  # [batch_size, heads, d_k, d_v + 1]
-    context = torch.einsum("ibhd,bhde->ibhe", query.to(wide), state)
+    context = torch.einsum(
+        "ibhd,bhde->ibhe", query.to(wide), state
+    )  # [q_len, ..., heads, d_v + 1]
     return divide_by_last(context).to(query.dtype)  # [q_len, batch_size, heads, d_v]
 
 
-def with_one(value: Tensor) -> Tensor:
+def with_one(
+    value: Tensor,  # [..., d_v]
+) -> Tensor:
     """One more component, which is 1: its weighted sum is the sum of the weights."""
-    return F.pad(value, (0, 1), value=1.0)
+    return F.pad(value, (0, 1), value=1.0)  # [..., d_v + 1]
 
 
-def divide_by_last(context: Tensor) -> Tensor:
+def divide_by_last(
+    context: Tensor,  # [..., d_v + 1]
+) -> Tensor:
     """Divide by the sum of the weights; it is 0 where there is no key."""
-    total = context[..., -1:]
-    return context[..., :-1] / total.masked_fill(total == 0, 1)
+    total = context[..., -1:]  # [..., 1]
+    return context[..., :-1] / total.masked_fill(total == 0, 1)  # [..., d_v]
 
 
 def recurrent_delta_rule(
@@ -357,7 +398,7 @@ def recurrent_delta_rule(
     contexts = [v[:0]]
     for i in range(len(query)):
         state = gate[i] * state  # [batch_size, heads, d_k, d_v]
-        stored = torch.einsum("bhd,bhde->bhe", k[i], state)
+        stored = torch.einsum("bhd,bhde->bhe", k[i], state)  # [batch_size, heads, d_v]
         update = beta[i] * (v[i] - stored)
         state = state + torch.einsum("bhd,bhe->bhde", k[i], update)
         contexts.append(torch.einsum("bhd,bhde->bhe", q[i], state)[None])
@@ -406,11 +447,13 @@ def chunked_delta_rule(
     contexts = []
     for start in range(0, max(1, len(query)), chunk_size):
         chunk = slice(start, start + chunk_size)
-        q, k, v, b, log_gates = (x[:, :, chunk] for x in whole)
+        q, k, v, b, log_gates = (
+            x[:, :, chunk] for x in whole
+        )  # [batch_size, heads, ...]
         # Products of gates are sums of logarithms: $\log \gamma$. Above the diagonal
         # the ratio would overflow.
         log_g = log_gates.cumsum(dim=2)
-        ratio = (log_g - log_g.mT).tril().exp().tril()
+        ratio = (log_g - log_g.mT).tril().exp().tril()  # [batch_size, heads, ...]
         # The system is unit triangular: its diagonal and what is above are not read.
         system = b * (k @ k.mT) * ratio
         right = b * (v - log_g.exp() * (k @ state))
@@ -418,9 +461,11 @@ def chunked_delta_rule(
             system, right, upper=False, unitriangular=True
         )
         contexts.append(log_g.exp() * (q @ state) + (q @ k.mT * ratio) @ u)
-        last = log_gates.sum(dim=2, keepdim=True)
+        last = log_gates.sum(dim=2, keepdim=True)  # [batch_size, heads, 1, 1]
         state = last.exp() * state + ((last - log_g).exp() * k).mT @ u
-    context = torch.cat(contexts, dim=2).permute(2, 0, 1, 3)
+    context = torch.cat(contexts, dim=2).permute(
+        2, 0, 1, 3
+    )  # [seq_len, batch_size, heads, d_v]
     return context.to(query.dtype), state
 
 
@@ -470,8 +515,10 @@ class DeltaNetAttention(nn.Module):
 
         # As in Mamba 2: heads begin with memories of different length. `dt_bias` is the
         # inverse of softplus at steps from 0.001 to 0.1.
-        self.A_log = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
-        step = torch.empty(heads).uniform_(-6.9, -2.3).exp()
+        self.A_log = nn.Parameter(
+            torch.empty(heads).uniform_(0.01, 16).log()
+        )  # [heads]
+        step = torch.empty(heads).uniform_(-6.9, -2.3).exp()  # [heads]
         self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
 
     def forward(
@@ -502,7 +549,9 @@ class DeltaNetAttention(nn.Module):
                 f"`mask` has {len(mask)} rows, one for each query, but all share one "
                 f"state; pass a mask of the keys, [1, k_len, batch_size or 1]"
             )
-        q, k, v, beta, log_gate = self.prepare(query, key, value)
+        q, k, v, beta, log_gate = self.prepare(
+            query, key, value
+        )  # [q_len, ...], [k_len, ...], [k_len, ...], [k_len, ...], [k_len, ...]
         if mask is not None:
             hidden = ~mask[0].unsqueeze(-1)  # [k_len, ..., 1]
             beta = beta.masked_fill(hidden, 0)  # [k_len, batch_size, heads]
@@ -517,17 +566,23 @@ class DeltaNetAttention(nn.Module):
 
     def prepare(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys, values, and for each key its beta and the log of its gate."""
-        q = unit_length(self.query(query)) / self.d_k**0.5
-        k, v = unit_length(self.key(key)), self.value(value)
+        q = unit_length(self.query(query)) / self.d_k**0.5  # [..., heads, d_k]
+        k, v = unit_length(self.key(key)), self.value(value)  # [..., heads, d_k]
         beta = self.beta(key).sigmoid()  # [..., heads]
         # In float16, the exponential of a large logarithm would be infinite.
         wide = torch.promote_types(key.dtype, torch.float32)
-        step = F.softplus(self.gate(key).to(wide) + self.dt_bias.to(wide))
+        step = F.softplus(
+            self.gate(key).to(wide) + self.dt_bias.to(wide)
+        )  # [..., heads]
         log_gate = -self.A_log.to(wide).exp() * step  # [..., heads]
         return q, k, v, beta, log_gate
 
     @torch.no_grad()
-    def decode(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def decode(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
         However a sequence is split into pieces, the outputs are those of one call of
@@ -535,11 +590,13 @@ class DeltaNetAttention(nn.Module):
         and `ValueError` for a state of another shape.
         """
         check_next(x, self.output.weight)
-        q, k, v, beta, log_gate = self.prepare(x, x, x)
+        q, k, v, beta, log_gate = self.prepare(x, x, x)  # [seq_len, batch_size, ...]
         context, state = chunked_delta_rule(
             q, k, v, beta, log_gate, state, chunk_size=self.chunk_size
-        )
-        output: Tensor = self.output(context.flatten(-2))
+        )  # [seq_len, ..., heads, d_k], [batch_size, heads, d_k, d_k]
+        output: Tensor = self.output(
+            context.flatten(-2)
+        )  # [seq_len, batch_size, d_model]
         return output, state
 
 
@@ -571,11 +628,15 @@ def align_ends(query: Tensor, *others: Tensor) -> list[Tensor]:
     ]
 
 
-def initial_state(key: Tensor, value: Tensor, state: Tensor | None) -> Tensor:
+def initial_state(
+    key: Tensor,  # [..., batch_size, heads, d_k]
+    value: Tensor,  # [..., batch_size, heads, d_v]
+    state: Tensor | None,
+) -> Tensor:
     """The state before the first token, `[batch_size, heads, d_k, d_v]`: zeros."""
     shape = *key.shape[1:], value.shape[-1]
     if state is None:
-        return value.new_zeros(shape)
+        return value.new_zeros(shape)  # [batch_size, heads, d_k, d_v]
     check_tensor("state", state, value.device, owner="`value`")
     if state.dtype != value.dtype:
         raise TypeError(
@@ -599,7 +660,7 @@ def clear_hidden(
     check_tensor("mask", mask, weight.device)
     check_mask(mask, query.shape, key.shape)
     mask = mask.bool()
-    hidden = ~mask.any(dim=0).unsqueeze(-1)
+    hidden = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
     return key.masked_fill(hidden, 0), value.masked_fill(hidden, 0), mask
 
 

@@ -15,6 +15,8 @@ FlashAttention does this, and so does `F.scaled_dot_product_attention`. What the
 engineering: one kernel for all the steps of a block, many blocks at the same time, and
 scores that never leave the fast on-chip memory of a GPU.
 
+**Laws:** all but `dropout` apply, as there is none.
+
 Source: [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867),
 Milakov and Gimelshein 2018; [Self-attention Does Not Need O(n²)
 Memory](https://arxiv.org/abs/2112.05682), Rabe and Staats 2021;

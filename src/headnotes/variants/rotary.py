@@ -195,10 +195,10 @@ class RotaryAttention(MultiHeadAttention):
         torch.Size([3, 7, 2, 5])
         """
         positions = prepare_positions(query, key, query_positions, key_positions)
+        # The angles are computed in float64, and not rounded with the module.
         query, key = (
             rotate(
                 x,
-                # In float64, and not rounded with the module.
                 rotary_angles(position, torch.tensor(self.frequencies, **FLOAT64)),
                 pairing=self.pairing,
                 attention_factor=self.attention_factor,
@@ -260,6 +260,12 @@ def rotate(
     True
     >>> neighbors = rotate(x, turn, pairing="neighbors")
     >>> neighbors.flatten().round().tolist() == [-2, 1, 0, 0]
+    True
+
+    Four pairs are the first 8 of 11 components; the other three stay as they are:
+
+    >>> x = torch.randn(3, 2, 5, 11)
+    >>> torch.equal(rotate(x, torch.ones(3, 1, 4))[..., 8:], x[..., 8:])
     True
     """
     check_rotation(x, angles)

@@ -53,7 +53,7 @@ class SinkAttention(MultiHeadAttention):
         self, heads: int, d_model: int, dropout_prob: float = 0.1, bias: bool = True
     ) -> None:
         super().__init__(heads, d_model, dropout_prob, bias)
-        self.sinks = nn.Parameter(torch.zeros(heads))
+        self.sinks = nn.Parameter(torch.zeros(heads))  # [heads]
 
     def get_weights(
         self,
@@ -82,7 +82,9 @@ class SinkAttention(MultiHeadAttention):
         sinks = sinks.expand(q_len, 1, batch_size, heads)  # [q_len, 1, ..., heads]
         scores = torch.cat([scores, sinks], dim=1)  # [q_len, k_len + 1, ..., heads]
         if mask is not None:
-            mask = nn.functional.pad(mask, (0, 0, 0, 0, 0, 1), value=True)
+            mask = nn.functional.pad(
+                mask, (0, 0, 0, 0, 0, 1), value=True
+            )  # [q_len, k_len + 1, ..., 1]
         attn = masked_softmax(scores, mask)  # [q_len, k_len + 1, ..., heads]
 
         # Its weight is dropped after the softmax, which is the same as a value of zero.

@@ -126,9 +126,9 @@ class SlidingWindowAttention(MultiHeadAttention):
         Keys that no window reaches are not even projected, so they may hold NaN:
 
         >>> mha = SlidingWindowAttention(7, 77, window=3, sink_tokens=1)
-        >>> x, y = torch.randn(5, 2, 77), torch.randn(11, 2, 77)
-        >>> y[1:4] = torch.nan
-        >>> mask = torch.ones(5, 11, 2).bool()
+        >>> x, y = torch.randn(5, 2, 77), torch.randn(13, 2, 77)
+        >>> y[1:6] = torch.nan
+        >>> mask = torch.ones(5, 13, 2).bool()
         >>> mha(query=x, key=y, value=y, mask=mask).isfinite().all()
         tensor(True)
         """
@@ -144,19 +144,23 @@ class SlidingWindowAttention(MultiHeadAttention):
         first = len(key) - len(query) - self.window + 1
         if first > self.sink_tokens:
             sinks = self.sink_tokens
-            key = torch.cat([key[:sinks], key[first:]])
-            value = torch.cat([value[:sinks], value[first:]])
+            key = torch.cat([key[:sinks], key[first:]])  # [sinks + k_len - first, ...]
+            value = torch.cat(
+                [value[:sinks], value[first:]]
+            )  # [sinks + k_len - first, ...]
             if mask is not None:
-                mask = torch.cat([mask[:, :sinks], mask[:, first:]], dim=1)
+                mask = torch.cat(
+                    [mask[:, :sinks], mask[:, first:]], dim=1
+                )  # [q_len, sinks + k_len - first, ...]
 
         # As in the core, hidden keys are set to zero, because zero times NaN is NaN.
         if mask is not None:
             if len(mask) > 1:  # it may allow a key to queries beyond its window only
-                i = torch.arange(len(query), device=mask.device)
-                j = torch.arange(len(key), device=mask.device)
+                i = torch.arange(len(query), device=mask.device)  # [q_len]
+                j = torch.arange(len(key), device=mask.device)  # [keys]
                 i = i + len(key) - len(query)
                 mask = mask & self.is_visible(i[:, None], j).unsqueeze(-1)
-            hidden = ~mask.any(dim=0).unsqueeze(-1)
+            hidden = ~mask.any(dim=0).unsqueeze(-1)  # [keys, ...]
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
 
         query = self.query(query)  # [q_len, batch_size, heads, d_k]
@@ -166,7 +170,11 @@ class SlidingWindowAttention(MultiHeadAttention):
         output: Tensor = self.output(context.flatten(-2))  # [q_len, ..., d_model]
         return output
 
-    def is_visible(self, i: Tensor, j: Tensor) -> Tensor:
+    def is_visible(
+        self,
+        i: Tensor,  # [q_len, 1, ...]
+        j: Tensor,  # [k_len, ...]
+    ) -> Tensor:
         r"""Whether the query at position `i` may attend to the key at position `j`.
 
         >>> mha = SlidingWindowAttention(1, 1, window=2, sink_tokens=1)
@@ -179,7 +187,9 @@ class SlidingWindowAttention(MultiHeadAttention):
                 [1, 0, 0, 1, 1]], dtype=torch.int32)
         """
         # The change: $0 \le i - j \lt w$, or a sink that is not in the future.
-        return (j <= i) & ((i - j < self.window) | (j < self.sink_tokens))
+        return (j <= i) & (
+            (i - j < self.window) | (j < self.sink_tokens)
+        )  # [q_len, k_len, ...]
 
     def attend(
         self,
@@ -223,7 +233,9 @@ class SlidingWindowAttention(MultiHeadAttention):
         context = self.apply_weights(self.dropout(attn), value)  # [size, ..., d_k]
 
         # Back to one sequence, without the padding of its last block.
-        context = context.view(cut.size, cut.blocks, batch_size, *context.shape[2:])
+        context = context.view(
+            cut.size, cut.blocks, batch_size, *context.shape[2:]
+        )  # [size, blocks, batch_size, heads, d_k]
         context = context.transpose(0, 1).flatten(0, 1)  # [..., batch_size, heads, d_k]
         return context[: cut.q_len]  # [q_len, batch_size, heads, d_k]
 
@@ -241,7 +253,11 @@ class SlidingWindowAttention(MultiHeadAttention):
         )
 
     @torch.no_grad()
-    def decode(self, x: Tensor, cache: "RingCache") -> tuple[Tensor, "RingCache"]:
+    def decode(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+        cache: "RingCache",
+    ) -> tuple[Tensor, "RingCache"]:
         r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
         However a sequence is split into pieces, the outputs are those of one call of
@@ -254,10 +270,10 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha = SlidingWindowAttention(7, 77, window=3, sink_tokens=1).eval()
         >>> x = torch.randn(100, 2, 77)
         >>> at_once = mha(query=x, key=x, value=x)
-        >>> prompt, cache = mha.decode(x[:11], mha.cache(batch_size=2))
-        >>> prompt.allclose(at_once[:11], atol=1e-6)
+        >>> prompt, cache = mha.decode(x[:12], mha.cache(batch_size=2))
+        >>> prompt.allclose(at_once[:12], atol=1e-6)
         True
-        >>> for token in x[11:].split(1):
+        >>> for token in x[12:].split(1):
         ...     y, cache = mha.decode(token, cache)
         >>> y.allclose(at_once[-1:], atol=1e-6)
         True
@@ -268,20 +284,30 @@ class SlidingWindowAttention(MultiHeadAttention):
         check_tensor("x", x, weight.device, weight.dtype)
         check_cache(cache, self)
         check_piece(x, weight.shape[1], cache.buffer.shape[2])
-        query, key, value = self.query(x), self.key(x), self.value(x)
+        query, key, value = (
+            self.query(x),
+            self.key(x),
+            self.value(x),
+        )  # [seq_len, ..., heads, d_k]
         if len(x) == 1:
             # All that the ring then holds is within the window. It is not in order, but
             # a sum over the keys does not depend on their order.
             cache.append(key, value)
-            scores = self.get_scores(query * self.scale, cache.keys)
-            attn = self.dropout(self.get_weights(scores, None))
-            context = self.apply_weights(attn, cache.values)
+            scores = self.get_scores(
+                query * self.scale, cache.keys
+            )  # [seq_len, slots, batch_size, heads]
+            attn = self.dropout(
+                self.get_weights(scores, None)
+            )  # [seq_len, slots, batch_size, heads]
+            context = self.apply_weights(
+                attn, cache.values
+            )  # [seq_len, ..., heads, d_k]
         else:
-            keys, values = cache.in_order()
+            keys, values = cache.in_order()  # [..., batch_size, heads, d_k]
             keys, values = torch.cat([keys, key]), torch.cat([values, value])
             context = self.attend(query, keys, values)
             cache.append(key, value)
-        output: Tensor = self.output(context.flatten(-2))
+        output: Tensor = self.output(context.flatten(-2))  # [seq_len, ..., d_model]
         return output, cache
 
 
@@ -322,11 +348,15 @@ class Blocks(NamedTuple):
         """The columns of each block; what lies before the first key is zero."""
         size, blocks, before = self.size, self.blocks, self.before
         start = self.k_len - self.q_len  # the position of the first query
-        near = pad_first_axis(x, before - start, blocks * size - self.q_len)
+        near = pad_first_axis(
+            x, before - start, blocks * size - self.q_len
+        )  # [before + blocks * size, ...]
         near = near.unfold(0, before + size, size)  # [blocks, ..., before + size]
         near = near.movedim(-1, 0)  # [before + size, blocks, ...]
-        sinks = x[: self.sinks, None].expand(-1, blocks, *x.shape[1:])
-        return torch.cat([sinks, near])
+        sinks = x[: self.sinks, None].expand(
+            -1, blocks, *x.shape[1:]
+        )  # [sinks, blocks, ...]
+        return torch.cat([sinks, near])  # [sinks + before + size, blocks, ...]
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
         r"""The positions of the queries, `[size, blocks]`, and keys, `[…, blocks]`.
@@ -338,11 +368,13 @@ class Blocks(NamedTuple):
         """
         start = self.k_len - self.q_len
         first = torch.arange(self.blocks, device=device) * self.size + start  # [blocks]
-        row = torch.arange(-self.before, self.size, device=device)
-        near = first + row.unsqueeze(-1)  # [..., blocks]
-        sinks = torch.arange(self.sinks, device=device).unsqueeze(-1)
-        columns = torch.cat([sinks.expand(-1, self.blocks), near])  # [..., blocks]
-        return near[self.before :], columns
+        row = torch.arange(-self.before, self.size, device=device)  # [rows]
+        near = first + row.unsqueeze(-1)  # [rows, blocks]
+        sinks = torch.arange(self.sinks, device=device).unsqueeze(-1)  # [sinks, 1]
+        columns = torch.cat(
+            [sinks.expand(-1, self.blocks), near]
+        )  # [sinks + rows, blocks]
+        return near[self.before :], columns  # [..., blocks], [..., blocks]
 
     def mask(self, mask: Tensor, j: Tensor) -> Tensor:
         """A mask `[q_len or 1, k_len, …]` as `[size or 1, columns, blocks, …]`."""
@@ -351,18 +383,24 @@ class Blocks(NamedTuple):
         # A mask for each query: of its rows, take the columns of their block. One more
         # column, False, stands for what lies outside.
         rows = self.queries(F.pad(mask, (0, 0, 0, 1)))  # [size, blocks, ...]
-        index = j.T.clamp(0, self.k_len)[None, ..., None]
+        index = j.T.clamp(0, self.k_len)[None, ..., None]  # [1, blocks, columns, 1]
         index = index.expand(self.size, -1, -1, mask.shape[2])  # [size, blocks, ...]
-        return rows.gather(2, index).transpose(1, 2)
+        return rows.gather(2, index).transpose(1, 2)  # [size, columns, blocks, ...]
 
 
-def pad_first_axis(x: Tensor, left: int, right: int) -> Tensor:
+def pad_first_axis(
+    x: Tensor,  # [length, ...]
+    left: int,
+    right: int,
+) -> Tensor:
     r"""Zeros before and behind; a negative number of them cuts off as many rows.
 
     >>> pad_first_axis(torch.tensor([3, 5, 7]), -1, 2)
     tensor([5, 7, 0, 0])
     """
-    return F.pad(x, [0, 0] * (x.dim() - 1) + [left, right])
+    return F.pad(
+        x, [0, 0] * (x.dim() - 1) + [left, right]
+    )  # [left + length + right, ...]
 
 
 class RingCache:
@@ -411,14 +449,14 @@ class RingCache:
     @property
     def keys(self) -> Tensor:
         """A view of the keys, in the order of their slots."""
-        keys: Tensor = self.buffer[0]
-        return keys[: self.length]
+        keys: Tensor = self.buffer[0]  # [..., batch_size, heads, d_k]
+        return keys[: self.length]  # [..., batch_size, heads, d_k]
 
     @property
     def values(self) -> Tensor:
         """A view of the values, in the order of their slots."""
-        values: Tensor = self.buffer[1]
-        return values[: self.length]
+        values: Tensor = self.buffer[1]  # [..., batch_size, heads, d_k]
+        return values[: self.length]  # [..., batch_size, heads, d_k]
 
     def slots(self, positions: Tensor) -> Tensor:
         r"""Where positions are stored.
@@ -438,14 +476,18 @@ class RingCache:
         tensor([0, 5, 6, 7])
         """
         device, sinks = self.buffer.device, self.sink_tokens
-        first = torch.arange(start, max(start, min(sinks, stop)), device=device)
+        first = torch.arange(
+            start, max(start, min(sinks, stop)), device=device
+        )  # [first]
         oldest = min(stop, max(start, sinks, stop - self.window))
-        return torch.cat([first, torch.arange(oldest, stop, device=device)])
+        return torch.cat(
+            [first, torch.arange(oldest, stop, device=device)]
+        )  # [first + stop - oldest]
 
     def in_order(self) -> tuple[Tensor, Tensor]:
         """Copies of the keys and values, in the order of their positions."""
-        slots = self.slots(self.held(0, self.length))
-        return self.buffer[0, slots], self.buffer[1, slots]
+        slots = self.slots(self.held(0, self.length))  # [stored]
+        return self.buffer[0, slots], self.buffer[1, slots]  # [stored, ...]
 
     @torch.no_grad()
     def append(
@@ -474,10 +516,14 @@ class RingCache:
                 f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
             )
         # Of the new positions, those that stay: so no slot is written twice.
-        positions = self.held(self.length, self.length + len(key))
-        slots = self.slots(positions)
-        self.buffer[0, slots] = key[positions - self.length]
-        self.buffer[1, slots] = value[positions - self.length]
+        positions = self.held(self.length, self.length + len(key))  # [kept]
+        slots = self.slots(positions)  # [kept]
+        self.buffer[0, slots] = key[
+            positions - self.length
+        ]  # [..., batch_size, heads, d_k]
+        self.buffer[1, slots] = value[
+            positions - self.length
+        ]  # [..., batch_size, heads, d_k]
         self.length += len(key)
 
 

@@ -140,10 +140,12 @@ EXERCISE = Exercise(
         "causality",
         "batch_independence",
         "longer_padding",
-        "formula",
         "gradients",
+        "long_sequences",
+        "earlier_calls",
         "vmapped",
         "autocast",
+        "copy_after_call",
         "state_dict",
     ],
 )
