@@ -17,6 +17,10 @@ from playwright.sync_api import Page, expect
 ROOT = Path(__file__).parent.parent
 INDEX = "search/search_index.json"
 
+# Where the site is published, and the repository: as in the Makefile.
+ADDRESS = os.environ.get("SITE_URL", "http://headnotes.example/project/")
+REPOSITORY = os.environ.get("REPO_URL", "https://github.com/someone/headnotes")
+
 
 def build(folder: Path, *options: str, cwd: Path = ROOT, **environment: str) -> None:
     """Build a site into `folder`; a warning of the build is a failure."""
@@ -62,8 +66,15 @@ def switch_to(page: Page, scheme: str) -> None:
 
 
 def end_transitions(page: Page) -> None:
-    """Wait until no color lies between those of two schemes or widths."""
-    page.evaluate("Promise.all(document.getAnimations().map((one) => one.finished))")
+    """Bring all transitions to their end, so that no color lies between two schemes.
+
+    Nothing waits for them: one that is paused, or that goes on for ever, never ends.
+    """
+    page.evaluate(
+        """document.getAnimations().forEach((one) => {
+          if (one.effect.getComputedTiming().endTime < Infinity) one.finish();
+        })"""
+    )
 
 
 def text_of(html: str) -> str:

@@ -32,6 +32,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Sequence
+from functools import cache
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -105,10 +106,12 @@ def companions(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def own_imports(source: str) -> list[ast.ImportFrom]:
+@cache
+def own_imports(source: str) -> tuple[ast.ImportFrom, ...]:
     """The imports of other modules of Headnotes, in the order of their lines."""
     nodes = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom)]
-    return [n for n in nodes if (n.module or "").partition(".")[0] == "headnotes"]
+    ours = (n for n in nodes if (n.module or "").partition(".")[0] == "headnotes")
+    return tuple(ours)
 
 
 def imported_modules(node: ast.ImportFrom) -> list[str]:

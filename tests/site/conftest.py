@@ -6,39 +6,45 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from website import INDEX, ROOT, Quiet, build, serve
+from website import ADDRESS, INDEX, REPOSITORY, ROOT, Quiet, build, serve
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site; a warning of the build is a failure.
+    """The folder of the site as it is published; a warning of the build is a failure.
 
     `make test` has just built it, and says where; else it is built here.
     """
     if built := os.environ.get("HEADNOTES_SITE"):
         return ROOT / built
     folder = tmp_path_factory.mktemp("site")
-    build(folder)
+    build(folder, SITE_URL=ADDRESS, REPO_URL=REPOSITORY)
     return folder
 
 
 @contextmanager
 def served(site: Path, index: Path) -> Iterator[str]:
-    """Where the site is served: by a plain file server."""
+    """Where the site is served, below the root as at `ADDRESS`: by a file server."""
+    root = urlsplit(ADDRESS).path
 
     class Host(Quiet):
         def translate_path(self, path: str) -> str:
-            return str(index) if path == f"/{INDEX}" else super().translate_path(path)
+            if not path.startswith(root):
+                return "/no/such/file"
+            if path == root + INDEX:
+                return str(index)
+            return super().translate_path("/" + path.removeprefix(root))
 
     with serve(Host, site) as address:
-        yield address
+        yield address + root.rstrip("/")
 
 
 @pytest.fixture(scope="session")

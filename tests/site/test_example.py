@@ -1,6 +1,13 @@
 """The example site of sidenotes: built from ten lines of configuration, and opened."""
 
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from playwright.sync_api import Browser, Page
@@ -63,3 +70,31 @@ def test_the_script_shows_the_values_of_a_line(module: Page) -> None:
 
 def test_the_lesson_was_executed(example: Path) -> None:
     assert "[[0.09  0.245 0.665]]" in (example / "lesson.html").read_text()
+
+
+def test_a_saved_note_shows_in_the_served_page(tmp_path: Path) -> None:
+    copy = tmp_path / "example"
+    shutil.copytree(EXAMPLE, copy)
+    note = copy / "src/softmax/stable.py"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "mkdocs", "serve", "--livereload", "-a", address]
+
+    def shows(text: str) -> bool:
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with suppress(OSError), urlopen(f"http://{address}/source/stable/") as page:
+                if text in page.read().decode():
+                    return True
+            time.sleep(0.1)
+        return False
+
+    with subprocess.Popen(command, cwd=copy, stderr=subprocess.DEVNULL) as server:
+        try:
+            assert shows("Without this step")
+            text = note.read_text(encoding="utf-8")
+            note.write_text(text.replace("Without this step", "Without it"))
+            assert shows("Without it")
+        finally:
+            server.terminate()

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,28 +14,13 @@ from xml.etree import ElementTree
 
 import nbformat
 import pytest
-from filelock import FileLock
 from playwright.sync_api import Browser, BrowserContext
 
 from headnotes.exercises.exercise import load
 from headnotes.exercises.exercise import notebooks as exercises
-from website import ROOT, Quiet, build, serve, text_of
+from website import ADDRESS, REPOSITORY, ROOT, Quiet, serve, text_of
 
 pytestmark = pytest.mark.slow
-
-ADDRESS = "http://headnotes.example/project/"
-REPOSITORY = "https://github.com/someone/headnotes"
-
-
-@pytest.fixture(scope="session")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site, built once for all processes of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "public"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            build(folder, SITE_URL=ADDRESS, REPO_URL=REPOSITORY)
-    return folder
 
 
 class Host(Quiet):
@@ -57,9 +43,9 @@ class Host(Quiet):
 
 
 @pytest.fixture(scope="session")
-def proxy(published: Path) -> Iterator[str]:
+def proxy(site: Path) -> Iterator[str]:
     """What a client has to ask for `ADDRESS`."""
-    with serve(Host, published) as address:
+    with serve(Host, site) as address:
         yield address
 
 
@@ -86,59 +72,56 @@ def test_a_missing_page_is_shown_whole(visitor: BrowserContext) -> None:
     assert wrong == [missing]
 
 
-def test_the_sitemap_and_the_canonical_links_name_every_page(published: Path) -> None:
-    sitemap = ElementTree.parse(published / "sitemap.xml")
+def test_the_sitemap_and_the_canonical_links_name_every_page(site: Path) -> None:
+    sitemap = ElementTree.parse(site / "sitemap.xml")
     listed = {element.text for element in sitemap.iter() if "loc" in element.tag}
     canonical = set()
-    for path in published.rglob("*.html"):
+    for path in site.rglob("*.html"):
         if path.name != "404.html":
             html = path.read_text(encoding="utf-8")
-            address = ADDRESS + path.relative_to(published).as_posix()
+            address = ADDRESS + path.relative_to(site).as_posix()
             assert f'<link rel="canonical" href="{address}">' in html
             canonical.add(address)
     assert listed == canonical
     assert len(listed) > 100
 
 
-def test_every_page_that_has_one_source_links_it(published: Path) -> None:
+def test_every_page_that_has_one_source_links_it(site: Path) -> None:
     edited = {}
-    for path in published.rglob("*.html"):
+    for path in site.rglob("*.html"):
         html = path.read_text(encoding="utf-8")
         if link := re.search(r'<a href="([^"]+)"[^>]* rel="edit"', html):
             file = link[1].removeprefix(f"{REPOSITORY}/edit/main/")
             assert (ROOT / file).is_file(), link[1]
-            edited[path.relative_to(published).as_posix()] = file
+            edited[path.relative_to(site).as_posix()] = file
     assert edited["source/mha.html"] == "src/headnotes/mha.py"
     assert (
         edited["learn/01_attention_by_hand.html"]
         == "docs/learn/01_attention_by_hand.py"
     )
     assert edited["install.html"] == "docs/install.md"
-    html = (published / "install.html").read_text(encoding="utf-8")
+    html = (site / "install.html").read_text(encoding="utf-8")
     assert f'href="{REPOSITORY}/issues"' in html
     assert f"git clone {REPOSITORY}" in text_of(html)
 
 
-def test_without_addresses_none_is_invented(site: Path) -> None:
-    if os.environ.get("SITE_URL") or os.environ.get("REPO_URL"):
-        pytest.skip("this build was given addresses")
-    html = (site / "install.html").read_text(encoding="utf-8")
-    assert "github.com" not in html
-    assert "git clone" not in html
-    assert 'rel="edit"' not in html
-    assert re.search(r"pip install headnotes-[\d.]+-py3-none-any\.whl", text_of(html))
+def test_without_addresses_none_is_invented() -> None:
+    blanks = runpy.run_path(str(ROOT / "hooks.py"))["blanks"]("", "")
+    assert blanks["repository"] == ""
+    assert re.fullmatch(r"headnotes-[\d.]+-py3-none-any\.whl", blanks["headnotes"])
+    assert not any("://" in text for text in blanks.values())
 
 
-def test_the_files_have_the_hashes_that_the_page_shows(published: Path) -> None:
-    text = text_of((published / "install.html").read_text(encoding="utf-8"))
-    files = sorted((published / "dist").iterdir())
+def test_the_files_have_the_hashes_that_the_page_shows(site: Path) -> None:
+    text = text_of((site / "install.html").read_text(encoding="utf-8"))
+    files = sorted((site / "dist").iterdir())
     assert len(files) == 4
     for file in files:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         assert re.search(rf"{re.escape(file.name)}\s+[\d,]+\s+{digest}", text)
 
 
-def test_the_same_sources_give_the_same_bytes(published: Path, tmp_path: Path) -> None:
+def test_the_same_sources_give_the_same_bytes(site: Path, tmp_path: Path) -> None:
     def ignored(folder: str, names: list[str]) -> set[str]:
         heavy = {".venv", ".cache", ".git", "site"} if Path(folder) == ROOT else set()
         return heavy | {"__pycache__"}
@@ -154,7 +137,7 @@ def test_the_same_sources_give_the_same_bytes(published: Path, tmp_path: Path) -
             capture_output=True,
             check=True,
         )
-    for file in (published / "dist").iterdir():
+    for file in (site / "dist").iterdir():
         assert (tmp_path / "dist" / file.name).read_bytes() == file.read_bytes()
 
 
@@ -291,7 +274,7 @@ def environment(tmp_path: Path, proxy: str) -> dict[str, str]:
 
 
 def test_every_command_of_every_page_works(
-    published: Path, environment: dict[str, str], tmp_path: Path
+    site: Path, environment: dict[str, str], tmp_path: Path
 ) -> None:
     def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -305,16 +288,16 @@ def test_every_command_of_every_page_works(
 
     assert "No module named headnotes" in run("python -m headnotes", tmp_path).stderr
     pages = {
-        path.relative_to(published).as_posix(): commands_of_page(
+        path.relative_to(site).as_posix(): commands_of_page(
             path.read_text(encoding="utf-8")
         )
-        for path in sorted(published.rglob("*.html"))
+        for path in sorted(site.rglob("*.html"))
     }
     # It installs what the other pages take for granted.
     pages = {"install.html": pages.pop("install.html"), **pages}
     # The README is at home in the sources, which the page has just unpacked.
     pages["README.md"] = commands_in((ROOT / "README.md").read_text(encoding="utf-8"))
-    archive = next((published / "dist").glob("headnotes-*.tar.gz"))
+    archive = next((site / "dist").glob("headnotes-*.tar.gz"))
     sources = tmp_path / "install.html" / archive.name.removesuffix(".tar.gz")
     assert f"pip install {ADDRESS}dist/" in str(pages)
     done: set[str] = set()
@@ -322,7 +305,7 @@ def test_every_command_of_every_page_works(
     for page, commands in pages.items():
         folder = sources if page == "README.md" else tmp_path / page.replace("/", "-")
         # Downloads, and a file of the reader.
-        shutil.copytree(published / "dist", folder, dirs_exist_ok=True)
+        shutil.copytree(site / "dist", folder, dirs_exist_ok=True)
         (folder / "my_model.py").write_text(MY_MODEL)
         for command in commands:
             if reason_not_to_run(command):
@@ -342,11 +325,11 @@ def test_every_command_of_every_page_works(
                 "python -c 'import headnotes as h; print(h.__file__)'", tmp_path
             )
             assert where.stdout.startswith(str(tmp_path / "venv")), where
-    assert_notebooks_run(published / "notebooks", run, tmp_path)
+    assert_notebooks_run(site / "notebooks", run, tmp_path)
     print("ran:", *sorted(done), "not run:", *sorted(skipped), sep="\n")
     assert not failed, "\n\n".join(failed)
     assert len(done) >= 10
-    wheel = next((published / "dist").glob("headnotes-*.whl")).name
+    wheel = next((site / "dist").glob("headnotes-*.whl")).name
     wrong = run(f"pip install {ADDRESS}dist/{wheel}#sha256={'0' * 64}", tmp_path)
     assert "DO NOT MATCH THE HASHES" in wrong.stderr
     unused = [w for w in NOT_RUN if not any(re.fullmatch(w, c) for c in skipped)]
@@ -367,10 +350,9 @@ def test_the_steps_without_make_are_those_of_the_makefile() -> None:
     assert tests.partition(" ")[0] in makefile
 
 
-def test_no_page_installs_a_name_that_is_not_ours(published: Path) -> None:
+def test_no_page_installs_a_name_that_is_not_ours(site: Path) -> None:
     texts = {
-        path: text_of(path.read_text(encoding="utf-8"))
-        for path in published.rglob("*.html")
+        path: text_of(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")
     }
     for name in ("README.md", "CONTRIBUTING.md", "src/sidenotes/README.md"):
         texts[ROOT / name] = (ROOT / name).read_text(encoding="utf-8")
