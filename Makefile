@@ -48,14 +48,15 @@ types: $(INSTALLED)
 clean:
 	rm -rf .venv .cache site
 
-# The versions are pinned in constraints.txt. What pip would compile one by one is compiled
-# on all cores; like pip, this ignores files in packages that no Python can compile. The
+# The versions are pinned in constraints.txt. A new pip finds them in half the time of the
+# one that comes with Python. What pip would compile one by one is compiled on all cores; like pip, this ignores files in packages that no Python can compile. The
 # font list of matplotlib is made here, once, so that no lesson has to wait for it.
 $(INSTALLED): pyproject.toml src/sidenotes/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"Headnotes needs Python 3.11 or newer, this is {sys.version.split()[0]}; \
 	  name another with: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --no-compile --constraint constraints.txt \
 	  --editable '.[docs,test]' --editable src/sidenotes
 	@echo "Compiling what was installed ..."
