@@ -92,8 +92,8 @@ def edition(path: Path, *, plain: bool = False) -> str:
 def companions(path: Path) -> list[Path]:
     r"""The modules that one needs beside it, and those that these need.
 
-    >>> [companion.name for companion in companions(modules()["fast"])]
-    ['checks.py', 'attention.py', 'components.py', 'mha.py', 'rotary.py']
+    >>> [companion.name for companion in companions(modules()["fast/components"])]
+    ['checks.py', 'mha.py', 'rotary.py']
     """
     found: set[Path] = set()
     waiting = [path]
@@ -193,7 +193,7 @@ def links(path: Path) -> dict[str, str]:
     r"""The links at the top of the page of a module: their addresses, by label.
 
     >>> links(modules()["fast"])
-    {'Download fast.zip (6 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
+    {'Download fast.zip (8 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
     """
     if path.parent.name == "solutions":
         return {"Download .py": path.name}

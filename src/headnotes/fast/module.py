@@ -45,8 +45,9 @@ from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
 from headnotes.checks import check_lengths, check_next, check_sizes, check_tensor
-from headnotes.fast.attention import attention, squares_are_finite, zero_hidden_keys
+from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
+from headnotes.fast.formula import squares_are_finite, zero_hidden_keys
 from headnotes.variants.rotary import check_frequencies
 
 
