@@ -261,6 +261,16 @@ def test_each_input_alone_may_need_a_gradient(
         torch.testing.assert_close(ours, right, **CLOSE)
 
 
+@pytest.mark.parametrize("returned", ["weights", "mean"])
+def test_keys_before_the_window_have_weights_of_zero(returned: str) -> None:
+    x = tensors()
+    options: dict[str, Any] = {"is_causal": True, **RETURNS[returned]}
+    _, weights = methods.attention(*x, window=3, **options)
+    band = formula.band_mask(Q_LEN, x[1], True, 3)
+    _, expected = methods.attention(*x, mask=band, **options)
+    torch.testing.assert_close(weights, expected, **CLOSE)
+
+
 @pytest.mark.parametrize("k_len", [7, K_LEN])
 def test_returned_weights_have_gradients_unless_grad_is_disabled(k_len: int) -> None:
     query, key, value = tensors(k_len=k_len)

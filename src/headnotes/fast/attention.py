@@ -97,15 +97,21 @@ def attention(
 
     >>> query, key = torch.randn(3, 2, 6, 11), torch.randn(5, 2, 2, 11)
     >>> value = torch.randn(5, 2, 2, 13)
-    >>> context, _ = attention(query, key, value, is_causal=True, window=2)
-    >>> same, _ = attention(query, key[1:], value[1:], is_causal=True, window=2)
+    >>> options = {"is_causal": True, "window": 2, "need_weights": True}
+    >>> context, weights = attention(query, key, value, **options)
+    >>> same, _ = attention(query, key[1:], value[1:], **options)
     >>> context.shape, torch.equal(context, same)
     (torch.Size([3, 2, 6, 13]), True)
+    >>> (weights[:, :, 0, 0] > 0).int()
+    tensor([[0, 1, 1, 0, 0],
+            [0, 0, 1, 1, 0],
+            [0, 0, 0, 1, 1]], dtype=torch.int32)
     """
     dropout = nn.Identity() if dropout is None else dropout
     q_len, k_len = query.shape[0], key.shape[0]
     # The last query may attend to all keys.
     is_causal = bool(is_causal and q_len != 1)
+    before = 0
     if window is not None:
         # Keys before the window of the first query; all others are in a window.
         before = max(0, k_len - q_len - window + 1)
@@ -140,7 +146,12 @@ def attention(
         key, value = zero_hidden_keys(key, value, mask, is_causal, q_len, window)
         call = replace(call, key=key, value=value)
     method = next(method for method, applies in DISPATCH if applies(call))
-    return method(call)  # [q_len, batch_size, heads, d_v], [q_len, k_len, ...]
+    context, weights = method(call)  # [q_len, batch_size, heads, d_v], [q_len, ...]
+    if weights is not None and before:
+        # The keys that were left out have a weight of zero.
+        no_padding = [0, 0] * (weights.dim() - 2)
+        weights = F.pad(weights, [*no_padding, before, 0])  # [q_len, k_len, ...]
+    return context, weights
 
 
 def fused(call: Call) -> tuple[Tensor, None]:
