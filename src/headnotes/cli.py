@@ -32,6 +32,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Sequence
+from functools import cache
 from os.path import relpath
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def companions(path: Path) -> list[Path]:
     return sorted(found)
 
 
+@cache  # a build of the site asks for those of each file dozens of times
 def own_imports(source: str) -> list[ast.ImportFrom]:
     """The imports of other modules of Headnotes, in the order of their lines."""
     nodes = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom)]
