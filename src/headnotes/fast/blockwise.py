@@ -3,9 +3,9 @@ r"""# Blockwise (tiled) attention
 The method `blockwise` computes exact attention in tiles, in plain PyTorch: it computes
 the weights of 128 queries at a time, uses them while they are in the processor's cache,
 and recomputes them in the backward pass. So memory grows with the length, not with its
-square. It is for readers of [the function `attention`](attention.md), which uses it for
-what PyTorch's fused kernel lacks on a CPU: dropout, returned weights, windows, a soft
-cap, and causality together with a mask.
+square, unless the weights are returned. It is for readers of [the function
+`attention`](attention.md), which uses it for what PyTorch's fused kernel lacks on a
+CPU: dropout, returned weights, windows, a soft cap, and causality together with a mask.
 
 A tile has whole rows of the weights. So its softmax is that of PyTorch, and the
 [online softmax](../variants/online_softmax.md) is not needed.
