@@ -1,7 +1,7 @@
 """A MkDocs hook: a page's first use of each term of the glossary leads to its entry."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from jinja2 import Environment
@@ -31,10 +31,11 @@ def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> None:
     """Link the pages of prose; pages of source code link where their notes say so."""
     glossary = files.src_uris[GLOSSARY]
     terms = terms_of(glossary.page.content)
+    words = any_of(terms)
     for file in files.documentation_pages():
         if not file.src_uri.startswith(("source/", "reference/", GLOSSARY)):
             url = get_relative_url(glossary.url, file.url)
-            file.page.content = linked(file.page.content, terms, url)
+            file.page.content = linked(file.page.content, terms, words, url)
 
 
 def terms_of(html: str) -> dict[str, tuple[str, str]]:
@@ -64,10 +65,10 @@ def first_sentence(html: str) -> str:
     return "" if "<math" in sentence else Markup(sentence).striptags()
 
 
-def linked(html: str, terms: dict[str, tuple[str, str]], url: str) -> str:
+def linked(
+    html: str, terms: dict[str, tuple[str, str]], words: re.Pattern[str], url: str
+) -> str:
     """The page with a link at the first use of each term in its prose."""
-    words = "|".join(map(pattern, sorted(terms, key=len, reverse=True)))
-    term = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE)
     used: set[str] = set()
 
     def link(found: re.Match[str]) -> str:
@@ -85,12 +86,18 @@ def linked(html: str, terms: dict[str, tuple[str, str]], url: str) -> str:
     for i, part in enumerate(parts):
         if i % 2 == 0:
             if prose and not barred:
-                parts[i] = term.sub(link, part)
+                parts[i] = words.sub(link, part)
         elif tag := NAME.match(part):
             step = -1 if part.startswith("</") else 1
             prose += step * (tag[1] in PROSE)
             barred += step * (tag[1] in NO_LINKS and not part.endswith("/>"))
     return "".join(parts)
+
+
+def any_of(terms: Iterable[str]) -> re.Pattern[str]:
+    """Any of the terms; of two that begin alike, the longer one."""
+    words = "|".join(map(pattern, sorted(terms, key=len, reverse=True)))
+    return re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE)
 
 
 def pattern(name: str) -> str:

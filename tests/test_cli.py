@@ -248,7 +248,8 @@ def test_check_explains_itself_and_only_it_loads_torch() -> None:
 
 def test_a_copy_brings_what_it_needs_beside_it(tmp_path: Path) -> None:
     assert main(["copy", "fast", str(tmp_path)]) == 0
-    needed = ["checks.py", "attention.py", "components.py", "mha.py", "rotary.py"]
+    needed = ["checks.py", "attention.py", "blockwise.py", "components.py"]
+    needed += ["formula.py", "mha.py", "rotary.py"]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*needed, "fast.py"])
     line = (tmp_path / "fast.py").read_text(encoding="utf-8").splitlines()[3]
     assert line == f"# Needs in the same folder: {', '.join(needed)}"

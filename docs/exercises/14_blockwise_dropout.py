@@ -16,7 +16,7 @@
 #
 # - Lesson: [Dropout on attention
 #   weights](../learn/03_causal_self_attention.md#dropout-on-attention-weights)
-# - In the modules: [`Tiles`](../source/fast/attention.md#Tiles) in `fast.attention`
+# - In the modules: [`Tiles`](../source/fast/blockwise.md#Tiles) in `fast.blockwise`
 
 # %%
 import torch

@@ -449,7 +449,7 @@ assert counts["fast module"] < counts["core module"]
 # PyTorch's fused kernel for CPUs does not support dropout. With dropout,
 # `scaled_dot_product_attention` returns a correct result, but silently uses an
 # implementation that stores all weights. The fast module then computes
-# [blockwise](../source/fast/attention.md#blockwise), with dropout of its own:
+# [blockwise](../source/fast/blockwise.md#blockwise), with dropout of its own:
 
 # %%
 module.train()
@@ -506,9 +506,9 @@ assert peak(measured["chunked"]) < table
 # %% [markdown]
 # The arithmetic is the same, with more calls. But the scores of a chunk may still be in
 # the cache when softmax and the second product read them, and the next chunk can reuse
-# the memory of the last. [Tiles](../source/fast/attention.md#Tiles) in the fast module
+# the memory of the last. [Tiles](../source/fast/blockwise.md#Tiles) in the fast module
 # implement this idea with one buffer for all chunks, less work under a causal mask, and
-# [a backward pass](../source/fast/attention.md#Blockwise).
+# [a backward pass](../source/fast/blockwise.md#Blockwise).
 #
 # ## In short
 #

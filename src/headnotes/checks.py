@@ -136,6 +136,32 @@ def check_axes(name: str, x: Tensor, *shapes: str) -> None:
         raise ValueError(f"`{name}` has shape {list(x.shape)}, not {expected}")
 
 
+def check_next(
+    x: Tensor, weight: Tensor, d_model: int, batch_size: int | None = None
+) -> None:
+    """Refuse what cannot be the next positions, for a module that decodes.
+
+    `weight` has the dtype and the device of the module. A cache with a fixed batch size
+    gives `batch_size`.
+
+    >>> try:
+    ...     check_next(torch.zeros(2, 77), torch.zeros(77, 77), 77)
+    ... except ValueError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `x` has shape [2, 77], not [seq_len, batch_size, d_model (=77)];
+    one token of each batch item needs `x.unsqueeze(0)`
+    """
+    check_tensor("x", x, weight.device)
+    check_dtype("x", x, weight.dtype)
+    fits = x.dim() == 3 and x.shape[2] == d_model
+    if not fits or batch_size not in (None, x.shape[1]):
+        batch = "batch_size" if batch_size is None else f"batch_size (={batch_size})"
+        raise ValueError(
+            f"`x` has shape {list(x.shape)}, not [seq_len, {batch}, d_model "
+            f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
+        )
+
+
 def check_lengths(name: str, lengths: Tensor, k_len: int | None) -> None:
     """Refuse lengths that are not integers, or lie outside of 0 to `k_len`.
 

@@ -93,8 +93,8 @@ def edition(path: Path, *, plain: bool = False) -> str:
 def companions(path: Path) -> list[Path]:
     r"""The modules that one needs beside it, and those that these need.
 
-    >>> [companion.name for companion in companions(modules()["fast"])]
-    ['checks.py', 'attention.py', 'components.py', 'mha.py', 'rotary.py']
+    >>> [companion.name for companion in companions(modules()["fast/components"])]
+    ['checks.py', 'mha.py', 'rotary.py']
     """
     found: set[Path] = set()
     waiting = [path]
@@ -106,7 +106,7 @@ def companions(path: Path) -> list[Path]:
     return sorted(found)
 
 
-@cache
+@cache  # a build of the site asks for those of each file dozens of times
 def own_imports(source: str) -> tuple[ast.ImportFrom, ...]:
     """The imports of other modules of Headnotes, in the order of their lines."""
     nodes = [n for n in ast.parse(source).body if isinstance(n, ast.ImportFrom)]
@@ -196,7 +196,7 @@ def links(path: Path) -> dict[str, str]:
     r"""The links at the top of the page of a module: their addresses, by label.
 
     >>> links(modules()["fast"])
-    {'Download fast.zip (6 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
+    {'Download fast.zip (8 files)': 'fast.zip', 'Its tests': 'tests/test_module.md'}
     """
     if path.parent.name == "solutions":
         return {"Download .py": path.name}

@@ -12,26 +12,38 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import oracle
+from calls import (
+    BATCH,
+    CAUSAL,
+    CLOSE,
+    D_K,
+    DTYPES,
+    HEADS,
+    K_LEN,
+    MASKED,
+    MASKS,
+    Q_LEN,
+    allowed,
+    call_of,
+    masks_of,
+    random_mask,
+    reference,
+    shrink,
+    tensors,
+)
 from chance import assert_independent, assert_share, assert_unlike
 from headnotes.fast import attention as methods
-from headnotes.fast.attention import Call, Tiles, TileSpec
-
-# Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
-Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 13, 3, 11, 2
+from headnotes.fast import blockwise, formula
+from headnotes.fast.formula import Call
 
 # The warning of PyTorch where it has no batching rule for `vmap`.
 SLOW = "ignore:There is a performance drop:UserWarning"
-
-CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles have 2 rows and 8 of the 11 heads; 7 keys are few."""
-    monkeypatch.setattr(methods, "TILE_ROWS", 2)
-    monkeypatch.setattr(methods, "TILE_SCORES", 1)
-    monkeypatch.setattr(methods, "SHORT_KEYS", 7)
+    shrink(monkeypatch)
 
 
 @pytest.fixture
@@ -44,89 +56,6 @@ def nan_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def tensors(
-    q_len: int = Q_LEN,
-    k_len: int = K_LEN,
-    batch_size: int = BATCH,
-    heads: int = HEADS,
-    d_k: int = D_K,
-    requires_grad: bool = False,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value whose rows of attention differ."""
-    query = 2 * torch.randn(q_len, batch_size, heads, d_k)
-    key, value = torch.randn(2, k_len, batch_size, heads, d_k)
-    query, key, value = (x.to(device, dtype) for x in (query, key, value))
-    for x in (query, key, value):
-        x.requires_grad_(requires_grad)
-    return query, key, value
-
-
-def random_mask(*shape: int) -> Tensor:
-    """A random mask; the last row of the first batch item is fully masked."""
-    mask = torch.rand(shape) < 0.6
-    mask[-1:, :, :1] = False
-    return mask
-
-
-def masks_of(q_len: int, k_len: int, batch_size: int) -> dict[str, Tensor | None]:
-    """All kinds of masks."""
-    return {
-        "no mask": None,
-        "padding": random_mask(1, k_len, batch_size),
-        "shared": random_mask(q_len, k_len, 1),
-        "full": random_mask(q_len, k_len, batch_size),
-        "keys": random_mask(1, k_len, 1),
-    }
-
-
-MASKS = list(masks_of(1, 1, 1))
-CAUSAL = pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
-MASKED = pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
-
-
-def call_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    p: float = 0.0,
-    need_weights: bool = False,
-    average_weights: bool = False,
-    transformed: bool = False,
-    eager: bool = True,
-) -> Call:
-    """A call as `attention` makes it; `p` is the probability of dropout."""
-    options = need_weights, average_weights, transformed, eager
-    return Call(query, key, value, mask, is_causal, nn.Dropout(p), *options)
-
-
-def allowed(
-    mask: Tensor | None, is_causal: bool, q_len: int, k_len: int, batch_size: int
-) -> Tensor:
-    """The mask and causality in full, `[q_len, k_len, batch_size]`."""
-    full = torch.ones(q_len, k_len, batch_size, dtype=torch.bool)
-    if is_causal:
-        full = full & torch.ones(q_len, k_len).bool().tril(k_len - q_len)[..., None]
-    return full if mask is None else full & mask
-
-
-def reference(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool
-) -> tuple[Tensor, Tensor]:
-    """Context, and weights `[q_len, k_len, batch_size, heads]`, by plain operators."""
-    scores = torch.einsum("ibhd,jbhd->ijbh", query, key) / math.sqrt(query.shape[-1])
-    keep = allowed(mask, is_causal, len(query), len(key), query.shape[1])
-    keep = keep.unsqueeze(-1).to(query.device)
-    empty = ~keep.any(1, keepdim=True)
-    scores = scores.masked_fill(~keep, -math.inf).masked_fill(empty, 0)
-    weights = scores.softmax(1).masked_fill(empty, 0)
-    return torch.einsum("ijbh,jbhd->ibhd", weights, value), weights
-
-
 # The tensors that a method returns besides the context.
 RETURNS: dict[str, dict[str, bool]] = {
     "context": {},
@@ -136,17 +65,17 @@ RETURNS: dict[str, dict[str, bool]] = {
 # Every method with its possible results. `fused` has neither weights nor dropout here.
 ALL_METHODS: list[Any] = [
     pytest.param(method, returned, id=f"{method.__name__}-{returned}")
-    for method in (methods.fused, methods.materialized, methods.blockwise)
+    for method in (methods.fused, formula.materialized, blockwise.blockwise)
     for returned in (RETURNS if method is not methods.fused else ["context"])
 ]
 METHODS = pytest.mark.parametrize(
     "method",
-    [methods.fused, methods.materialized, methods.blockwise],
+    [methods.fused, formula.materialized, blockwise.blockwise],
     ids=lambda method: method.__name__,
 )
 DROPPING = pytest.mark.parametrize(
     "method",
-    [methods.materialized, methods.blockwise],
+    [formula.materialized, blockwise.blockwise],
     ids=lambda method: method.__name__,
 )
 
@@ -161,7 +90,7 @@ DROPPING = pytest.mark.parametrize(
 def test_every_method_matches_loops_in_float64(
     monkeypatch: pytest.MonkeyPatch, kind: str, is_causal: bool, tile_scores: int
 ) -> None:
-    monkeypatch.setattr(methods, "TILE_SCORES", tile_scores)
+    monkeypatch.setattr(blockwise, "TILE_SCORES", tile_scores)
     mask = masks_of(Q_LEN, K_LEN, BATCH)[kind]
     query, key, value = tensors()
     keep = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH).tolist()
@@ -332,41 +261,14 @@ def test_each_input_alone_may_need_a_gradient(
         torch.testing.assert_close(ours, right, **CLOSE)
 
 
-@pytest.mark.parametrize("average_weights", [False, True], ids=["each head", "mean"])
-def test_a_loss_of_the_context_or_the_weights_alone_has_its_gradients(
-    average_weights: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrived = []  # the gradients of the weights
-    tile_gradients = methods.tile_gradients
-
-    def record(*x: Any) -> Any:
-        arrived.append(x[-1])
-        return tile_gradients(*x)
-
-    monkeypatch.setattr(methods, "tile_gradients", record)
-    x = tensors(requires_grad=True)
-    context, weights = reference(*x, None, False)
-    expected = context, weights.mean(-1) if average_weights else weights
-    options = {"need_weights": True, "average_weights": average_weights}
-    outputs = methods.blockwise(call_of(*x, **options))
-    for ours, theirs in zip(outputs, expected, strict=True):
-        upstream = torch.randn_like(theirs)
-        gradients = torch.autograd.grad(ours, x, upstream, retain_graph=True)
-        right = torch.autograd.grad(
-            theirs, x, upstream, retain_graph=True, materialize_grads=True
-        )
-        for a, b in zip(gradients, right, strict=True):
-            torch.testing.assert_close(a, b, **CLOSE)
-        recorded = torch.autograd.grad(
-            ours, x, upstream, retain_graph=True, create_graph=True, allow_unused=True
-        )
-        for a, b in zip(recorded, right, strict=True):
-            if a is not None:
-                torch.testing.assert_close(a, b, **CLOSE)
-            assert a is not None or not b.any()
-    # Weights that no loss uses bring no gradient full of zeros.
-    assert arrived[0] is None
-    assert arrived[1].shape.numel() == expected[1].numel()
+@pytest.mark.parametrize("returned", ["weights", "mean"])
+def test_keys_before_the_window_have_weights_of_zero(returned: str) -> None:
+    x = tensors()
+    options: dict[str, Any] = {"is_causal": True, **RETURNS[returned]}
+    _, weights = methods.attention(*x, window=3, **options)
+    band = formula.band_mask(Q_LEN, x[1], True, 3)
+    _, expected = methods.attention(*x, mask=band, **options)
+    torch.testing.assert_close(weights, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("k_len", [7, K_LEN])
@@ -380,18 +282,6 @@ def test_returned_weights_have_gradients_unless_grad_is_disabled(k_len: int) -> 
         with torch.no_grad():
             _, weights = methods.attention(query, key, value, **RETURNS[returned])
         assert not weights.requires_grad
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_gradients_in_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
-    # All weights of a key are equal, so its gradient is a long sum of equal numbers.
-    q_len = 2003
-    query = torch.zeros(q_len, 1, 1, D_K, dtype=dtype)
-    key = torch.zeros(1, 1, 1, D_K, dtype=dtype)
-    value = torch.ones(1, 1, 1, D_K, dtype=dtype, requires_grad=True)
-    context, _ = methods.blockwise(call_of(query, key, value))
-    context.sum().backward()
-    assert torch.equal(value.grad, torch.full_like(value, q_len))
 
 
 @METHODS
@@ -464,7 +354,7 @@ def test_first_and_second_derivatives_match_finite_differences(
 ) -> None:
     if p and method is methods.fused:
         pytest.skip("the fused kernel of the CPU has no dropout")
-    monkeypatch.setattr(methods, "TILE_HEADS", 2)
+    monkeypatch.setattr(blockwise, "TILE_HEADS", 2)
     function, x = derivative_case(method, returned, is_causal, masked, p)
     # The fast mode compares a random projection, in a tenth of the time.
     assert torch.autograd.gradcheck(function, x, fast_mode=True)
@@ -618,7 +508,7 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
     spoilt = key.clone()
     spoilt[3, 1] = math.nan
     options = {"mask": mask, "eager": False, "transformed": transformed}
-    method = methods.materialized if transformed else methods.fused
+    method = formula.materialized if transformed else methods.fused
     right, _ = method(call_of(query, key, value, **options))
     context, _ = method(call_of(query, spoilt, value, **options))
     may = mask[:, 3] & torch.tensor([False, True, False])
@@ -692,24 +582,6 @@ def test_a_product_that_overflows_affects_only_rows_that_may_attend_to_it(
     torch.testing.assert_close(context[~may], right[~may])
     (gradient,) = torch.autograd.grad(context.sum(), query)
     torch.testing.assert_close(gradient[~may], expected[~may])
-
-
-def test_scores_are_finite_if_no_product_can_overflow() -> None:
-    x = [torch.ones(1, 1, 1, 2, dtype=torch.float16) for _ in range(3)]
-    assert call_of(*x).scores_are_finite(torch.float16)
-    x[0][:] = 256
-    x[1][:] = 127  # 256 * 127 * 2 = 65,024, and the largest float16 is 65,504
-    assert call_of(*x).scores_are_finite(torch.float16)
-    x[1][:] = 128
-    assert not call_of(*x).scores_are_finite(torch.float16)
-    x[0][:], x[1][:] = math.nan, 1
-    assert call_of(*x).scores_are_finite(torch.float16)  # only its own row is NaN
-    x[1][:] = math.nan
-    assert not call_of(*x).scores_are_finite(torch.float16)
-    x[1][:] = 128
-    assert call_of(*x).scores_are_finite(torch.float32)
-    assert not call_of(*x, eager=False).scores_are_finite(torch.float32)
-    assert not call_of(*(t.to("meta") for t in x)).scores_are_finite(torch.float16)
 
 
 # Dropout ------------------------------------------------------------------------------
@@ -844,7 +716,7 @@ def test_the_mean_over_many_dropout_masks_is_the_context_without_dropout(
 def test_probability_one_gives_exact_zeros_and_gradients_of_zero(
     method: Callable[[Call], Any], eager: bool, p: float, dtype: torch.dtype
 ) -> None:
-    if not eager and (method is methods.blockwise or p < 1):
+    if not eager and (method is blockwise.blockwise or p < 1):
         pytest.skip("blocks are always eager, and other devices round no probability")
     for returned in RETURNS.values():
         for is_causal in (False, True):
@@ -870,14 +742,6 @@ def test_a_probability_that_rounds_to_zero_drops_nothing(
     expected, _ = reference(*x, None, False)
     context, _ = method(call_of(*x, p=2.0**-18))
     torch.testing.assert_close(context, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("p", [0.0, 2.0**-17, 0.1, 0.25, 0.5, 1 - 2.0**-16, 1.0])
-def test_the_scale_belongs_to_the_probability_as_it_was_rounded(p: float) -> None:
-    threshold = methods.dropout_threshold(p)
-    assert abs(threshold / 2**16 - p) <= 2.0**-17
-    kept = 1 - threshold / 2**16
-    assert methods.dropout_scale(threshold) == (1 / kept if kept else 1.0)
 
 
 @DROPPING
@@ -1267,228 +1131,3 @@ def test_heads_are_contiguous_for_the_backward_pass(
     methods.attention(*tensors(requires_grad=True))
     methods.attention(*tensors())
     assert received == [True]
-
-
-# Tiles --------------------------------------------------------------------------------
-
-
-def tiles_of(
-    q_len: int = 13,
-    k_len: int = 17,
-    mask: Tensor | None = None,
-    is_causal: bool = False,
-    p: float = 0.0,
-    seed: int = 0,
-) -> tuple[Tiles, Tensor, Tensor]:
-    """The tiles of a call, its query and its key."""
-    query, key, _ = tensors(q_len, k_len)
-    spec = TileSpec(0, is_causal, True, methods.dropout_threshold(p), seed)
-    return Tiles(query, key, mask, spec), query, key
-
-
-@pytest.mark.parametrize("fit", [1, 8, 11, 22, 25, 1000])
-@CAUSAL
-@pytest.mark.parametrize(("q_len", "k_len"), [(13, 17), (17, 13), (16, 16), (3, 5)])
-def test_each_query_is_in_one_tile_with_all_keys_that_it_may_attend_to(
-    monkeypatch: pytest.MonkeyPatch, q_len: int, k_len: int, is_causal: bool, fit: int
-) -> None:
-    monkeypatch.setattr(methods, "TILE_ROWS", 4)
-    monkeypatch.setattr(methods, "TILE_SCORES", fit * min(4, q_len) * k_len)
-    tiles, query, _ = tiles_of(q_len, k_len, is_causal=is_causal)
-    times = torch.zeros(q_len, BATCH, HEADS, dtype=torch.int64)
-    most = 0
-    for tile in tiles:
-        times[tile.rows, tile.items, tile.heads] += 1
-        rows = range(q_len)[tile.rows]
-        assert 0 < len(rows) <= 4
-        assert tile.k_len == (rows[-1] + 1 + k_len - q_len if is_causal else k_len)
-        folded = tile.queries(query).shape[0]
-        assert folded <= max(8, fit)
-        most = max(most, folded)
-        # All heads of several items, or some heads of one.
-        assert (
-            len(range(HEADS)[tile.heads]) == HEADS or len(range(BATCH)[tile.items]) == 1
-        )
-    without_keys = max(0, q_len - k_len) if is_causal else 0
-    assert not times[:without_keys].any()
-    assert (times[without_keys:] == 1).all()
-    assert most > fit // 2 or most == BATCH * HEADS
-
-
-def test_a_tile_flattens_batch_and_heads() -> None:
-    tiles, query, key = tiles_of(is_causal=True)
-    for tile in tiles:
-        folded = itertools.product(range(BATCH)[tile.items], range(HEADS)[tile.heads])
-        queries, keys = tile.queries(query), tile.keys(key)
-        for n, (b, h) in enumerate(folded):
-            assert torch.equal(queries[n], query[tile.rows, b, h])
-            assert torch.equal(keys[n], key[: tile.k_len, b, h])
-
-
-@CAUSAL
-@pytest.mark.parametrize("kind", MASKS)
-def test_the_weights_of_a_tile_are_those_of_all_keys(
-    kind: str, is_causal: bool
-) -> None:
-    mask = masks_of(13, 17, BATCH)[kind]
-    tiles, query, key = tiles_of(mask=mask, is_causal=is_causal)
-    _, full = reference(query, key, key, mask, is_causal)
-    full = full.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
-    for tile in tiles:
-        weights = tiles.weights(query, key, tile)
-        part = full[tile.items, tile.heads, tile.rows]
-        expected = part[..., : tile.k_len].flatten(0, 1)
-        torch.testing.assert_close(weights, expected, **CLOSE)
-        assert not part[..., tile.k_len :].any()
-
-
-def test_tiles_share_their_buffers() -> None:
-    tiles, query, key = tiles_of(p=0.5)
-    places = set()
-    for tile in tiles:
-        weights = tiles.weights(query, key, tile)
-        keep = tiles.dropout_mask(weights.shape)
-        places.add((weights.data_ptr(), keep.data_ptr()))
-        assert weights.untyped_storage().nbytes() <= 8 * 8 * 2 * 17
-        assert keep.shape == weights.shape
-    assert len(places) == 1
-
-
-def test_rows_that_no_tile_writes_are_zero() -> None:
-    tiles, query, _ = tiles_of(17, 13, is_causal=True)
-    output = tiles.empty_output()
-    assert output.shape == query.shape
-    assert tiles.first_row == 4
-    assert not output[:4].any()
-    assert tiles_of(17, 13)[0].first_row == 0
-
-
-def test_dropout_masks_are_zeros_and_ones_that_follow_the_seed() -> None:
-    masks = []
-    for seed in (1, 1, 2):
-        tiles, query, key = tiles_of(p=0.3, seed=seed)
-        shape = tiles.weights(query, key, next(iter(tiles))).shape
-        masks.append([tiles.dropout_mask(shape).clone() for _ in range(2)])
-    for one, other in zip(*masks[:2], strict=True):
-        assert torch.equal(one, other)
-        assert one.unique().tolist() == [0, 1]
-    assert not torch.equal(masks[0][0], masks[0][1])
-    assert not torch.equal(masks[0][0], masks[2][0])
-
-
-def test_drop_all_drops_the_weights_that_all_tiles_drop() -> None:
-    tiles, query, key = tiles_of(is_causal=True, p=0.3, seed=5)
-    again, *_ = tiles_of(is_causal=True, p=0.3, seed=5)
-    ones = torch.ones(again.batch_size, again.heads, again.q_len, again.k_len)
-    full, scale = again.drop_all(ones.double())
-    assert scale == methods.dropout_scale(again.spec.dropout_threshold)
-    for tile in tiles:
-        keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
-        part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
-        assert torch.equal(tile.by_head(keep).double(), part)
-
-
-def test_keys_of_a_head_are_contiguous_where_half_precision_would_copy_them() -> None:
-    tiles, _, key = tiles_of()
-    assert tiles.head_contiguous(key) is key
-    half = key.half()
-    copied = tiles.head_contiguous(half)
-    assert torch.equal(copied, half)
-    assert copied.permute(1, 2, 0, 3).is_contiguous()
-    short, *_ = tiles_of(q_len=2)
-    assert short.head_contiguous(half) is half
-
-
-# Parts --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("q_len", "k_len"), [(3, 3), (2, 3), (3, 2)])
-def test_the_causal_mask_aligns_the_last_query_with_the_last_key(
-    q_len: int, k_len: int
-) -> None:
-    query, key, value = tensors(q_len, k_len)
-    past = methods.band_mask(q_len, key, True, None)
-    assert past.shape == (q_len, k_len, 1)
-    for i, j in itertools.product(range(q_len), range(k_len)):
-        assert past[i, j] == (k_len - 1 - j >= q_len - 1 - i)
-    mask = random_mask(1, k_len, BATCH)
-    call = call_of(query, key, value, mask=mask, is_causal=True)
-    assert torch.equal(call.allowed(), (mask & past).permute(2, 0, 1).unsqueeze(1))
-    assert call_of(query, key, value).allowed() is None
-
-
-def test_fully_masked_rows_are_returned() -> None:
-    allowed = torch.tensor([[True, False], [False, False]])
-    opened, empty = methods.unmask_fully_masked_rows(allowed)
-    assert opened.tolist() == [[True, False], [True, True]]
-    assert empty.tolist() == [[False], [True]]
-    assert methods.unmask_fully_masked_rows(allowed[:1])[1] is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_additive_mask_is_zero_or_minus_infinity(dtype: torch.dtype) -> None:
-    bias = methods.additive_mask(torch.tensor([True, False]), dtype)
-    assert bias.tolist() == [0, -math.inf]
-    assert bias.dtype == dtype
-
-
-def test_keys_that_causality_and_the_mask_leave_to_no_query_are_cleared() -> None:
-    # By the mask only query 0 may attend to key 4; by causality it is in its future.
-    key = torch.full((5, 2, 1, 1), math.nan)
-    mask = torch.ones(3, 5, 2).bool()
-    mask[1:, 4, 1] = False
-    cleared, value = methods.zero_hidden_keys(key, key, mask, True, 3)
-    assert value is cleared
-    expected = torch.zeros(5, 2).bool()
-    expected[4, 1] = True
-    assert torch.equal(cleared.isfinite()[..., 0, 0], expected)
-    assert not cleared[4, 1].any()
-    cleared, value = methods.zero_hidden_keys(key, key.clone(), mask, False, 3)
-    assert cleared.isnan().all()
-    assert value.isnan().all()
-
-
-def test_known_true_claims_nothing_that_cannot_be_inspected() -> None:
-    yes = torch.tensor(True)
-    assert methods.known_true(yes)
-    assert not methods.known_true(~yes)
-    assert not methods.known_true(yes.to("meta"))
-    answers = []
-
-    def inspect(condition: Tensor) -> Tensor:
-        answers.append(
-            (methods.known_true(condition), methods.max_abs(condition * 1.0))
-        )
-        return condition
-
-    torch.func.vmap(inspect)(yes.expand(3))
-    assert not answers[0][0]
-    assert math.isnan(answers[0][1])
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_squares_are_finite_up_to_the_root_of_the_largest_number(
-    dtype: torch.dtype,
-) -> None:
-    # The sum of these overflows in float16, which ends at 65,504; no product does.
-    x = torch.full((71, 1009), 200.0, dtype=dtype)
-    assert methods.squares_are_finite(x)
-    assert methods.squares_are_finite(x[:0])
-    for bad in (torch.finfo(dtype).max / 2, math.inf, -math.inf, math.nan):
-        x[70, 1008] = bad
-        assert not methods.squares_are_finite(x)
-    assert not methods.squares_are_finite(x.to("meta"))
-
-
-def test_plain_tensors_are_not_transformed() -> None:
-    x = torch.randn(3, requires_grad=True)
-    assert not methods.is_transformed(x, nn.Parameter(x))
-    assert methods.is_transformed(x, x.as_subclass(Marked))
-
-
-def test_seeds_come_from_the_global_generator() -> None:
-    before = torch.random.get_rng_state()
-    first, second = methods.draw_seed(), methods.draw_seed()
-    assert first != second
-    torch.random.set_rng_state(before)
-    assert methods.draw_seed() == first

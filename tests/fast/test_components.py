@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from calls import shrink
 from headnotes import mha
-from headnotes.fast import KeyValueCache, MultiHeadAttention, Rotary, Scores, Widths
+from headnotes.fast import (
+    KeyValueCache,
+    MultiHeadAttention,
+    Rotary,
+    Scores,
+    Widths,
+    blockwise,
+    formula,
+)
 from headnotes.fast import attention as methods
 from headnotes.variants.rotary import rotary_angles, rotary_frequencies, rotate
 
@@ -21,10 +30,7 @@ CLOSE: Any = {"rtol": 1e-12, "atol": 1e-12}
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles have 2 rows and one group of heads; 2 keys are few."""
-    monkeypatch.setattr(methods, "TILE_ROWS", 2)
-    monkeypatch.setattr(methods, "TILE_SCORES", 1)
-    monkeypatch.setattr(methods, "TILE_HEADS", 2)
-    monkeypatch.setattr(methods, "SHORT_KEYS", 2)
+    shrink(monkeypatch, heads=2, few=2)
 
 
 def may_attend(
@@ -145,7 +151,7 @@ def test_each_method_equals_the_oracle_with_gradients(
         rest["mask"] = None if is_causal else mask
         expected = oracle(**arguments, **rest)
         expected_gradients = gradients(expected, arguments)
-        for method in (methods.materialized, methods.blockwise, methods.fused):
+        for method in (formula.materialized, blockwise.blockwise, methods.fused):
             learned = dict(arguments)
             if method is methods.fused:
                 if parts & {"width", "cap"}:
@@ -161,15 +167,15 @@ def test_each_method_equals_the_oracle_with_gradients(
                     torch.testing.assert_close(found[name], gradient, **CLOSE)
 
 
-@pytest.mark.parametrize("method", [methods.blockwise, methods.fused])
+@pytest.mark.parametrize("method", [blockwise.blockwise, methods.fused])
 def test_second_derivatives_are_those_of_the_formula(
     method: methods.Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = {"groups", "sinks", "scale"}
-    parts |= {"cap", "bias", "window"} if method is methods.blockwise else set()
+    parts |= {"cap", "bias", "window"} if method is blockwise.blockwise else set()
     arguments = given(frozenset(parts))
     second = []
-    for each in (method, methods.materialized):
+    for each in (method, formula.materialized):
         monkeypatch.setattr(methods, "DISPATCH", [(each, lambda call: True)])
         context, _ = methods.attention(**arguments, is_causal=True)
         first = gradients(context, arguments, create_graph=True)
@@ -185,7 +191,7 @@ def test_weights_and_dropout_of_tiles_are_those_of_the_components(
 ) -> None:
     arguments = given(frozenset({"groups", "window", "sinks", "cap"}))
     shown = []
-    for method in (methods.blockwise, methods.materialized):
+    for method in (blockwise.blockwise, formula.materialized):
         monkeypatch.setattr(methods, "DISPATCH", [(method, lambda call: True)])
         options: dict[str, Any] = {"is_causal": True, "need_weights": True}
         context, weights = methods.attention(**arguments, **options)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import check
+from calls import shrink
 from contract import Fast, Sizes
 from headnotes import fast, masks, mha
-from headnotes.fast import KeyValueCache
-from headnotes.fast import attention as methods
+from headnotes.fast import KeyValueCache, blockwise, formula
 
 # Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
 Q_LEN, K_LEN, BATCH, HEADS, D_K = 13, 17, 5, 11, 3
@@ -32,9 +32,7 @@ SLOW = "ignore:There is a performance drop:UserWarning"
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes reach every method: tiles have 4 rows, and 8 of 11 heads."""
-    monkeypatch.setattr(methods, "TILE_ROWS", 4)
-    monkeypatch.setattr(methods, "TILE_SCORES", 1)
-    monkeypatch.setattr(methods, "SHORT_KEYS", 7)
+    shrink(monkeypatch, rows=4)
 
 
 def build(
@@ -113,7 +111,7 @@ def test_outputs_weights_and_gradients_are_those_of_the_core(
     tolerance: float,
     scores: int,
 ) -> None:
-    monkeypatch.setattr(methods, "TILE_SCORES", scores)
+    monkeypatch.setattr(blockwise, "TILE_SCORES", scores)
     core, module = pair(dtype)
     shapes = [
         (1, k_len, BATCH),
@@ -734,7 +732,7 @@ def compositions(length: int) -> Iterator[list[int]]:
 def test_decoding_in_any_pieces_equals_one_causal_pass(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, few: int
 ) -> None:
-    monkeypatch.setattr(methods, "SHORT_KEYS", few)
+    monkeypatch.setattr(formula, "SHORT_KEYS", few)
     module = fast.MultiHeadAttention(HEADS, D_MODEL).to(device).eval()
     x = torch.randn(7, BATCH, D_MODEL, device=device)
     at_once = module(query=x, key=x, value=x, is_causal=True)

@@ -1,6 +1,5 @@
 """Attacks on the variants with positions in the scores, and with fewer key heads."""
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,81 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import loops
 from headnotes.variants import alibi, grouped_query, latent, relative, rotary
 from hostile.attention import (
-    allowed,
     awake,
     call,
     compare,
     dense,
     need,
-    new_mask,
-    odd_mask,
     whole,
 )
-from hostile.attention import inputs as tensors_of
 from hostile.dice import FLOATS, Dice
+from hostile.forward import by_loops, forward, wide
 from hostile.outcome import Call
 from hostile.registry import ATTACKS, attack
 from hostile.settings import constructor
-
-# From a module in float64 on the CPU, and the arguments: what the loops need.
-Steps = Callable[[Any, dict[str, Any]], dict[str, Any]]
-
-
-def forward(
-    build: Callable[[Dice], Any],
-    steps: Steps,
-    extra: Callable[[Dice, int, int, int], dict[str, Any]] | None = None,
-) -> Callable[[Dice], Call]:
-    """An attack on the forward of a variant; `steps` says how its loops differ."""
-
-    def attack(dice: Dice) -> Call:
-        module = awake(dice, build(dice))
-        weight = module.output.weight
-        d_model = weight.shape[0]
-        q_len, k_len, batch_size = dice.roll(0, 3), dice.roll(0, 3), dice.roll(0, 2)
-        shapes = [(n, batch_size, d_model) for n in (q_len, k_len, k_len)]
-        xs = tensors_of(dice, *shapes, like=weight)
-        given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
-        given["mask"] = new_mask(dice, q_len, k_len, batch_size)
-        given |= extra(dice, q_len, k_len, batch_size) if extra else {}
-        if q_len > k_len and extra:
-            dice.tame = False  # keys with positions, and queries without
-
-        def judge(result: Any) -> None:
-            query, key, value, mask = list(given.values())[:4]
-            for x in (query, key, value):
-                dense(x, weight, 3)
-                need(x.shape[-1] == d_model, "a width differs")
-            need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
-            need(len(key) == len(value), "keys and values differ in length")
-            if mask is not None:
-                whole(mask, weight)
-            full = (len(query), len(key), query.shape[1])
-            may = allowed(mask, full)
-            if weight.is_meta:
-                own = steps(module, given)
-                return compare(result, torch.empty_like(query), weight)
-            wide = copy.deepcopy(module).cpu().double()
-            own = steps(wide, given)
-            xs = [x.detach().cpu().double() for x in (query, key, value)]
-            if not query.numel() or not key.numel():
-                expected = wide.output.bias.detach().expand(query.shape)
-            else:
-                expected = loops.attention(wide, *xs, may, **own).detach()
-            compare(result, expected, weight)
-
-        return call(dice, module, given, judge, mask=odd_mask(dice))
-
-    return attack
-
-
-def dot(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-    """The score of the core."""
-    return torch.dot(q, k) / math.sqrt(len(q))
-
+from loops import Pair, dot
 
 # Grouped heads --------------------------------------------------------------------
 
@@ -105,7 +44,7 @@ ATTACKS |= {
         kv_heads=1,
     ),
     "variants.grouped_query.GroupedQueryAttention.forward": forward(
-        new_grouped, lambda module, _: {"score": dot, "kv_heads": module.kv_heads}
+        new_grouped, by_loops()
     ),
 }
 
@@ -160,12 +99,13 @@ def of_rotary(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     frequencies = torch.tensor(module.frequencies, dtype=torch.float64)
     behind = len(key) - len(query)
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+    def score(q: Tensor, k: Tensor, pair: Pair) -> Tensor:
+        i, j, b, _ = pair
         # Without positions there may be more queries than keys: the first lie before.
         place = at[i + behind, b] if i + behind >= 0 else at[0, b] + i + behind
         q = rotate_one(q, place * frequencies, module.pairing)
         k = rotate_one(k, at[j, b] * frequencies, module.pairing)
-        return torch.dot(q, k) / math.sqrt(len(q))
+        return dot(q, k)
 
     return {"score": score}
 
@@ -191,7 +131,7 @@ ATTACKS |= {
         frequencies=torch.zeros(0),
     ),
     "variants.rotary.RotaryAttention.forward": forward(
-        new_rotary, of_rotary, rotary_positions
+        new_rotary, by_loops(of_rotary), rotary_positions
     ),
 }
 
@@ -362,9 +302,8 @@ def behind(given: dict[str, Any]) -> int:
 
 
 def of_alibi(module: Any, given: dict[str, Any]) -> dict[str, Any]:
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        bias = module.slopes[h] * abs(i + behind(given) - j)
-        return dot(i, j, b, h, q, k) - bias
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        return dot(q, k) - module.slopes[at.h] * abs(at.i + behind(given) - at.j)
 
     return {"score": score}
 
@@ -372,15 +311,15 @@ def of_alibi(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 def of_shaw(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     limit = module.max_distance
 
-    def row(i: int, j: int) -> int:
-        distance: int = max(-limit, min(limit, j - i - behind(given)))
+    def row(at: Pair) -> int:
+        distance: int = max(-limit, min(limit, at.j - at.i - behind(given)))
         return distance + limit
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        return dot(i, j, b, h, q, k + module.key_table[row(i, j)])
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        return dot(q, k + module.key_table[row(at)])
 
-    def value_of(i: int, j: int, b: int, h: int, v: Tensor) -> Tensor:
-        moved: Tensor = v + module.value_table[row(i, j)]
+    def value_of(v: Tensor, at: Pair) -> Tensor:
+        moved: Tensor = v + module.value_table[row(at)]
         return moved
 
     return {"score": score, "value_of": value_of}
@@ -389,26 +328,25 @@ def of_shaw(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 def of_xl(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     weight, heads = module.position.linear.weight, module.heads
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        distance, width = i + behind(given) - j, weight.shape[1]
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        distance, width = at.i + behind(given) - at.j, weight.shape[1]
         angles = [distance / 10000 ** (n / width) for n in range(0, width, 2)]
         sinusoid = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
         whole = weight @ torch.tensor(sinusoid[:width], dtype=torch.float64)
-        position = dot(
-            i, j, b, h, q + module.position_bias[h], whole.view(heads, -1)[h]
-        )
-        return dot(i, j, b, h, q + module.content_bias[h], k) + position
+        by_distance = whole.view(heads, -1)[at.h]
+        content = dot(q + module.content_bias[at.h], k)
+        return content + dot(q + module.position_bias[at.h], by_distance)
 
     return {"score": score}
 
 
 def of_t5(module: Any, given: dict[str, Any]) -> dict[str, Any]:
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        # At most three tokens: each distance has a bucket of its own.
-        position = j - i - behind(given)
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        # At most four tokens: each distance has a bucket of its own.
+        position = at.j - at.i - behind(given)
         after = 16 if module.bidirectional else None
         bucket = -position if position <= 0 else after and after + position
-        bias: Tensor = module.relative_bias.weight[bucket or 0, h]
+        bias: Tensor = module.relative_bias.weight[bucket or 0, at.h]
         return torch.dot(q, k) + bias
 
     return {"score": score}
@@ -430,16 +368,18 @@ ALIBI, XL = alibi.AlibiAttention, relative.TransformerXLAttention
 SHAW, T5 = relative.ShawAttention, relative.T5Attention
 ATTACKS |= {
     "variants.alibi.AlibiAttention": constructor(ALIBI, **SIZES),
-    "variants.alibi.AlibiAttention.forward": forward(plain(ALIBI), of_alibi),
+    "variants.alibi.AlibiAttention.forward": forward(plain(ALIBI), by_loops(of_alibi)),
     "variants.relative.ShawAttention": constructor(SHAW, **SIZES, max_distance=1),
     "variants.relative.ShawAttention.forward": forward(
-        plain(SHAW, max_distance=lambda dice: dice.roll(1, 3)), of_shaw
+        plain(SHAW, max_distance=lambda dice: dice.roll(1, 3)), by_loops(of_shaw)
     ),
     "variants.relative.TransformerXLAttention": constructor(XL, **SIZES),
-    "variants.relative.TransformerXLAttention.forward": forward(plain(XL), of_xl),
+    "variants.relative.TransformerXLAttention.forward": forward(
+        plain(XL), by_loops(of_xl)
+    ),
     "variants.relative.T5Attention": constructor(T5, **SIZES),
     "variants.relative.T5Attention.forward": forward(
-        plain(T5, bidirectional=lambda dice: dice.chance(2)), of_t5
+        plain(T5, bidirectional=lambda dice: dice.chance(2)), by_loops(of_t5)
     ),
 }
 
@@ -583,32 +523,20 @@ class OnePair(latent.LatentAttention):
 ATTACKS["variants.latent.LatentAttention"] = constructor(OnePair, **SIZES, kv_rank=1)
 
 
-@attack("variants.latent.LatentAttention.forward")
-def latent_forward(dice: Dice) -> Call:
-    module = awake(dice, new_latent(dice))
-    weight, d_model = module.output.weight, module.output.out_features
-    q_len, k_len, batch_size = dice.roll(0, 3), dice.roll(0, 3), dice.roll(0, 2)
-    shapes = [(n, batch_size, d_model) for n in (q_len, k_len, k_len)]
-    xs = tensors_of(dice, *shapes, like=weight)
-    given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
-    given["mask"] = new_mask(dice, q_len, k_len, batch_size)
+def of_latent(module: Any, given: dict[str, Any], may: Tensor) -> Tensor | None:
+    """The module itself in float64: the loops have not its projections."""
+    query, key, value = (given[name] for name in ("query", "key", "value"))
+    if query.is_meta:
+        return None
+    output: Tensor = module(
+        query=wide(query), key=wide(key), value=wide(value), mask=may
+    )
+    return output
 
-    def judge(result: Any) -> None:
-        query, key, value, mask = given.values()
-        for x in (query, key, value):
-            dense(x, weight, 3)
-            need(x.shape[-1] == d_model, "a width differs")
-        need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
-        need(len(key) == len(value), "keys and values differ in length")
-        if mask is not None:
-            whole(mask, weight)
-        allowed(mask, (len(query), len(key), query.shape[1]))
-        assert result.shape == query.shape
-        assert result.dtype == weight.dtype
-        finite = all(x.is_meta or x.isfinite().all() for x in (query, key, value))
-        assert result.is_meta or not finite or result.isfinite().all()
 
-    return call(dice, module, given, judge, mask=odd_mask(dice))
+ATTACKS["variants.latent.LatentAttention.forward"] = forward(
+    new_latent, of_latent, coarse=True
+)
 
 
 @attack("variants.latent.LatentAttention.decode")

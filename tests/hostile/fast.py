@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headnotes import fast
-from headnotes.fast import KeyValueCache, Rotary, Scores, Widths
+from headnotes.fast import KeyValueCache, Rotary, Scores, Widths, blockwise
 from headnotes.fast import attention as methods
 from hostile.attention import (
     Weights,
@@ -38,10 +38,11 @@ LONG = 300  # tiles have 128 rows, and up to 128 keys are few
 @contextmanager
 def surroundings(tiny: bool, nan_memory: bool = False) -> Iterator[None]:
     """Tiles of two rows, for every path at tiny sizes; NaN in uninitialized memory."""
-    changes = {"TILE_ROWS": 2, "TILE_SCORES": 1, "SHORT_KEYS": 1} if tiny else {}
     with ExitStack() as stack:
-        for name, value in changes.items():
-            stack.enter_context(mock.patch.object(methods, name, value))
+        if tiny:
+            changes = {"TILE_ROWS": 2, "TILE_SCORES": 1}
+            stack.enter_context(mock.patch.multiple(blockwise, **changes))
+            stack.enter_context(mock.patch("headnotes.fast.formula.SHORT_KEYS", 1))
         if nan_memory:
             torch.use_deterministic_algorithms(True)
             stack.callback(torch.use_deterministic_algorithms, False)

@@ -21,13 +21,10 @@ from hostile.attention import (
     whole,
 )
 from hostile.dice import FLOATS, Dice
+from hostile.forward import forward, wide
 from hostile.outcome import Call
 from hostile.registry import ATTACKS, attack
 from hostile.settings import constructor
-
-
-def wide(x: Tensor) -> Tensor:
-    return x.detach().cpu().double()
 
 
 def right(q: Tensor, k: Tensor, v: Tensor, may: Tensor) -> Tensor:
@@ -178,58 +175,41 @@ def delta(function: Callable[..., Any], chunked: bool) -> Callable[[Dice], Call]
     return attack
 
 
-def module(kind: Any) -> Callable[[Dice], Call]:
-    """An attack on the forward of one of the modules."""
+def module(kind: Any) -> Callable[[Dice], Any]:
+    """One of the modules, of a random size."""
 
-    def attack(dice: Dice) -> Call:
-        heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
-        made = awake(dice, kind(heads, heads * d_k, chunk_size=dice.roll(1, 3)))
-        weight = made.output.weight
-        q_len, k_len, batch_size = sizes(dice)
-        shapes = [(n, batch_size, heads * d_k) for n in (q_len, k_len, k_len)]
-        xs = inputs(dice, *shapes, like=weight)
-        given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
-        is_linear = kind is linear.LinearAttention
-        given |= {"mask": new_mask(dice, q_len if is_linear else 1, k_len, batch_size)}
+    def build(dice: Dice) -> Any:
+        heads = dice.roll(1, 3)
+        d_model = heads * dice.roll(1, 3)
+        return kind(heads, d_model, chunk_size=dice.roll(1, 3))
 
-        def judge(result: Any) -> None:
-            query, key, value, mask = given.values()
-            for x in (query, key, value):
-                dense(x, weight, 3)
-                need(x.shape[2] == heads * d_k, "a width differs")
-            if mask is not None:
-                whole(mask, weight)
-            need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
-            need(len(key) == len(value), "keys and values differ in length")
-            may = allowed(mask, (len(query), len(key), query.shape[1]))
-            assert result.shape == query.shape
-            if not is_linear or query.is_meta or not query.numel():
-                return
-            twin = kind(heads, heads * d_k).double()
-            twin.load_state_dict(made.state_dict())
-            q, k = (
-                linear.feature_map(layer(wide(x)))
-                for layer, x in ((twin.query, query), (twin.key, key))
-            )
-            hidden = ~may.any(dim=0).unsqueeze(-1)
-            v = twin.value(wide(value).masked_fill(hidden, 0))
-            k = k.masked_fill(hidden.unsqueeze(-1), 0)
-            expected = twin.output(right(q, k, v, may).flatten(-2))
-            near(result, expected.detach(), weight)
+    return build
 
-        return call(dice, made, given, judge, mask=odd_mask(dice))
 
-    return attack
+def of_linear(module: Any, given: dict[str, Any], may: Tensor) -> Tensor | None:
+    """The output of linear attention."""
+    if given["query"].is_meta or not given["query"].numel():
+        return None
+    query, key, value = (wide(given[name]) for name in ("query", "key", "value"))
+    hidden = ~may.any(dim=0).unsqueeze(-1)
+    q, k = (
+        linear.feature_map(layer(x))
+        for layer, x in ((module.query, query), (module.key, key))
+    )
+    k = k.masked_fill(hidden.unsqueeze(-1), 0)
+    v = module.value(value.masked_fill(hidden, 0))
+    output: Tensor = module.output(right(q, k, v, may).flatten(-2))
+    return output
 
 
 def decode(kind: Any) -> Callable[[Dice], Call]:
     """An attack on `decode`, behind a prompt."""
 
     def attack(dice: Dice) -> Call:
-        heads, d_k, batch_size = (dice.roll(1, 3) for _ in range(3))
-        made = awake(dice, kind(heads, heads * d_k, chunk_size=2)).eval()
+        made = awake(dice, module(kind)(dice)).eval()
         weight = made.output.weight
-        shape = batch_size, heads * d_k
+        batch_size, d_model = dice.roll(1, 3), len(weight)
+        shape = batch_size, d_model
         prompt = dice.floats(dice.roll(0, 3), *shape, dtype=weight.dtype)
         _, state = made.decode(prompt)
         x = dice.floats(dice.roll(0, 3), *shape, dtype=weight.dtype)
@@ -238,7 +218,7 @@ def decode(kind: Any) -> Callable[[Dice], Call]:
         def judge(result: Any) -> None:
             x, start = given.values()
             dense(x, weight, 3)
-            need(x.shape[2] == heads * d_k, "a width differs")
+            need(x.shape[2] == d_model, "a width differs")
             fits = start is None or x.shape[1] == batch_size
             need(fits, "the state has another batch size")
             if start is not None:
@@ -273,6 +253,16 @@ for each in (linear.LinearAttention, linear.DeltaNetAttention):
         f"{NAME}.{each.__name__}": constructor(
             each, heads=1, d_model=2, bias=True, chunk_size=3
         ),
-        f"{NAME}.{each.__name__}.forward": module(each),
         f"{NAME}.{each.__name__}.decode": decode(each),
     }
+ATTACKS |= {
+    f"{NAME}.LinearAttention.forward": forward(
+        module(linear.LinearAttention), of_linear, coarse=True
+    ),
+    # Of the delta rule only the shape: its state may grow.
+    f"{NAME}.DeltaNetAttention.forward": forward(
+        module(linear.DeltaNetAttention),
+        lambda module, given, may: None,
+        mask_per_query=False,
+    ),
+}

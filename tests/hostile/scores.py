@@ -2,13 +2,12 @@
 
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import rows
+import loops
 from headnotes.variants import (
     differential,
     qk_norm,
@@ -17,103 +16,39 @@ from headnotes.variants import (
     soft_cap,
 )
 from hostile.attention import (
-    allowed,
     awake,
     call,
     compare,
     dense,
-    inputs,
     need,
-    new_mask,
-    odd_mask,
-    sizes,
-    whole,
 )
 from hostile.dice import Dice
+from hostile.forward import by_loops, forward, wide
 from hostile.outcome import Call
 from hostile.registry import ATTACKS, attack
 from hostile.settings import constructor
 
-Steps = dict[str, Callable[..., Any]]
 
-
-def wide(x: Any) -> Tensor:
-    y: Tensor = x.detach().cpu().double()
-    return y
-
-
-def forward(
-    build: Callable[[Dice, int, int], Any],
-    steps: Callable[[Any], Steps],
-    restrict: Callable[[Any, Tensor], Tensor] = lambda module, may: may,
-) -> Callable[[Dice], Call]:
-    """An attack on a variant: `steps` are those of the loops that it changes."""
-
-    def attack(dice: Dice) -> Call:
-        heads, d_k = dice.roll(1, 3), 2 * dice.roll(1, 2)
-        module = awake(dice, build(dice, heads, heads * d_k))
-        weight = module.output.weight
-        q_len, k_len, batch_size = sizes(dice)
-        shapes = [(n, batch_size, heads * d_k) for n in (q_len, k_len, k_len)]
-        xs = inputs(dice, *shapes, like=weight)
-        given: dict[str, Any] = dict(zip(("query", "key", "value"), xs, strict=True))
-        given |= {"mask": new_mask(dice, q_len, k_len, batch_size)}
-
-        def judge(result: Any) -> None:
-            query, key, value, mask = given.values()
-            for x in (query, key, value):
-                dense(x, weight, 3)
-                need(x.shape[2] == heads * d_k, "a width differs")
-            if mask is not None:
-                whole(mask, weight)
-            need(query.shape[1] == key.shape[1] == value.shape[1], "batch sizes differ")
-            need(len(key) == len(value), "keys and values differ in length")
-            may = allowed(mask, (len(query), len(key), query.shape[1]))
-            may = restrict(module, may)
-            if query.is_meta or not query.numel():
-                compare(result, torch.empty(query.shape, device=query.device), weight)
-                return
-            layers = {n: getattr(module, n).linear for n in ("query", "key", "value")}
-            layers["output"] = module.output
-            projections: rows.Projections = {
-                name: (wide(x.weight), None if x.bias is None else wide(x.bias))
-                for name, x in layers.items()
-            }
-            xs = [wide(x) for x in (query, key, value)]
-            expected = rows.attention(*xs, may, projections, heads, **steps(module))
-            # As in the core, what a query may attend to must be finite for all queries
-            # of a batch item, because zero times NaN is NaN.
-            seen = may.any(dim=0) & ~xs[2].isfinite().all(dim=-1)
-            expected[:, seen.any(dim=0)] = math.nan
-            # A norm divides by what may be small, and half precision is coarse there.
-            if weight.dtype in (torch.float32, torch.float64):
-                compare(result, expected, weight)
-
-        return call(dice, module, given, judge, mask=odd_mask(dice))
-
-    return attack
-
-
-def of_sinks(module: Any) -> Steps:
+def of_sinks(module: Any, given: Any) -> dict[str, Any]:
     def weigh(scores: Tensor, head: int) -> Tensor:
-        sink = wide(module.sinks)[head].expand(1)
-        return rows.softmax(torch.cat([scores, sink]), head)[:-1]
+        sink = module.sinks[head].expand(1)
+        return loops.softmax(torch.cat([scores, sink]))[:-1]
 
     return {"weigh": weigh}
 
 
-def of_soft_cap(module: Any) -> Steps:
+def of_soft_cap(module: Any, given: Any) -> dict[str, Any]:
     cap = module.soft_cap
-    return {"score": lambda q, k: cap * torch.tanh(rows.dot(q, k) / cap)}
+    return {"score": lambda q, k, at: cap * torch.tanh(loops.dot(q, k) / cap)}
 
 
-def of_norm(module: Any) -> Steps:
+def of_norm(module: Any, given: Any) -> dict[str, Any]:
     def prepare(name: str, vector: Tensor) -> Tensor:
         if name == "value":
             return vector
         layer = getattr(module, name)
         parts = [vector] if layer.over == "all" else vector.chunk(module.heads)
-        factors, eps = wide(layer.norm.weight), layer.norm.eps
+        factors, eps = layer.norm.weight, layer.norm.eps
         if isinstance(layer.norm, torch.nn.LayerNorm):
             parts = [x - x.mean() for x in parts]
         means = [x.square().mean() for x in parts]
@@ -123,28 +58,34 @@ def of_norm(module: Any) -> Steps:
     return {"prepare": prepare}
 
 
-def of_difference(module: Any) -> Steps:
-    def score(q: Tensor, k: Tensor) -> Tensor:
+def of_difference(module: Any, given: Any) -> dict[str, Any]:
+    def score(q: Tensor, k: Tensor, at: loops.Pair) -> Tensor:
         halves = zip(q.chunk(2), k.chunk(2), strict=True)
-        return torch.stack([rows.dot(a, b) for a, b in halves])
+        return torch.stack([loops.dot(a, b) for a, b in halves])
 
     def weigh(scores: Tensor, head: int) -> Tensor:
-        first, second = (rows.softmax(each, head) for each in scores.T)
-        return first - wide(module.get_lambda()) * second
+        first, second = (loops.softmax(each) for each in scores.T)
+        return first - module.get_lambda() * second
 
     def finish(context: Tensor) -> Tensor:
         root = (context.square().mean() + 1e-5).sqrt()
-        context = context / root * wide(module.norm.weight)
+        context = context / root * module.norm.weight
         return (1 - module.lambda_init) * context
 
     return {"score": score, "weigh": weigh, "finish": finish}
 
 
-def normalized(dice: Dice, heads: int, d_model: int) -> Any:
+def widths(dice: Dice) -> tuple[int, int]:
+    """Heads, and a width of which each has an even part."""
+    heads = dice.roll(1, 3)
+    return heads, 2 * heads * dice.roll(1, 2)
+
+
+def normalized(dice: Dice) -> Any:
     norm, over = dice.pick(("rms", "layer")), dice.pick(("head", "all"))
     # With one or two components, layer norm divides zero by nearly zero.
     return qk_norm.QKNormAttention(
-        heads, d_model, 0.0, norm=norm, over=over, eps=dice.pick((0.1, 0.5))
+        *widths(dice), 0.0, norm=norm, over=over, eps=dice.pick((0.1, 0.5))
     )
 
 
@@ -177,9 +118,9 @@ def difference(dice: Dice) -> Call:
     return call(dice, differential.DifferentialAttention, given, judge)
 
 
-def windowed(dice: Dice, heads: int, d_model: int) -> Any:
+def windowed(dice: Dice) -> Any:
     return sliding_window.SlidingWindowAttention(
-        heads, d_model, 0.0, window=dice.roll(1, 4), sink_tokens=dice.roll(0, 2)
+        *widths(dice), 0.0, window=dice.roll(1, 4), sink_tokens=dice.roll(0, 2)
     )
 
 
@@ -235,12 +176,11 @@ def ring(dice: Dice) -> Call:
 
 @attack("variants.sliding_window.SlidingWindowAttention.decode")
 def decode(dice: Dice) -> Call:
-    heads, d_k = dice.roll(1, 3), dice.roll(1, 3)
-    module = awake(dice, windowed(dice, heads, heads * d_k)).eval()
+    module = awake(dice, windowed(dice)).eval()
     weight = module.output.weight
     batch_size = dice.roll(1, 3)
     cache = module.cache(batch_size)
-    x = dice.floats(dice.roll(0, 7), batch_size, heads * d_k, dtype=weight.dtype)
+    x = dice.floats(dice.roll(0, 7), batch_size, len(weight), dtype=weight.dtype)
     module.decode(x, cache)
     piece = dice.floats(dice.roll(0, 3), *x.shape[1:], dtype=weight.dtype)
     given: dict[str, Any] = {"x": piece, "cache": cache}
@@ -259,13 +199,13 @@ def decode(dice: Dice) -> Call:
 
 @attack("variants.sliding_window.SlidingWindowAttention.cache")
 def empty_cache(dice: Dice) -> Call:
-    module = windowed(dice, 2, 6)
+    module = windowed(dice)
     given: dict[str, Any] = {"batch_size": dice.roll(1, 3)}
 
     def judge(cache: Any) -> None:
         batch_size = given["batch_size"]
         need(type(batch_size) is int and batch_size > 0, "no size")
-        assert cache.keys.shape == (0, batch_size, 2, 3)
+        assert cache.keys.shape == (0, batch_size, module.heads, module.d_k)
 
     return call(dice, module.cache, given, judge)
 
@@ -297,20 +237,23 @@ ATTACKS |= {
         qk_norm.NormalizedProjection, d_model=2, heads=1, d_k=1, bias=True
     ),
     "variants.sliding_window.SlidingWindowAttention.forward": forward(
-        windowed, lambda module: {}, within_window
+        windowed, by_loops(restrict=within_window)
     ),
     "variants.sinks.SinkAttention.forward": forward(
-        lambda dice, *sizes: sinks.SinkAttention(*sizes, 0.0), of_sinks
+        lambda dice: sinks.SinkAttention(*widths(dice), 0.0), by_loops(of_sinks)
     ),
     "variants.soft_cap.SoftCapAttention.forward": forward(
-        lambda dice, *sizes: soft_cap.SoftCapAttention(
-            *sizes, 0.0, soft_cap=dice.pick((50.0, 1, 0.3))
+        lambda dice: soft_cap.SoftCapAttention(
+            *widths(dice), 0.0, soft_cap=dice.pick((50.0, 1, 0.3))
         ),
-        of_soft_cap,
+        by_loops(of_soft_cap),
     ),
-    "variants.qk_norm.QKNormAttention.forward": forward(normalized, of_norm),
+    "variants.qk_norm.QKNormAttention.forward": forward(
+        normalized, by_loops(of_norm), coarse=True
+    ),
     "variants.differential.DifferentialAttention.forward": forward(
-        lambda dice, *sizes: differential.DifferentialAttention(*sizes, 0.0),
-        of_difference,
+        lambda dice: differential.DifferentialAttention(*widths(dice), 0.0),
+        by_loops(of_difference),
+        coarse=True,
     ),
 }

@@ -396,7 +396,9 @@ def test_the_site_works_from_a_folder(page: Page, site: Path) -> None:
 
 def test_search_finds_a_method_and_leads_to_it(page: Page, searchable: str) -> None:
     heard = listen(page, searchable.split("/")[2])
-    page.goto(searchable, wait_until="networkidle")  # the index is on its way
+    page.goto(
+        f"{searchable}/index.html", wait_until="networkidle"
+    )  # the index is on its way
     page.get_by_role("textbox", name="Search").press_sequentially("get_scores")
     found = page.locator(
         ".md-search-result__link[href$='#MultiHeadAttention.get_scores']"

@@ -19,7 +19,8 @@ QUERIES: dict[str, list[str]] = json.loads(
 # The page that each result leads to.
 PAGES = """results => results.map(result => {
   const path = new URL(result.querySelector("a").href).pathname;
-  return path.slice(1).replace(/\\.html$/, "");
+  const root = location.pathname.replace(/[^/]*$/, "");
+  return path.slice(root.length).replace(/\\.html$/, "");
 })"""
 
 

@@ -8,31 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-import loops
-from attention_laws import check
+from claims import BATCH, K_LEN, Q_LEN, assert_equals_the_loops, in_float64, some_mask
 from headnotes import masks
 from headnotes.mha import MultiHeadAttention
 from headnotes.variants.alibi import AlibiAttention, alibi_slopes
+from loops import Pair, dot
 
-Q_LEN, K_LEN, BATCH, HEADS, D_K = 3, 5, 2, 3, 7
+HEADS, D_K = 3, 7
 D_MODEL = HEADS * D_K
 
 
 def test_output_and_gradients_are_those_of_the_loops() -> None:
-    module = loops.build(AlibiAttention(HEADS, D_MODEL))
-    query, key, value = xs = loops.inputs(
-        (Q_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL)
-    )
-    mask = torch.rand(Q_LEN, K_LEN, BATCH) < 0.7
-    mask[1, :, 0] = False
     slopes = [1 / 16, 1 / 256, 1 / 4]
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        return torch.dot(q, k) / math.sqrt(D_K) - slopes[h] * abs(i + 2 - j)
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        return dot(q, k) - slopes[at.h] * abs(at.i + K_LEN - Q_LEN - at.j)
 
-    expected = loops.attention(module, query, key, value, mask, score)
-    output = module(query=query, key=key, value=value, mask=mask)
-    loops.assert_same(output, expected, [*xs, *module.parameters()])
+    assert_equals_the_loops(AlibiAttention(HEADS, D_MODEL), some_mask(), score=score)
 
 
 def test_with_slopes_of_zero_it_is_the_core() -> None:
@@ -62,7 +54,7 @@ def test_slopes_are_those_of_the_paper(heads: int, exponents: list[float]) -> No
 def test_causal_scores_are_those_of_the_code_that_adds_the_position_of_the_key() -> (
     None
 ):
-    module = loops.build(AlibiAttention(HEADS, D_MODEL))
+    module = in_float64(AlibiAttention(HEADS, D_MODEL))
     x = torch.randn(K_LEN, BATCH, D_MODEL).double()
     causal = masks.causal(K_LEN)
     module(query=x, key=x, value=x, mask=causal)
@@ -85,12 +77,6 @@ def test_near_keys_are_exact_behind_a_long_past(dtype: torch.dtype) -> None:
     torch.testing.assert_close(
         scores[0, -4:, 0].double(), expected, rtol=eps / 2, atol=0
     )
-
-
-def test_laws_of_alibi() -> None:
-    laws = ["linear_bias", "relative_positions", "incremental_decoding", "causality"]
-    report = check(AlibiAttention, positions="alibi", only=laws)
-    assert len(report.passed) == len(laws), report
 
 
 @pytest.mark.parametrize(

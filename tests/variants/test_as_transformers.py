@@ -13,10 +13,16 @@ from torch import Tensor, nn
 from headnotes import masks
 from headnotes.variants import rotary
 from headnotes.variants.alibi import AlibiAttention
+from headnotes.variants.differential import DifferentialAttention, initial_lambda
 from headnotes.variants.grouped_query import GroupedQueryAttention
 from headnotes.variants.latent import LatentAttention
+from headnotes.variants.linear import chunked_delta_rule
+from headnotes.variants.qk_norm import QKNormAttention
 from headnotes.variants.relative import T5Attention
 from headnotes.variants.rotary import RotaryAttention, rotary_frequencies
+from headnotes.variants.sinks import SinkAttention
+from headnotes.variants.sliding_window import SlidingWindowAttention
+from headnotes.variants.soft_cap import SoftCapAttention
 
 LENGTH, BATCH = 7, 2
 CAUSAL = torch.full((LENGTH, LENGTH), -torch.inf).triu(1)[None, None]
@@ -37,7 +43,7 @@ def copy(ours: Any, theirs: Any) -> None:
     with torch.no_grad():
         ours.weight.copy_(theirs.weight)
         if ours.bias is not None:
-            ours.bias.zero_()
+            ours.bias.copy_(torch.zeros(()) if theirs.bias is None else theirs.bias)
 
 
 def assert_same(output: Tensor, expected: Tensor) -> None:
@@ -171,6 +177,120 @@ def test_latent_attention_is_that_of_deepseek(query_rank: int | None) -> None:
     expected = theirs(x.transpose(0, 1), CAUSAL, position_embeddings=angles)[0]
     assert_same(ours(query=x, key=x, value=x, mask=masks.causal(LENGTH)), expected)
     assert_same(ours.decode(x)[0], expected)
+
+
+# Attention with the four projections of the core
+SIZES: dict[str, Any] = {
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 1,
+    "attn_implementation": "eager",
+}
+NO_ROTATION = torch.ones(1, LENGTH, 1), torch.zeros(1, LENGTH, 1)  # cosine and sine
+
+
+def compare(
+    ours: Any, theirs: Any, mask: Tensor = CAUSAL, order: Tensor | None = None
+) -> None:
+    """The same output with the same weights, in causal self-attention.
+
+    `mask` is what theirs is given, and what ours does by itself; `order` are their rows
+    of query, key and value in our order.
+    """
+    heads = [layer.linear for layer in (ours.query, ours.key, ours.value)]
+    for name, layer in zip("qkvo", (*heads, ours.output), strict=True):
+        copy(layer, getattr(theirs, f"{name}_proj"))
+    for layer in heads if order is not None else ():
+        layer.weight.data = layer.weight.data[order]
+    x = torch.randn(LENGTH, BATCH, 12)
+    expected, *_ = theirs.eval()(
+        hidden_states=x.transpose(0, 1),
+        position_embeddings=NO_ROTATION,
+        attention_mask=mask,
+    )
+    output = ours.eval()(query=x, key=x, value=x, mask=masks.causal(LENGTH))
+    assert_same(output, expected)
+
+
+def test_a_soft_cap_is_that_of_gemma_2() -> None:
+    gemma = load("gemma2.modeling_gemma2")
+    config = gemma.Gemma2Config(
+        **SIZES,
+        head_dim=4,
+        query_pre_attn_scalar=4,
+        attn_logit_softcapping=2.0,
+        layer_types=["full_attention"],
+    )
+    theirs = gemma.Gemma2Attention(config, 0)
+    randomize(theirs)
+    compare(SoftCapAttention(3, 12, soft_cap=2.0), theirs)
+
+
+def test_sinks_are_those_of_gpt_oss() -> None:
+    gpt = load("gpt_oss.modeling_gpt_oss")
+    config = gpt.GptOssConfig(**SIZES, head_dim=4, layer_types=["full_attention"])
+    theirs = gpt.GptOssAttention(config, 0)
+    randomize(theirs)
+    ours = SinkAttention(3, 12)
+    ours.load_state_dict({"sinks": theirs.sinks}, strict=False)
+    compare(ours, theirs)
+
+
+@pytest.mark.parametrize("model", ["olmo2", "qwen3"])
+def test_norms_of_queries_and_keys_are_those_of(model: str) -> None:
+    module = load(f"{model}.modeling_{model}")
+    name, over = model.capitalize(), "all" if model == "olmo2" else "head"
+    config = getattr(module, f"{name}Config")(**SIZES, rms_norm_eps=1e-2)
+    config.head_dim = 4
+    theirs = getattr(module, f"{name}Attention")(config, 0)
+    randomize(theirs)
+    ours = QKNormAttention(3, 12, over=over, eps=1e-2)
+    ours.query.norm.load_state_dict(theirs.q_norm.state_dict())
+    ours.key.norm.load_state_dict(theirs.k_norm.state_dict())
+    compare(ours, theirs)
+
+
+def test_differential_attention_is_that_of_diffllama() -> None:
+    diffllama = load("diffllama.modeling_diffllama")
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = diffllama.DiffLlamaConfig(**SIZES | heads, rms_norm_eps=1e-5)
+    theirs = diffllama.DiffLlamaAttention(config, 3)
+    randomize(theirs)
+    ours = DifferentialAttention(2, 12, lambda_init=initial_lambda(3))
+    names = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+    ours.load_state_dict({n: getattr(theirs, n) for n in names}, strict=False)
+    # There, all first halves come before all second halves.
+    order = torch.arange(12).view(2, 2, 3).transpose(0, 1).flatten()
+    compare(ours, theirs, order=order)
+
+
+def test_a_window_is_that_of_mistral() -> None:
+    mistral = load("mistral.modeling_mistral")
+    config = mistral.MistralConfig(**SIZES, sliding_window=3)
+    theirs = mistral.MistralAttention(config, 0)
+    randomize(theirs)
+    from transformers.masking_utils import sliding_window_causal_mask_function
+
+    function = sliding_window_causal_mask_function(config.sliding_window)
+    position = torch.arange(LENGTH)
+    window = function(0, 0, position[:, None], position)
+    mask = torch.zeros(LENGTH, LENGTH).masked_fill(~window, -torch.inf)
+    compare(SlidingWindowAttention(3, 12, window=3), theirs, mask)
+
+
+def test_the_delta_rule_is_that_of_qwen3_next() -> None:
+    qwen = load("qwen3_next.modeling_qwen3_next")
+    d_k, d_v = 3, 4
+    q, k, v = (torch.randn(70, BATCH, 2, d) for d in (d_k, d_k, d_v))
+    k = nn.functional.normalize(k, dim=-1)
+    beta, gate = torch.rand(2, 70, BATCH, 2)
+    x = [q, k, v, beta, gate.log()]
+    *heads, b, g = (y.transpose(0, 1) for y in x)
+    expected, _ = qwen.torch_chunk_gated_delta_rule(*heads, beta=b, g=g)
+    x[0] = q / d_k**0.5  # there, the scale is part of the function
+    output, _ = chunked_delta_rule(*x)
+    assert_same(output, expected)
 
 
 SCALINGS: dict[str, tuple[dict[str, Any], Any]] = {

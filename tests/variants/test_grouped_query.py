@@ -1,36 +1,23 @@
 """Grouped-query attention: several heads of queries share one of keys and values."""
 
-import math
 import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import loops
-from attention_laws import check
+from claims import BATCH, K_LEN, Q_LEN, assert_equals_the_loops, some_mask
 from headnotes.mha import MultiHeadAttention
 from headnotes.variants.grouped_query import GroupedQueryAttention
 
-Q_LEN, K_LEN, BATCH, HEADS, D_K = 3, 5, 2, 6, 7
+HEADS, D_K = 6, 7
 D_MODEL = HEADS * D_K
-
-
-def dot(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-    return torch.dot(q, k) / math.sqrt(len(q))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_output_and_gradients_are_those_of_the_loops(kv_heads: int) -> None:
-    module = loops.build(GroupedQueryAttention(HEADS, D_MODEL, kv_heads=kv_heads))
-    query, key, value = xs = loops.inputs(
-        (Q_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL)
-    )
-    mask = torch.rand(Q_LEN, K_LEN, BATCH) < 0.7
-    mask[1, :, 0] = False
-    expected = loops.attention(module, query, key, value, mask, dot, kv_heads=kv_heads)
-    output = module(query=query, key=key, value=value, mask=mask)
-    loops.assert_same(output, expected, [*xs, *module.parameters()])
+    module = GroupedQueryAttention(HEADS, D_MODEL, kv_heads=kv_heads)
+    assert_equals_the_loops(module, some_mask())
 
 
 def test_with_as_many_heads_it_is_the_core() -> None:
@@ -58,17 +45,6 @@ def test_weights_are_the_mean_of_their_group_and_the_source_stays(bias: bool) ->
             for d in range(D_K):
                 rows = [before[name][(2 * group + n) * D_K + d] for n in range(2)]
                 torch.testing.assert_close(x[group * D_K + d], (rows[0] + rows[1]) / 2)
-
-
-def test_laws_of_grouped_query_attention() -> None:
-    laws = ["formula", "rows_sum_to_one", "padding", "key_permutation"]
-    report = check(
-        GroupedQueryAttention,
-        heads=4,
-        kv_heads=2,
-        only=laws,
-    )
-    assert len(report.passed) == len(laws), report
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import loops
-from attention_laws import check
+from claims import BATCH, K_LEN, Q_LEN, assert_equals_the_loops, in_float64, some_mask
 from headnotes.mha import MultiHeadAttention
 from headnotes.variants import relative
 from headnotes.variants.relative import (
@@ -18,43 +17,30 @@ from headnotes.variants.relative import (
     TransformerXLAttention,
     relative_buckets,
 )
+from loops import Pair, dot
 
-Q_LEN, K_LEN, BATCH, HEADS, D_K = 3, 5, 2, 3, 2
+HEADS, D_K = 3, 2
 D_MODEL = HEADS * D_K
 BEHIND = K_LEN - Q_LEN
 
 
-def compare(
-    module: Any, score: loops.Score, value_of: loops.ValueOf | None = None
-) -> None:
-    """Output and all gradients, those of the tables included."""
-    query, key, value = xs = loops.inputs(
-        (Q_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL)
-    )
-    mask = torch.rand(Q_LEN, K_LEN, BATCH) < 0.7
-    mask[1, :, 0] = False
-    expected = loops.attention(module, query, key, value, mask, score, value_of)
-    output = module(query=query, key=key, value=value, mask=mask)
-    loops.assert_same(output, expected, [*xs, *module.parameters()])
-
-
 def test_shaw_is_what_the_loops_compute() -> None:
-    module = loops.build(ShawAttention(HEADS, D_MODEL, max_distance=2))
+    module = ShawAttention(HEADS, D_MODEL, max_distance=2)
 
-    def row(i: int, j: int) -> int:
-        return max(-2, min(2, j - (i + BEHIND))) + 2
+    def row(at: Pair) -> int:
+        return max(-2, min(2, at.j - (at.i + BEHIND))) + 2
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        return torch.dot(q, k + module.key_table[row(i, j)]) / math.sqrt(D_K)
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        return dot(q, k + module.key_table[row(at)])
 
-    def value_of(i: int, j: int, b: int, h: int, v: Tensor) -> Tensor:
-        return v + module.value_table[row(i, j)]
+    def value_of(v: Tensor, at: Pair) -> Tensor:
+        return v + module.value_table[row(at)]
 
-    compare(module, score, value_of)
+    assert_equals_the_loops(module, some_mask(), score=score, value_of=value_of)
 
 
 def test_transformer_xl_is_what_the_loops_compute() -> None:
-    module = loops.build(TransformerXLAttention(HEADS, D_MODEL))
+    module = TransformerXLAttention(HEADS, D_MODEL)
 
     def position(distance: int, h: int) -> Tensor:
         angles = [distance / 10000 ** (n / D_MODEL) for n in range(0, D_MODEL, 2)]
@@ -64,31 +50,29 @@ def test_transformer_xl_is_what_the_loops_compute() -> None:
         )
         return whole.view(HEADS, D_K)[h]
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        content = torch.dot(q + module.content_bias[h], k)
-        by_distance = position(i + BEHIND - j, h)
-        total = content + torch.dot(q + module.position_bias[h], by_distance)
-        return total / math.sqrt(D_K)
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        by_distance = position(at.i + BEHIND - at.j, at.h)
+        content = dot(q + module.content_bias[at.h], k)
+        return content + dot(q + module.position_bias[at.h], by_distance)
 
-    compare(module, score)
+    assert_equals_the_loops(module, some_mask(), score=score)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_is_what_the_loops_compute(bidirectional: bool) -> None:
     options: dict[str, Any] = {"buckets": 8, "max_distance": 5}
     module = T5Attention(HEADS, D_MODEL, bidirectional=bidirectional, **options)
-    loops.build(module)
     # By hand, for distances 0 to 4: with four buckets, two for a single distance each,
     # and with eight.
     past = [0, 1, 2, 2, 3] if bidirectional else [0, 1, 2, 3, 4]
     after = [0, 5, 6, 6, 7] if bidirectional else [0] * 5
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
-        distance = i + BEHIND - j
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
+        distance = at.i + BEHIND - at.j
         bucket = past[distance] if distance >= 0 else after[-distance]
-        return torch.dot(q, k) + module.relative_bias.weight[bucket, h]
+        return torch.dot(q, k) + module.relative_bias.weight[bucket, at.h]
 
-    compare(module, score)
+    assert_equals_the_loops(module, some_mask(), score=score)
 
 
 KINDS = [ShawAttention, TransformerXLAttention, T5Attention]
@@ -108,14 +92,6 @@ def test_with_zero_tables_it_is_the_core(kind: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_laws_of_relative_positions(kind: Any) -> None:
-    # "rotary" stands for any encoding in which only distances matter.
-    laws = ["relative_positions", "incremental_decoding"]
-    report = check(kind, positions="rotary", only=laws)
-    assert len(report.passed) == len(laws), report
-
-
 @pytest.mark.parametrize(
     ("q_len", "k_len"), [(3, 5), (1, 4), (5, 3), (1, 1), (0, 3), (2, 0), (0, 0)]
 )
@@ -128,7 +104,7 @@ def test_the_shift_finds_the_distance_of_each_key(q_len: int, k_len: int) -> Non
 
 def test_distances_are_not_rounded_to_the_dtype_of_the_model() -> None:
     # In bfloat16, a distance of 1,001 is 1,000.
-    module = loops.build(TransformerXLAttention(1, 64)).bfloat16()
+    module = in_float64(TransformerXLAttention(1, 64)).bfloat16()
     query = torch.randn(1, 1, 1, 64).bfloat16()
     key = torch.zeros(1002, 1, 1, 64).bfloat16()
     table = relative.xl_sinusoids(torch.arange(1001, -1, -1), 64)

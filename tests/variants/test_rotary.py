@@ -10,14 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-import loops
-from attention_laws import check
+from claims import (
+    BATCH,
+    K_LEN,
+    assert_equals_the_loops,
+    in_float64,
+    some_mask,
+)
 from headnotes import masks
 from headnotes.mha import MultiHeadAttention
 from headnotes.variants import rotary
 from headnotes.variants.rotary import RotaryAttention, rotary_frequencies
+from loops import Pair, dot
 
-Q_LEN, K_LEN, BATCH, HEADS, D_K = 3, 5, 2, 3, 6
+HEADS, D_K = 3, 6
 D_MODEL = HEADS * D_K
 
 
@@ -37,35 +43,27 @@ def rotated(x: Tensor, t: float, frequencies: Sequence[float], pairing: str) -> 
 @pytest.mark.parametrize("pairing", ["halves", "neighbors"])
 def test_output_and_gradients_are_those_of_the_loops(pairing: str) -> None:
     frequencies = [1.0, 0.3]  # four of six components
-    module = loops.build(
-        RotaryAttention(
-            HEADS,
-            D_MODEL,
-            frequencies=torch.tensor(frequencies, dtype=torch.float64),
-            pairing=pairing,
-            attention_factor=1.2,
-        )
+    module = RotaryAttention(
+        HEADS,
+        D_MODEL,
+        frequencies=torch.tensor(frequencies, dtype=torch.float64),
+        pairing=pairing,
+        attention_factor=1.2,
     )
-    query, key, value = xs = loops.inputs(
-        (Q_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL), (K_LEN, BATCH, D_MODEL)
-    )
-    mask = torch.rand(Q_LEN, K_LEN, BATCH) < 0.7
-    mask[1, :, 0] = False
-    at = torch.tensor([[0, 900], [1, 901], [2, 950], [7, 951], [8, 952]])
+    positions = torch.tensor([[0, 900], [1, 901], [2, 950], [7, 951], [8, 952]])
 
-    def score(i: int, j: int, b: int, h: int, q: Tensor, k: Tensor) -> Tensor:
+    def score(q: Tensor, k: Tensor, at: Pair) -> Tensor:
         q, k = (
             torch.cat([1.2 * y[:4], y[4:]])
             for y in (
-                rotated(q, int(at[i + 2, b]), frequencies, pairing),
-                rotated(k, int(at[j, b]), frequencies, pairing),
+                rotated(q, int(positions[at.i + 2, at.b]), frequencies, pairing),
+                rotated(k, int(positions[at.j, at.b]), frequencies, pairing),
             )
         )
-        return torch.dot(q, k) / math.sqrt(D_K)
+        return dot(q, k)
 
-    expected = loops.attention(module, query, key, value, mask, score)
-    output = module(query=query, key=key, value=value, mask=mask, key_positions=at)
-    loops.assert_same(output, expected, [*xs, *module.parameters()])
+    options = {"key_positions": positions}
+    assert_equals_the_loops(module, some_mask(), options, score=score)
 
 
 def test_without_rotation_it_is_the_core() -> None:
@@ -80,8 +78,8 @@ def test_without_rotation_it_is_the_core() -> None:
 
 
 def test_only_distances_matter_and_they_do_matter() -> None:
-    module = loops.build(RotaryAttention(HEADS, D_MODEL))
-    (x,) = loops.inputs((K_LEN, BATCH, D_MODEL))
+    module = in_float64(RotaryAttention(HEADS, D_MODEL))
+    x = torch.randn(K_LEN, BATCH, D_MODEL).double()
     near = torch.arange(K_LEN).unsqueeze(1)
     y = module(query=x, key=x, value=x)
     for positions, same in ((near + 500, True), (2 * near, False), (-near, False)):
@@ -90,8 +88,8 @@ def test_only_distances_matter_and_they_do_matter() -> None:
 
 
 def test_tokens_that_are_decoded_one_by_one_get_the_causal_outputs() -> None:
-    module = loops.build(RotaryAttention(HEADS, D_MODEL))
-    (x,) = loops.inputs((K_LEN, BATCH, D_MODEL))
+    module = in_float64(RotaryAttention(HEADS, D_MODEL))
+    x = torch.randn(K_LEN, BATCH, D_MODEL).double()
     whole = module(query=x, key=x, value=x, mask=masks.causal(K_LEN))
     for t in range(K_LEN):
         past = x[: t + 1]
@@ -100,8 +98,8 @@ def test_tokens_that_are_decoded_one_by_one_get_the_causal_outputs() -> None:
 
 
 def test_padding_on_the_left_and_packed_documents_need_no_positions() -> None:
-    module = loops.build(RotaryAttention(HEADS, D_MODEL))
-    (x,) = loops.inputs((K_LEN, 1, D_MODEL))
+    module = in_float64(RotaryAttention(HEADS, D_MODEL))
+    x = torch.randn(K_LEN, 1, D_MODEL).double()
     first, second = (module(query=y, key=y, value=y) for y in (x[:2], x[2:]))
     packed = masks.block_diagonal(torch.tensor([2, 3]))
     output = module(query=x, key=x, value=x, mask=packed)
@@ -120,7 +118,7 @@ def test_angles_are_not_rounded_to_the_dtype_of_the_model(dtype: torch.dtype) ->
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(output.double(), expected, rtol=eps / 2, atol=1e-7)
 
-    module = loops.build(RotaryAttention(HEADS, D_MODEL))
+    module = in_float64(RotaryAttention(HEADS, D_MODEL))
     back = copy.deepcopy(module).to(dtype).double()
     for ours, theirs in zip(back.parameters(), module.parameters(), strict=True):
         ours.data.copy_(theirs.data)
@@ -137,12 +135,6 @@ def test_weights_of_one_pairing_fit_the_other_after_a_permutation() -> None:
         back = rotary.convert_pairing(there, to="halves", **options)
         assert torch.equal(back, weight)
         assert torch.equal(there, weight) == (rotary_dim == 2)
-
-
-def test_laws_of_rotary_attention() -> None:
-    laws = ["relative_positions", "incremental_decoding", "causality", "padding"]
-    report = check(RotaryAttention, positions="rotary", only=laws)
-    assert len(report.passed) == 4, report
 
 
 # What it refuses

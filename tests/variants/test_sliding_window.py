@@ -10,17 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import rows
-from attention_laws import check
+import loops
 from claims import (
     BATCH,
-    SLOW_LAWS,
     assert_equal_with_gradients,
-    assert_equals_transformers,
-    assert_half_is_near,
-    assert_sound,
+    in_float64,
     inputs,
-    projections,
 )
 from contract import randomize
 from headnotes import masks
@@ -46,16 +41,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_output_and_gradients_are_those_of_the_loops() -> None:
-    module = SlidingWindowAttention(2, 6, window=2, sink_tokens=1)
-    randomize(module)
-    module = module.double().eval()
+    module = in_float64(SlidingWindowAttention(2, 6, window=2, sink_tokens=1))
     xs = inputs(6, q_len=5, k_len=6)
     leaves = [x.requires_grad_() for x in xs.values()]
     mask = torch.rand(5, 6, BATCH) < 0.8
     mask[3] = False
-    expected = rows.attention(
-        *leaves, mask & band(5, 6, 2, 1), projections(module), module.heads
-    )
+    expected = loops.attention(module, *leaves, mask & band(5, 6, 2, 1))
     assert_equal_with_gradients(module, module(**xs, mask=mask), expected, leaves)
 
 
@@ -169,53 +160,6 @@ def test_the_oldest_position_is_overwritten_and_no_sink_is() -> None:
 
 
 # All that the core can
-
-
-def test_it_is_sound() -> None:
-    assert_sound(SlidingWindowAttention(2, 6, window=2, sink_tokens=1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_is_near(dtype: torch.dtype) -> None:
-    assert_half_is_near(lambda: SlidingWindowAttention(2, 6, window=2), dtype)
-
-
-@pytest.mark.slow
-def test_the_laws_that_apply_pass() -> None:
-    report = check(
-        SlidingWindowAttention,
-        init_args={"window": 2},
-        causal=True,
-        window=2,
-        weights="none",
-        skip=(*SLOW_LAWS, "rows_sum_to_one", "formula", "longer_padding"),
-    )
-    assert report.ok, report
-    assert "sliding_window" in [result.law.name for result in report.passed], report
-    assert len(report.passed) >= 10, report
-
-
-def test_it_is_the_attention_of_mistral() -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.mistral import modeling_mistral as mistral
-
-    config = mistral.MistralConfig(
-        hidden_size=12,
-        num_attention_heads=3,
-        num_key_value_heads=3,
-        num_hidden_layers=1,
-        attn_implementation="eager",
-        sliding_window=3,
-    )
-    from transformers.masking_utils import sliding_window_causal_mask_function
-
-    theirs = mistral.MistralAttention(config, 0)
-    randomize(theirs)
-    function = sliding_window_causal_mask_function(config.sliding_window)
-    position = torch.arange(7)
-    window = function(0, 0, position[:, None], position)
-    module = SlidingWindowAttention(3, 12, window=3)
-    assert_equals_transformers(module, theirs, mask=window.unsqueeze(-1))
 
 
 # What it refuses

@@ -144,7 +144,8 @@ def files(name: str) -> dict[str, str]:
 def check_folder(folder: Path) -> bool:
     """Check the exercises in a folder, print the reports, and store which passed."""
     paths = sorted(folder.glob("*.py")) + sorted(folder.glob("*.ipynb"))
-    known = {path: name_of(path) for path in paths if name_of(path) in notebooks()}
+    names = notebooks()
+    known = {path: name for path in paths if (name := name_of(path)) in names}
     if not known:
         way_out = "write one with `headnotes exercise start NAME DIR`"
         raise ValueError(f"`{folder}` holds no exercise; {way_out}")

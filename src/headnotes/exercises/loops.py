@@ -34,10 +34,10 @@ def attend(
     ]
     largest = max(scores)
     weights = [math.exp(score - largest) for score in scores]
-    columns = zip(*values, strict=True)
+    total = sum(weights)
     return [
-        sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights)
-        for column in columns
+        sum(w * x for w, x in zip(weights, column, strict=True)) / total
+        for column in zip(*values, strict=True)
     ]
 
 

@@ -44,9 +44,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
-from headnotes.checks import check_lengths, check_sizes, check_tensor
-from headnotes.fast.attention import attention, squares_are_finite, zero_hidden_keys
+from headnotes.checks import check_lengths, check_next, check_sizes, check_tensor
+from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
+from headnotes.fast.formula import squares_are_finite, zero_hidden_keys
 from headnotes.variants.rotary import check_frequencies
 
 
@@ -326,18 +327,13 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(in_pieces, at_once[:4], atol=1e-6)
         True
         """
-        weight, d_model = self.output.weight, self.d_model
+        d_model = self.d_model
         if self.widths != (d_model,) * 3:
             raise ValueError(
                 f"keys and values have widths {self.widths[1:]}, not d_model "
                 f"(={d_model}), so they are not those of `x`; use `forward`"
             )
-        mha.check_tensor("x", x, weight.device, weight.dtype)
-        if x.dim() != 3 or x.shape[-1] != d_model:
-            raise ValueError(
-                f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
-                f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
-            )
+        check_next(x, self.output.weight, d_model)
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
                 f"`cache` is a {type(cache).__name__}, not a KeyValueCache; make one "

@@ -47,7 +47,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headnotes.checks import check_heads, check_sizes
+from headnotes.checks import check_heads, check_next, check_sizes
 from headnotes.mha import (
     PrepareForMultiHeadAttention,
     check_inputs,
@@ -234,7 +234,8 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
-        check_next(x, self.latent.weight)
+        weight = self.latent.weight
+        check_next(x, weight, weight.shape[1])
         width = self.kv_rank + self.rotary_dim
         if cache is not None:
             check_cache(cache, x, width)
@@ -318,17 +319,6 @@ def check_settings(
     check_sizes(heads=heads, d_model=d_model, kv_rank=kv_rank, d_k=d_k, d_v=d_v)
     if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
-
-
-def check_next(x: Tensor, weight: Tensor) -> None:
-    """Refuse tokens that do not fit the `weight` of the projection to the latents."""
-    check_tensor("x", x, weight.device, weight.dtype)
-    d_model = weight.shape[1]
-    if x.dim() != 3 or x.shape[-1] != d_model:
-        raise ValueError(
-            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
-            f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
-        )
 
 
 def check_cache(cache: Tensor, x: Tensor, width: int) -> None:

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_dtype, check_sizes, check_tensor
+from headnotes.checks import check_next, check_sizes, check_tensor
 from headnotes.mha import (
     PrepareForMultiHeadAttention,
     check_inputs,
@@ -304,7 +304,8 @@ class LinearAttention(nn.Module):
         call. Without a `state` the sequence begins. Raises what `forward` raises, and
         `ValueError` for a state of another shape.
         """
-        check_next(x, self.output.weight)
+        weight = self.output.weight
+        check_next(x, weight, weight.shape[1])
         q, k = (
             feature_map(self.query(x)),
             feature_map(self.key(x)),
@@ -589,7 +590,8 @@ class DeltaNetAttention(nn.Module):
         `forward`. Without a `state` the sequence begins. Raises what `forward` raises,
         and `ValueError` for a state of another shape.
         """
-        check_next(x, self.output.weight)
+        weight = self.output.weight
+        check_next(x, weight, weight.shape[1])
         q, k, v, beta, log_gate = self.prepare(x, x, x)  # [seq_len, batch_size, ...]
         context, state = chunked_delta_rule(
             q, k, v, beta, log_gate, state, chunk_size=self.chunk_size
@@ -665,18 +667,6 @@ def clear_hidden(
 
 
 # region Input checks
-
-
-def check_next(x: Tensor, weight: Tensor) -> None:
-    """Refuse what cannot be the next positions."""
-    check_tensor("x", x, weight.device)
-    check_dtype("x", x, weight.dtype)
-    if x.dim() != 3 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size, d_model "
-            f"(={weight.shape[1]})]; one token of each batch item needs "
-            f"`x.unsqueeze(0)`"
-        )
 
 
 def check_heads_first(

@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_sizes
+from headnotes.checks import check_next, check_sizes
 from headnotes.mha import MultiHeadAttention, check_inputs, check_mask, check_tensor
 
 # Blocks are no shorter: many tiny products take more time than a small one.
@@ -281,9 +281,8 @@ class SlidingWindowAttention(MultiHeadAttention):
         (100, torch.Size([4, 2, 7, 11]))
         """
         weight = self.output.weight
-        check_tensor("x", x, weight.device, weight.dtype)
         check_cache(cache, self)
-        check_piece(x, weight.shape[1], cache.buffer.shape[2])
+        check_next(x, weight, weight.shape[1], cache.buffer.shape[2])
         query, key, value = (
             self.query(x),
             self.key(x),
@@ -543,16 +542,6 @@ def check_cache(cache: "RingCache", module: SlidingWindowAttention) -> None:
         raise ValueError(
             f"`cache` has window, sink tokens, heads and d_k {seen}, the module "
             f"{fitting}; make one with `cache(batch_size)`"
-        )
-
-
-def check_piece(x: Tensor, d_model: int, batch_size: int) -> None:
-    """Refuse what cannot be the next positions."""
-    if x.dim() != 3 or x.shape[1:] != (batch_size, d_model):
-        raise ValueError(
-            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size (={batch_size}), "
-            f"d_model (={d_model})]; one token of each batch item needs "
-            f"`x.unsqueeze(0)`"
         )
 
 

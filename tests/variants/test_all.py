@@ -1,0 +1,192 @@
+"""What every variant does: padding, copies, half precision, and the laws."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attention_laws import check
+from claims import BATCH, K_LEN, inputs, some_mask
+from contract import randomize
+from headnotes.variants import sliding_window
+from headnotes.variants.alibi import AlibiAttention
+from headnotes.variants.differential import DifferentialAttention
+from headnotes.variants.grouped_query import GroupedQueryAttention
+from headnotes.variants.latent import LatentAttention
+from headnotes.variants.linear import DeltaNetAttention, LinearAttention
+from headnotes.variants.qk_norm import QKNormAttention
+from headnotes.variants.relative import (
+    ShawAttention,
+    T5Attention,
+    TransformerXLAttention,
+)
+from headnotes.variants.rotary import RotaryAttention
+from headnotes.variants.sinks import SinkAttention
+from headnotes.variants.sliding_window import SlidingWindowAttention
+from headnotes.variants.soft_cap import SoftCapAttention
+
+VARIANTS: dict[str, Callable[[], Any]] = {
+    "delta rule": lambda: DeltaNetAttention(2, 6, chunk_size=2),
+    "differential": lambda: DifferentialAttention(2, 12),
+    "linear": lambda: LinearAttention(2, 6, chunk_size=2),
+    "query-key norm": lambda: QKNormAttention(2, 6, over="all"),
+    "sinks": lambda: SinkAttention(2, 6),
+    "sliding window": lambda: SlidingWindowAttention(2, 6, window=2, sink_tokens=1),
+    "soft cap": lambda: SoftCapAttention(2, 6, soft_cap=5.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows have blocks of one position and more, so short sequences have many."""
+    monkeypatch.setattr(sliding_window, "LEAST_BLOCK", 1)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_copies_meta_vmap_and_compile_work(name: str) -> None:
+    module = VARIANTS[name]()
+    randomize(module)
+    module = module.eval()
+    xs = {name: x.float() for name, x in inputs(module.output.in_features).items()}
+    before = {name: x.clone() for name, x in xs.items()}
+    mask = torch.ones(1, K_LEN, BATCH).bool()
+    mask[:, 3:, 1] = False
+    mask[:, :, 0] = False
+    output = module(**xs, mask=mask)
+    assert torch.equal(output[:, 0], module.output.bias.expand_as(output[:, 0]))
+    assert all(torch.equal(x, before[name]) for name, x in xs.items())
+
+    padded = {name: x.clone() for name, x in xs.items()}
+    for name in ("key", "value"):
+        padded[name][3:, 1] = torch.nan
+    again = module(**padded, mask=mask)
+    torch.testing.assert_close(again, output)
+    again.sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+    module.zero_grad()
+
+    torch.testing.assert_close(copy.deepcopy(module)(**xs, mask=mask), output)
+    meta = copy.deepcopy(module).to("meta")
+    on_meta = {name: x.to("meta") for name, x in xs.items()}
+    assert meta(**on_meta, mask=mask.to("meta")).shape == output.shape
+
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**xs, mask=mask), output)
+
+    def one(*xs: Tensor) -> Any:
+        query, key, value = xs
+        return module(query=query, key=key, value=value)
+
+    stacked = [torch.stack([x, x.flip(1)]) for x in xs.values()]
+    expected = torch.stack([one(*xs.values()), one(*(x.flip(1) for x in xs.values()))])
+    torch.testing.assert_close(torch.vmap(one)(*stacked), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+# The delta rule, whose mask has one row, is tested on a long sequence elsewhere.
+@pytest.mark.parametrize("name", sorted(VARIANTS.keys() - {"delta rule"}))
+def test_half_precision_is_near(name: str, dtype: torch.dtype) -> None:
+    # The norm of differential attention divides by what may be small.
+    roundings = 60 if name == "differential" else 20
+    module = VARIANTS[name]()
+    randomize(module)
+    module = module.to(dtype).eval()
+    wide = copy.deepcopy(module).double()
+    xs = {n: x.to(dtype) for n, x in inputs(module.output.in_features).items()}
+    mask = some_mask()
+    output = module(**xs, mask=mask)
+    expected = wide(**{n: x.double() for n, x in xs.items()}, mask=mask)
+    assert output.dtype == dtype
+    near = roundings * torch.finfo(dtype).eps * float(expected.detach().abs().max())
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=near)
+    output.sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+
+
+# These take most of the time; gradients are compared with those of the loops.
+SLOW_LAWS = (
+    "autocast",
+    "causal_gradient",
+    "compiled",
+    "dtype_and_device",
+    "gradients",
+    "large_scores",
+    "padding",
+)
+# "rotary" stands for any encoding in which only distances matter.
+RELATIVE = ("relative_positions", "incremental_decoding")
+MORE = (*RELATIVE, "causality", "padding")
+
+
+def laws(kind: type, number: int, *skip: str, **options: Any) -> Any:
+    """So many laws apply and pass: those of `only`, or all but slow ones and `skip`."""
+    marks = []
+    if "only" not in options:
+        options["skip"] = (*SLOW_LAWS, *skip)
+        marks.append(pytest.mark.slow)
+    return pytest.param(kind, number, options, id=kind.__name__, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "options"),
+    [
+        laws(
+            AlibiAttention,
+            4,
+            positions="alibi",
+            only=(*RELATIVE, "linear_bias", "causality"),
+        ),
+        laws(
+            DeltaNetAttention,
+            2,
+            causal=True,
+            weights="none",
+            only=("batch_independence", "linear_in_value", "causality"),
+        ),
+        laws(
+            DifferentialAttention, 14, "rows_sum_to_one", "formula", "linear_in_value"
+        ),
+        laws(
+            GroupedQueryAttention,
+            4,
+            heads=4,
+            kv_heads=2,
+            only=("formula", "rows_sum_to_one", "padding", "key_permutation"),
+        ),
+        laws(
+            LatentAttention,
+            4,
+            positions="rotary",
+            init_args={"kv_rank": 5, "rotary_dim": 2},
+            only=MORE,
+        ),
+        laws(LinearAttention, 14, "formula"),
+        laws(QKNormAttention, 16, "formula"),
+        laws(RotaryAttention, 4, positions="rotary", only=MORE),
+        laws(ShawAttention, 2, positions="rotary", only=RELATIVE),
+        laws(SinkAttention, 15, "rows_sum_to_one", "formula"),
+        laws(
+            SlidingWindowAttention,
+            10,
+            "rows_sum_to_one",
+            "formula",
+            "longer_padding",
+            init_args={"window": 2},
+            causal=True,
+            window=2,
+            weights="none",
+        ),
+        laws(SoftCapAttention, 16, "formula", init_args={"soft_cap": 0.5}),
+        laws(T5Attention, 2, positions="rotary", only=RELATIVE),
+        laws(TransformerXLAttention, 2, positions="rotary", only=RELATIVE),
+    ],
+)
+def test_the_laws_that_apply_pass(
+    kind: type, number: int, options: dict[str, Any]
+) -> None:
+    report = check(kind, **options)
+    assert report.ok, report
+    assert len(report.passed) >= number, report
