@@ -58,10 +58,13 @@ class OffsetRMSNorm(nn.RMSNorm):
     True
     """
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight = 1 + self.weight.float()
-        y = F.rms_norm(x.float(), self.normalized_shape, weight, self.eps)
-        return y.to(x.dtype)
+    def forward(
+        self,
+        x: Tensor,  # [..., d_k]
+    ) -> Tensor:
+        weight = 1 + self.weight.float()  # [d_k]
+        y = F.rms_norm(x.float(), weight.shape, weight, self.eps)  # [..., d_k]
+        return y.to(x.dtype)  # [..., d_k]
 
 
 class HeadLayerNorm(nn.Module):

@@ -513,9 +513,9 @@ def from_transformers(module: nn.Module) -> Any:
 
     For a layer, the result is a new module of ours with the same weights:
     `fast.MultiHeadAttention` with the options of the model, or `LatentAttention` for
-    DeepSeek. For a model, it is a dict of such modules by the names of its layers.
-    [Architectures](architectures.md) are those of 17 models. Dtype, device and training
-    mode are those of `module`, and no memory is shared.
+    DeepSeek. For a model, it is a dict of such modules by the names of its layers. The
+    models are those of `architectures.ARCHITECTURES`. Dtype, device and training mode
+    are those of `module`, and no memory is shared.
 
     The new module is sequence first. It is not causal by itself: pass `is_causal=True`,
     or a mask, or use `decode`. Dropout after the output projection, residuals and
@@ -619,12 +619,12 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
     architecture = architecture_of(module)
     assert architecture is not None
     check_mixed(module)
-    like = next(module.parameters())
+    [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     # On meta nothing is computed, and no random number is used; each parameter gets
     # its value below.
     with torch.device("meta"):
         built = architecture.build(module)
-    built = built.to(like.dtype).to_empty(device=like.device).train(module.training)
+    built = built.to(dtype).to_empty(device=device).train(module.training)
     for _, parameter, view in parameter_pairs(built, module):
         if view is None:
             parameter.zero_()
@@ -654,19 +654,21 @@ def parameter_pairs(
     if shares_table(module):
         parameters.pop("score_bias.weight", None)
     for name in sorted({*parameters, *views}):
-        mine, view = parameters.get(name), views.get(name)
-        if mine is None or (view is None and not name.endswith(".bias")):
-            having, other = ("`ours`", "`module`")[:: 1 if view is None else -1]
-            raise ValueError(
-                f"{having} has `{name}`, and {other} has not; convert back to the "
-                f"layer that it was converted from"
-            )
-        if view is not None and mine.numel() != view.numel():
-            raise ValueError(
-                f"`{name}` has {mine.numel()} numbers in `ours`, but {view.numel()} in "
-                f"`module`; convert back to the layer that it was converted from"
-            )
-        yield name, mine, view
+        check_pair(name, parameters.get(name), views.get(name))
+        yield name, parameters[name], views.get(name)
+
+
+def check_pair(name: str, parameter: Tensor | None, view: Tensor | None) -> None:
+    """Refuse a parameter that only one side has, or of another size."""
+    way_out = "convert back to the layer that it was converted from"
+    if parameter is None or (view is None and not name.endswith(".bias")):
+        having, other = ("`ours`", "`module`")[:: 1 if view is None else -1]
+        raise ValueError(f"{having} has `{name}`, and {other} has not; {way_out}")
+    if view is not None and parameter.numel() != view.numel():
+        raise ValueError(
+            f"`{name}` has {parameter.numel()} numbers in `ours`, but {view.numel()} "
+            f"in `module`; {way_out}"
+        )
 
 
 # endregion

@@ -100,18 +100,21 @@ def attention_forward(
     >>> import torch
     >>> layer = nn.Module()
     >>> query, key = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8)
-    >>> context, _ = attention_forward(layer, query, key, key, None, is_causal=True)
+    >>> value = torch.randn(2, 3, 5, 7)
+    >>> context, _ = attention_forward(layer, query, key, value, None, is_causal=True)
     >>> context.shape
-    torch.Size([2, 5, 6, 8])
-    >>> torch.allclose(context[:, 0, ::2], key[:, :, 0])
+    torch.Size([2, 5, 6, 7])
+    >>> torch.allclose(context[:, 0, ::2], value[:, :, 0])
     True
 
-    The bias of the scores here hides all keys but the first, nearly:
+    The bias of the scores here hides nearly all but the first key:
 
-    >>> bias = torch.tensor([99.0, 0, 0, 0, 0]).expand(1, 6, 5, 5)
+    >>> bias = torch.tensor([99.0, 0, 0, 0, 0]).expand(1, 6, 4, 5)
     >>> options = {"position_bias": bias, "output_attentions": True}
-    >>> _, weights = attention_forward(layer, query, key, key, None, **options)
-    >>> weights[1, 3, 4].round()
+    >>> options |= {"is_causal": False}
+    >>> inputs = query[:, :, :4], key, value, None
+    >>> _, weights = attention_forward(layer, *inputs, **options)
+    >>> weights[1, 3, 2].round()
     tensor([1., 0., 0., 0., 0.])
     """
     for name in UNSUPPORTED:
@@ -136,12 +139,11 @@ def attention_forward(
         bias = position_bias[..., : key.shape[2]].permute(
             2, 3, 0, 1
         )  # [q_len, k_len, ..., heads]
-    # `attention` is sequence first.
-    q, k, v = (x.permute(2, 0, 1, 3) for x in (query, key, value))
+    # Sequence first.
     context, weights = attention(
-        q,
-        k,
-        v,
+        query.permute(2, 0, 1, 3),
+        key.permute(2, 0, 1, 3),
+        value.permute(2, 0, 1, 3),
         mask=mask,
         is_causal=is_causal,
         scale=scaling,
@@ -153,7 +155,8 @@ def attention_forward(
     )  # [q_len, batch_size, heads, d_v], [q_len, k_len, batch_size, heads]
     if weights is not None:
         weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
-    return context.transpose(0, 1).contiguous(), weights
+    context = context.transpose(0, 1).contiguous()  # [batch_size, q_len, heads, d_v]
+    return context, weights
 
 
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
