@@ -70,8 +70,8 @@ print("relative difference below 1e-5:", bool(error < 1e-5))
 # ## Models that can be converted
 #
 # The table is made from [`ARCHITECTURES`](source/architectures.md). The tests compare each
-# row with a random model of its architecture. Grouped heads, the width of a head, biases
-# and scaled rotary frequencies (linear, YaRN, Llama 3) are read from the configuration.
+# row with a random model of its architecture. Grouped heads, the width of a head, biases,
+# the scale and scaled rotary frequencies (linear, YaRN, Llama 3) are read from the layer.
 
 # %% hide="true"
 from IPython.display import Markdown, display
@@ -79,10 +79,10 @@ from IPython.display import Markdown, display
 from headnotes.architectures import ARCHITECTURES, Latent
 
 NORMS = {
-    "RMSNorm": "RMS norm",
+    "RMSNorm": "RMS",
     "LayerNorm": "layer norm",
-    "OffsetRMSNorm": "RMS norm, factors stored minus 1",
-    "HeadLayerNorm": "layer norm, factors for each head",
+    "OffsetRMSNorm": "RMS, stored minus 1",
+    "HeadLayerNorm": "layer norm, by head",
 }
 
 
@@ -91,36 +91,27 @@ def norm_of(row):
     if norm is None:
         return "–"
     kind = NORMS[type(norm.make(2, 4, 1e-6)).__name__]
-    return kind if norm.over == "head" else f"{kind} over all heads"
+    return kind if norm.over == "head" else f"{kind}, all heads"
 
 
-def scores_of(kind, row):
-    """What the architecture adds to the scores."""
+def others_of(row):
+    """What else differs from the attention of 2017."""
     if isinstance(row, Latent):
         return "keys and values from a latent"
-    if kind == "T5Attention":
-        return "bias by distance, not scaled"
-    if kind == "GptOssAttention":
-        return "sinks"
-    return "soft cap" if row.soft_cap else "–"
+    others = [name for name in ("window", "soft_cap") if getattr(row, name)]
+    others += {"T5": ["bias by distance"], "gpt-oss": ["sinks"]}.get(row.model, [])
+    return ", ".join(others).replace("_", " ") or "–"
 
 
 lines = [
-    "| model | layer | projections | rotary pairs | norm of queries, keys | window | scores |",
-    "|---|---|---|---|---|---|---|",
+    "| model | projections | rotary pairs | norm of Q, K | other |",
+    "|---|---|---|---|---|",
 ]
-for kind, row in ARCHITECTURES.items():
-    latent = isinstance(row, Latent)
-    fused = not latent and row.order
-    cells = (
-        row.model,
-        f"`{kind}`",
-        "down and up" if latent else f"fused, `{fused}`" if fused else "four",
-        row.pairing or "–",
-        norm_of(row),
-        "✓" if getattr(row, "window", None) else "–",
-        scores_of(kind, row),
-    )
+for row in ARCHITECTURES.values():
+    projections = "down, then up"
+    if not isinstance(row, Latent):
+        projections = f"fused, `{row.order}`" if row.order else "four"
+    cells = row.model, projections, row.pairing or "–", norm_of(row), others_of(row)
     lines.append(f"| {' | '.join(cells)} |")
 assert len(lines) == 2 + 17
 display(Markdown("\n".join(lines)))
@@ -169,6 +160,6 @@ for name in ("eager", "headnotes"):
 assert torch.equal(tokens["eager"], tokens["headnotes"])
 
 # %% [markdown]
-# For trained weights, pass the name to `from_pretrained(..., attn_implementation=
-# "headnotes")`. In training, the attention dropout of the model applies. The function
-# refuses masks that differ between heads, floating-point masks and paged caches.
+# For trained weights, pass `attn_implementation="headnotes"` to `from_pretrained`. In
+# training, the attention dropout of the model applies. The function refuses masks that
+# differ between heads, floating-point masks and paged caches.

@@ -27,7 +27,7 @@ YARN = {
     "rope_type": "yarn",
     "rope_theta": 100.0,
     "factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 64,
 }
 LLAMA3 = {
     "rope_type": "llama3",

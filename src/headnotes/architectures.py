@@ -135,7 +135,7 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoder:
+class MultiHead:
     """A layer that [`fast.MultiHeadAttention`](fast/module.md) computes."""
 
     model: str
@@ -452,42 +452,42 @@ SCALINGS: dict[str, Scaling] = {
 
 
 # endregion
-# region The table
 
 HEAD_RMS = Norm(("q_norm", "k_norm"), "head", lambda _, d_k, eps: nn.RMSNorm(d_k, eps))
 
-# By the names of the classes.
-ARCHITECTURES: dict[str, Decoder | Latent] = {
-    "GPT2Attention": Decoder(
+# A new model is a new row here, under the name of its class, and a tiny model in the
+# tests.
+ARCHITECTURES: dict[str, MultiHead | Latent] = {
+    "GPT2Attention": MultiHead(
         "GPT-2",
         ("c_attn", "c_proj"),
         order="3 heads d_k",
         dropout="attn_dropout",
         cross="is_cross_attention",
     ),
-    "GPTNeoXAttention": Decoder(
+    "GPTNeoXAttention": MultiHead(
         "GPT-NeoX",
         ("query_key_value", "dense"),
         order="heads 3 d_k",
         pairing="halves",
     ),
-    "BertAttention": Decoder(
+    "BertAttention": MultiHead(
         "BERT",
         ("self.query", "self.key", "self.value", "output.dense"),
         dropout="self.dropout",
         inner="self",
         cross="is_cross_attention",
     ),
-    "T5Attention": Decoder("T5", ("q", "k", "v", "o"), dropout="dropout"),
-    "LlamaAttention": Decoder("Llama", pairing="halves"),
-    "MistralAttention": Decoder(
+    "T5Attention": MultiHead("T5", ("q", "k", "v", "o"), dropout="dropout"),
+    "LlamaAttention": MultiHead("Llama", pairing="halves"),
+    "MistralAttention": MultiHead(
         "Mistral", pairing="halves", window="config.sliding_window"
     ),
-    "Qwen2Attention": Decoder("Qwen 2", pairing="halves", window="sliding_window"),
-    "Qwen3Attention": Decoder(
+    "Qwen2Attention": MultiHead("Qwen 2", pairing="halves", window="sliding_window"),
+    "Qwen3Attention": MultiHead(
         "Qwen 3", pairing="halves", norm=HEAD_RMS, window="sliding_window"
     ),
-    "PhiAttention": Decoder(
+    "PhiAttention": MultiHead(
         "Phi",
         ("q_proj", "k_proj", "v_proj", "dense"),
         pairing="halves",
@@ -497,7 +497,7 @@ ARCHITECTURES: dict[str, Decoder | Latent] = {
             lambda _, d_k, eps: nn.LayerNorm(d_k, eps),
         ),
     ),
-    "Olmo2Attention": Decoder(
+    "Olmo2Attention": MultiHead(
         "OLMo 2",
         pairing="halves",
         norm=Norm(
@@ -506,21 +506,21 @@ ARCHITECTURES: dict[str, Decoder | Latent] = {
             lambda heads, d_k, eps: nn.RMSNorm(heads * d_k, eps),
         ),
     ),
-    "CohereAttention": Decoder(
+    "CohereAttention": MultiHead(
         "Cohere",
         pairing="neighbors",
         norm=Norm(("q_norm", "k_norm"), "head", HeadLayerNorm),
     ),
-    "Starcoder2Attention": Decoder(
+    "Starcoder2Attention": MultiHead(
         "StarCoder 2", pairing="halves", window="config.sliding_window"
     ),
-    "Gemma2Attention": Decoder(
+    "Gemma2Attention": MultiHead(
         "Gemma 2",
         pairing="halves",
         window="sliding_window",
         soft_cap="attn_logit_softcapping",
     ),
-    "Gemma3Attention": Decoder(
+    "Gemma3Attention": MultiHead(
         "Gemma 3",
         pairing="halves",
         norm=Norm(
@@ -530,7 +530,5 @@ ARCHITECTURES: dict[str, Decoder | Latent] = {
     ),
     "DeepseekV2Attention": Latent("DeepSeek-V2"),
     "DeepseekV3Attention": Latent("DeepSeek-V3"),
-    "GptOssAttention": Decoder("gpt-oss", pairing="halves", window="sliding_window"),
+    "GptOssAttention": MultiHead("gpt-oss", pairing="halves", window="sliding_window"),
 }
-
-# endregion

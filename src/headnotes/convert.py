@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from headnotes import fast, mha
-from headnotes.architectures import ARCHITECTURES, Decoder, Latent, shares_table
+from headnotes.architectures import ARCHITECTURES, Latent, MultiHead, shares_table
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
 
@@ -607,7 +607,7 @@ def to_transformers(ours: Any, module: nn.Module) -> dict[str, Tensor]:
     return built.state_dict()
 
 
-def architecture_of(module: nn.Module) -> Decoder | Latent | None:
+def architecture_of(module: nn.Module) -> MultiHead | Latent | None:
     """The architecture whose class is exactly that of `module`, if there is one."""
     known = type(module).__module__.startswith("transformers.models.")
     return ARCHITECTURES.get(type(module).__name__) if known else None
