@@ -71,7 +71,8 @@ print("relative difference below 1e-5:", bool(error < 1e-5))
 #
 # The table is made from [`ARCHITECTURES`](source/architectures.md). The tests compare each
 # row with a random model of its architecture. Grouped heads, the width of a head, biases,
-# the scale and scaled rotary frequencies (linear, YaRN, Llama 3) are read from the layer.
+# the scale and scaled rotary frequencies (linear, YaRN, Llama 3) are read from the layer,
+# and so is whether it has a norm or a window where these are optional.
 
 # %% hide="true"
 from IPython.display import Markdown, display

@@ -71,6 +71,7 @@ SPARED = {
     "convert.from_transformers": "it is given models; see test_architectures.py",
     "convert.to_transformers": "it is given models; see test_architectures.py",
     "convert.architecture_of": "a step of the two above",
+    "convert.check_pair": "a step of the two above",
     "convert.convert_layer": "a step of the two above",
     "convert.parameter_pairs": "a step of the two above",
     "exercises.": "it is given the code of learners; see tests/exercises",
