@@ -113,7 +113,8 @@ print(y.shape, mha.attn.shape)
 # - **Masks**: draw a mask in the [converter](compare/masks.md), and copy it in the
 #   convention of your library.
 # - **Weights**: [`convert`](source/convert.md) loads the weights of
-#   `nn.MultiheadAttention` and of other implementations.
+#   `nn.MultiheadAttention`, of other implementations, and of [pretrained
+#   models](pretrained.md) from Hugging Face, such as Llama.
 # - **Speed**: [benchmarks](compare/benchmarks.md) of the fast module against PyTorch and
 #   other libraries.
 # - **Shapes**: [`pytest --shapes`](shapes.md) tests the shape comments in your code.

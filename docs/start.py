@@ -69,7 +69,8 @@ print.
 3. The [mask converter](compare/masks.md) (5 minutes) gives your mask in the convention of
    each library.
 4. [Converting weights](source/convert.md) (15 minutes), if you have a checkpoint of
-   `nn.MultiheadAttention`, GPT-2 or BERT.
+   `nn.MultiheadAttention`, and [pretrained models](pretrained.md) (5 minutes) for one of
+   Hugging Face Transformers, such as Llama.
 5. `headnotes check`, below, once you have changed the module.
 
 ## To check your own module

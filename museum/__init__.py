@@ -40,6 +40,7 @@ ROOMS = {
         "weights_after_dropout",
         "fill_beyond_half",
         "softcap_after_mask",
+        "sink_for_each_block",
         "forgotten_value",
         "weights_with_their_graph",
     ],
@@ -52,9 +53,13 @@ ROOMS = {
     "Positions and decoding": [
         "corner_of_the_cache",
         "window_off_by_one",
+        "ring_one_short",
+        "state_lost_between_chunks",
         "alibi_sign",
+        "bias_without_offset",
         "rotary_halves",
         "rotary_over_heads",
+        "rotary_in_bfloat16",
         "table_by_length",
     ],
 }

@@ -57,6 +57,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
 
 # What is not attacked, by the beginning of its name, and why.
 SPARED = {
+    "architectures.": "it is given layers of `transformers`; see its own test",
     "checks.first_index": "it is given what has been checked",
     "checks.fits_dtype": "it is given what has been checked",
     "checks.value_range": "it is given what has been checked",
@@ -67,7 +68,14 @@ SPARED = {
     "convert.Projection": "a record: it holds what it is given",
     "convert.Format": "a record: it holds what it is given",
     "convert.Weights": "a record: it holds what it is given",
+    "convert.from_transformers": "it is given models; see test_architectures.py",
+    "convert.to_transformers": "it is given models; see test_architectures.py",
+    "convert.architecture_of": "a step of the two above",
+    "convert.check_pair": "a step of the two above",
+    "convert.convert_layer": "a step of the two above",
+    "convert.parameter_pairs": "a step of the two above",
     "exercises.": "it is given the code of learners; see tests/exercises",
+    "integrations.": "it is given what `transformers` passes; see its own test",
     "masks.describe.Item": "a record: it holds what it is given",
     "implementations.causal.drop_stored_mask": "called by torch, on loading",
     "implementations.causal.rebuild_mask": "called by torch, on loading or moving",

@@ -29,6 +29,7 @@ PACKAGES = {
     "sidenotes": set[str](),
 }
 LIBRARIES = {
+    "headnotes/integrations/transformers": {"transformers"},
     "headnotes/plots": {"matplotlib"},
     "attention_laws/pytest_plugin": {"pytest"},
     "attention_bench/implementations": {"transformers", "x_transformers"},
@@ -43,6 +44,7 @@ LEVELS = [
     {"cli", "__init__"},
     {"compare", "exercises"},
     {"convert"},
+    {"architectures", "integrations"},
     {"fast"},
     {"variants", "implementations"},
     {"masks", "plots", "positions"},

@@ -45,7 +45,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare", "exercises"}
+AT_HOME = {"cli", "compare", "exercises", "integrations"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -23,74 +23,28 @@ all positions; the others take a mask with each call. `"core"` and `"fast"` are 
 first, and so is `"torch"` unless `batch_first` is set; the others are batch first, and
 `"v1"` and `"v2"` take one sequence without a batch axis.
 
-**GPT-2**, as in Transformers, has one fused projection, in the order of `"3 heads
-d_k"`. Its layers are `Conv1D`, which computes `x @ weight`, where `nn.Linear` computes
-`x @ weight.T`: **the transpose is stored**. Build the model with
-`GPT2Model.from_pretrained("gpt2")` for the trained weights.
+**Models of Hugging Face Transformers**, such as Llama, have options that the formats
+lack. `from_transformers` converts their attention layers to `fast.MultiHeadAttention`
+with these options, and `to_transformers` converts back;
+[Pretrained models](../pretrained.md) shows both:
 
-```python
-import torch
-from headnotes import convert, masks
-from transformers import GPT2Config, GPT2Model
-
-model = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
-gpt2 = model.h[0].attn
-fused = convert.Fused(d_model=60, heads=5, order="3 heads d_k")
-checkpoint = {
-    "qkv.weight": gpt2.c_attn.weight.T,  # Conv1D stores the transpose
-    "qkv.bias": gpt2.c_attn.bias,
-    "output.weight": gpt2.c_proj.weight.T,
-    "output.bias": gpt2.c_proj.bias,
-}
-fused.load_state_dict(checkpoint)
-core = convert.to(fused, "core").eval()
-
-x = torch.randn(3, 7, 60)  # batch first
-y = x.transpose(0, 1)
-output = core(query=y, key=y, value=y, mask=masks.causal(7)).transpose(0, 1)
-assert torch.allclose(output, gpt2(x)[0], atol=1e-6)
-```
-
-**BERT** has four linear layers, so only their names differ. Load a state dict with the
-names of the core:
-
-```python
-import torch
-from headnotes import MultiHeadAttention
-from transformers import BertConfig, BertModel
-
-config = BertConfig(
-    hidden_size=60, num_attention_heads=5, num_hidden_layers=1, intermediate_size=7
-)
-bert = BertModel(config).eval().encoder.layer[0].attention
-layers = {
-    "query.linear": bert.self.query,
-    "key.linear": bert.self.key,
-    "value.linear": bert.self.value,
-    "output": bert.output.dense,
-}
-core = MultiHeadAttention(heads=5, d_model=60).eval()
-core.load_state_dict(
-    {
-        f"{name}.{parameter}": value
-        for name, layer in layers.items()
-        for parameter, value in layer.state_dict().items()
-    }
-)
-
-x = torch.randn(3, 7, 60)  # batch first
-y = x.transpose(0, 1)
-output = core(query=y, key=y, value=y).transpose(0, 1)
-# `bert.output` adds the residual and normalizes after the output projection.
-assert torch.allclose(output, bert.output.dense(bert.self(x)[0]), atol=1e-6)
-```
+>>> from transformers import GPT2Config, GPT2Model
+>>> gpt2 = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
+>>> layer = gpt2.h[0].attn
+>>> ours = from_transformers(layer)
+>>> x = torch.randn(3, 7, 60)  # batch first
+>>> y = x.transpose(0, 1)
+>>> output = ours(query=y, key=y, value=y, is_causal=True).transpose(0, 1)
+>>> torch.allclose(output, layer(x)[0], atol=1e-6)
+True
 
 Source: the implementations, each named on the page of its module; for fused
-projections timm's `Attention`, GPT-2 and GPT-NeoX.
+projections timm's `Attention`, GPT-2 and GPT-NeoX; for Transformers its modeling files.
 """
 
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,6 +52,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from headnotes import fast, mha
+from headnotes.architectures import ARCHITECTURES, Latent, MultiHead, shares_table
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
 
@@ -340,8 +295,7 @@ def extract(module: nn.Module) -> Weights:
     form = format_of(module)
     if any(is_lazy(parameter) for parameter in module.parameters()):
         raise ValueError("`module` is lazy; first call it, or load a checkpoint")
-    if len({(p.dtype, p.device) for p in module.parameters()}) > 1:
-        raise ValueError("`module` mixes dtypes or devices; first use `module.to(...)`")
+    check_mixed(module)
     weights = existing_blocks(form, module, "weight")
     biases = existing_blocks(form, module, "bias")
     parts = [
@@ -353,6 +307,12 @@ def extract(module: nn.Module) -> Weights:
         identity = parts[0].weight.new_ones(d_out).diag()  # [d_out, d_out]
         parts.append(Projection(identity))
     return Weights(heads_of(module), *parts)
+
+
+def check_mixed(module: nn.Module) -> None:
+    """Refuse a module whose parameters differ in dtype or device."""
+    if len({(p.dtype, p.device) for p in module.parameters()}) > 1:
+        raise ValueError("`module` mixes dtypes or devices; first use `module.to(...)`")
 
 
 def format_of(module: nn.Module) -> Format:
@@ -543,3 +503,172 @@ def check_target(target: str, weights: Weights, arguments: dict[str, Any]) -> No
                 f"{loses} would lose the {name} bias of `module`, whose largest entry "
                 f"is {bias.abs().max():.3g}; to drop it, first set it to zero"
             )
+
+
+# region Models of Hugging Face Transformers
+
+
+def from_transformers(module: nn.Module) -> Any:
+    r"""Convert an attention layer of `transformers`, or all layers of a model.
+
+    For a layer, the result is a new module of ours with the same weights:
+    `fast.MultiHeadAttention` with the options of the model, or `LatentAttention` for
+    DeepSeek. For a model, it is a dict of such modules by the names of its layers. The
+    models are those of `architectures.ARCHITECTURES`. Dtype, device and training mode
+    are those of `module`, and no memory is shared.
+
+    The new module is sequence first. It is not causal by itself: pass `is_causal=True`,
+    or a mask, or use `decode`. Dropout after the output projection, residuals and
+    layer norms are not part of it.
+
+    Raises `TypeError` for a module that contains no known layer, or layers that are
+    quantized, `ValueError` for an option that our modules lack.
+
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
+    >>> sizes |= {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 11}
+    >>> llama = LlamaModel(LlamaConfig(**sizes, num_key_value_heads=2)).eval()
+    >>> layers = from_transformers(llama)
+    >>> list(layers)
+    ['layers.0.self_attn', 'layers.1.self_attn']
+    >>> ours = layers["layers.0.self_attn"]
+    >>> ours.heads, ours.kv_heads, ours.rotary.pairing
+    (6, 2, 'halves')
+    >>> x = torch.randn(5, 3, 60)
+    >>> y, cache = ours.decode(x, ours.cache(batch_size=3, capacity=5))
+    >>> same = ours(query=x, key=x, value=x, is_causal=True)
+    >>> torch.allclose(y, same, atol=1e-6)
+    True
+    """
+    if architecture_of(module) is not None:
+        return convert_layer(module)
+    converted = {}
+    table = None
+    for name, layer in module.named_modules():
+        if architecture_of(layer) is not None:
+            # In T5, the first layer of a stack shares its position table.
+            converted[name] = convert_layer(layer, table)
+            table = getattr(converted[name], "score_bias", None) or table
+    if not converted:
+        seen = f"{type(module).__module__}.{type(module).__qualname__}"
+        known = ", ".join(each.model for each in ARCHITECTURES.values())
+        raise TypeError(
+            f"`module` is a {seen}, and contains no attention layer of {known}; load "
+            f"its weights into `fast.MultiHeadAttention`"
+        )
+    return converted
+
+
+@torch.no_grad()
+def to_transformers(ours: Any, module: nn.Module) -> dict[str, Tensor]:
+    r"""The weights of `ours` as a state dict of `module`, from which it was converted.
+
+    `ours` and `module` are a pair as in `from_transformers`, two layers or a dict and a
+    model. `module` is not modified: load the result with `load_state_dict`, and
+    `strict=False` for a model, as it has attention layers only. Other entries of these
+    layers are those of `module`. Bits are the same there and back.
+
+    Raises `TypeError` for an unknown layer, `ValueError` if the layers differ in their
+    parameters, or a bias that is not zero has no place in `module`.
+
+    >>> from transformers import BertConfig, BertModel
+    >>> sizes = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1}
+    >>> bert = BertModel(BertConfig(**sizes, intermediate_size=7, vocab_size=11))
+    >>> layers = from_transformers(bert)
+    >>> with torch.no_grad():
+    ...     for parameter in layers["encoder.layer.0.attention"].parameters():
+    ...         parameter.add_(1)
+    >>> state = to_transformers(layers, bert)
+    >>> before = bert.state_dict()["encoder.layer.0.attention.self.key.weight"]
+    >>> after = state["encoder.layer.0.attention.self.key.weight"]
+    >>> torch.equal(after, before + 1)
+    True
+    >>> bert.load_state_dict(state, strict=False).unexpected_keys
+    []
+    """
+    if isinstance(ours, dict):
+        return {
+            f"{name}.{key}": value
+            for name, layer in ours.items()
+            for key, value in to_transformers(layer, module.get_submodule(name)).items()
+        }
+    if architecture_of(module) is None:
+        seen = f"{type(module).__module__}.{type(module).__qualname__}"
+        raise TypeError(f"`module` is a {seen}, not a layer of `from_transformers`")
+    built = copy.deepcopy(module)
+    for name, parameter, view in parameter_pairs(ours, built):
+        if view is not None:
+            view.copy_(parameter.view_as(view))
+        elif not parameter.is_meta and parameter.any():
+            raise ValueError(
+                f"`module` would lose `{name}` of `ours`, whose largest entry is "
+                f"{parameter.abs().max():.3g}; to drop it, first set it to zero"
+            )
+    return built.state_dict()
+
+
+def architecture_of(module: nn.Module) -> MultiHead | Latent | None:
+    """The architecture whose class is exactly that of `module`, if there is one."""
+    known = type(module).__module__.startswith("transformers.models.")
+    return ARCHITECTURES.get(type(module).__name__) if known else None
+
+
+@torch.no_grad()
+def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Module:
+    """Convert one layer; `table` is the position table of an earlier layer of T5."""
+    architecture = architecture_of(module)
+    assert architecture is not None
+    check_mixed(module)
+    [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
+    # On meta nothing is computed, and no random number is used; each parameter gets
+    # its value below.
+    with torch.device("meta"):
+        built = architecture.build(module)
+    built = built.to(dtype).to_empty(device=device).train(module.training)
+    for _, parameter, view in parameter_pairs(built, module):
+        if view is None:
+            parameter.zero_()
+        else:
+            parameter.copy_(view.reshape(parameter.shape))
+    if shares_table(module):
+        if table is None:
+            raise ValueError(
+                "`module` uses the position table of the first layer of its stack; "
+                "convert the model, not the layer"
+            )
+        built.score_bias = table
+    return built
+
+
+def parameter_pairs(
+    ours: nn.Module, module: nn.Module
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Each parameter of ours, and the view of theirs; None for a bias that they lack.
+
+    A position table of T5 that belongs to another layer is left out.
+    """
+    architecture = architecture_of(module)
+    assert architecture is not None
+    views = {k: v for k, v in architecture.parameters(module).items() if v is not None}
+    parameters = dict(ours.named_parameters())
+    if shares_table(module):
+        parameters.pop("score_bias.weight", None)
+    for name in sorted({*parameters, *views}):
+        check_pair(name, parameters.get(name), views.get(name))
+        yield name, parameters[name], views.get(name)
+
+
+def check_pair(name: str, parameter: Tensor | None, view: Tensor | None) -> None:
+    """Refuse a parameter that only one side has, or of another size."""
+    way_out = "convert back to the layer that it was converted from"
+    if parameter is None or (view is None and not name.endswith(".bias")):
+        having, other = ("`ours`", "`module`")[:: 1 if view is None else -1]
+        raise ValueError(f"{having} has `{name}`, and {other} has not; {way_out}")
+    if view is not None and parameter.numel() != view.numel():
+        raise ValueError(
+            f"`{name}` has {parameter.numel()} numbers in `ours`, but {view.numel()} "
+            f"in `module`; {way_out}"
+        )
+
+
+# endregion

@@ -1,0 +1,175 @@
+r"""# Running models of Hugging Face Transformers
+
+`register()` makes [`fast.attention`](../fast/attention.md) an attention implementation
+of `transformers`, beside `"eager"` and `"sdpa"`. It is for those who want to run, train
+or measure a whole model with this kernel. Transformers 5 is required.
+
+```python
+from headnotes.integrations import transformers as integration
+from transformers import AutoModelForCausalLM
+
+integration.register()
+model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="headnotes")
+```
+
+Masks, caches, positions and `generate` remain those of the library, so models with
+padding on the left, growing or static caches and packed sequences work. A model passes
+its projected queries, keys and values to the function `attention_forward`; for
+grouped-query attention, keys and values have fewer heads and are not repeated. A
+sliding window is part of the mask.
+
+To compute a layer with our modules instead, convert its weights:
+[`convert.from_transformers`](../convert.md#from_transformers).
+
+Source: [Attention
+backends](https://huggingface.co/docs/transformers/attention_interface), the interface
+of the library.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from headnotes.fast.attention import attention
+
+# Arguments of some models that select keys in another way than by a mask.
+UNSUPPORTED = ("cache", "indices", "block_indices", "sinks")
+
+
+def register() -> None:
+    r"""Register the attention implementation `"headnotes"` in `transformers`.
+
+    Raises `ImportError` if `transformers` is not installed.
+
+    The next tokens of a tiny Llama with random weights, after two prompts of which the
+    second has two tokens of padding on the left:
+
+    >>> import torch
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> register()
+    >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3}
+    >>> sizes |= {"num_hidden_layers": 2, "intermediate_size": 7, "vocab_size": 97}
+    >>> config = LlamaConfig(**sizes, initializer_range=0.3, eos_token_id=None)
+    >>> model = LlamaForCausalLM(config).eval()
+    >>> prompts = torch.tensor([[5, 3, 2, 11], [0, 0, 7, 13]])
+    >>> options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    >>> options["attention_mask"] = prompts > 0
+    >>> tokens = {}
+    >>> for name in ("eager", "headnotes"):
+    ...     model.set_attn_implementation(name)
+    ...     tokens[name] = model.generate(prompts, **options)
+    >>> torch.equal(tokens["headnotes"], tokens["eager"])
+    True
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register("headnotes", attention_forward)
+    # It returns a bool mask, True = may attend, or None where causality says it all.
+    AttentionMaskInterface.register("headnotes", sdpa_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,  # [batch_size, heads, q_len, d_k]
+    key: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+    value: Tensor,  # [batch_size, kv_heads, k_len, d_v]
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Scaled dot-product attention with the signature that `transformers` calls.
+
+    Returns the context, `[batch_size, q_len, heads, d_v]`, and, with
+    `output_attentions`, the weights before dropout, `[batch_size, heads, q_len,
+    k_len]`. `attention_mask` is bool, `[batch_size, 1, q_len, k_len]`. Without a mask,
+    `is_causal` decides, or the attribute `is_causal` of `module`. `s_aux`, `[heads]`,
+    are sinks; `position_bias`, `[1 or batch_size, heads, q_len, k_len]`, is added to
+    the scores. Other arguments are ignored, as they repeat what the mask says.
+
+    Raises `ValueError` for an argument that selects keys in a way that a mask does not
+    say, `TypeError` for a floating-point mask.
+
+    >>> import torch
+    >>> layer = nn.Module()
+    >>> query, key = torch.randn(2, 6, 5, 8), torch.randn(2, 3, 5, 8)
+    >>> value = torch.randn(2, 3, 5, 7)
+    >>> context, _ = attention_forward(layer, query, key, value, None, is_causal=True)
+    >>> context.shape
+    torch.Size([2, 5, 6, 7])
+    >>> torch.allclose(context[:, 0, ::2], value[:, :, 0])
+    True
+
+    The bias of the scores here hides nearly all but the first key:
+
+    >>> bias = torch.tensor([99.0, 0, 0, 0, 0]).expand(1, 6, 4, 5)
+    >>> options = {"position_bias": bias, "output_attentions": True}
+    >>> options |= {"is_causal": False}
+    >>> inputs = query[:, :, :4], key, value, None
+    >>> _, weights = attention_forward(layer, *inputs, **options)
+    >>> weights[1, 3, 2].round()
+    tensor([1., 0., 0., 0., 0.])
+    """
+    for name in UNSUPPORTED:
+        if others.get(name) is not None:
+            raise ValueError(
+                f'"headnotes" does not support `{name}`; use `attn_implementation='
+                f'"eager"` for {type(module).__name__}'
+            )
+    q_len, k_len = query.shape[2], key.shape[2]
+    mask = None
+    if attention_mask is not None:
+        check_mask(attention_mask, query, key)
+        mask = attention_mask[:, 0].permute(1, 2, 0)  # [q_len, k_len, batch_size]
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    # A mask includes causality. Without one, a single query attends to all keys.
+    is_causal = bool(is_causal) and mask is None and q_len > 1
+    if is_causal and k_len > q_len:
+        # A static cache that holds the prompt so far. The other slots are unused.
+        key, value = key[:, :, :q_len], value[:, :, :q_len]
+    bias = None
+    if position_bias is not None:
+        bias = position_bias[..., : key.shape[2]].permute(
+            2, 3, 0, 1
+        )  # [q_len, k_len, ..., heads]
+    # Sequence first.
+    context, weights = attention(
+        query.permute(2, 0, 1, 3),
+        key.permute(2, 0, 1, 3),
+        value.permute(2, 0, 1, 3),
+        mask=mask,
+        is_causal=is_causal,
+        scale=scaling,
+        soft_cap=softcap,
+        bias=bias,
+        sinks=s_aux,
+        dropout=nn.Dropout(dropout) if dropout else None,
+        need_weights=bool(output_attentions),
+    )  # [q_len, batch_size, heads, d_v], [q_len, k_len, batch_size, heads]
+    if weights is not None:
+        weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
+    context = context.transpose(0, 1).contiguous()  # [batch_size, q_len, heads, d_v]
+    return context, weights
+
+
+def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    """Refuse a mask that is not bool, or differs between heads."""
+    if mask.is_floating_point():
+        raise TypeError(
+            f"`attention_mask` is {mask.dtype}, not bool; compare it with zero, or "
+            f"pass the padding mask [batch_size, k_len] to the model"
+        )
+    expected = (query.shape[0], 1, query.shape[2], key.shape[2])
+    if tuple(mask.shape) != expected:
+        raise ValueError(
+            f"`attention_mask` has shape {list(mask.shape)}, not [batch_size, 1, "
+            f"q_len, k_len] = {list(expected)}; a mask for each head needs "
+            f'`attn_implementation="eager"`'
+        )

@@ -1,0 +1,141 @@
+"""Whole models give the logits and tokens of `eager` with our attention."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from headnotes.fast.attention import attention
+from headnotes.integrations import transformers as integration
+
+pytest.importorskip("transformers")
+
+# Rows 1 and 2 begin with padding.
+PROMPTS = torch.randint(1, 31, (3, 7), generator=torch.Generator().manual_seed(2017))
+PROMPTS[1, :3] = PROMPTS[2, :1] = 0
+PADDING = (PROMPTS > 0).long()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of our attention function, of which there must be some."""
+    integration.register()
+    seen: list[tuple[Any, ...]] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        seen.append(args)
+        return attention(*args, **options)
+
+    monkeypatch.setattr(integration, "attention", counted)
+    return seen
+
+
+def run(model: Any, name: str) -> tuple[Tensor, Tensor | None]:
+    """The logits of tokens, and the tokens of a greedy generation with a KV cache."""
+    inputs: dict[str, Any] = {"input_ids": PROMPTS, "attention_mask": PADDING}
+    if name.startswith("T5"):
+        logits = model(**inputs, decoder_input_ids=PROMPTS[:1].expand(3, -1)).logits
+    else:
+        logits = model(**inputs).logits[PADDING > 0]
+    if not model.can_generate():
+        return logits, None
+    return logits, model.generate(**inputs, max_new_tokens=6, do_sample=False)
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@torch.no_grad()
+def test_logits_and_greedy_tokens_are_those_of_eager(
+    name: str, calls: list[tuple[Any, ...]]
+) -> None:
+    model = models.build(name)
+    expected, tokens = run(model, name)
+    assert not calls
+    model.set_attn_implementation("headnotes")
+    logits, same = run(model, name)
+    assert len(calls) >= 2
+    assert (logits - expected).norm() <= 1e-5 * expected.norm()
+    if tokens is not None:
+        assert same is not None
+        assert torch.equal(same, tokens)
+        assert len(tokens.unique()) > 4
+
+
+@torch.no_grad()
+def test_a_static_cache_and_a_prompt_in_pieces_change_no_logits(
+    calls: list[tuple[Any, ...]],
+) -> None:
+    model = models.build("Gemma3ForCausalLM", "headnotes")
+    prompt = PROMPTS.clamp(min=1)
+
+    def logits(**options: Any) -> Tensor:
+        result = model.generate(
+            prompt,
+            max_new_tokens=5,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            **options,
+        )
+        return torch.stack(result.logits)
+
+    expected = logits()
+    assert calls
+    static = logits(cache_implementation="static", disable_compile=True)
+    torch.testing.assert_close(static, expected)
+    torch.testing.assert_close(logits(prefill_chunk_size=3), expected)
+
+
+@pytest.mark.parametrize("name", ["GptOssForCausalLM", "T5ForConditionalGeneration"])
+def test_gradients_are_those_of_eager(name: str, calls: list[tuple[Any, ...]]) -> None:
+    model = models.build(name)
+    gradients = []
+    for attention_name in ("eager", "headnotes"):
+        model.set_attn_implementation(attention_name)
+        model(PROMPTS, attention_mask=PADDING, labels=PROMPTS).loss.backward()
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        gradients.append(found)
+        model.zero_grad()
+    assert calls
+    expected, ours = gradients
+    assert ours.keys() == expected.keys()
+    for place, grad in expected.items():
+        torch.testing.assert_close(ours[place], grad, rtol=1e-3, atol=1e-5, msg=place)
+
+
+def test_dropout_is_applied_and_the_weights_are_those_before_it() -> None:
+    query, key, value = torch.randn(3, 2, 6, 5, 8)
+    options: dict[str, Any] = {"attention_mask": None, "is_causal": True}
+    inputs = nn.Module(), query, key, value
+    plain, none = integration.attention_forward(*inputs, **options)
+    assert none is None
+    dropped, weights = integration.attention_forward(
+        *inputs, **options, dropout=0.5, output_attentions=True
+    )
+    assert weights is not None
+    assert not torch.allclose(dropped, plain)
+    assert torch.allclose((weights @ value).transpose(1, 2), plain, atol=1e-6)
+
+
+QUERY, MASK = torch.randn(2, 6, 5, 8), torch.ones(2, 1, 5, 5).bool()
+
+
+@pytest.mark.parametrize(
+    ("mask", "others", "error", "message"),
+    [
+        (MASK.float(), {}, TypeError, r"is torch.float32, not bool; compare"),
+        (
+            MASK.expand(2, 6, 5, 5),
+            {},
+            ValueError,
+            r"shape \[2, 6, 5, 5\], not .*\[2, 1",
+        ),
+        (None, {"cache": "paged"}, ValueError, '"headnotes" does not support `cache`;'),
+    ],
+)
+def test_what_it_cannot_do_is_refused(
+    mask: Tensor, others: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        integration.attention_forward(nn.Module(), QUERY, QUERY, QUERY, mask, **others)
