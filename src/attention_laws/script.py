@@ -48,8 +48,8 @@ MODE_PATTERN = re.compile(
 TOOLS = {n: f for n, f in vars(tools).items() if inspect.isfunction(f)}
 
 
-# The same lines run at many sizes and in many modes: to parse them again would take most
-# of the time of a check.
+# The same lines run at many sizes and in many modes: to parse them again would take
+# most of the time of a check.
 @functools.lru_cache(maxsize=4096)
 def compile_line(line: str, mode: str) -> CodeType:
     """The code of a line, or of an expression if `mode` is "eval"."""
