@@ -753,8 +753,8 @@ def order_matters(script: Script, args: CallArguments) -> bool:
     for role in adapter.key_roles:
         inputs[role] = script.assign(inputs[role], f"{inputs[role]}{order}")
     after = script.call(replace(args, inputs=tuple(inputs)))
-    values = [script.evaluate(f"{output}{last}") for output in (before, after)]
-    return not torch.allclose(*values, rtol=1e-4, atol=1e-4)
+    one, other = (script.evaluate(f"{output}{last}") for output in (before, after))
+    return not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def infer_cache(probe: CallProbe) -> None:

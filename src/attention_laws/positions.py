@@ -141,8 +141,8 @@ def query_independence(script: Script) -> None:
             except LawViolation:
                 if adapter.positions == "none":
                     raise
-                others = range(q_len - count, q_len)
-                assert_equal_without_others(script, args, together, others)
+                last = range(q_len - count, q_len)
+                assert_equal_without_others(script, args, together, last)
 
 
 def assert_equal_without_others(
