@@ -42,6 +42,7 @@ ROOMS = {
         "softcap_after_mask",
         "forgotten_value",
         "weights_with_their_graph",
+        "last_block",
     ],
     "Training and evaluation": [
         "causal_in_training",
@@ -55,6 +56,7 @@ ROOMS = {
         "alibi_sign",
         "rotary_halves",
         "rotary_over_heads",
+        "rotary_in_half",
         "table_by_length",
     ],
 }

@@ -100,7 +100,7 @@ def weights_match_output(script: Script) -> None:
         for axis in "bhqk"
         if axis in adapter.weights_axes
     ]
-    for mode in script.gradient_modes():
+    for mode in script.modes():
         for allowed, mask in script.mask_cases():
             script.restart(mode)
             args = script.make_arguments(allowed, mask)

@@ -209,13 +209,15 @@ def earlier_calls(script: Script) -> None:
     masks: list[MaskArgument | None] = [
         mask for mask in script.masks_for(padded) if mask and k_len > 1
     ]
-    for mode in script.gradient_modes():
+    # Generation runs without gradients, and is where most caches are.
+    for mode in (script.modes()[-1], "no_grad"):
         for mask in masks or [None]:
             script.restart(mode)
             script.exec_line("unused = copy.deepcopy(attention)")
             args = script.make_arguments(padded if mask else None, mask)
             calls = [
                 args,
+                script.make_arguments(padded if mask else None, mask),
                 replace(args, mask=script.encode_mask(script.all_allowed(q_len), mask)),
             ]
             for batch_size, change in ((1, 0), (3, -1), (3, 2), (2, -1)):
@@ -321,7 +323,7 @@ def no_side_effects(script: Script) -> None:
     place is right in the first layer only. (In training, buffers may change, as those
     of a batch normalization do.)
     """
-    for mode in script.gradient_modes():
+    for mode in script.modes():
         for allowed, mask in script.mask_cases():
             script.restart(mode)
             args = script.make_arguments(allowed, mask)

@@ -728,9 +728,7 @@ def infer_behavior(probe: CallProbe) -> None:
     positions = options.positions
     source = "given" if positions else "assumed"
     if not positions:
-        named = names.encodes_positions(adapter.target)
-        is_encoded = probe.adapter.position_args or (named and order_matters(*call))
-        positions = "unknown" if is_encoded else "none"
+        positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
     probe.update(
@@ -740,6 +738,26 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+
+
+def infer_positions(
+    probe: CallProbe, script: Script, args: CallArguments
+) -> tuple[str, str]:
+    """The positional encoding, and whether it is inferred or assumed."""
+    target = probe.adapter.target
+    if probe.adapter.position_args or (
+        names.encodes_positions(target) and order_matters(script, args)
+    ):
+        found = names.identifiers(target) | {*probe.adapter.position_args}
+        positions = names.positions_named(found)
+        return positions, "assumed" if positions == "unknown" else "inferred"
+    # A table that has no effect.
+    if probe.adapter.is_module:
+        module = script.evaluate("attention")
+        owned = {*dict(module.named_modules()), *dict(module.named_buffers())}
+        if names.positions_named(owned) != "unknown":
+            return names.positions_named(owned), "inferred"
+    return "none", "assumed"
 
 
 def order_matters(script: Script, args: CallArguments) -> bool:

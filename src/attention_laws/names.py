@@ -70,10 +70,16 @@ POSITION_PATTERN = re.compile(
 )
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
-    r"rope|rotary|rotat|alibi|slope|relative|^rel_|_rel$|position|pos_?e(mb|nc)|freqs"
+    r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist",
     re.IGNORECASE,
 )
+# Positional encodings with laws of their own; others exclude them.
+POSITION_KINDS = {
+    "rotary": r"rope|rotary|rotate|freqs_cis",
+    "alibi": r"alibi|slope",
+    "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
+}
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm|cosine|^(rsqrt|std|var|square)$",
@@ -303,6 +309,21 @@ def encodes_positions(target: Any) -> bool:
     in its functions and in the functions of the same file that they use.
     """
     return any(map(ENCODING_PATTERN.search, identifiers(target)))
+
+
+def positions_named(found: Iterable[str]) -> str:
+    r"""The positional encoding that names tell of, or "unknown" if they leave it open.
+
+    >>> positions_named({"rotate_half", "q_proj"}), positions_named({"rel_bias"})
+    ('rotary', 'unknown')
+    """
+    kinds = {
+        kind
+        for name in found
+        for kind, pattern in POSITION_KINDS.items()
+        if re.search(pattern, name, re.IGNORECASE)
+    }
+    return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
 def identifiers(target: Any) -> set[str]:

@@ -159,16 +159,15 @@ class Script:
         return self.adapter.build_expression(self.sizes) + conversion
 
     def modes(self) -> list[str]:
-        """The modes in which outputs can be compared."""
-        if not self.adapter.is_module:
-            return ["eval"]
-        if not self.adapter.reproducible_training:
-            return ["eval", *CONTEXTS]
-        return ["eval", "train", *CONTEXTS]
+        """The modes in which laws are tested.
 
-    def gradient_modes(self) -> list[str]:
-        """The modes in which gradients can be computed."""
-        return [mode for mode in self.modes() if mode not in CONTEXTS]
+        The law `eval_matches_train` compares the outputs of all modes, also those
+        without gradients: what holds in these two holds there.
+        """
+        is_module = self.adapter.is_module
+        if is_module and self.adapter.reproducible_training:
+            return ["eval", "train"]
+        return ["eval"]
 
     def to_dtype_and_device(self) -> str:
         """The conversion of a float32 tensor on the CPU; empty where none is needed."""
