@@ -43,6 +43,7 @@ ROOMS = {
         "sink_for_each_block",
         "forgotten_value",
         "weights_with_their_graph",
+        "last_block",
     ],
     "Training and evaluation": [
         "causal_in_training",
@@ -59,7 +60,7 @@ ROOMS = {
         "bias_without_offset",
         "rotary_halves",
         "rotary_over_heads",
-        "rotary_in_bfloat16",
+        "rotary_in_half",
         "table_by_length",
     ],
 }

@@ -242,6 +242,13 @@ class NormalizesOverQueries(Correct):
         return super().weigh(scores.softmax(dim=2), mask)
 
 
+class SkipsOneQuery(Correct):
+    """A path of its own for one query, without a scale."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT if q.shape[2] == 1 else super().score(q, k)
+
+
 class ViewsAsHeads(Correct):
     def split(self, x: Tensor) -> Tensor:
         return x.reshape(x.shape[0], self.heads, x.shape[1], -1)
@@ -310,9 +317,9 @@ class LinearBias(MaskedSelfAttention):
         return self.sign * 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        place = torch.arange(k.shape[2], device=k.device).to(k)
-        bias = self.slopes(k.shape[1]).to(k)[:, None, None] * (place - place[:, None])
-        return super().score(q, k) + bias
+        place = torch.arange(k.shape[2], device=k.device)
+        slopes = self.slopes(k.shape[1]).to(k.device)[:, None, None]
+        return super().score(q, k) + (slopes * (place - place[:, None])).to(k)
 
 
 class BiasWithWrongSign(LinearBias):
@@ -332,11 +339,14 @@ class Rotary(MaskedSelfAttention):
         return super().score(self.turn(q), self.turn(k))
 
     def turn(self, x: Tensor) -> Tensor:
-        place = torch.arange(x.shape[2], device=x.device)[:, None].to(x)
-        pair = torch.arange(x.shape[3] // 2, device=x.device).to(x)
+        place = self.places(x)[:, None]
+        pair = torch.arange(x.shape[3] // 2, device=x.device)
         angle = self.angles(place * 0.3**pair)
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
-        return x * angle.cos() + other * angle.sin()
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def places(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[2], device=x.device)
 
     def angles(self, angle: Tensor) -> Tensor:
         return angle.repeat_interleave(2, dim=-1)
@@ -517,6 +527,32 @@ class KeepsFirstMask(MaskedSelfAttention):
         return super().weigh(scores, self.kept[:, :length, :length])  # type: ignore[index]
 
 
+class KeepsHalf(Rotary):
+    """The table is made once, in the dtype of the first call."""
+
+    kept: Tensor | None = None
+
+    def angles(self, angle: Tensor) -> Tensor:
+        if self.kept is None or len(self.kept) != len(angle):
+            self.kept = super().angles(angle).to(self.query.weight.dtype)
+        return self.kept
+
+
+class KeepsContext(Correct):
+    """Without gradients, projected keys and values are kept while the shapes do."""
+
+    kept: tuple[Any, Tensor, Tensor] | None = None
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        if torch.is_grad_enabled():
+            return super().forward(query, key, value, mask)
+        if self.kept is None or self.kept[0] != key.shape:
+            self.kept = key.shape, key, value
+        return super().forward(query, *self.kept[1:], mask)
+
+
 class LosesLastBlock(SelfAttention):
     """Keys after the last full block of 64 are left out."""
 
@@ -542,6 +578,19 @@ class NeverDrops(Correct):
         projected = (self.query(query), self.key(key), self.value(value))
         q, k, v = (self.split(x) for x in projected)
         return self.join(self.read(self.weigh(self.score(q, k), mask), v))
+
+
+class DropsOutputOnly(NeverDrops):
+    """Two dropout layers, of which the one for the weights is never called."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.attn_drop = nn.Dropout(0.1)
+        self.out_drop = nn.Dropout(0.1)
+
+    def join(self, context: Tensor) -> Tensor:
+        dropped: Tensor = self.out_drop(super().join(context))
+        return dropped
 
 
 class Dropout(NeverDrops):
@@ -605,6 +654,26 @@ class RotaryEndsEarly(Rotary):
         return torch.cat([super().turn(x[:, :, :64]), x[:, :, 64:]], dim=2)
 
 
+class RotaryInHalf(Rotary):
+    """Positions are rounded to the dtype of the input."""
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(x)
+
+
+class RotaryByBlocks(Rotary):
+    """The first position of the second block of 64 is that of the last before it."""
+
+    def places(self, x: Tensor) -> Tensor:
+        places = super().places(x)
+        return places - places.ge(64).long()
+
+
+class SteepSlopes(LinearBias):
+    def slopes(self, heads: int) -> Tensor:
+        return 4 * super().slopes(heads)
+
+
 class SameSlopes(LinearBias):
     """Heads share their slopes if their number is no power of two."""
 
@@ -631,7 +700,6 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
         (UnmaskedInEval, CAUSAL),
-        (UnmaskedUnderNoGrad, CAUSAL),
         (MultipliesByMask, MASK),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
@@ -670,10 +738,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {})],
     "key_permutation": [(AddsKeyPositions, {})],
     "query_permutation": [
-        (NormalizesOverQueries, {}),
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),
     ],
+    "query_independence": [(NormalizesOverQueries, {}), (SkipsOneQuery, {})],
     "incremental_decoding": [
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
@@ -682,7 +750,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "long_sequences": [(LosesLastBlock, {})],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
+    ],
+    "distant_positions": [
         (RotaryEndsEarly, {"positions": "rotary"}),
+        (RotaryInHalf, {"positions": "rotary"}),
+        (RotaryByBlocks, {"positions": "rotary"}),
     ],
     "sliding_window": [
         (WideWindow, {"window": 3}),
@@ -692,6 +764,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BiasWithWrongSign, {"positions": "alibi"}),
         (QuadraticBias, {"positions": "alibi"}),
         (SameSlopes, {"positions": "alibi"}),
+        (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
         (RotaryWrongPairs, {"positions": "rotary"}),
@@ -712,8 +785,13 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsRows, {}),
         (DropsWithoutScale, {}),
         (NeverDrops, {}),
+        (DropsOutputOnly, {}),
     ],
-    "earlier_calls": [(KeepsFirstMask, CAUSAL)],
+    "earlier_calls": [
+        (KeepsFirstMask, CAUSAL),
+        (KeepsContext, MASK),
+        (KeepsHalf, {"positions": "rotary"}),
+    ],
     "half_precision": [(NoScaleInHalf, {})],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [

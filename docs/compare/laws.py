@@ -31,10 +31,47 @@
 # In continuous integration, the exit status is 0 if no law fails, 1 if one does, and 2 if
 # the attention could not be called. `--junit report.xml` writes the results for the CI
 # system, `--github` prints annotations of GitHub Actions, and `--quiet` prints nothing
-# unless a law fails:
+# unless a law fails. List what is to be checked in `pyproject.toml`, with the options of
+# each; `headnotes check` without a target then checks all of them:
+#
+# ```toml
+# [tool.headnotes.check."my_model.py:MyAttention"]
+# causal = true
+# positions = "rotary"
+#
+# [tool.headnotes.check."my_model.py:build_model"]
+# inside = true
+# ```
+#
+# With `inside`, or `--inside` on the command line, each attention within a model is
+# checked as it was built. A workflow of GitHub Actions, and a hook of
+# [pre-commit](https://pre-commit.com/) that runs if the file has changed:
 #
 # ```yaml
-# - run: headnotes check my_model.py:MyAttention --causal --quiet --github
+# # .github/workflows/attention.yml
+# on: [push, pull_request]
+# jobs:
+#   attention:
+#     runs-on: ubuntu-latest
+#     steps:
+#       - uses: actions/checkout@v4
+#       - uses: actions/setup-python@v5
+#         with: {python-version: "3.12"}
+#       - run: pip install {{ headnotes }}
+#       - run: headnotes check --quiet --github
+# ```
+#
+# ```yaml
+# # .pre-commit-config.yaml
+# repos:
+#   - repo: local
+#     hooks:
+#       - id: headnotes-check
+#         name: headnotes check
+#         entry: headnotes check --quiet
+#         language: system
+#         files: ^my_model\.py$
+#         pass_filenames: false
 # ```
 #
 # A law that assumes plain attention is skipped, with the reason, if it fails and the code

@@ -140,14 +140,16 @@ class MaskArgument:
             return f"torch.tensor({self.to_axes(lengths).tolist()})"
 
         values = self.to_axes(allowed)
-        if self.kind.startswith("ignore"):
-            values = ~values
-        if self.kind.endswith("_int"):
-            values = values.long()
-        elif self.kind in ("additive", "additive_min"):
-            # For "additive_min" the script clamps to the least number of its dtype.
-            values = torch.zeros(values.shape).masked_fill(~values, -torch.inf)
-        text = f"torch.tensor({values.tolist()})".replace("-inf", "-torch.inf")
+        if values.numel() > 1000 and (text := self.to_short_source(allowed)):
+            # A literal of so many entries would take longer than the attention.
+            if self.kind.startswith("ignore"):
+                text = f"~{text}"
+            if self.kind.endswith("_int"):
+                text = f"({text}).long()"
+            elif self.kind in ("additive", "additive_min"):
+                text = f"torch.where({text}, 0.0, -torch.inf)"
+        else:
+            text = self.to_literal(values)
 
         # All heads have the same mask. Writing it once keeps the text short.
         if "h" in self.axes:
@@ -156,6 +158,39 @@ class MaskArgument:
         if "n" in self.axes:
             text += f".repeat_interleave({heads}, dim={self.axes.index('n')})"
         return text
+
+    def to_literal(self, values: Tensor) -> str:
+        """A mask with the axes of this argument, written in full."""
+        if self.kind.startswith("ignore"):
+            values = ~values
+        if self.kind.endswith("_int"):
+            values = values.long()
+        elif self.kind in ("additive", "additive_min"):
+            # For "additive_min" the script clamps to the least number of its dtype.
+            values = torch.zeros(values.shape).masked_fill(~values, -torch.inf)
+        return f"torch.tensor({values.tolist()})".replace("-inf", "-torch.inf")
+
+    def to_short_source(self, allowed: Tensor) -> str:
+        """An expression for a causal mask, or one that hides the last keys.
+
+        Empty for any other mask.
+        """
+        q_len, k_len, batch_size = allowed.shape
+        mask, visible = allowed[..., 0], int(allowed[0, :, 0].sum())
+        if not allowed.equal(mask[..., None].expand_as(allowed)):
+            return ""
+        if mask.equal(torch.ones(q_len, k_len, dtype=torch.bool).tril()):
+            text = f"torch.ones({q_len}, {k_len}, dtype=torch.bool).tril()"
+        elif mask.equal((torch.arange(k_len) < visible).expand_as(mask)):
+            text = f"(torch.arange({k_len}) < {visible}).expand({q_len}, {k_len})"
+        else:
+            return ""
+        text += "" if "q" in self.axes else "[0]"
+        if self.axes.find("k") < self.axes.find("q"):
+            text += ".mT"
+        index = ", ".join(":" if axis in "qk" else "None" for axis in self.axes)
+        sizes = [batch_size if axis in "bn" else -1 for axis in self.axes]
+        return f"{text}[{index}].expand({', '.join(map(str, sizes))})"
 
     def can_express(self, allowed: Tensor) -> bool:
         """Whether this argument can express a mask."""

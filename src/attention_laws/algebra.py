@@ -11,6 +11,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2.
 """
 
+import re
 from dataclasses import replace
 
 import torch
@@ -99,7 +100,7 @@ def weights_match_output(script: Script) -> None:
         for axis in "bhqk"
         if axis in adapter.weights_axes
     ]
-    for mode in script.gradient_modes():
+    for mode in script.modes():
         for allowed, mask in script.mask_cases():
             script.restart(mode)
             args = script.make_arguments(allowed, mask)
@@ -164,7 +165,10 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
             adapter.projections, "projections not found; name them with `projections`"
         )
         script.exec_line("attention64 = detached_copy(attention).double()")
-        script.exec_line(f"heads = {script.sizes.heads}")
+        sizes = adapter.named_sizes(script.sizes)
+        for name in ("heads", "kv_heads"):
+            if re.search(rf"\b{name}\b", str(adapter.projections)):
+                script.exec_line(f"{name} = {sizes[name]}")
     else:
         skip_unless(
             not adapter.single_input, "is a function without queries, keys and values"
@@ -292,6 +296,7 @@ def score_scale(script: Script) -> None:
                 )
                 for n in range(script.sizes.d_k)
             ]
+            skip_unless(change.isfinite().all(), "its weights are zero")
             solved = torch.linalg.lstsq(torch.stack(rows, dim=1), change[:, None])
             factors.append((solved.solution.norm() / norms[head]).item())
     worst = max(factors, key=lambda x: abs(x - 1))

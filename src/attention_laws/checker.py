@@ -124,6 +124,13 @@ class Report:
         return not self.failed
 
     def __str__(self) -> str:
+        return self.render()
+
+    def render(self, verbose: bool = False) -> str:
+        """The table of results, and the first failure in full; all, if `verbose`.
+
+        One bug may violate many laws, with programs that are nearly the same.
+        """
         lines = [
             self.name,
             *(f"  {f.name}: {f.value} ({f.source})" for f in self.facts),
@@ -133,8 +140,12 @@ class Report:
             verdict = VERDICTS[result.status]
             detail = f"({result.detail})" if verdict == "skip" else result.detail
             lines.append(f"{result.law.name:24}{verdict:6}{detail}".rstrip())
-        for result in self.failed:
+        explained = self.failed if verbose else self.failed[:1]
+        for result in explained:
             lines += ["", *explain(result)]
+        if len(explained) < len(self.failed):
+            others = len(self.failed) - 1
+            lines += ["", f"the programs of {others} more: --verbose, or render(True)"]
         summary = (
             f"{len(self.passed)} passed, {len(self.failed)} failed, "
             f"{len(self.not_applicable)} skipped"

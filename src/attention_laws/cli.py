@@ -12,8 +12,25 @@ What no option gives is inferred, and printed above the table of results.
 The exit status is 0 if no law fails, 1 if one does, and 2 if the implementation could
 not be called at all, so the command can run in CI. `--skip` leaves out a law that is
 violated on purpose; the table shows that it was skipped. `--junit report.xml` writes
-the results for a CI system, `--github` prints annotations for GitHub Actions, and
-`--quiet` prints nothing unless a law fails.
+the results for a CI system, `--github` prints annotations for GitHub Actions, `--quiet`
+prints nothing unless a law fails, and `--verbose` prints the program of each failure,
+not of the first only. Verdicts are colored on a terminal, unless `NO_COLOR` is set.
+
+`--inside` checks each attention within a model, as it was built:
+
+```console
+$ headnotes check my_model.py:build_model --inside
+```
+
+Options may be written into `pyproject.toml`, under the names that `check` has for them.
+`headnotes check` then checks all targets that are listed there; flags take precedence.
+
+```toml
+[tool.headnotes.check."my_model.py:MyAttention"]
+causal = true
+init_args = { d_model = 64, heads = 4 }
+skip = ["fully_masked_rows"]
+```
 
 Each law ends with one of three verdicts. `pass`: it held in all calls. `FAIL`: a
 counterexample follows the table. `skip`: it does not apply, for the reason beside it: a
@@ -28,19 +45,36 @@ import ast
 import json
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout, suppress
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import torch
+from torch import nn
 
-from attention_laws.adapter import LAYOUTS, MASK_KINDS, POSITIONS, CallError
+from attention_laws import names
+from attention_laws.adapter import (
+    LAYOUTS,
+    MASK_KINDS,
+    POSITIONS,
+    CallError,
+    Options,
+)
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
+
+# The options of `check` that a table of `pyproject.toml` may set.
+SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
+
+# Terminal colors of the verdicts.
+COLORS = {"pass": "32", "FAIL": "1;31", "skip": "2"}
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -54,7 +88,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "target",
         metavar="FILE.py:NAME",
-        help="module class, module or function to check; or package.module:NAME",
+        nargs="?",
+        default="",
+        help="module class, module or function to check; or package.module:NAME; "
+        "without it, all targets of pyproject.toml",
+    )
+    add(
+        "--inside",
+        action="store_true",
+        help="check each attention within a model; NAME is the model, or builds it",
     )
     add_call_arguments(parser)
     add("--heads", type=int, metavar="N", help="number of query heads")
@@ -118,6 +160,7 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="print an annotation of GitHub Actions for each failure",
     )
     add("--quiet", action="store_true", help="print failures only")
+    add("--verbose", action="store_true", help="print the program of each failure")
 
 
 def add_call_arguments(parser: argparse.ArgumentParser) -> None:
@@ -175,37 +218,101 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the named implementation, print the report, return the exit status."""
     progress = ProgressBar()
+    reports: dict[str, list[Report]] = {}
     try:
-        options = parse_options(arguments)
-        # What the imported file prints must not end up in the report, or in the JSON.
-        with redirect_stdout(sys.stderr):
-            name, imports, attention = load_attention(arguments.target)
-        report = check(
-            attention, name=name, imports=imports, progress=progress, **options
-        )
+        for target, options in chosen_targets(arguments):
+            # What the imported file prints must not end up in the report, or in JSON.
+            with redirect_stdout(sys.stderr):
+                found = [load_attention(target)]
+                if options.pop("inside"):
+                    found = [*attentions_inside(*found[0], options.pop("init_args"))]
+            reports[target] = [
+                check(each, name=name, imports=imports, progress=progress, **options)
+                for name, imports, each in found
+            ]
     except (ValueError, KeyboardInterrupt) as error:  # `CallError` is a `ValueError`
         progress.clear()
         print(f"headnotes check: {error or 'interrupted'}", file=sys.stderr)
         return 2
     progress.clear()
+    flat = [report for group in reports.values() for report in group]
     if arguments.junit:
-        Path(arguments.junit).write_bytes(report_to_junit(report))
+        Path(arguments.junit).write_bytes(reports_to_junit(flat))
     with suppress(BrokenPipeError):
-        print_report(report, arguments)
-    return 0 if report.ok else 1
+        print_reports(reports, arguments)
+    return 0 if all(report.ok for report in flat) else 1
 
 
-def print_report(report: Report, arguments: argparse.Namespace) -> None:
-    """Print the report in the format that the flags name."""
+def chosen_targets(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each target with its options: those of the flags, or else of `pyproject.toml`."""
+    flags = parse_options(arguments)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    defaults = parse_options(parser.parse_args([]))
+    given = {name for name in flags if flags[name] != defaults[name]}
+    configured = read_settings(Path("pyproject.toml"))
+    targets = [arguments.target] if arguments.target else [*configured]
+    if not targets:
+        raise CallError(
+            "name what to check, as FILE.py:NAME, or list it in pyproject.toml under "
+            '[tool.headnotes.check."FILE.py:NAME"]'
+        )
+    for target in targets:
+        settings = configured.get(target, {})
+        yield target, {**flags, **{n: v for n, v in settings.items() if n not in given}}
+
+
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """The options of each target under `[tool.headnotes.check]`.
+
+    Raises `CallError` for an option that does not exist.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise CallError(f"`{path}` cannot be read: {error}") from None
+    targets: dict[str, dict[str, Any]] = (
+        table.get("tool", {}).get("headnotes", {}).get("check", {})
+    )
+    for target, settings in targets.items():
+        for name in settings if isinstance(settings, dict) else [target]:
+            if name not in SETTINGS:
+                raise CallError(
+                    f"`{path}` has `{name}` in [tool.headnotes.check]; write options "
+                    f'under [tool.headnotes.check."FILE.py:NAME"]: '
+                    f"{', '.join(sorted(SETTINGS))}"
+                )
+        for name, value in settings.items():
+            if isinstance(value, list):
+                settings[name] = tuple(value)
+        if "dtype" in settings:
+            settings["dtype"] = DTYPES.get(settings["dtype"], settings["dtype"])
+    return targets
+
+
+def print_reports(
+    reports: dict[str, list[Report]], arguments: argparse.Namespace
+) -> None:
+    """Print the reports of each target in the format that the flags name."""
+    flat = [report for group in reports.values() for report in group]
     if arguments.json:
-        print(json.dumps(report_to_json(report), indent=2))
-    elif not (arguments.quiet and report.ok):
-        print(report)
+        found = [report_to_json(report) for report in flat]
+        is_single = arguments.target and not arguments.inside
+        print(json.dumps(found[0] if is_single else found, indent=2))
+    else:
+        shown = [r for r in flat if not (arguments.quiet and r.ok)]
+        for n, report in enumerate(shown):
+            print("\n" * (n > 0) + with_color(report.render(arguments.verbose)))
     if arguments.github:
-        path = arguments.target.rpartition(":")[0]
-        for result in report.failed:
-            message = f"{result.law.name}: {result.detail}".replace("\n", " ")
-            print(f"::error file={path},title=headnotes check::{message}")
+        for target, group in reports.items():
+            path = target.rpartition(":")[0]
+            for result in (result for report in group for result in report.failed):
+                message = f"{result.law.name}: {result.detail}".replace("\n", " ")
+                print(f"::error file={path},title=headnotes check::{message}")
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -214,9 +321,31 @@ def print_report(report: Report, arguments: argparse.Namespace) -> None:
         raise
 
 
-def report_to_junit(report: Report) -> bytes:
-    """The report as JUnit XML, which most CI systems display."""
-    suite = ElementTree.Element(
+def with_color(text: str) -> str:
+    """The text with colored verdicts, if it is printed on a terminal."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return re.sub(
+        rf"^(\w+ +)({'|'.join(COLORS)})\b",
+        lambda found: f"{found[1]}\033[{COLORS[found[2]]}m{found[2]}\033[0m",
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def reports_to_junit(reports: Iterable[Report]) -> bytes:
+    """The reports as JUnit XML, which most CI systems display."""
+    suites = ElementTree.Element("testsuites")
+    for report in reports:
+        add_junit_suite(suites, report)
+    text: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return text
+
+
+def add_junit_suite(suites: ElementTree.Element, report: Report) -> None:
+    """Add a test suite with one test case for each law."""
+    suite = ElementTree.SubElement(
+        suites,
         "testsuite",
         name=report.name,
         tests=str(len(report.results)),
@@ -236,14 +365,12 @@ def report_to_junit(report: Report) -> bytes:
             failure.text = "\n".join(explain(result))
         elif result.status != "pass":
             ElementTree.SubElement(case, "skipped", message=result.detail)
-    text: bytes = ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return text
 
 
 def parse_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `check`; raises `CallError` for malformed text."""
     options = {**vars(arguments)}
-    for name in ("target", "json", "junit", "github", "quiet", "command"):
+    for name in ("target", "json", "junit", "github", "quiet", "verbose", "command"):
         options.pop(name, None)
     for name in ("init_args", "call_args"):
         options[name] = parse_keywords(name, options[name])
@@ -337,6 +464,60 @@ def load_attention(target: str) -> tuple[str, str, Any]:
             f"called; name a module class, a module, or a function"
         )
     return name, imports, namespace[name]
+
+
+def attentions_inside(
+    name: str, imports: str, model: Any, init_args: dict[str, Any]
+) -> Iterator[tuple[str, str, nn.Module]]:
+    """Each attention within a model, as `load_attention` returns it.
+
+    Of those with the same class and shapes, such as that of each layer, the first.
+    """
+    built = name
+    if not isinstance(model, nn.Module):
+        built += f"({', '.join(f'{n}={value!r}' for n, value in init_args.items())})"
+        try:
+            model = model(**init_args)
+        except Exception as error:
+            raise CallError(
+                f"`{built}` cannot be built ({type(error).__name__}: {error}); give "
+                f"`--init-args`, or name a function that builds the model"
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise CallError(f"`{built}` is no module, but a {type(model).__name__}")
+    seen = set()
+    for path in paths_of_attention(model):
+        part = model.get_submodule(path)
+        kind = type(part), tuple(p.shape for p in part.parameters())
+        if kind not in seen:
+            seen.add(kind)
+            own = "_".join([name, *path.split(".")])
+            yield own, f"{imports}\n{own} = {built}.get_submodule({path!r})\n", part
+    if not seen:
+        raise CallError(
+            f"no attention was found inside `{built}`; check its class, without "
+            f"`--inside`"
+        )
+
+
+def paths_of_attention(model: nn.Module) -> list[str]:
+    r"""The names of the submodules that are attention.
+
+    That is the innermost with known projections, or else the outermost whose class is
+    named attention.
+
+    >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
+    ['self_attn']
+    """
+    named = [
+        path
+        for path, part in model.named_modules()
+        if path and re.search(r"att(entio)?n|mha", type(part).__name__, re.IGNORECASE)
+    ]
+    known = [p for p in named if names.find_projections(model.get_submodule(p), {})]
+    inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
+    outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
+    return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
 
 
 def module_name(path: Path) -> tuple[str, Path]:

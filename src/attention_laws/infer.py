@@ -39,7 +39,8 @@ from attention_laws.adapter import (
     Options,
     Sizes,
 )
-from attention_laws.law import ScriptError
+from attention_laws.algebra import assert_formula, make_equal_tokens
+from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import CallArguments, Script, find_output
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
@@ -664,6 +665,8 @@ def infer_weights(probe: CallProbe) -> None:
 
 def are_weights(value: Tensor, axes: str) -> bool:
     """Whether numbers may be attention weights, rather than scores."""
+    if not value.is_floating_point():
+        return False
     sums = value.sum(axes.index("k"))
     return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
 
@@ -725,8 +728,7 @@ def infer_behavior(probe: CallProbe) -> None:
     positions = options.positions
     source = "given" if positions else "assumed"
     if not positions:
-        positions = "unknown" if names.encodes_positions(adapter.target) else "none"
-        positions = "unknown" if probe.adapter.position_args else positions
+        positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
     probe.update(
@@ -736,6 +738,41 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+
+
+def infer_positions(
+    probe: CallProbe, script: Script, args: CallArguments
+) -> tuple[str, str]:
+    """The positional encoding, and whether it is inferred or assumed."""
+    target = probe.adapter.target
+    if probe.adapter.position_args or (
+        names.encodes_positions(target) and order_matters(script, args)
+    ):
+        found = names.identifiers(target) | {*probe.adapter.position_args}
+        positions = names.positions_named(found)
+        return positions, "assumed" if positions == "unknown" else "inferred"
+    # A table that has no effect.
+    if probe.adapter.is_module:
+        module = script.evaluate("attention")
+        owned = {*dict(module.named_modules()), *dict(module.named_buffers())}
+        if names.positions_named(owned) != "unknown":
+            return names.positions_named(owned), "inferred"
+    return "none", "assumed"
+
+
+def order_matters(script: Script, args: CallArguments) -> bool:
+    """Whether the last output changes if the tokens before it change their order."""
+    adapter = script.adapter
+    length = script.batch_and_length(args.inputs[0])[1]
+    order = adapter.index(l=[*range(1, length - 1), 0, length - 1])
+    last = "" if adapter.is_pooled else adapter.index(l=slice(length - 1, None))
+    inputs = [*args.inputs]
+    before = script.call(args)
+    for role in adapter.key_roles:
+        inputs[role] = script.assign(inputs[role], f"{inputs[role]}{order}")
+    after = script.call(replace(args, inputs=tuple(inputs)))
+    one, other = (script.evaluate(f"{output}{last}") for output in (before, after))
+    return not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def infer_cache(probe: CallProbe) -> None:
@@ -797,3 +834,35 @@ def infer_module_behavior(probe: CallProbe) -> None:
     if softcap is not None:
         designs.pop("softcap", None)
     probe.update(projections=projections, softcap=softcap, designs=designs)
+    if not options.projections:
+        infer_fused_order(probe)
+
+
+def infer_fused_order(probe: CallProbe) -> None:
+    """The order of the parts of a fused projection, by which the formula holds."""
+    orders = [*names.other_fused_orders(probe.adapter.projections)]
+    if not orders or formula_holds(probe.adapter, probe.options):
+        return
+    for name, projections in orders:
+        adapter = replace(probe.adapter, projections=projections)
+        if formula_holds(adapter, probe.options):
+            probe.record(
+                "fused projection", f"[{name}]", "inferred", projections=projections
+            )
+            return
+
+
+def formula_holds(adapter: Adapter, options: Options) -> bool:
+    """Whether one call equals the formula, up to positions."""
+    length = adapter.fixed_length or 5
+    sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **options.script_options())
+    try:
+        script.restart()
+        args = script.make_arguments()
+        if adapter.positions != "none":
+            args = make_equal_tokens(script, args)
+        assert_formula(script, args, script.call(args))
+    except (LawViolation, NotApplicable, ScriptError):
+        return False
+    return True

@@ -66,7 +66,7 @@ def causal_gradient(script: Script) -> None:
     This is causality of the backward pass, which custom kernels implement separately: a
     token must not be trained to help predict tokens before it.
     """
-    for args in causal_calls(script, script.gradient_modes()):
+    for args in causal_calls(script, script.modes()):
         inputs = [args.inputs[role] for role in script.adapter.key_roles]
         for name in inputs:
             script.exec_line(f"{name}.requires_grad_()")
@@ -321,7 +321,7 @@ def fully_masked_rows(script: Script) -> None:
         # The caller chooses the number that an additive mask hides with, and can choose
         # a finite one.
         masks = [finite_mask(mask) for mask in masks]
-    for mode in script.gradient_modes():
+    for mode in script.modes():
         for mask in masks:
             script.restart(mode)
             args = script.make_arguments(allowed, mask)

@@ -25,10 +25,11 @@ ARGUMENT_NAMES = {
     "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
-    "input_size units n_units embedding_size inner_dim",
+    "input_size units n_units embedding_size inner_dim hidden d dim_model emb embed "
+    "hid_dim model_size in_features features d_hidden",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
-    "num_q_heads head_num encoder_attention_heads decoder_attention_heads",
+    "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
     "n_kv_head num_query_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
@@ -69,13 +70,19 @@ POSITION_PATTERN = re.compile(
 )
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
-    r"rope|rotary|rotat|alibi|slope|relative|^rel_|_rel$|position|pos_?e(mb|nc)|freqs"
+    r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist",
     re.IGNORECASE,
 )
+# Positional encodings with laws of their own; others exclude them.
+POSITION_KINDS = {
+    "rotary": r"rope|rotary|rotate|freqs_cis",
+    "alibi": r"alibi|slope",
+    "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
+}
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
-    "norm": r"norm|cosine",
+    "norm": r"norm|cosine|^(rsqrt|std|var|square)$",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
@@ -304,6 +311,21 @@ def encodes_positions(target: Any) -> bool:
     return any(map(ENCODING_PATTERN.search, identifiers(target)))
 
 
+def positions_named(found: Iterable[str]) -> str:
+    r"""The positional encoding that names tell of, or "unknown" if they leave it open.
+
+    >>> positions_named({"rotate_half", "q_proj"}), positions_named({"rel_bias"})
+    ('rotary', 'unknown')
+    """
+    kinds = {
+        kind
+        for name in found
+        for kind, pattern in POSITION_KINDS.items()
+        if re.search(pattern, name, re.IGNORECASE)
+    }
+    return kinds.pop() if len(kinds) == 1 else "unknown"
+
+
 def identifiers(target: Any) -> set[str]:
     """Names of the parts of `target`, and names in its code, as far as it is Python."""
     found: set[str] = set()
@@ -318,6 +340,7 @@ def identifiers(target: Any) -> set[str]:
         for base in each.__mro__:
             if base.__module__.startswith("torch.nn") or base is object:
                 continue
+            found.add(base.__name__)
             functions += [f for f in vars(base).values() if inspect.isfunction(f)]
     seen: set[Any] = set()
     while functions:
@@ -437,6 +460,42 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+# How a fused projection may hold its parts, as source text for part `n`: one part after
+# the other, the parts of each head side by side, or interleaved; or all query heads,
+# then the fewer heads of the keys, then those of the values.
+FUSED_ORDERS = {
+    ".chunk(3, -1)[{n}]": {
+        "heads, 3, features": ".unflatten(-1, (heads, 3, -1)).select(-2, {n})",
+        "heads, features, 3": ".unflatten(-1, (heads, -1, 3)).select(-1, {n})",
+        "grouped heads, features": ".unflatten(-1, (heads + 2 * kv_heads, -1))"
+        ".split([heads, kv_heads, kv_heads], -2)[{n}]",
+    },
+    ".chunk(2, -1)[{n}]": {
+        "heads, 2, features": ".unflatten(-1, (kv_heads, 2, -1)).select(-2, {n})",
+        "heads, features, 2": ".unflatten(-1, (kv_heads, -1, 2)).select(-1, {n})",
+    },
+}
+
+
+def other_fused_orders(
+    projections: Mapping[str, str],
+) -> Iterator[tuple[str, dict[str, str]]]:
+    r"""The same projections, with the parts of a fused one in another order.
+
+    >>> split = {"query": "qkv({}).chunk(3, -1)[0]", "key": "qkv({}).chunk(3, -1)[1]"}
+    >>> next(other_fused_orders(split))[1]["key"]
+    'qkv({}).unflatten(-1, (heads, 3, -1)).select(-2, 1)'
+    """
+    for usual, others in FUSED_ORDERS.items():
+        for name, other in others.items():
+            changed = dict(projections)
+            for n in range(3):
+                old, new = usual.format(n=n), other.format(n=n)
+                changed = {r: text.replace(old, new) for r, text in changed.items()}
+            if changed != projections:
+                yield name, changed
 
 
 def named_part(module: nn.Module, name: str) -> Any:

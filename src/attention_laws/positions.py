@@ -21,7 +21,14 @@ from attention_laws.algebra import (
     make_equal_tokens,
     record_weights,
 )
-from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
+from attention_laws.execution import assert_half_is_close
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
 from attention_laws.script import CONTEXTS, CallArguments, Script
 
 
@@ -70,9 +77,8 @@ def query_permutation(script: Script) -> None:
 
     $$y_i(q_{\pi(1)}, \dots, q_{\pi(n)}) = y(q_{\pi(i)})$$
 
-    Attention is equivariant under a permutation of the queries, which do not influence
-    each other. A softmax over the wrong axis normalizes across them, and a `view` that
-    mixes positions and heads exchanges their outputs.
+    Attention is equivariant under a permutation of the queries. A `view` that mixes
+    positions and heads exchanges their outputs.
     """
     adapter = script.adapter
     skip_unless(
@@ -94,14 +100,64 @@ def query_permutation(script: Script) -> None:
             before = reorder(script, together, order)
             message = f"{{place}} changes if the queries are reordered to {order}"
             script.assert_close(before, after, message)
-        if adapter.cross_attention:
-            query = reorder(script, args.inputs[0], [0])
-            allowed = args.allowed[:1]
-            mask = script.encode_mask(allowed)
-            inputs = (query, *args.inputs[1:])
-            alone = script.call(CallArguments(inputs, mask, allowed))
-            first = reorder(script, together, [0])
-            script.assert_close(first, alone, "{place} changes beside other queries")
+
+
+@law(assumes="convolution")
+def query_independence(script: Script) -> None:
+    r"""Each query has the same output, whichever other queries are given.
+
+    $$y(q_1, \dots, q_n)_i = y(q_m, \dots, q_n)_i$$
+
+    Other queries are replaced, and then left out, as during generation. A softmax over
+    the wrong axis normalizes across them; a path of its own for one query, or for as
+    many queries as keys, may compute something else. With a positional encoding, the
+    positions of the queries may be counted from the first key or from the last, but in
+    each call alike.
+    """
+    adapter, q_len = script.adapter, script.sizes.q_len
+    skip_unless(not adapter.single_input, "takes no queries of their own")
+    skip_unless(q_len > 1, "needs two queries")
+    for mode in script.modes():
+        script.restart(mode)
+        args = script.make_arguments()
+        before = script.call(args)
+        for query in (0, q_len - 1):
+            with script.rollback():
+                others = script.random_tensor(
+                    "query", *script.evaluate(args.inputs[0]).shape
+                )
+                index = adapter.index(l=slice(query, query + 1))
+                script.exec_line(f"{others}{index} = {args.inputs[0]}{index}")
+                after = script.call(replace(args, inputs=(others, *args.inputs[1:])))
+                message = "{place} depends on other queries"
+                script.assert_close(before, after, message, l=[query])
+        # A part of the queries is tried where the lengths may differ.
+        for count in sorted({1, q_len - 1}) if adapter.cross_attention else ():
+            script.restart(mode)
+            args = script.make_arguments()
+            together = script.call(args)
+            try:
+                assert_equal_without_others(script, args, together, range(count))
+            except LawViolation:
+                if adapter.positions == "none":
+                    raise
+                last = range(q_len - count, q_len)
+                assert_equal_without_others(script, args, together, last)
+
+
+def assert_equal_without_others(
+    script: Script, args: CallArguments, together: str, queries: range
+) -> None:
+    """Some of the queries give the same outputs as they give among all."""
+    with script.rollback():
+        query = reorder(script, args.inputs[0], [*queries])
+        allowed = args.allowed[[*queries]]
+        inputs = (query, *args.inputs[1:])
+        mask = script.encode_mask(allowed)
+        alone = script.call(CallArguments(inputs, mask, allowed))
+        among_all = reorder(script, together, [*queries])
+        message = f"{{place}} changes if only {len(queries)} of the queries are given"
+        script.assert_close(among_all, alone, message)
 
 
 # Lengths at which a path for blocks, or for one token, begins or ends.
@@ -112,7 +168,7 @@ EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 LONG_LENGTHS = (260, 130, 66, 34)
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution", "positions")
+NO_MEAN = ("norm", "features", "sink", "window", "convolution")
 
 
 @law(slow=True)
@@ -137,8 +193,6 @@ def long_sequences(script: Script) -> None:
         mask = adapter.required_mask
         if not adapter.causal:
             mask = next(iter(script.masks_for(causal)), mask)
-        if length > 130 and mask is not None and "q" in mask.axes:
-            continue  # writing such a mask in full would take seconds
         is_causal = adapter.causal or mask is not adapter.required_mask
         given = causal if is_causal and not adapter.causal else allowed
         args = script.make_arguments(given, mask)
@@ -213,6 +267,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
     )
     longer[:, n:] = False
     masks = script.masks_for(longer)
+    is_mean = adapter.window is None and not set(NO_MEAN) & set(adapter.designs)
     first = adapter.index(l=slice(0, q_len))
     message = f"{{place}} of a sequence of {n} differs if"
     if masks:
@@ -223,7 +278,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
         padded = script.assign("y", f"{padded}{first}")
         message += " padding follows"
         script.assert_close(alone, padded, message, relative=1e-4)
-    elif not set(NO_MEAN) & set(adapter.designs) and adapter.window is None:
+    elif adapter.positions == "none" and is_mean:
         alone = script.call(start)
         twice = list(start.inputs)
         for role in adapter.key_roles:
@@ -421,22 +476,21 @@ def positions_matter(script: Script) -> None:
     skip_unless(
         adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
     )
-    for length in (adapter.fixed_length or max(4, script.sizes.k_len), LARGE_OFFSET):
-        sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
-        script.sizes = sizes
-        script.restart()
-        args = script.make_arguments(script.all_allowed(length, length))
-        try:
-            weights = record_weights(script, make_equal_tokens(script, args))
-        except ScriptError:
-            return  # longer than its tables
-        skip_unless(weights, "its weights are neither returned nor those of a softmax")
-        for head in range(script.sizes.heads):
-            last = f"{weights}[{head}, -1, -20:]"
-            message = (
-                f"head {head} gives the last of {length} equal tokens equal weights"
-            )
-            script.assert_true(f"{last}.max() > 1.001 * {last}.min()", message)
+    length = adapter.fixed_length or max(4, script.sizes.k_len)
+    assert_last_weights_differ(script, length)
+
+
+def assert_last_weights_differ(script: Script, length: int) -> None:
+    """The last of equal tokens gives those before it unequal weights."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    weights = record_weights(script, make_equal_tokens(script, args))
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    for head in range(script.sizes.heads):
+        last = f"{weights}[{head}, -1, -20:]"
+        message = f"head {head} gives the last of {length} equal tokens equal weights"
+        script.assert_true(f"{last}.max() > 1.001 * {last}.min()", message)
 
 
 def restart_with_one_head(script: Script, length: int) -> None:
@@ -519,8 +573,8 @@ def weights_from_unit_values(script: Script, args: CallArguments, length: int) -
     return script.assign("weights", "torch.stack(columns, dim=1)")
 
 
-# Positions at which rounded angles, or a table that ends early, are noticed.
-LARGE_OFFSET = 300
+# A length at which rounded angles, or a table that ends early, are noticed.
+FAR = 300
 
 
 def ratio_tolerance(script: Script) -> float:
@@ -539,7 +593,7 @@ def linear_bias(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(adapter.positions == "alibi", "`positions` is not alibi")
-    length = max(3, script.sizes.k_len)
+    length = script.sizes.k_len + 10
     counts = [script.sizes.heads]
     if not adapter.fixed_size:
         # Numbers that are no powers of two have a rule of their own.
@@ -559,6 +613,9 @@ def linear_bias(script: Script) -> None:
         )
         script.assert_true(claim, message)
         slopes = script.evaluate(f"{ratio}[:, 0].log()")
+        message = f"of {len(slopes)} heads, one has a slope below 1/256 or above 1"
+        slope = f"{ratio}[:, 0].log()"
+        script.assert_true(f"{slope}.min() > 0.0038 and {slope}.max() < 1", message)
         if len(slopes) > 1:
             message = f"of {len(slopes)} heads, two have the same slope"
             claim = f"{ratio}[:, 0].log().sort().values.diff().min() > 1e-4"
@@ -581,30 +638,61 @@ def relative_positions(script: Script) -> None:
         adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
     )
     assert_shift_invariant(script)
-    # No mask can hide tokens in front of the others: compare weights instead.
-    for length in (max(4, script.sizes.k_len), LARGE_OFFSET):
-        if length == LARGE_OFFSET and adapter.positions != "rotary":
-            return
-        try:
-            weights = weights_of_equal_tokens(script, length)
-        except ScriptError:
-            if length != LARGE_OFFSET:
-                raise
-            return  # longer than its tables
-        assert_weights_shift(script, weights, length)
+    # Where no mask can hide tokens in front of the others, weights show the same.
+    length = max(4, script.sizes.k_len)
+    weights = weights_of_equal_tokens(script, length)
+    assert_weights_shift(script, weights, range(1, length - 2))
 
 
-def assert_weights_shift(script: Script, weights: str, length: int) -> None:
-    """The ratios of the weights of neighboring keys are the same one position later."""
+@law(slow=True)
+def distant_positions(script: Script) -> None:
+    r"""Positions far from the start are as exact as the first, in half precision, too.
+
+    $$\operatorname{bfloat16}(257) = 256$$
+
+    Of 300 tokens, neighbors must have positions of their own, and equal distances equal
+    weights: a table that ends early, or that is made of blocks, repeats positions or
+    omits some. In half precision the positions must be computed in float32: bfloat16
+    has 8 bits, and the angle of a rotary encoding is wrong from position 256 on.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.positions != "none", "has no positional encoding")
+    skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
+    script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
+    skip_unless(takes_length(script), f"takes no sequences of {FAR} tokens")
+    for dtype in (torch.bfloat16, torch.float16):
+        assert_half_is_close(script, dtype)
+    if adapter.positions in ("rotary", "alibi"):
+        assert_last_weights_differ(script, FAR)
+        weights = weights_of_equal_tokens(script, FAR)
+        # The weights of far keys may be too small for a ratio.
+        assert_weights_shift(script, weights, range(1, 20), factor=10)
+
+
+def takes_length(script: Script) -> bool:
+    """Whether a sequence of the length of the script can be computed."""
+    script.restart()
+    args = script.make_arguments(script.all_allowed(FAR, FAR))
+    try:
+        script.call(args)
+    except ScriptError:
+        return False  # longer than its tables
+    return True
+
+
+def assert_weights_shift(
+    script: Script, weights: str, distances: range, factor: float = 1.0
+) -> None:
+    """The ratios of the weights of neighboring keys are the same for all queries."""
     ratio = script.assign("ratio", f"{weights}[..., 1:] / {weights}[..., :-1]")
-    queries = range(2, length - 1) if length < LARGE_OFFSET else (length - 2,)
-    for query in queries:
-        first = max(0, query - 20)
-        here = f"{ratio}[:, {query}, {first}:{query}]"
-        shifted = f"{ratio}[:, {query + 1}, {first + 1}:{query + 1}]"
-        tolerance = ratio_tolerance(script) * (1 if length < LARGE_OFFSET else 10)
-        claim = f"({here} / {shifted} - 1).abs().max() <= {tolerance}"
-        message = f"queries {query} and {query + 1} weigh equal distances differently"
+    for distance in distances:
+        # The first query of two that are compared has no future keys to compare.
+        here = f"{ratio}.diagonal(-{distance}, -2, -1)"
+        claim = (
+            f"({here}[..., 1:] / {here}[..., :-1] - 1).abs().max() <= "
+            f"{factor * ratio_tolerance(script)}"
+        )
+        message = f"queries weigh keys at a distance of {distance} differently"
         script.assert_true(claim, message)
 
 

@@ -13,12 +13,14 @@ see [defining a law](law.md).
 """
 
 import copy
+import functools
 import inspect
 import io
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -39,11 +41,31 @@ CALL_PATTERN = re.compile(
     r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy"
 )
 MODE_PATTERN = re.compile(
-    r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)\n"
+    r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)$"
 )
 
 # Functions that the lines of a script may call; a program imports those that it uses.
 TOOLS = {n: f for n, f in vars(tools).items() if inspect.isfunction(f)}
+
+
+# The same lines run at many sizes and in many modes: to parse them again would take
+# most of the time of a check.
+@functools.lru_cache(maxsize=4096)
+def compile_line(line: str, mode: str) -> CodeType:
+    """The code of a line, or of an expression if `mode` is "eval"."""
+    return compile(line, "<string>", mode)
+
+
+@functools.lru_cache(maxsize=4096)
+def calls_attention(line: str) -> bool:
+    """Whether a line calls the attention."""
+    return CALL_PATTERN.search(line) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def without_mode(line: str) -> str:
+    """The line without the mode in which it calls the attention."""
+    return MODE_PATTERN.sub("", line)
 
 
 def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
@@ -137,16 +159,15 @@ class Script:
         return self.adapter.build_expression(self.sizes) + conversion
 
     def modes(self) -> list[str]:
-        """The modes in which outputs can be compared."""
-        if not self.adapter.is_module:
-            return ["eval"]
-        if not self.adapter.reproducible_training:
-            return ["eval", *CONTEXTS]
-        return ["eval", "train", *CONTEXTS]
+        """The modes in which laws are tested.
 
-    def gradient_modes(self) -> list[str]:
-        """The modes in which gradients can be computed."""
-        return [mode for mode in self.modes() if mode not in CONTEXTS]
+        The law `eval_matches_train` compares the outputs of all modes, also those
+        without gradients: what holds in these two holds there.
+        """
+        is_module = self.adapter.is_module
+        if is_module and self.adapter.reproducible_training:
+            return ["eval", "train"]
+        return ["eval"]
 
     def to_dtype_and_device(self) -> str:
         """The conversion of a float32 tensor on the CPU; empty where none is needed."""
@@ -166,14 +187,12 @@ class Script:
         Raises `ScriptError` where the line raises.
         """
         self.lines.append(line)
-        is_call = CALL_PATTERN.search(line) is not None
+        is_call = calls_attention(line)
         # The same lines may have run before, in another mode.
-        program = "\n".join(self.lines) if is_call else ""
-        for mode in MODE_PATTERN.findall(program):
-            program = program.replace(mode, "")
+        program = "\n".join(map(without_mode, self.lines)) if is_call else ""
         try:
             with redirect_stdout(io.StringIO()):
-                exec(line, self.namespace)
+                exec(compile_line(line, "exec"), self.namespace)
         except Exception as error:
             raise ScriptError(
                 error, is_call, succeeded_before=program in self.succeeded
@@ -183,15 +202,16 @@ class Script:
     def evaluate(self, expression: str) -> Any:
         """The value of an expression; it is not recorded."""
         with redirect_stdout(io.StringIO()):
-            return eval(expression, self.namespace)
+            return eval(compile_line(expression, "eval"), self.namespace)
 
     def assign(self, name: str, expression: str) -> str:
         """Assign an expression to a new variable `name`, `name2`, … and return it."""
         name = name.rstrip("0123456789")
         count = self.counters[name] = self.counters.get(name, 0) + 1
         variable = name if count == 1 else f"{name}{count}"
-        is_call = CALL_PATTERN.search(expression) is not None
-        context = f"with {self.context}: " if self.context and is_call else ""
+        context = ""
+        if self.context and calls_attention(expression):
+            context = f"with {self.context}: "
         self.exec_line(f"{context}{variable} = {expression}")
         return variable
 

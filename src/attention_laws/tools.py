@@ -97,6 +97,20 @@ def place_of(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
+def dropout_names(module: nn.Module, place: str) -> list[str]:
+    r"""The names of the layers, or else of the attributes, at a place.
+
+    >>> dropout_names(nn.ModuleDict({"attn_drop": nn.Dropout()}), "attn_drop")
+    ['attn_drop']
+    """
+    names = []
+    for path, part in module.named_modules():
+        if place_of(path) == place:
+            is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+            names += [path.rpartition(".")[2]] if is_layer else probabilities(part)
+    return names
+
+
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities."""
     is_dropout_layer = isinstance(part, nn.modules.dropout._DropoutNd)
@@ -174,10 +188,13 @@ def count_outcomes(samples: Tensor) -> int:
 
 
 class WeightsRecorder(torch.overrides.TorchFunctionMode):
-    """Records the results of `softmax`, and the weights of PyTorch's attention."""
+    """Records the results of `softmax`, and the weights of PyTorch's attention.
+
+    Beside them is the axis that was normalized, that of the keys.
+    """
 
     def __init__(self) -> None:
-        self.found: list[Tensor] = []
+        self.found: list[tuple[Tensor, int]] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -185,9 +202,10 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if function is torch.nn.functional.scaled_dot_product_attention:
-            self.found.append(sdpa_weights(*args, **kwargs))
+            self.found.append((sdpa_weights(*args, **kwargs), -1))
         elif getattr(function, "__name__", "") == "softmax":
-            self.found.append(result)
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            self.found.append((result, dim))
         return result
 
 
@@ -218,22 +236,33 @@ def recorded_weights(
 ) -> Tensor | None:
     r"""The weights of a call with one batch item, `[heads, q_len, k_len]`.
 
-    None unless exactly one softmax of the call has results of this shape.
+    None unless exactly one softmax of the call has results of this shape, in any order
+    of the axes.
 
     >>> scores = torch.zeros(1, 2, 3, 5)
     >>> recorded_weights(lambda: scores.softmax(-1), 2, 3, 5).shape
+    torch.Size([2, 3, 5])
+    >>> recorded_weights(lambda: scores.permute(2, 3, 0, 1).softmax(1), 2, 3, 5).shape
     torch.Size([2, 3, 5])
     >>> recorded_weights(lambda: scores + 1, 2, 3, 5) is None
     True
     """
     with WeightsRecorder() as recorder:
         call()
-    shape = [heads, q_len, k_len]
-    found = [
-        each.reshape(shape)
-        for each in recorder.found
-        if [*each.shape[-2:]] == shape[1:] and each.numel() == heads * q_len * k_len
-    ]
+    found = []
+    for each, dim in recorder.found:
+        if each.shape[dim] != k_len or each.numel() != heads * q_len * k_len:
+            continue
+        by_key = each.movedim(dim, -1).squeeze()
+        # Keys are the last axis, behind heads and queries, or are between the two.
+        is_last = dim in (-1, each.dim() - 1)
+        queries_first = by_key.dim() == 3 and [*by_key.shape[:2]] == [q_len, heads]
+        if queries_first and not (is_last and q_len == heads):
+            by_key = by_key.transpose(0, 1)
+        if [n for n in by_key.shape if n > 1] == [
+            n for n in (heads, q_len, k_len) if n > 1
+        ]:
+            found.append(by_key.reshape(heads, q_len, k_len))
     return found[0] if len(found) == 1 else None
 
 

@@ -61,6 +61,25 @@ def test_lengths_count_the_visible_keys() -> None:
     assert read(MaskArgument("valid_lens", "lengths", "b"), same).tolist() == [2, 5]
 
 
+def test_a_short_expression_is_the_mask_that_a_literal_would_be() -> None:
+    causal = torch.ones(37, 37, dtype=torch.bool).tril()
+    padded = (torch.arange(41) < 3).expand(29, 41)
+    for mask in (causal, padded):
+        allowed = mask[..., None].expand(-1, -1, 2)
+        for kind in ("attend", "ignore", "attend_int", "ignore_int", "additive"):
+            for axes in ("b1qk", "bhqk", "qkb", "kqb", "nqk", "qk"):
+                argument = MaskArgument("mask", kind, axes)
+                text = argument.to_source(allowed, heads=3)
+                assert len(text) < 200
+                literal = argument.to_literal(argument.to_axes(allowed))
+                short = eval(text)
+                expected = eval(literal)
+                if "n" in axes:
+                    expected = expected.repeat_interleave(3, dim=0)
+                assert torch.equal(short, expected.expand_as(short))
+                assert short.dtype == expected.dtype
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -15,11 +15,15 @@ from attention_laws import LAWS, CallError
 from attention_laws.adapter import Options
 from attention_laws.checker import check
 from attention_laws.cli import (
+    SETTINGS,
     ProgressBar,
     load_attention,
     module_name,
     parse_keywords,
     parse_pair,
+    paths_of_attention,
+    read_settings,
+    with_color,
 )
 from headnotes.cli import main
 from sidenotes.examples import name_of
@@ -228,7 +232,7 @@ def test_junit_and_annotations_hold_the_failures(
     path = tmp_path / "report.xml"
     flags = ["--only", "causality,sliding_window", "--junit", str(path), "--github"]
     assert main(["check", f"{model}:Bad", "--causal", *flags, "--quiet"]) == 1
-    suite = ElementTree.parse(path).getroot()
+    (suite,) = ElementTree.parse(path).getroot()
     assert suite.attrib["tests"] == "2"
     failed, skipped = suite
     assert "assert" in (failed[0].text or "")
@@ -237,6 +241,94 @@ def test_junit_and_annotations_hold_the_failures(
     assert annotation.startswith(f"::error file={model},title=headnotes check::causal")
     assert main(["check", f"{model}:Good", "--only", "causality", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_pyproject_lists_targets_and_flags_take_precedence(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["check"]) == 2  # there is no target
+    table = '[tool.headnotes.check."{}:{}"]\ncausal = true\nonly = ["{}"]\n'
+    path = tmp_path / "pyproject.toml"
+    name = Path(model).name
+    path.write_text(
+        table.format(name, "Good", "causality")
+        + table.format(name, "Bad", "causality"),
+        encoding="utf-8",
+    )
+    capsys.readouterr()
+    assert main(["check", "--json"]) == 1
+    reports = json.loads(capsys.readouterr().out)
+    assert [(r["name"], r["ok"]) for r in reports] == [("Good", True), ("Bad", False)]
+    assert main(["check", f"{name}:Bad", "--no-causal", "--quiet"]) == 0
+
+    path.write_text(table.format(name, "Bad", "x").replace("only", "onyl"))
+    with pytest.raises(CallError, match=r"`onyl` in \[tool.headnotes.check\]"):
+        read_settings(path)
+
+
+def test_each_attention_inside_a_model_is_checked(
+    model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    built = """
+
+class Layer(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.attn = kind(12, 3)
+
+
+SelfAttention = type("SelfAttention", (Good,), {})
+BadAttention = type("BadAttention", (Bad,), {})
+
+
+def build():
+    kinds = [SelfAttention, SelfAttention, BadAttention]
+    return nn.Sequential(*(Layer(kind) for kind in kinds))
+"""
+    with open(model, "a", encoding="utf-8") as file:
+        file.write(built)
+    target = f"{model}:build"
+    flags = ["--inside", "--causal", "--only", "causality"]
+    assert main(["check", target, *flags, "--json"]) == 1
+    reports = json.loads(capsys.readouterr().out)
+    names = [(r["name"], r["ok"]) for r in reports]
+    assert names == [("build_0_attn", True), ("build_2_attn", False)]
+    code = reports[1]["laws"][0]["counterexample"]["code"]
+    with pytest.raises(AssertionError):
+        exec(code, {})
+    assert main(["check", f"{model}:Good", "--inside", *flags[2:]]) == 2
+    assert "give `--init-args`" in capsys.readouterr().err
+
+
+def test_attention_is_found_by_its_projections_or_by_its_name() -> None:
+    class OuterAttention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.MultiheadAttention(8, 2)
+            self.norm = torch.nn.LayerNorm(8)
+
+    class PooledAttention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seeds = torch.nn.Linear(8, 8)
+
+    parts = {"a": OuterAttention(), "b": PooledAttention(), "c": torch.nn.Linear(8, 8)}
+    assert paths_of_attention(torch.nn.ModuleDict(parts)) == ["a.inner", "b"]
+
+
+def test_verdicts_are_colored_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "causality               FAIL  query 0\nformula                 pass"
+    assert with_color(text) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert "\033[1;31mFAIL\033[0m  query 0" in with_color(text)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert with_color(text) == text
 
 
 def test_every_option_of_check_has_a_flag(model: str) -> None:
@@ -261,6 +353,7 @@ def test_every_option_of_check_has_a_flag(model: str) -> None:
         ]
         assert main(["check", f"{model}:Good", *arguments]) == 2
     known = set(vars(Options())) | {"only", "skip", "thorough"}
+    assert known | {"inside"} == SETTINGS
     known |= {"name", "imports", "progress"}
     assert set(seen) == known
     for name in ("name", "imports", "progress", "only"):
