@@ -33,7 +33,7 @@ Architecture](https://arxiv.org/abs/2002.04745), Xiong et al. 2020, for pre-norm
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,10 @@ from headnotes.positions import Embeddings, PositionalEncoding
 # The tokens that every vocabulary begins with: padding, unknown characters, and the
 # start and the end of a target.
 PAD, UNKNOWN, START, END = range(4)
+
+
+# What makes an attention from `heads`, `d_model` and `dropout_prob`.
+Attention = Callable[[int, int, float], Any]
 
 
 class FeedForward(nn.Sequential):
@@ -85,7 +89,7 @@ class EncoderLayer(nn.Module):
         d_model: int,
         d_ff: int,
         dropout_prob: float = 0.1,
-        attention: Callable[[int, int, float], nn.Module] = fast.MultiHeadAttention,
+        attention: Attention = fast.MultiHeadAttention,
     ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(d_model)
@@ -100,7 +104,7 @@ class EncoderLayer(nn.Module):
         mask: Tensor,  # [1, source_len, batch_size]
     ) -> Tensor:
         """Transform the vectors of the source; padding is hidden by `mask`."""
-        y = self.attention_norm(x)  # [source_len, batch_size, d_model]
+        y: Tensor = self.attention_norm(x)  # [source_len, batch_size, d_model]
         y = self.attention(query=y, key=y, value=y, mask=mask)
         x = x + self.dropout(y)  # [source_len, batch_size, d_model]
 
@@ -137,8 +141,8 @@ class DecoderLayer(nn.Module):
         d_model: int,
         d_ff: int,
         dropout_prob: float = 0.1,
-        attention: Callable[[int, int, float], nn.Module] = fast.MultiHeadAttention,
-        causal_attention: Callable[[int, int, float], nn.Module] | None = None,
+        attention: Attention = fast.MultiHeadAttention,
+        causal_attention: Attention | None = None,
     ) -> None:
         super().__init__()
         self.self_attention_norm = nn.LayerNorm(d_model)
@@ -159,7 +163,7 @@ class DecoderLayer(nn.Module):
         memory_mask: Tensor,  # [1, source_len, batch_size]
     ) -> Tensor:
         """Transform the vectors of the whole target at once, as in training."""
-        y = self.self_attention_norm(x)  # [target_len, batch_size, d_model]
+        y: Tensor = self.self_attention_norm(x)  # [target_len, batch_size, d_model]
         y = self.self_attention(query=y, key=y, value=y, mask=mask)
         x = x + self.dropout(y)  # [target_len, batch_size, d_model]
 
@@ -188,7 +192,8 @@ class DecoderLayer(nn.Module):
         memory_mask: Tensor,  # [1, source_len, batch_size]
     ) -> Tensor:
         """Transform the vector of the next target token; the cache grows by it."""
-        y, _ = self.self_attention.decode(self.self_attention_norm(x), cache.target)
+        y: Tensor = self.self_attention_norm(x)  # [1, batch_size, d_model]
+        y, _ = self.self_attention.decode(y, cache.target)
         x = x + y  # [1, batch_size, d_model]
 
         # The one query may attend to the whole memory, whose projections are cached.
@@ -199,11 +204,16 @@ class DecoderLayer(nn.Module):
                 cache.memory.values,
             ),
         )
-        query = cross.query(self.cross_attention_norm(x))  # [1, batch_size, heads, d_k]
+        cross, keys, values = (
+            self.cross_attention,
+            cache.memory.keys,
+            cache.memory.values,
+        )
+        query = cross.query(self.cross_attention_norm(x))  # [1, batch_size, ...]
         context = cross.attend_to_all(query, keys, values, memory_mask, None)
         x = x + cross.output(context.flatten(-2))  # [1, batch_size, d_model]
 
-        y = self.feed_forward(self.feed_forward_norm(x))  # [1, batch_size, d_model]
+        y = self.feed_forward(self.feed_forward_norm(x))
         return x + y  # [1, batch_size, d_model]
 
 
@@ -241,6 +251,10 @@ class Translator(nn.Module):
     torch.Size([5, 7, 3, 2])
     """
 
+    # A `ModuleList` does not tell the type of its items.
+    encoder: Any
+    decoder: Any
+
     def __init__(
         self,
         vocab_size: int,
@@ -251,8 +265,8 @@ class Translator(nn.Module):
         dropout_prob: float = 0.1,
         *,
         tied: bool = True,
-        attention: Callable[[int, int, float], nn.Module] = fast.MultiHeadAttention,
-        causal_attention: Callable[[int, int, float], nn.Module] | None = None,
+        attention: Attention = fast.MultiHeadAttention,
+        causal_attention: Attention | None = None,
     ) -> None:
         super().__init__()
         check_sizes(layers=layers)
@@ -393,7 +407,7 @@ class Translator(nn.Module):
             # A target that has ended is continued by padding, at no cost.
             steps[ended] = -torch.inf
             steps[ended, PAD] = 0
-            totals = scores.unsqueeze(-1) + steps.unflatten(0, scores.shape)
+            totals = scores.unsqueeze(-1) + steps.view(*scores.shape, -1)
             scores, best = totals.flatten(1).topk(beams)  # [batch_size, beams]
             # Which beam each winner continues: its tokens and its cache go with it.
             beam = best // steps.shape[1]  # [batch_size, beams]
