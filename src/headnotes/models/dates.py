@@ -32,7 +32,7 @@ two-digit years. Zhang et al. 2021, [Dive into Deep Learning](https://d2l.ai), s
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,6 @@ FORMS = [
             "{weekday}, {d} {month} {y}",
             "the {ordinal} of {month} {y}",
             "the {spelled} of {month} {y}",
-            "{weekday} the {spelled} of {month}, {y}",
             "{d} {month} {y}",
             "{d} {mon} {yy}",
             "{mon} {d}, {y}",
@@ -124,6 +123,10 @@ class Pair(NamedTuple):
 
     text: str
     target: str
+
+
+# What draws pairs: of which split, how many, and with which random numbers.
+Draw = Callable[[Split, int, Random], list[Pair]]
 
 
 class Batch(NamedTuple):
@@ -342,3 +345,30 @@ def read_pair(line: str) -> Pair:
     if day is None or day.isoformat() != target:
         raise ValueError(f"{target!r} is no date written like 1998-05-03")
     return Pair(text, target)
+
+
+def sampler(pairs: Sequence[Pair]) -> Draw:
+    r"""What draws from these pairs as `sample` does from the grammar.
+
+    Raises `ValueError` where a split has no date.
+
+    >>> texts = ["3 mai", "2 mai", "6 mai"]
+    >>> days = ["1998-05-03", "1998-05-02", "1998-05-06"]
+    >>> draw = sampler([Pair(*each) for each in zip(texts, days)])
+    >>> draw("test", 2, Random(5))
+    [Pair(text='2 mai', target='1998-05-02'), Pair(text='2 mai', target='1998-05-02')]
+    """
+    by_split: dict[Split, list[Pair]] = {"train": [], "validation": [], "test": []}
+    for pair in pairs:
+        by_split[split_of(date.fromisoformat(pair.target))].append(pair)
+    empty = [split for split, found in by_split.items() if not found]
+    if empty:
+        raise ValueError(
+            f"of {len(pairs)} pairs none has a date of the split {' or '.join(empty)}, "
+            f"to which a tenth of all dates belongs; add pairs with other dates"
+        )
+
+    def draw(split: Split, count: int, random: Random) -> list[Pair]:
+        return random.choices(by_split[split], k=count)
+
+    return draw
