@@ -30,6 +30,8 @@ PACKAGES = {
 }
 LIBRARIES = {
     "headnotes/plots": {"matplotlib"},
+    "headnotes/models/dates": {"babel"},
+    "headnotes/models/training": {"labml", "safetensors"},
     "attention_laws/pytest_plugin": {"pytest"},
     "attention_bench/implementations": {"transformers", "x_transformers"},
     "attention_bench/decoding": {"transformers", "x_transformers"},
@@ -41,7 +43,7 @@ COMMANDS = {"headnotes/cli": {"attention_laws", "attention_bench"}}
 # row below its own, and nothing else.
 LEVELS = [
     {"cli", "__init__"},
-    {"compare", "exercises"},
+    {"compare", "exercises", "models"},
     {"convert"},
     {"fast"},
     {"variants", "implementations"},

@@ -1,8 +1,8 @@
 r"""# The command line
 
-`headnotes` has five commands: `list` and `copy` are for the modules of this site,
+`headnotes` has six commands: `list` and `copy` are for the modules of this site,
 `exercise` is for its exercises, `check` and `bench` for any attention implementation,
-also your own.
+also your own, and `train` is for its translation model.
 
 ```console
 $ headnotes list
@@ -17,7 +17,8 @@ buttons above each annotated module give the same texts.
 
 [`headnotes check`](attention_laws/cli.md) tests an implementation against the laws of
 attention, [`headnotes bench`](attention_bench/cli.md) benchmarks implementations, and
-[`headnotes exercise`](exercises/cli.md) writes and checks exercises.
+[`headnotes exercise`](exercises/cli.md) writes and checks exercises. [`headnotes
+train`](models/cli.md) trains the translation model.
 
 Source: the commands are defined with
 [argparse](https://docs.python.org/3/library/argparse.html).
@@ -44,7 +45,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare", "exercises"}
+AT_HOME = {"cli", "compare", "exercises", "models"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -327,11 +328,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="headnotes",
         description="Copy annotated attention modules; do exercises; check and "
-        "benchmark attention implementations.",
+        "benchmark attention implementations; train a translation model.",
     )
     parser.add_argument("--version", action="version", version=headnotes.__version__)
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{list,copy,exercise,check,bench}"
+        dest="command", required=True, metavar="{list,copy,exercise,check,bench,train}"
     )
     add_list_and_copy(commands)
     exercise = commands.add_parser(
@@ -342,6 +343,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     bench = commands.add_parser(
         "bench", help="benchmark attention implementations side by side"
+    )
+    train = commands.add_parser(
+        "train", help="train a translation model, and continue interrupted runs"
     )
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
@@ -360,6 +364,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         exercises.add_arguments(exercise)
         return exercises.run(parser.parse_args(argv))
+    if options[:1] == ["train"]:
+        from headnotes.models import cli as models
+
+        models.add_arguments(train)
+        return models.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":

@@ -32,7 +32,7 @@ two-digit years. Zhang et al. 2021, [Dive into Deep Learning](https://d2l.ai), s
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -67,7 +67,6 @@ FORMS = [
             "{weekday}, {d} {month} {y}",
             "the {ordinal} of {month} {y}",
             "the {spelled} of {month} {y}",
-            "{weekday} the {spelled} of {month}, {y}",
             "{d} {month} {y}",
             "{d} {mon} {yy}",
             "{mon} {d}, {y}",
@@ -124,6 +123,10 @@ class Pair(NamedTuple):
 
     text: str
     target: str
+
+
+# What draws pairs: of which split, how many, and with which random numbers.
+Draw = Callable[[Split, int, Random], list[Pair]]
 
 
 class Batch(NamedTuple):
@@ -195,8 +198,8 @@ def write(day: date, language: str, form: str) -> str:
 def split_of(day: date) -> Split:
     r"""The split of a date, by its hash: 80 % training, 10 % validation, 10 % test.
 
-    >>> split_of(date(1998, 5, 3)), split_of(date(1998, 5, 4))
-    ('train', 'validation')
+    >>> split_of(date(1998, 5, 3)), split_of(date(1998, 5, 2))
+    ('train', 'test')
     """
     # `hash` differs from one process to the next.
     tenth = hashlib.sha256(day.isoformat().encode()).digest()[0] * 10 // 256
@@ -209,7 +212,10 @@ def sample(split: Split, count: int, random: Random) -> list[Pair]:
     Raises `ValueError` for another split.
 
     >>> for pair in sample("test", 3, Random(5)):
-    ...     print(f"{pair.text:30}{pair.target}")
+    ...     print(f"{pair.text:16}{pair.target}")
+    4.2.2067        2067-02-04
+    27. jan. 23     2023-01-27
+    april 24, 1988  1988-04-24
     """
     if split not in ("train", "validation", "test"):
         raise ValueError(f"`split` is {split!r}, not 'train', 'validation' or 'test'")
@@ -240,7 +246,8 @@ def encode(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
 
     >>> tokens, lengths = encode(["3 mai", "Mai!"])
     >>> tokens.T
-    tensor([])
+    tensor([[12,  4, 31, 19, 27],
+            [31, 19, 27,  1,  0]])
     >>> lengths
     tensor([5, 4])
     """
@@ -278,11 +285,11 @@ def encode_pairs(pairs: Sequence[Pair]) -> Batch:
 
 
 def decode(
-    tokens: Tensor,  # [..., batch_size]
+    tokens: Tensor,
 ) -> list[str]:
-    r"""The texts of some tokens, each up to its `END`.
+    r"""The texts of tokens `[seq_len, batch_size]`, each up to its `END`.
 
-    >>> decode(encode_pairs([Pair("3.5.98", "1998-05-03")]).target)
+    >>> decode(encode_pairs([Pair("3.5.98", "1998-05-03")]).target[1:])
     ['1998-05-03']
     """
     texts = []
@@ -338,3 +345,30 @@ def read_pair(line: str) -> Pair:
     if day is None or day.isoformat() != target:
         raise ValueError(f"{target!r} is no date written like 1998-05-03")
     return Pair(text, target)
+
+
+def sampler(pairs: Sequence[Pair]) -> Draw:
+    r"""What draws from these pairs as `sample` does from the grammar.
+
+    Raises `ValueError` where a split has no date.
+
+    >>> texts = ["3 mai", "2 mai", "6 mai"]
+    >>> days = ["1998-05-03", "1998-05-02", "1998-05-06"]
+    >>> draw = sampler([Pair(*each) for each in zip(texts, days)])
+    >>> draw("test", 2, Random(5))
+    [Pair(text='2 mai', target='1998-05-02'), Pair(text='2 mai', target='1998-05-02')]
+    """
+    by_split: dict[Split, list[Pair]] = {"train": [], "validation": [], "test": []}
+    for pair in pairs:
+        by_split[split_of(date.fromisoformat(pair.target))].append(pair)
+    empty = [split for split, found in by_split.items() if not found]
+    if empty:
+        raise ValueError(
+            f"of {len(pairs)} pairs none has a date of the split {' or '.join(empty)}, "
+            f"to which a tenth of all dates belongs; add pairs with other dates"
+        )
+
+    def draw(split: Split, count: int, random: Random) -> list[Pair]:
+        return random.choices(by_split[split], k=count)
+
+    return draw
