@@ -52,6 +52,8 @@ display(
    modules, speed.
 6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
    cache, position encodings, sliding windows.
+7. {link(14, "Lesson 14")} ({minutes(14, 14)} minutes) leads from attention to the complete
+   model: the Transformer block.
 
 Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
 are notebooks, you write the code, and a check finds mistakes. Look up terms in the
@@ -117,7 +119,7 @@ MAP = """
                 8 → 11
             6 and 8 → 9
             6 and 11 → 13
-            5 → 12
+            5 → 12 and 14
 """
 display(Markdown(f"```text\n{MAP.strip()}\n```"))
 

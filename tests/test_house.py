@@ -32,6 +32,7 @@ LIBRARIES = {
     "headnotes/plots": {"matplotlib"},
     "headnotes/models/dates": {"babel"},
     "headnotes/models/training": {"labml", "safetensors"},
+    "headnotes/parallel/training": {"labml"},
     "attention_laws/pytest_plugin": {"pytest"},
     "attention_bench/implementations": {"transformers", "x_transformers"},
     "attention_bench/decoding": {"transformers", "x_transformers"},
@@ -43,6 +44,7 @@ COMMANDS = {"headnotes/cli": {"attention_laws", "attention_bench"}}
 # row below its own, and nothing else.
 LEVELS = [
     {"cli", "__init__"},
+    {"parallel"},
     {"compare", "exercises", "models"},
     {"convert"},
     {"fast"},

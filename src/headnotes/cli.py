@@ -45,7 +45,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare", "exercises", "models"}
+AT_HOME = {"cli", "compare", "exercises", "models", "parallel"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -365,10 +365,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         exercises.add_arguments(exercise)
         return exercises.run(parser.parse_args(argv))
     if options[:1] == ["train"]:
-        from headnotes.models import cli as models
+        from headnotes.parallel import cli as training
 
-        models.add_arguments(train)
-        return models.run(parser.parse_args(argv))
+        training.add_arguments(train)
+        return training.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":

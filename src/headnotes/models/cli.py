@@ -23,11 +23,13 @@ Source: [training](training.md), from the command line.
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 from headnotes.models import dates
 from headnotes.models.training import Settings, exact_match, train
+from headnotes.models.translator import Translator
 
 HELD_OUT = 2000
 
@@ -64,8 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command, and return the exit status."""
+def run(arguments: argparse.Namespace, train: Callable[..., Translator] = train) -> int:
+    """Run the command with a function that trains; return the exit status."""
     settings = Settings(
         seed=arguments.seed, steps=arguments.steps, batch_size=arguments.batch_size
     )

@@ -92,7 +92,12 @@ def make_batch(step: int) -> Batch:
 
 
 def total_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits, the sum of the losses of all target tokens, and their number."""
+    """The logits, the sum of the losses of all target tokens, and their number.
+
+    >>> logits, total, count = total_loss(make_model(), make_batch(step=0))
+    >>> logits.shape, count
+    (torch.Size([17, 24, 61]), tensor(234))
+    """
     source, target, source_lens = batch
     logits = model(source, target[:-1], source_lens)
     after = target[1:]  # [target_len, batch_size]
@@ -111,13 +116,14 @@ def train(parallel: Parallel | None) -> dict[str, Any]:
     for step in range(STEPS):
         batch = make_batch(step)
         if parallel:
-            batch = tuple(map(parallel.own_items, batch))
+            source, target, source_lens = map(parallel.own_items, batch)
+            batch = source, target, source_lens
             dist.barrier()
         before = count_bytes()
         with CollectiveRecorder() as recorder:
             logits, total, count = total_loss(distributed, batch)
             loss = parallel.mean(total, count) if parallel else total / count
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         if parallel:
             dist.barrier()
         if step == 0:
@@ -177,7 +183,8 @@ def report(engine: str, alone: dict[str, Any]) -> Report:
         ]
     )
     dist.all_reduce(differences, dist.ReduceOp.MAX)
-    return Report(*differences.tolist(), found["calls"], found["sent"], formula)
+    output, gradient, loss = differences.tolist()
+    return Report(output, gradient, loss, found["calls"], found["sent"], formula)
 
 
 def work(rank: int, ranks: int, folder: str) -> None:
@@ -202,6 +209,7 @@ def compare(ranks: int) -> dict[str, Report]:
         method = "forkserver"
         multiprocessing.set_forkserver_preload([__name__])
     with TemporaryDirectory() as folder:
-        start_processes(work, (ranks, folder), nprocs=ranks, start_method=method)
+        start: Any = start_processes  # it has no types
+        start(work, (ranks, folder), nprocs=ranks, start_method=method)
         reports: dict[str, Report] = pickle.loads(Path(folder, "reports").read_bytes())
     return reports

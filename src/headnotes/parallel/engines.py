@@ -38,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -74,7 +75,7 @@ class Parallel:
         self.engine = engine
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        self.mesh = dist.init_device_mesh(kind, (self.ranks,))
+        self.mesh = init_device_mesh(kind, (self.ranks,))
 
     @property
     def splits_batch(self) -> bool:
@@ -100,7 +101,8 @@ class Parallel:
             if isinstance(module, nn.ModuleList):
                 for layer in module:
                     fully_shard(layer, mesh=self.mesh)
-        return fully_shard(model, mesh=self.mesh)
+        fully_shard(model, mesh=self.mesh)
+        return model
 
     def own_items(self, x: Tensor) -> Tensor:
         """The batch items that this rank computes: of two ranks, every other one.

@@ -42,6 +42,8 @@ in head $h$ of each rank.
 Source: [Megatron-LM](https://arxiv.org/abs/1909.08053), Shoeybi et al. 2019, section 3.
 """
 
+from typing import Any
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import (
@@ -105,6 +107,7 @@ def split_heads(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for attention in attentions.values():
         parallelize_module(attention, mesh, plan)
         # Between the projections, all is computed on plain tensors with fewer heads.
+        projection: Any
         for projection in (attention.query, attention.key, attention.value):
             projection.heads //= ranks
         attention.heads //= ranks

@@ -62,7 +62,7 @@ class Collective(NamedTuple):
     payload: int
 
 
-class CollectiveRecorder(TorchDispatchMode):
+class CollectiveRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     r"""While active, records the collectives that this process calls, also backward.
 
     It sees each operator before it runs, as PyTorch's `CommDebugMode` does, which
@@ -79,7 +79,7 @@ class CollectiveRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Collective] = []
 
     def __torch_dispatch__(

@@ -5,7 +5,7 @@ that `torchrun` has started, with one of the [engines](engines.md). Settings and
 batches are those of one process, and so are the losses, up to rounding.
 
 ```console
-$ torchrun --nproc-per-node 2 -m headnotes.cli train dates RUN --parallel heads=2
+$ torchrun --nproc-per-node 2 --no-python -- headnotes train dates --parallel heads=2
 ```
 
 A checkpoint holds whole tensors, in the form of a run on one process. So a run may
@@ -21,6 +21,7 @@ Source: [torchrun](https://docs.pytorch.org/docs/stable/elastic/run.html).
 """
 
 import os
+import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -43,13 +44,7 @@ from headnotes.models.training import (
     write,
 )
 from headnotes.models.translator import PAD, Translator
-from headnotes.parallel.engines import (
-    ENGINES,
-    TIMEOUT,
-    Parallel,
-    gathered,
-    split_like,
-)
+from headnotes.parallel.engines import TIMEOUT, Parallel, gathered, split_like
 from headnotes.parallel.heads import check_heads_split
 
 
@@ -76,7 +71,7 @@ class ParallelTrainer(Trainer):
         count = (batch.target[1:] != PAD).sum()
         loss = self.parallel.mean(mean * count, count)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.losses.append(self.parallel.value(loss).item())
         return self.losses[-1], self.parallel.value(accuracy).item()
@@ -112,18 +107,18 @@ def parse(text: str, settings: Settings) -> str:
     ... except ValueError as error:
     ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
     `--parallel heads=2` needs several processes; start it with
-    `torchrun --nproc-per-node 2 -m headnotes.cli train ...`
+    `torchrun --nproc-per-node 2 --no-python -- headnotes train ...`
     """
     engine, _, number = text.partition("=")
-    is_known = engine in ENGINES and (engine == "heads") == number.isdigit()
-    if not is_known or (number and engine != "heads"):
+    if not re.fullmatch(r"ddp|fsdp|heads=\d+", text):
         raise ValueError(f"`--parallel` (={text}) must be ddp, fsdp, or heads=2")
     if engine == "heads":
         check_heads_split(settings.heads, int(number))
     if "RANK" not in os.environ:
-        command = f"torchrun --nproc-per-node {number or 2} -m headnotes.cli train ..."
+        start = f"torchrun --nproc-per-node {number or 2} --no-python --"
         raise ValueError(
-            f"`--parallel {text}` needs several processes; start it with `{command}`"
+            f"`--parallel {text}` needs several processes; start it with `{start} "
+            f"headnotes train ...`"
         )
     ranks = int(os.environ["WORLD_SIZE"])
     if engine == "heads" and int(number) != ranks:
