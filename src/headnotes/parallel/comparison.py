@@ -87,7 +87,7 @@ def make_batch(step: int) -> Batch:
     target = random(4, VOCAB_SIZE, TARGET_LEN + 1, BATCH_SIZE)
     target_lens = random(2, TARGET_LEN + 2, BATCH_SIZE)
     ended = torch.arange(TARGET_LEN + 1).unsqueeze(1) >= target_lens
-    target = target.masked_fill(ended, PAD)  # [target_len + 1, batch_size]
+    target = target.masked_fill(ended, PAD)
     return source, target, random(1, SOURCE_LEN + 1, BATCH_SIZE)
 
 
@@ -100,7 +100,7 @@ def total_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """
     source, target, source_lens = batch
     logits = model(source, target[:-1], source_lens)
-    after = target[1:]  # [target_len, batch_size]
+    after = target[1:]
     total = F.cross_entropy(
         logits.flatten(0, 1), after.flatten(), ignore_index=PAD, reduction="sum"
     )

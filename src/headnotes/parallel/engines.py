@@ -10,8 +10,9 @@ for training loops that are to run unchanged on one process and on many.
 | | | | gradients: reduce-scatter |
 | `heads` | the parameters of its heads | the whole batch | activations: all-reduce |
 
-*DDP*, `DistributedDataParallel`, averages the gradients of all ranks, and every rank
-makes the same optimizer step. *FSDP2*, `fully_shard`, also splits parameters, gradients
+DDP and FSDP2 are *data parallelism*: each rank computes some items of the batch. *DDP*,
+`DistributedDataParallel`, averages the gradients of all ranks, and every rank makes the
+same optimizer step. *FSDP2*, `fully_shard`, also splits parameters, gradients
 and optimizer state, so that each rank stores one part of $n$. It gathers the parameters
 of a layer before it computes the layer, and frees them after. With `heads`, [the
 attention itself](heads.md) is split.
