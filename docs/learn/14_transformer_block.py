@@ -354,4 +354,4 @@ assert warm < 0.7 * loss_faster["post-norm"]
 # - Norms give each sublayer inputs of one size. Before the sublayer (pre-norm), they allow
 #   higher learning rates than after the sum (post-norm).
 #
-# The [translator](../source/models/translator.md) is built of such blocks.
+# Next: [a trained translation model](15_translation.md), built of such blocks.
