@@ -1,9 +1,9 @@
 """Train the translator beside the same model built on `nn.Transformer`.
 
 `python benchmarks/translator.py` trains both on the same batches, in turns, and writes
-their steps per second and their exact match on held-out dates to
-`docs/data/translator/comparison.json`, with the times of greedy decoding of 32 tokens
-with and without the KV cache. `--steps 600` changes the number of training steps.
+their times per step and their exact match on held-out dates to
+`src/headnotes/models/recorded/comparison.json`, with the times of greedy decoding of 32
+tokens with and without the KV cache. `--steps` changes the number of training steps.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from headnotes.models import dates
 from headnotes.models.training import Settings, Trainer, loss_and_accuracy
 from headnotes.models.translator import END, Translator
 
-RESULTS = Path(__file__).parent.parent / "docs" / "data" / "translator"
+RESULTS = Path(__file__).parent.parent / "src/headnotes/models/recorded"
 
 
 class OnPyTorch(nn.Module):
@@ -89,7 +89,7 @@ def train_both(steps: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def time_decoding(batch_size: int = 16, length: int = 32) -> dict[str, float]:
+def time_decoding(batch_size: int = 64, length: int = 32) -> dict[str, float]:
     """Median seconds of greedy decoding, with and without the cache, in turns."""
     torch.manual_seed(1)
     model = Settings().build().eval()
@@ -105,7 +105,7 @@ def time_decoding(batch_size: int = 16, length: int = 32) -> dict[str, float]:
     assert len(tokens) == length
     assert tokens.equal(decode(False))
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(15):
+    for _ in range(5):
         for use_cache in (True, False):
             seconds[use_cache].append(seconds_of(lambda: decode(use_cache)))  # noqa: B023
     return {
@@ -126,7 +126,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 def main() -> None:
     """Measure, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     device = torch.device("cpu")
     record = {

@@ -253,4 +253,5 @@ assert (
 #   takes the weight that no other key should get.
 # - Keep the first tokens, or train with a learned sink per head.
 #
-# Next: [the Transformer block](14_transformer_block.md), of which attention is one part.
+# Next: [the Transformer block](14_transformer_block.md), what stands around attention in a
+# model.

@@ -354,6 +354,4 @@ assert warm < 0.7 * loss_faster["post-norm"]
 # - Norms give each sublayer inputs of one size. Before the sublayer (pre-norm), they allow
 #   higher learning rates than after the sum (post-norm).
 #
-# This is the last lesson. Next: the [translator](../source/models/translator.md), a complete
-# model of such blocks, or the [laws](../compare/laws.md) that test an attention module of your
-# own.
+# Next: [a trained translation model](15_translation.md), built of such blocks.

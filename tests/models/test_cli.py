@@ -32,4 +32,4 @@ def test_bad_lines_of_a_file_are_reported_by_number(
     assert cli.main(words) == 2
     assert "line 2: 1 fields" in capsys.readouterr().err
     assert cli.main([*words, "--skip-bad-lines"]) == 2
-    assert "no date of the split validation or test" in capsys.readouterr().err
+    assert "none has a date of the split validation or test" in capsys.readouterr().err

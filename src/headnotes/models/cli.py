@@ -10,8 +10,9 @@ The command trains the [translator](translator.md) on [dates](dates.md), and pri
 exact match on held-out dates, with some mistakes. It needs `pip install
 'headnotes[train]'`.
 
-The run's folder holds the checkpoint and the metrics. The same command continues a run
-that was interrupted, and prints the result of one that is complete.
+The run's folder holds the checkpoint, the weights, the metrics and `result.json`. The
+same command continues a run that was interrupted, and prints the result of one that is
+complete.
 
 With `--data`, the pairs come from a TSV file: on each line a text, a tab, and a date
 such as 1998-05-03. Dates are held out by their hash, as in the generated task.
@@ -22,6 +23,7 @@ Source: [training](training.md), from the command line.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,8 @@ def run(arguments: argparse.Namespace, train: Callable[..., Translator] = train)
         return 2
     pairs = draw("test", HELD_OUT, Random(0))
     share, texts = exact_match(model, pairs)
+    result = {"seed": settings.seed, "pairs": len(pairs), "exact_match": share}
+    (arguments.run / "result.json").write_text(json.dumps(result) + "\n")
     print(f"\nexact match on {len(pairs)} texts of held-out dates: {share:.2%}")
     mistakes = [
         (pair, text)

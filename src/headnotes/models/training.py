@@ -48,6 +48,9 @@ from headnotes.models.translator import PAD, Translator
 METRICS, STATISTICS, CHECKPOINT = 10, 100, 100
 
 
+RECORDED = Path(__file__).parent / "recorded"
+
+
 @dataclass(frozen=True)
 class Settings:
     """All that a run depends on, beside its data."""
@@ -273,6 +276,19 @@ def load_weights(path: Path) -> tuple[Translator, dict[str, Any]]:
     model = Settings(**metadata["settings"]).build().eval()
     model.load_state_dict(weights)
     return model, metadata
+
+
+def recorded() -> dict[int, tuple[Translator, dict[str, Any]]]:
+    r"""The translators that are stored with this package, with their metadata, by step.
+
+    They are those of one run, `headnotes train dates`: after 10 %, 50 % and 100 % of
+    its steps.
+
+    >>> list(recorded())
+    [120, 600, 1200]
+    """
+    found = map(load_weights, sorted(RECORDED.glob("*.safetensors")))
+    return {metadata["step"]: (model, metadata) for model, metadata in found}
 
 
 def commit() -> str:

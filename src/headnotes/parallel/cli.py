@@ -23,7 +23,6 @@ from functools import partial
 from io import StringIO
 
 from headnotes.models import cli
-from headnotes.parallel.training import train
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command on this process, and return the exit status."""
     if arguments.parallel is None:
         return cli.run(arguments)
+    # This loads PyTorch's engines, which takes most of a second.
+    from headnotes.parallel.training import train
+
     is_first = os.environ.get("RANK", "0") == "0"
     with nullcontext() if is_first else redirect_stdout(StringIO()):
         return cli.run(arguments, partial(train, option=arguments.parallel))
