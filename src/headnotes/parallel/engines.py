@@ -75,8 +75,8 @@ class Parallel:
             raise ValueError(f"`engine` (={engine!r}) must be {', '.join(ENGINES)}")
         self.engine = engine
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        self.mesh = init_device_mesh(kind, (self.ranks,))
+        self.device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+        self.mesh = init_device_mesh(self.device.type, (self.ranks,))
 
     @property
     def splits_batch(self) -> bool:
@@ -84,11 +84,13 @@ class Parallel:
         return self.engine != "heads"
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        """Distribute a model that has the same parameters on all ranks.
+        """Distribute a model that has the same parameters on all ranks, in place.
 
+        The result is to be called in place of the model, whose parameters it has.
         FSDP2 gathers one layer at a time: the items of each `nn.ModuleList`. What is in
         none, such as embeddings, is gathered for the whole step.
         """
+        model.to(self.device)
         if self.engine == "heads":
             return split_heads(model, self.mesh)
         if self.engine == "ddp":
@@ -106,11 +108,12 @@ class Parallel:
         return model
 
     def own_items(self, x: Tensor) -> Tensor:
-        """The batch items that this rank computes: of two ranks, every other one.
+        """The batch items that this rank computes, on its device: each `ranks`-th one.
 
         The batch is the last axis of tokens `[seq_len, batch_size]` and of lengths
         `[batch_size]`, and the second of vectors `[seq_len, batch_size, d_model]`.
         """
+        x = x.to(self.device)
         if not self.splits_batch:
             return x
         axis = min(1, x.dim() - 1)
@@ -148,10 +151,13 @@ def gathered(state: Any) -> Any:
 
 
 def split_like(x: Tensor, parameter: Tensor) -> Tensor:
-    """Split a whole tensor as a parameter of the same shape is split.
+    """Split a whole tensor as a parameter of the same shape is split, on its device.
 
-    What has another shape, such as a count of steps, stays whole.
+    What has another shape, such as a count of steps, stays as it is.
     """
-    if isinstance(parameter, DTensor) and x.shape == parameter.shape:
+    if x.shape != parameter.shape:
+        return x
+    x = x.to(parameter.device)
+    if isinstance(parameter, DTensor):
         return distribute_tensor(x, parameter.device_mesh, parameter.placements)
     return x

@@ -79,7 +79,7 @@ class ParallelTrainer(Trainer):
     def state(self) -> dict[str, Tensor]:
         """The state of a trainer on one process; all ranks must call it."""
         whole: dict[str, Tensor] = gathered(super().state())
-        return whole
+        return {name: x.cpu() for name, x in whole.items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Continue from the state of a trainer, which each rank has read."""
