@@ -3,7 +3,7 @@
 #
 # Do several processes train the same model as one, and what do they send to one another?
 # This page is for readers who want to choose an engine. It trains the
-# [translator](../source/models/translator.md) for three steps on two and on four processes,
+# [translator](../source/models/translator.md) for two steps on two and on four processes,
 # with each of PyTorch's engines, and compares outputs, gradients, losses and bytes. All
 # numbers were measured when this page was built, by
 # [`compare`](../source/parallel/comparison.md), which has
@@ -57,7 +57,7 @@ plt.show()
 # ## The same training
 #
 # The largest difference between any entry and that of one process, relative to the largest
-# entry. All are rounding, of float32: sums of other order.
+# entry. All are rounding errors of float32: sums are taken in another order.
 
 # %% hide="true"
 from IPython.display import Markdown, display
@@ -71,7 +71,7 @@ cases = [
     for engine in NAMES
     for ranks in measured
 ]
-rows = ["| |outputs|gradients|losses of 3 steps|", "|---|--:|--:|--:|"]
+rows = ["| |outputs|gradients|losses of 2 steps|", "|---|--:|--:|--:|"]
 for name, ranks, engine in cases:
     found = measured[ranks][engine]
     differences = found.output, found.gradient, found.loss
@@ -80,8 +80,8 @@ for name, ranks, engine in cases:
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
-# Half of the ranks have more tokens than the others, as sequences differ in length. If each
-# rank took the mean over its own tokens, the average of these would be another loss. So
+# Sequences differ in length, so ranks have different numbers of tokens. If each took the mean
+# over its own tokens, the average of these would be another loss. So
 # [`mean`](../source/parallel/engines.md#Parallel.mean) divides by the tokens of all ranks.
 #
 # ## The bytes that travel

@@ -47,9 +47,9 @@ from headnotes.parallel.traffic import (
     bytes_to_send,
 )
 
-VOCAB_SIZE, D_MODEL, LAYERS = 61, 64, 2
+VOCAB_SIZE, D_MODEL, LAYERS = 61, 64, 1
 SOURCE_LEN, TARGET_LEN, BATCH_SIZE = 31, 17, 24
-STEPS = 3
+STEPS = 2
 
 Batch = tuple[Tensor, Tensor, Tensor]
 
