@@ -111,7 +111,7 @@ def test_weights_are_stored_with_what_made_them(tmp_path: Path) -> None:
     trainer = Trainer(SMALL)
     trainer.step()
     path = tmp_path / "weights.safetensors"
-    training.save_weights(path, trainer)
+    training.save_weights(path, trainer, training.commit())
     model, metadata = training.load_weights(path)
     for name, value in trainer.model.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, atol=1e-3, rtol=0)
