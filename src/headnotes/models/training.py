@@ -259,7 +259,7 @@ def resume(trainer: Trainer, path: Path) -> None:
 
 
 def save_weights(path: Path, trainer: Trainer, source: str) -> None:
-    """Write the weights in half precision, with what made them: `source` is a commit."""
+    """Write the weights in half precision, with their origin; `source` is a commit."""
     weights = {name: p.half() for name, p in trainer.model.state_dict().items()}
     metadata = {
         "settings": asdict(trainer.settings),
