@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from attention_bench.report import commit, device_name, write
+from headnotes import convert
 from headnotes.models import dates
 from headnotes.models.training import Settings, Trainer, loss_and_accuracy
 from headnotes.models.translator import END, Translator
@@ -43,6 +44,20 @@ class OnPyTorch(nn.Module):
             settings.dropout_prob,
             norm_first=True,
         )
+        # Both begin with the same weights; what differs later is rounding, and time.
+        encoder, decoder = self.transformer.encoder, self.transformer.decoder
+        for mine, layer in zip(model.encoder, encoder.layers, strict=True):
+            layer.self_attn = convert.to(mine.attention, "torch")
+        for mine, layer in zip(model.decoder, decoder.layers, strict=True):
+            layer.self_attn = convert.to(mine.self_attention, "torch")
+            layer.multihead_attn = convert.to(mine.cross_attention, "torch")
+        for mine, layer in zip(
+            [*model.encoder, *model.decoder],
+            [*encoder.layers, *decoder.layers],
+            strict=True,
+        ):
+            layer.linear1.load_state_dict(mine.feed_forward[0].state_dict())
+            layer.linear2.load_state_dict(mine.feed_forward[2].state_dict())
 
     def forward(self, source: Tensor, target: Tensor, source_lens: Tensor) -> Tensor:
         padding = torch.arange(len(source)) >= source_lens.unsqueeze(1)

@@ -323,6 +323,19 @@ def add_list_and_copy(commands: "argparse._SubParsersAction[Any]") -> None:
     take.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
+def add_others(
+    commands: "argparse._SubParsersAction[Any]",
+) -> dict[str, argparse.ArgumentParser]:
+    """Add the commands whose arguments their own modules define."""
+    abouts = {
+        "exercise": "write exercises into a folder, and check them",
+        "check": "test an attention implementation against the laws of attention",
+        "bench": "benchmark attention implementations side by side",
+        "train": "train a translation model, and continue interrupted runs",
+    }
+    return {name: commands.add_parser(name, help=text) for name, text in abouts.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status: 0 where all went well."""
     parser = argparse.ArgumentParser(
@@ -335,39 +348,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         dest="command", required=True, metavar="{list,copy,exercise,check,bench,train}"
     )
     add_list_and_copy(commands)
-    exercise = commands.add_parser(
-        "exercise", help="write exercises into a folder, and check them"
-    )
-    check = commands.add_parser(
-        "check", help="test an attention implementation against the laws of attention"
-    )
-    bench = commands.add_parser(
-        "bench", help="benchmark attention implementations side by side"
-    )
-    train = commands.add_parser(
-        "train", help="train a translation model, and continue interrupted runs"
-    )
+    others = add_others(commands)
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
         # Only these commands import torch, which takes seconds.
         from attention_laws import cli as laws
 
-        laws.add_arguments(check)
+        laws.add_arguments(others["check"])
         return laws.run(parser.parse_args(argv))
     if options[:1] == ["bench"]:
         from attention_bench import cli as benchmark
 
-        benchmark.add_arguments(bench)
+        benchmark.add_arguments(others["bench"])
         return benchmark.run(parser.parse_args(argv))
     if options[:1] == ["exercise"]:
         from headnotes.exercises import cli as exercises
 
-        exercises.add_arguments(exercise)
+        exercises.add_arguments(others["exercise"])
         return exercises.run(parser.parse_args(argv))
     if options[:1] == ["train"]:
         from headnotes.parallel import cli as training
 
-        training.add_arguments(train)
+        training.add_arguments(others["train"])
         return training.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import check
-from headnotes import fast
+from headnotes import convert, fast
 from headnotes.models.heads import attentions
 from headnotes.models.translator import END, PAD, START, Translator
 from headnotes.variants.rotary import rotary_frequencies
@@ -45,38 +45,13 @@ def test_it_computes_what_pytorchs_transformer_computes(
 ) -> None:
     with pytest.warns(UserWarning, match="nested_tensor"):
         theirs = nn.Transformer(12, 2, 2, 2, 17, norm_first=True).eval()
-    pairs = {
-        "encoder.norm": model.encoder_norm,
-        "decoder.norm": model.decoder_norm,
-    }
-    for n in range(2):
-        mine, at = model.encoder[n], f"encoder.layers.{n}"
-        pairs[f"{at}.self_attn"] = mine.attention
-        pairs[f"{at}.norm1"] = mine.attention_norm
-        pairs[f"{at}.norm2"] = mine.feed_forward_norm
-        pairs[f"{at}.linear1"] = mine.feed_forward[0]
-        pairs[f"{at}.linear2"] = mine.feed_forward[2]
-        mine, at = model.decoder[n], f"decoder.layers.{n}"
-        pairs[f"{at}.self_attn"] = mine.self_attention
-        pairs[f"{at}.multihead_attn"] = mine.cross_attention
-        pairs[f"{at}.norm1"] = mine.self_attention_norm
-        pairs[f"{at}.norm2"] = mine.cross_attention_norm
-        pairs[f"{at}.norm3"] = mine.feed_forward_norm
-        pairs[f"{at}.linear1"] = mine.feed_forward[0]
-        pairs[f"{at}.linear2"] = mine.feed_forward[2]
-    for name, mine in pairs.items():
-        other = theirs.get_submodule(name)
-        if isinstance(other, nn.MultiheadAttention):
-            projections = mine.query.linear, mine.key.linear, mine.value.linear
-            state = {
-                "in_proj_weight": torch.cat([each.weight for each in projections]),
-                "in_proj_bias": torch.cat([each.bias for each in projections]),
-                "out_proj.weight": mine.output.weight,
-                "out_proj.bias": mine.output.bias,
-            }
-            other.load_state_dict(state)
-        else:
-            other.load_state_dict(mine.state_dict())
+    for mine, layer in zip(model.encoder, theirs.encoder.layers, strict=True):
+        layer.self_attn = convert.to(mine.attention, "torch")
+        layer.linear1, _, layer.linear2 = mine.feed_forward
+    for mine, layer in zip(model.decoder, theirs.decoder.layers, strict=True):
+        layer.self_attn = convert.to(mine.self_attention, "torch")
+        layer.multihead_attn = convert.to(mine.cross_attention, "torch")
+        layer.linear1, _, layer.linear2 = mine.feed_forward
     target = target_of(5)
     padding = torch.arange(7) >= SOURCE_LENS.unsqueeze(1)
     x, y = (model.positions(model.embeddings(t)) for t in (source, target))

@@ -170,7 +170,7 @@ def train(folder: Path, settings: Settings, draw: Draw = dates.sample) -> Transl
     Raises `ValueError` where the folder holds a run with other settings, and
     `ImportError` without labml or safetensors.
     """
-    trainer = Trainer(settings, draw)
+    trainer, source = Trainer(settings, draw), commit()
     path = folder / "checkpoint.safetensors"
     if path.exists():
         resume(trainer, path)
@@ -189,7 +189,7 @@ def train(folder: Path, settings: Settings, draw: Draw = dates.sample) -> Transl
             if step % METRICS == 0:
                 tracker.save(step)
             if step in snapshots:
-                save_weights(folder / f"weights-{step:05}.safetensors", trainer)
+                save_weights(folder / f"weights-{step:05}.safetensors", trainer, source)
             if step % CHECKPOINT == 0 or step == settings.steps:
                 write(path, trainer.state(), {"settings": asdict(settings)})
     return trainer.model
@@ -258,14 +258,14 @@ def resume(trainer: Trainer, path: Path) -> None:
     trainer.load_state(state)
 
 
-def save_weights(path: Path, trainer: Trainer) -> None:
-    """Write the weights in half precision, with what they were made from."""
+def save_weights(path: Path, trainer: Trainer, source: str) -> None:
+    """Write the weights in half precision, with their origin; `source` is a commit."""
     weights = {name: p.half() for name, p in trainer.model.state_dict().items()}
     metadata = {
         "settings": asdict(trainer.settings),
         "step": len(trainer.losses),
         "losses": [round(loss, 5) for loss in trainer.losses],
-        "commit": commit(),
+        "commit": source,
     }
     write(path, weights, metadata)
 
