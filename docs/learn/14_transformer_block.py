@@ -153,7 +153,7 @@ KINDS = {
 
 
 def follow(**options):
-    """After each block: the share that differs between positions, deviation, gradient."""
+    """After each block: share that differs, deviation, norm of the gradient."""
     torch.manual_seed(3)
     x = torch.randn(16, 4, d_model)
     states = []
@@ -170,7 +170,7 @@ def follow(**options):
 
 measured = {kind: follow(**options) for kind, options in KINDS.items()}
 
-# %% alt="Two panels over the number of the block, on logarithmic axes. Left, the share of the stream that differs between positions: near 1 with residuals; without them it falls to a millionth, in 24 blocks with norms and in five without. Right, the norm of the gradient: between 0.1 and 5 in all kinds but one; without residuals and norms it falls below a billionth within ten blocks."
+# %% alt="Two panels over the number of the block, on logarithmic axes. Left, the share of the stream that differs between positions: near 1 with residuals; without them it falls to a millionth, in 24 blocks with norms and in five without. Right, the norm of the gradient: between 0.01 and 5 in all kinds but one; without residuals and norms it falls below a billionth within ten blocks."
 figure, axes = plt.subplots(1, 2, figsize=(6.6, 2.8))
 for kind, (shares, _, gradients) in measured.items():
     for ax, values in zip(axes, (shares, gradients), strict=True):
