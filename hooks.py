@@ -230,10 +230,12 @@ def first_cell(code: str, site_url: str) -> str:
             names.add(str(node.module))
     if "headnotes.plots" in names:
         names.add("matplotlib")
+    if any(name.startswith("headnotes.models") for name in names):
+        names |= {"babel", "safetensors"}
     needed = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names}
     wheel = blanks(site_url, "")["headnotes"]
     # Jupyter brings IPython, and Headnotes brings PyTorch and the laws.
-    others = needed & {"labml", "matplotlib"}
+    others = needed & {"babel", "labml", "matplotlib", "safetensors"}
     packages = " ".join([wheel, *sorted(others)])
     return FIRST_CELL.format(packages=packages, needed=sorted(needed))
 

@@ -52,6 +52,8 @@ display(
    modules, speed.
 6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
    cache, position encodings, sliding windows.
+7. {lessons(14, 15)} ({minutes(14, 15)} minutes) put attention into a Transformer, and look
+   into the heads of a model that translates.
 
 Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
 are notebooks, you write the code, and a check finds mistakes. Look up terms in the
@@ -119,6 +121,8 @@ MAP = """
             6 and 8 → 9
             6 and 11 → 13
             5 → 12
+            5 → 14
+            7 and 11 and 14 → 15
 """
 display(Markdown(f"```text\n{MAP.strip()}\n```"))
 

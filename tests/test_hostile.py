@@ -79,6 +79,8 @@ SPARED = {
     "masks.describe.Item": "a record: it holds what it is given",
     "implementations.causal.drop_stored_mask": "called by torch, on loading",
     "implementations.causal.rebuild_mask": "called by torch, on loading or moving",
+    "models.": "it is given a model and its own batches; see tests/models",
+    "parallel.": "it is given models and process groups; see tests/parallel",
     "positions.materialize_table": "called by torch, on loading",
     "fast.blockwise.Blockwise": "it is given what has been checked",
     "fast.formula.Call": "a record: it holds what it is given",

@@ -31,6 +31,9 @@ PACKAGES = {
 LIBRARIES = {
     "headnotes/integrations/transformers": {"transformers"},
     "headnotes/plots": {"matplotlib"},
+    "headnotes/models/dates": {"babel"},
+    "headnotes/models/training": {"labml", "safetensors"},
+    "headnotes/parallel/training": {"labml"},
     "attention_laws/pytest_plugin": {"pytest"},
     "attention_bench/implementations": {"transformers", "x_transformers"},
     "attention_bench/decoding": {"transformers", "x_transformers"},
@@ -42,7 +45,8 @@ COMMANDS = {"headnotes/cli": {"attention_laws", "attention_bench"}}
 # row below its own, and nothing else.
 LEVELS = [
     {"cli", "__init__"},
-    {"compare", "exercises"},
+    {"parallel"},
+    {"compare", "exercises", "models"},
     {"convert"},
     {"architectures", "integrations"},
     {"fast"},

@@ -253,6 +253,5 @@ assert (
 #   takes the weight that no other key should get.
 # - Keep the first tokens, or train with a learned sink per head.
 #
-# This is the last lesson. Next: the annotated code of [the core
-# module](../source/mha.md) and [the fast module](../source/fast/module.md), or the
-# [laws](../compare/laws.md) that test an attention module of your own.
+# Next: [the Transformer block](14_transformer_block.md), what stands around attention in a
+# model.

@@ -1,8 +1,8 @@
 r"""# The command line
 
-`headnotes` has five commands: `list` and `copy` are for the modules of this site,
+`headnotes` has six commands: `list` and `copy` are for the modules of this site,
 `exercise` is for its exercises, `check` and `bench` for any attention implementation,
-also your own.
+also your own, and `train` is for its translation model.
 
 ```console
 $ headnotes list
@@ -17,7 +17,8 @@ buttons above each annotated module give the same texts.
 
 [`headnotes check`](attention_laws/cli.md) tests an implementation against the laws of
 attention, [`headnotes bench`](attention_bench/cli.md) benchmarks implementations, and
-[`headnotes exercise`](exercises/cli.md) writes and checks exercises.
+[`headnotes exercise`](exercises/cli.md) writes and checks exercises. [`headnotes
+train`](models/cli.md) trains the translation model.
 
 Source: the commands are defined with
 [argparse](https://docs.python.org/3/library/argparse.html).
@@ -45,7 +46,7 @@ PRAGMA = re.compile(
 )
 
 # Of no use without the rest of the package.
-AT_HOME = {"cli", "compare", "exercises", "integrations"}
+AT_HOME = {"cli", "compare", "exercises", "integrations", "models", "parallel"}
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -325,44 +326,54 @@ def add_list_and_copy(commands: "argparse._SubParsersAction[Any]") -> None:
     take.add_argument("--force", action="store_true", help="overwrite existing files")
 
 
+def add_others(
+    commands: "argparse._SubParsersAction[Any]",
+) -> dict[str, argparse.ArgumentParser]:
+    """Add the commands whose arguments their own modules define."""
+    abouts = {
+        "exercise": "write exercises into a folder, and check them",
+        "check": "test an attention implementation against the laws of attention",
+        "bench": "benchmark attention implementations side by side",
+        "train": "train a translation model, and continue interrupted runs",
+    }
+    return {name: commands.add_parser(name, help=text) for name, text in abouts.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status: 0 where all went well."""
     parser = argparse.ArgumentParser(
         prog="headnotes",
         description="Copy annotated attention modules; do exercises; check and "
-        "benchmark attention implementations.",
+        "benchmark attention implementations; train a translation model.",
     )
     parser.add_argument("--version", action="version", version=headnotes.__version__)
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{list,copy,exercise,check,bench}"
+        dest="command", required=True, metavar="{list,copy,exercise,check,bench,train}"
     )
     add_list_and_copy(commands)
-    exercise = commands.add_parser(
-        "exercise", help="write exercises into a folder, and check them"
-    )
-    check = commands.add_parser(
-        "check", help="test an attention implementation against the laws of attention"
-    )
-    bench = commands.add_parser(
-        "bench", help="benchmark attention implementations side by side"
-    )
+    others = add_others(commands)
     options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
         # Only these commands import torch, which takes seconds.
         from attention_laws import cli as laws
 
-        laws.add_arguments(check)
+        laws.add_arguments(others["check"])
         return laws.run(parser.parse_args(argv))
     if options[:1] == ["bench"]:
         from attention_bench import cli as benchmark
 
-        benchmark.add_arguments(bench)
+        benchmark.add_arguments(others["bench"])
         return benchmark.run(parser.parse_args(argv))
     if options[:1] == ["exercise"]:
         from headnotes.exercises import cli as exercises
 
-        exercises.add_arguments(exercise)
+        exercises.add_arguments(others["exercise"])
         return exercises.run(parser.parse_args(argv))
+    if options[:1] == ["train"]:
+        from headnotes.parallel import cli as training
+
+        training.add_arguments(others["train"])
+        return training.run(parser.parse_args(argv))
     arguments = parser.parse_args(argv)
 
     if arguments.command == "list":
