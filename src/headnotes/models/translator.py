@@ -199,20 +199,11 @@ class DecoderLayer(nn.Module):
         x = x + y  # [1, batch_size, d_model]
 
         # The one query may attend to the whole memory, whose projections are cached.
-        cross, (keys, values) = (
-            self.cross_attention,
-            (
-                cache.memory.keys,
-                cache.memory.values,
-            ),
-        )
-        cross, keys, values = (
-            self.cross_attention,
-            cache.memory.keys,
-            cache.memory.values,
-        )
+        cross, projected = self.cross_attention, cache.memory
         query = cross.query(self.cross_attention_norm(x))  # [1, batch_size, ...]
-        context = cross.attend_to_all(query, keys, values, memory_mask, None)
+        context = cross.attend_to_all(
+            query, projected.keys, projected.values, memory_mask, None
+        )
         x = x + cross.output(context.flatten(-2))  # [1, batch_size, d_model]
 
         y = self.feed_forward(self.feed_forward_norm(x))
