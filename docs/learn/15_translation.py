@@ -329,9 +329,9 @@ for field, rows in ROWS.items():
 
 # %% [markdown]
 # Without the columns of a field, the model does little better than always giving the most
-# frequent character. So here the information does stay with its characters, and the
-# columns may be read as what they are labeled. That is a result of the intervention; in a
-# deeper encoder, it may be otherwise. What a map shows, and what it does not:
+# frequent character. So here the information does stay with its characters, and the labels
+# of the columns can be trusted. That is a result of the intervention; in a deeper encoder,
+# it may be otherwise. What a map shows, and what it does not:
 #
 # - It shows which positions a head mixes, and with which weights: this is exact.
 # - It does not show whether the model uses the result: ablate the head.

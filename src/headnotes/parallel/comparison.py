@@ -96,7 +96,7 @@ def total_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
     >>> logits, total, count = total_loss(make_model(), make_batch(step=0))
     >>> logits.shape, count
-    (torch.Size([17, 24, 61]), tensor(234))
+    (torch.Size([17, 24, 61]), tensor(191))
     """
     source, target, source_lens = batch
     logits = model(source, target[:-1], source_lens)
