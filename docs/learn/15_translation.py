@@ -88,12 +88,12 @@ def maps_of(model, text):
 
 
 target, maps = maps_of(model, text)
-print("token   head 0       head 1       head 2       head 3")
+print("token ", *(f"head {h}".ljust(13) for h in range(4)))
 for n, row in enumerate(maps["decoder.1.cross"]):  # [k_len, heads]
     token = [*target, "end"][n]
     largest, place = row.max(dim=0)
     seen = [
-        f"{text[:k][-3:]}[{text[k]}]{text[k + 1 :][:3]}".ljust(9) + f"{weight:3.0%}"
+        f"{text[:k][-3:]}[{text[k]}]{text[k + 1 :][:3]}".ljust(9) + f"{weight:4.0%}"
         for k, weight in zip(place.tolist(), largest.tolist(), strict=True)
     ]
     print(f"{token:6}", *seen)
