@@ -577,7 +577,7 @@ def to_transformers(ours: Any, module: nn.Module) -> dict[str, Tensor]:
     >>> layers = from_transformers(bert)
     >>> with torch.no_grad():
     ...     for parameter in layers["encoder.layer.0.attention"].parameters():
-    ...         parameter.add_(1)
+    ...         _ = parameter.add_(1)
     >>> state = to_transformers(layers, bert)
     >>> before = bert.state_dict()["encoder.layer.0.attention.self.key.weight"]
     >>> after = state["encoder.layer.0.attention.self.key.weight"]
