@@ -143,7 +143,13 @@ def distribute(
         about = shape.about if known.issuperset(shape.about) else shape.about[-1:]
         if about and known.issuperset(about):
             now = tuple(name for name in about if name in targets)
-            yield replace(made, targets=now or about, earlier=made.earlier or not now)
+            guessed = not now and not claim.at_end
+            yield replace(
+                made,
+                targets=now or about,
+                earlier=made.earlier or not now,
+                guessed=guessed,
+            )
         elif not targets or not (shape.axes or claim.at_end or shape.problem):
             continue  # nothing to describe, or an empty list in code that is disabled
         elif len(shapes) not in (1, len(values)):
@@ -162,8 +168,9 @@ def variables(number: int, statements: list[ast.stmt]) -> set[str]:
     found = set()
     for node in statements:
         if isinstance(node, FUNCTIONS) and node.lineno <= number <= last_line(node):
-            found |= {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
             for inner in ast.walk(node):
+                if isinstance(inner, ast.arg):
+                    found.add(inner.arg)
                 if isinstance(inner, ast.Name | ast.Attribute):
                     if isinstance(inner.ctx, ast.Store):
                         found.add(ast.unparse(inner))
@@ -221,8 +228,8 @@ def annotation(
             claim = Claim(string.lineno, text, (), code, "", statement, targets)
             claim = replace(claim, at_end=False)
             # `*batch` stands for any number of axes, and `#d` for `d` or 1.
-            words = ("..." if w[0] == "*" else "_" if w[0] == "#" else w for w in text.split())
-            axes = [entry_of(word) for word in words]
+            special = {"*": "...", "#": ANY}
+            axes = [entry_of(special.get(word[0], word)) for word in text.split()]
             known = tuple(entry for entry in axes if entry)
             if len(known) < len(axes) or known.count("...") > 1:
                 yield replace(claim, problem=f"`{text}` is not a list of axes")

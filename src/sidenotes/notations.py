@@ -26,17 +26,19 @@ ENTRY = r"(?:[\w.'′*+/]+|\([\w\s.'′*+/-]+\))"
 SHORT = r"(?:[^\W\d][\d'′]?|\d+|\.\.\.|\(\w+(?:[\s*+/-]+\w+)+\)|[^\W\d]\w?_\w+)"
 BRIEF = rf"(?:{SHORT}|[^\W\d]\w?|\w+\*\w+)"
 BARE = re.compile(
-    rf"(?<![\w.])(?:{ENTRY}(?:\s+[x×]\s+{ENTRY})+"
+    rf"(?<![\w.*+-])(?:{ENTRY}(?:\s+[x×]\s+{ENTRY})+"
     rf"|{SHORT}(?:\s+{SHORT})+(?=\s*$|\s*;)"
     rf"|{BRIEF}(?:\s*,\s*{BRIEF})+(?=\s*$|\s*;))"
 )
 SPACE = r"(?<![-+*/\s])\s+(?![-+*/\s])"  # between entries, not within an expression
 # What may stand before a shape: nothing, a name, or words that announce one.
 LEAD = re.compile(
-    r"(.*([:=~]|\bshapes?\b.{0,30}|\b(sizes?|to|into|becomes?|now|is|are)))?[\s`]*", re.I
+    r"(.*([:=~]|\bshapes?\b.{0,30}|\b(sizes?|to|into|becomes?|now|is|are)))?[\s`]*",
+    re.IGNORECASE,
 )
-FILLER = set("a an and are both each has have is of shape shapes size sizes the".split())
-FILLER |= {"all", "dim", "dims", "now", "then", "these", "will", "with"}
+FILLER = {"a", "all", "an", "and", "are", "both", "each", "has", "have", "is", "now"}
+FILLER |= {"of", "shape", "shapes", "size", "sizes", "the", "then", "these", "will"}
+FILLER |= {"with"}
 WORD = re.compile(r"[^\W\d][\w.]*")
 # What may follow a shape: words, unless the shape is a single entry, as in `[1] by …`.
 REMARK = re.compile(r"\W*$|\s*[;,.:—–#]|\s+-\s")
@@ -90,7 +92,8 @@ def stated(text: str, start: int) -> Iterator[Shape]:
         first, last = bare.span()
         if all(first <= a and b <= last for a, b in places):
             places = [(first, last)]
-    end, about = 0, ()
+    end = 0
+    about: Axes = ()
     for number, (first, last) in enumerate(places):
         before = text[end:first].replace("`", "")
         after = text[last:]
@@ -103,7 +106,7 @@ def stated(text: str, start: int) -> Iterator[Shape]:
         if words := words_in(before):
             about = words
         shape = read(text[first:last], sure="shape" in before.lower())
-        if shape is None or len(shape.axes) == 1 and not REMARK.match(after):
+        if shape is None or (len(shape.axes) == 1 and not REMARK.match(after)):
             return
         yield replace(shape, start=start + first, about=about)
         end = last
@@ -127,7 +130,8 @@ def words_in(lead: str) -> Axes:
     if re.search(r"\b(to|into)\b", lead):
         return ()
     words = WORD.findall(re.split(r"[.;]\s", lead)[-1])
-    return tuple(word.removesuffix(".shape") for word in words if word.lower() not in FILLER)
+    names = (word.removesuffix(".shape") for word in words)
+    return tuple(name for name in names if name.lower() not in FILLER)
 
 
 def read(text: str, *, sure: bool = False) -> Shape | None:
@@ -150,7 +154,7 @@ def read(text: str, *, sure: bool = False) -> Shape | None:
         entries.append(entry or piece)
     axes = tuple(entries)
     if problem:
-        # A list of which at least one entry is a name is a shape, if in square brackets.
+        # In square brackets, a list is a shape if at least one entry is a name.
         names = [e for e in axes if e.isidentifier()]
         return Shape(text, (), problem=problem) if opening == "[" and names else None
     if axes.count("...") > 1:
@@ -209,7 +213,7 @@ def entry_of(text: str, *, words: bool = False) -> str | None:
 class LastName(ast.NodeTransformer):
     """Replaces `self.config.dim` by `dim`."""
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:  # noqa: N802
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         return ast.Name(node.attr)
 
 

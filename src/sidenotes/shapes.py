@@ -23,7 +23,7 @@ from sidenotes.grammar import (
     value_of,
     words_of,
 )
-from sidenotes.notations import Axes
+from sidenotes.notations import ANY, Axes
 from sidenotes.trace import Call, Trace, Value
 
 __all__ = ["Axes", "Claim", "Finding", "check", "claims", "judge", "pair"]
@@ -95,7 +95,7 @@ def solve(entry: str, size: int, sizes: Sizes) -> tuple[str, int] | None:
         return None
     slope, start = line
     value, rest = divmod(size - start, slope)
-    return None if rest or value < 0 else (*unknown, value)
+    return None if rest or value < 0 else (unknown.pop(), value)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Run:
     call: Call
     code: Sizes  # the integers of the call, by name
     around: Sizes  # those of its class and of its configuration
-    kin: list[Sizes]  # sizes that stand beside each other, so that they differ in meaning
+    kin: list[Sizes]  # groups of names with different meanings, such as parameters
     seen: list[Seen] = field(default_factory=list)
 
     def of(self, claim: Claim) -> list[Seen]:
@@ -117,10 +117,21 @@ class Run:
         """The sizes of all names, from all claims."""
         return self.without(None)
 
+    @cached_property
+    def outvoted(self) -> set[Claim]:
+        """The claims that contradict the code, or most others."""
+        return {
+            seen.claim
+            for seen in self.seen
+            for entry, size in pair(seen.claim.axes, seen.shape) or ()
+            if self.contradiction(entry, size, seen)
+        }
+
     def without(self, silent: Claim | None) -> Names:
-        """The sizes of all names, from the claims other than one."""
+        """The sizes of all names, from the claims other than one, and than wrong ones."""
+        out = {silent} | self.outvoted if silent else set()
         names = Names(dict(self.code), dict.fromkeys(self.code, "in the code"))
-        seen = [s for s in self.seen if s.claim != silent and not s.again]
+        seen = [s for s in self.seen if s.claim not in out and not s.again]
         names.bind(seen, plain=True)
         for name, size in self.around.items():
             if name not in names.sizes:
@@ -128,6 +139,11 @@ class Run:
         while names.bind(seen, plain=False):
             names.bind(seen, plain=True)
         return names
+
+    @cached_property
+    def first_again(self) -> int:
+        """Where the observations after the first iteration of a loop begin."""
+        return next((n for n, seen in enumerate(self.seen) if seen.again), 0)
 
     @cached_property
     def growing(self) -> set[str]:
@@ -145,27 +161,35 @@ class Run:
 
     def contradictions(self, claim: Claim) -> Iterator[tuple[str, bool]]:
         """What speaks against a claim, and whether this is certain."""
-        elsewhere = self.without(claim).sizes.keys()
         for seen in self.of(claim):
             pairs = pair(claim.axes, seen.shape)
             if pairs is None:
                 # A word that nothing else uses may be no name of a size.
-                known = any(name in elsewhere for name in words_of(claim.axes))
+                elsewhere = self.without(claim).sizes
+                known = not elsewhere.keys().isdisjoint(words_of(claim.axes))
                 yield f"the value has {len(seen.shape)} axes", known
-            sizes = self.names.at(seen)
             for entry, size in pairs or ():
                 words = words_of((entry,)).keys()
-                value = value_of(entry, sizes) if words <= sizes.keys() else None
-                if value == size or words & self.growing:
-                    continue
-                why = f"`{entry}` is {value}, but the axis has size {size}"
-                if not words <= sizes.keys():
-                    if len(words - sizes.keys()) > 1 or "//" in entry or "*" not in entry:
-                        continue
-                    why = f"the axis has size {size}, but `{entry}` is never {size}"
-                outside = any(self.names.since.get(w) == AROUND for w in words)
-                other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
-                yield why, not outside and not other
+                if why := self.contradiction(entry, size, seen):
+                    outside = any(self.names.since.get(w) == AROUND for w in words)
+                    other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
+                    yield why, not outside and not other
+
+    def contradiction(self, entry: str, size: int, seen: Seen) -> str:
+        """Why an entry cannot be the size of an axis, or ""."""
+        words = words_of((entry,)).keys()
+        sizes = self.names.at(seen)
+        if words & self.growing and self.seen.index(seen) >= self.first_again:
+            return ""
+        if words <= sizes.keys():
+            value = value_of(entry, sizes)
+            if value == size:
+                return ""
+            return f"`{entry}` is {value}, but the axis has size {size}"
+        line = linear(tree_of(entry), sizes) if len(words - sizes.keys()) == 1 else None
+        if line is None or not line[0] or solve(entry, size, sizes):
+            return ""
+        return f"the axis has size {size}, but `{entry}` is never {size}"
 
 
 def check(source: str, trace: Trace) -> list[Finding]:
@@ -198,7 +222,8 @@ def observe(
         inherited, kin = made[call.owner] if call.owner is not None else ({}, {})
         code = {n: call.sizes[n] for n in words if n in call.sizes}
         around = {n: s for n, s in (inherited | call.config).items() if n in words}
-        run = Run(call, code, around, [call.parameters, call.attributes, call.config, kin])
+        groups = [call.parameters, call.attributes, call.config, kin]
+        run = Run(call, code, around, groups)
         observer = Observer(run)
         observer.note(parameters.get(call.symbol, ()), call.arguments, call.sizes, 0)
         for step in call.steps:
@@ -228,7 +253,7 @@ class Observer:
     def note(
         self, beside: Iterable[Claim], values: Sequence[Value], sizes: Sizes, line: int
     ) -> None:
-        """Record the values of the statement in a line, or, in line 0, the arguments."""
+        """Record the values of the statement in a line; in line 0, the arguments."""
         self.close(line)
         code = self.run.code
         now = {n: sizes[n] for n in code if sizes.get(n, code[n]) != code[n]}
@@ -304,9 +329,7 @@ def judge_one(
     return Finding(claim, "verified")
 
 
-def doubts(
-    claim: Claim, runs: list[Run], words: list[str]
-) -> tuple[str, Run] | None:
+def doubts(claim: Claim, runs: list[Run], words: list[str]) -> tuple[str, Run] | None:
     """Why a claim that nothing contradicts is not verified; None if it is.
 
     The sizes come from the other claims only: a name that occurs in this claim alone
@@ -317,37 +340,47 @@ def doubts(
     if least := min(lacking, key=len):
         who = " or ".join(f"`{name}`" for name in sorted(least))
         return f"no other comment or variable defines {who}", runs[0]
-    if not words_of(claim.axes) and not any(map(str.isdecimal, claim.axes)):
-        if claim.axes:
-            return "it fits every tensor", runs[0]
-
-    def right(axes: Axes) -> list[tuple[Run, Names, bool]]:
-        """The calls in which all names are known, and whether the axes fit there."""
-        needed = words_of(axes).keys()
-        new = needed - words_of(claim.axes).keys()
-        return [
-            (run, names, all(fits(axes, s.shape, names.at(s)) for s in run.of(claim) if not s.again))
-            for run, names in rests
-            if needed <= names.sizes.keys()
-            and not any(names.since[name] == AROUND for name in new)
-        ]
-
-    for run, names, fit in right(claim.axes):
-        if not fit:
-            for entry, size in pair(claim.axes, run.of(claim)[0].shape) or ():
-                value = value_of(entry, names.sizes)
+    if claim.axes and {*claim.axes} <= {"...", ANY}:
+        return "it fits every tensor", runs[0]
+    for run, names in able(claim.axes, claim, rests):
+        for seen in () if right(claim.axes, claim, run, names) else run.of(claim):
+            for entry, size in pair(claim.axes, seen.shape) or ():
+                value = value_of(entry, names.at(seen))
                 if value != size:
                     return f"elsewhere `{entry}` is {value}, here {size}", run
     for old, new in coincident(claim, rests):
         return f"no example distinguishes `{old}` from `{new}`", runs[0]
     for old, new, axes in alternatives(claim.axes, words):
-        able = right(axes)
-        if able and all(fit for *_, fit in able):
-            run, names, _ = able[0]
+        known = able(axes, claim, rests)
+        if known and all(right(axes, claim, run, names) for run, names in known):
+            run, names = known[0]
             values = [str(value_of(entry, names.sizes)) for entry in (old, new)]
             both = f" (both {values[0]})" if values[0] == values[1] else ""
             return f"no example distinguishes `{old}` from `{new}`{both}", run
     return None
+
+
+def able(
+    axes: Axes, claim: Claim, rests: list[tuple[Run, Names]]
+) -> list[tuple[Run, Names]]:
+    """The calls in which the names of some axes are known."""
+    needed = words_of(axes).keys()
+    new = needed - words_of(claim.axes).keys()
+    return [
+        (run, names)
+        for run, names in rests
+        if needed <= names.sizes.keys()
+        and not any(names.since[name] == AROUND for name in new)
+    ]
+
+
+def right(axes: Axes, claim: Claim, run: Run, names: Names) -> bool:
+    """Whether axes fit all values that a claim describes in a call."""
+    return all(
+        fits(axes, seen.shape, names.at(seen))
+        for seen in run.of(claim)
+        if not seen.again
+    )
 
 
 def coincident(

@@ -91,9 +91,10 @@ class Trace:
 def trace(path: Path, *, limit: int = 2048, calls: Sequence[str] = ()) -> Trace:
     """Run the doctest examples of `path` in this process and record each call.
 
-    `calls` are statements to run instead, such as `Attention(512, 8)(x)`. Tensors of at most `limit` elements are recorded with their values. Set random seeds
-    before the call. Raises `TraceError` if an example raises an unexpected exception;
-    its output is not compared.
+    `calls` are statements to run instead, such as `Attention(512, 8)(x)`. Tensors of at
+    most `limit` elements are recorded with their values. Set random seeds before the
+    call. Raises `TraceError` if an example raises an unexpected exception; its output
+    is not compared.
     """
     with imported(path) as module:
         recorder = Recorder(path, module, limit)

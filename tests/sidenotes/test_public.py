@@ -121,7 +121,7 @@ def test_every_claim_holds(name: str) -> None:
     # One a bracket, and none that has got lost.
     assert len(found) == sum(note.count("[") for note in said)
     assert {claim.symbol for claim in found} == notes.keys()
-    assert [f.message for f in judge(found, record) if f.verdict != "ok"] == []
+    assert [f.message for f in judge(found, record) if f.verdict != "verified"] == []
 
 
 def altered(axes: Axes, names: set[str]) -> Iterator[Axes]:
@@ -155,7 +155,7 @@ def test_every_altered_claim_is_found(name: str) -> None:
             changed = replace(claim, axes=axes, text=text)
             around = [changed if other == claim else other for other in own]
             verdicts = {f.verdict for f in judge(around, Trace(record.path, calls))}
-            assert verdicts != {"ok"}, f"{claim.code}: {text} goes unnoticed"
+            assert verdicts != {"verified"}, f"{claim.code}: {text} goes unnoticed"
             count += 1
     assert count > 5 * len(found)
 
@@ -238,7 +238,7 @@ def test_sizes_that_coincide_are_weak_here_too() -> None:
     source = annotated("llama", source_of("llama"))
     assert source.count("(23, (5, ") == 2
     findings = judge(*traced("llama", source.replace("(23, (5, ", "(23, (6, ")))
-    assert {finding.verdict for finding in findings} == {"ok", "weak"}
+    assert {finding.verdict for finding in findings} == {"verified", "unverified"}
     expected = "no example distinguishes `batch` from `heads` (both 6)"
     assert [finding for finding in findings if expected in finding.message]
 
