@@ -222,8 +222,7 @@ def observe(
         inherited, kin = made[call.owner] if call.owner is not None else ({}, {})
         code = {n: call.sizes[n] for n in words if n in call.sizes}
         around = {n: s for n, s in (inherited | call.config).items() if n in words}
-        groups = [call.parameters, call.attributes, call.config, kin]
-        run = Run(call, code, around, groups)
+        run = Run(call, code, around, [call.parameters, call.config, kin])
         observer = Observer(run)
         observer.note(parameters.get(call.symbol, ()), call.arguments, call.sizes, 0)
         for step in call.steps:

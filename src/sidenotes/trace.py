@@ -74,7 +74,6 @@ class Call:
     arguments: list[Value] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)  # integers, by name, at its end
     parameters: dict[str, int] = field(default_factory=dict)  # those passed to it
-    attributes: dict[str, int] = field(default_factory=dict)  # those of `self`
     config: dict[str, int] = field(default_factory=dict)  # those of objects and dicts
     owner: int | None = None  # the number of the object that is its `self`
     raised: str | None = None
@@ -243,7 +242,6 @@ class Recorder:
         if how == "return":
             if not state.inner:
                 state.call.sizes = integers(frame)
-                state.call.attributes = attributes(frame)
                 state.call.config = configured(frame)
             self.frames.pop(id(frame), None)
 
@@ -280,13 +278,8 @@ def arguments(frame: FrameType) -> dict[str, Any]:
 
 def integers(frame: FrameType) -> dict[str, int]:
     """The integers that have names in the code: attributes of `self`, and locals."""
-    local = {n: value for n, value in frame.f_locals.items() if type(value) is int}
-    return attributes(frame) | local
-
-
-def attributes(frame: FrameType) -> dict[str, int]:
-    """The integers that are attributes of `self`."""
-    names = getattr(frame.f_locals.get("self"), "__dict__", {})
+    attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
+    names = {**attributes, **frame.f_locals}
     return {name: value for name, value in names.items() if type(value) is int}
 
 
