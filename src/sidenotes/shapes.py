@@ -128,7 +128,7 @@ class Run:
         }
 
     def without(self, silent: Claim | None) -> Names:
-        """The sizes of all names, from the claims other than one, and than wrong ones."""
+        """The sizes of all names, without one claim, and then without outvoted ones."""
         out = {silent} | self.outvoted if silent else set()
         names = Names(dict(self.code), dict.fromkeys(self.code, "in the code"))
         seen = [s for s in self.seen if s.claim not in out and not s.again]

@@ -560,7 +560,9 @@ class Float:
     __class_getitem__ = classmethod(lambda *_: None)
 
 
-def f(x: Float[int, "*batch n 2*d"], n: int) -> tuple[Float[int, "..."], Float[int, "d n"]]:
+def f(
+    x: Float[int, "*batch n 2*d"], n: int
+) -> tuple[Float[int, "..."], Float[int, "d n"]]:
     y: Float[int, "#b n d"] = x[..., 1::2]
     return y, y[0].T
 """
