@@ -265,8 +265,8 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # ## Limits
 #
 # - What one shape means beside a whole statement is a convention: a comment that speaks
-#   of something else may be read as the shape of the value. If nothing else uses its
-#   names, it is unverified.
+#   of something else can be mistaken for the shape of the value. If nothing else uses
+#   its names, it is unverified.
 # - Only lines that the examples execute are checked: this is a test, not a proof.
 # - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.

@@ -16,8 +16,7 @@ def corrected(source: str, trace: Trace) -> tuple[str, list[str]]:
     found = claims(source)
     lines = source.split("\n")
     changes = []
-    words = sorted({name for claim in found for name in words_of(claim.axes)})
-    runs, _ = observe(found, trace, words)
+    runs, _ = observe(found, trace)
     wrong = [f.claim for f in judge(found, trace) if f.verdict == "wrong"]
     # From the right, so that columns remain valid.
     for claim in sorted(wrong, key=lambda claim: -claim.column):

@@ -104,26 +104,27 @@ def claims_above(
 
     Above a function, they describe its parameters.
     """
-    number = claim.statement
-    node = next((node for node in statements if node.lineno == number), None)
-    known = variables(number, statements)
-    if node is None or not known:
-        return
-    if isinstance(node, FUNCTIONS):
-        claim = replace(claim, statement=0, until=0)
-    targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
-    line, text = comments[0].start[0], ""
+    node = next((n for n in statements if n.lineno == claim.statement), None)
+    found: list[tuple[Claim, list[Shape]]] = []
+    line, text = 0, ""
     for comment in comments:
         whole = not text
         line = comment.start[0] if whole else line
         text += comment.string if whole else comment.string.replace("#", " ", 1)
         # A bracket that is open at the end of a line goes on in the next.
         if sum(map(text.count, "([")) <= sum(map(text.count, ")]")):
-            if comment.start[1] == node.col_offset:
-                column = comment.start[1] if whole else -1
-                claim = replace(claim, line=line, code=text, column=column)
-                yield from distribute(claim, shapes_of(text), targets, known)
+            column = comment.start[1] if whole else -1
+            if node and comment.start[1] == node.col_offset:
+                if shapes := shapes_of(text):
+                    made = replace(claim, line=line, code=text, column=column)
+                    found.append((made, shapes))
             text = ""
+    known = variables(claim.statement, statements) if found else set()
+    targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
+    for made, shapes in found if known else ():
+        if isinstance(node, FUNCTIONS):
+            made = replace(made, statement=0, until=0)
+        yield from distribute(made, shapes, targets, known)
 
 
 def distribute(

@@ -199,15 +199,26 @@ def check(source: str, trace: Trace) -> list[Finding]:
 
 def judge(found: list[Claim], trace: Trace) -> list[Finding]:
     """A finding for each claim, in order."""
-    words = sorted({name for claim in found for name in words_of(claim.axes)})
-    runs, reached = observe(found, trace, words)
-    return [judge_one(claim, runs, reached, words) for claim in found]
+    return list(judged(found, found, trace))
 
 
-def observe(
-    found: list[Claim], trace: Trace, words: Sequence[str]
-) -> tuple[list[Run], set[int]]:
+def judged(
+    some: Iterable[Claim], found: list[Claim], trace: Trace
+) -> Iterator[Finding]:
+    """Findings, one by one, for some of the claims of a source."""
+    words = names_in(found)
+    runs, reached = observe(found, trace)
+    return (judge_one(claim, runs, reached, words) for claim in some)
+
+
+def names_in(found: Iterable[Claim]) -> list[str]:
+    """All names that claims use."""
+    return sorted({name for claim in found for name in words_of(claim.axes)})
+
+
+def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
     """The observations of each call, and the lines that were executed."""
+    words = names_in(found)
     beside: dict[int, list[Claim]] = defaultdict(list)
     parameters: dict[str, list[Claim]] = defaultdict(list)
     for claim in found:
@@ -250,11 +261,12 @@ class Observer:
         self.open: dict[Claim, list[Value]] = {}  # candidates, for a whole paragraph
 
     def note(
-        self, beside: Iterable[Claim], values: Sequence[Value], sizes: Sizes, line: int
+        self, beside: Sequence[Claim], values: Sequence[Value], sizes: Sizes, line: int
     ) -> None:
         """Record the values of the statement in a line; in line 0, the arguments."""
-        self.close(line)
-        code = self.run.code
+        if self.open:
+            self.close(line)
+        code = self.run.code if beside else {}
         now = {n: sizes[n] for n in code if sizes.get(n, code[n]) != code[n]}
         for claim in beside:
             before = [self.latest[n] for n in claim.targets if n in self.latest]
