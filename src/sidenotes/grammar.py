@@ -24,7 +24,7 @@ ARRAYS |= {"Int64", "UInt8"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
     """A shape that a source states, and the value that it describes."""
 
