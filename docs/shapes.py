@@ -5,7 +5,8 @@
 # seq_len, d]`. Readers of a model look for these comments first, and they become wrong
 # unnoticed when the code changes. The command runs the doctest examples of the file,
 # traces every line, and compares the shapes of the computed values with the comments.
-# The file is not modified, and need not import anything.
+# The file need not import anything, and need not be written for this: the notations that
+# people use are understood, and a comment fails only if it is wrong.
 #
 # This works for all values with a `.shape`, as in PyTorch and NumPy. On this site, a
 # tick beside a comment, as on the page of [the core](source/mha.md), means that the
@@ -68,7 +69,7 @@ def verdicts(source):
         findings = check(path.read_text(encoding="utf-8"), trace(path))
     for finding in findings:
         claim = finding.claim
-        print(finding.message or f"line {claim.line}: {claim.text} is ok")
+        print(finding.message or f"line {claim.line}: {claim.text} is verified")
     return [finding.verdict for finding in findings]
 
 
@@ -96,41 +97,53 @@ assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
 # runs one of them. For a folder, all files in it are tested. Without the flag, `pytest`
 # is unchanged.
 #
-# ## Syntax of a shape comment
+# | option | effect |
+# |---|---|
+# | `--shapes-call "Attention(512, 8)(torch.randn(2, 5, 512))"` | runs this code instead of the examples, for a file that has none; it sees the names of the file and `torch`, and may be repeated |
+# | `--shapes-strict` | a comment that cannot be verified fails, too |
+# | `--shapes-fix` | replaces wrong comments in the file by true ones |
 #
-# A shape comment is at the end of a line of code and begins with a bracket. It states
-# the shape of the value that the statement assigns, returns or yields. If the statement
-# spans several lines, write it at the end of the first or the last one. Beside a
-# parameter on a line of its own, it states the shape of the argument. All other
-# comments are ignored.
+# ## Notations
+#
+# A shape comment at the end of a line of code states the shape of the value that the
+# statement assigns, returns or yields. If the statement spans several lines, write it at
+# the end of the first or the last one. Beside a parameter on a line of its own, it states
+# the shape of the argument. On a line of its own, it states the shape of the value that
+# the code below computes, up to the next blank line, or of the variables that it names.
 #
 # | comment | meaning |
 # |---|---|
-# | `# [q_len, k_len]` | two axes, each with a name |
-# | `# [3, d]` | an axis of size 3 |
-# | `# [..., heads * d_k]` | any number of axes, then one of that size; `+ - * //` |
-# | `# [batch_size, ..., d]` | `...` may be anywhere, once |
+# | `# [q_len, k_len]`, `# (q_len, k_len)`, `# q_len x k_len` | two axes, each with a name |
+# | `# b h n d`, `# B, T, C`, `# b n (h d)` | short names need no brackets; `(h d)` is a product |
+# | `# [3, d]`, `# (3 heads, d)` | an axis of size 3 |
+# | `# [..., heads * d_k]`, `# (B, 2C, H/2)` | any number of axes, then one of that size; expressions with `+ - * /` |
+# | `# [batch_size, ..., d]`, `# (B, _, d')` | `...` is any number of axes, once; `_`, `?`, `*` or `-1` is one axis of any size |
 # | `# []` | a scalar |
 # | `# [n, d], [n]` | two values: the first is `[n, d]`, the second `[n]` |
-# | `# [n, d]; rows sum to 1` | the text after a semicolon is a remark |
+# | `# x: (n, d)`, `# Shape: (n, d)`, `# of shape (n, d)` | the shape of the variable `x`, or of the value |
+# | `# (n, d) x (d, m) -> (n, m)` | the shape behind the arrow |
+# | `# [n, d]; rows sum to 1`, `# [n, d] as float32` | text after the shape is a remark |
 # | `# [n, d]  # type: ignore` | a pragma may be before or after the shape |
-# | `# (n, d)` or `# the shape is [n, d]` | an ordinary comment: not checked |
-# | `# [n, d] -> [d, n]` | a syntax error: the test fails |
+# | `x: Float[Tensor, "*batch n d"]` | a jaxtyping annotation of a parameter, a variable or a result |
 #
-# One bracket on a line that assigns several tensors states the shape of each of them.
+# One shape on a line that assigns several tensors states the shape of each of them. All
+# other comments are ignored, such as `# [1] see the paper`.
 #
 # ## Names of sizes
 #
 # **Within one call, a name means one size.** If the code has an integer of that name (a
 # parameter, a variable, or an attribute of `self`), this integer is the size. Otherwise
-# the first comment that uses the name defines its size, and the others must agree. In
-# another call, the same name may mean another size.
+# the name has the size that most comments of the call give it. If no other comment of the
+# call uses it, the comments and arguments of `__init__` count, and the integers of a
+# configuration such as `config.n_embd` or `cfg["n_embd"]`. In another call, the same name
+# may mean another size. A name that grows in a loop, as in `# [batch_size, n + 1]` beside
+# a concatenation, has a new size in each iteration.
 #
-# ## The four results of a test
+# ## The three results of a test
 #
-# **ok**: the comment was right in every call that reached it, and a different comment
-# would have been wrong. Here `heads` and `d_k` are variables of the code, and each of
-# the two comments confirms the size of `seq_len` in the other:
+# **verified**: the comment was right in every call that reached it, and a different
+# comment would have been wrong. Here `heads` and `d_k` are variables of the code, and
+# each of the two comments confirms the size of `seq_len` in the other:
 
 # %% hide="true"
 OK = f'''
@@ -145,11 +158,11 @@ def split(x, heads):
 show(OK)
 
 # %% hide="true"
-assert verdicts(OK) == ["ok", "ok"]
+assert verdicts(OK) == ["verified", "verified"]
 
 # %% [markdown]
-# **wrong**: in some call, the value had another shape. Here the `-1` is on the wrong
-# axis:
+# **wrong**: in some call, the value had another shape than the code and the other
+# comments say. Only this fails by default. Here the `-1` is on the wrong axis:
 
 # %% hide="true"
 WRONG = OK.replace("-1, heads, d_k)", "heads, -1, d_k)")
@@ -157,11 +170,15 @@ assert WRONG != OK
 show(WRONG)
 
 # %% hide="true"
-assert verdicts(WRONG) == ["ok", "wrong"]
+assert verdicts(WRONG) == ["unverified", "wrong"]
 
 # %% [markdown]
-# **weak**: the comment was right, but a different one would have been right, too,
-# because two sizes are equal in all examples. Add an example with other sizes:
+# **unverified**: nothing contradicts the comment, but nothing confirms it, either. pytest
+# lists these comments with their reasons, and counts them as `unverified`; with
+# `--shapes-strict` they fail. There are several reasons:
+#
+# A different comment would have been right, too, because two sizes are equal in all
+# examples. Add an example with other sizes:
 
 # %% hide="true"
 WEAK = f'''
@@ -175,11 +192,12 @@ def scores(query, key):
 show(WEAK)
 
 # %% hide="true"
-assert verdicts(WEAK) == ["weak"]
+assert verdicts(WEAK) == ["unverified"]
 
 # %% [markdown]
-# A comment is also weak if a name occurs in no other comment and in no variable,
-# because any other name would then be right as well:
+# A name occurs in no other comment and in no variable, so that any other name would be
+# right as well. In the example of a wrong comment, this holds for `seq_len` in the first comment,
+# because the only other comment is wrong. Here nothing defines `k_len`:
 
 # %% hide="true"
 ALONE = WEAK.replace("torch.randn(3, 5), ", "torch.randn(2, 5), ").replace(
@@ -188,11 +206,10 @@ ALONE = WEAK.replace("torch.randn(3, 5), ", "torch.randn(2, 5), ").replace(
 show(ALONE)
 
 # %% hide="true"
-assert verdicts(ALONE) == ["weak"]
+assert verdicts(ALONE) == ["unverified"]
 
 # %% [markdown]
-# **unreached**: no example executes the line. A comment that was not checked fails; it
-# does not pass silently:
+# No example executes the line:
 
 # %% hide="true"
 UNREACHED = f'''
@@ -208,7 +225,28 @@ def center(x, rows=False):
 show(UNREACHED)
 
 # %% hide="true"
-assert verdicts(UNREACHED) == ["unreached", "ok"]
+assert verdicts(UNREACHED) == ["unverified", "verified"]
+
+# %% [markdown]
+# The remaining reasons: the line computes no tensor; an entry is not understood; a number
+# above 4 differs, which may be that of another configuration, as in `(B, 3, 224, 224)`;
+# or a comment on a line of its own may describe another value.
+#
+# ## Correct wrong comments
+#
+# `pytest --shapes --shapes-fix my_model.py` replaces each wrong comment by the true
+# shape, in the notation of the comment. It uses names of the call, products of two names,
+# or the number if it is the same in all calls. The comment of the quick start becomes:
+
+# %% hide="true"
+from sidenotes.fix import corrected
+
+with TemporaryDirectory() as folder:
+    path = Path(folder) / "my_model.py"
+    path.write_text(MODEL.lstrip(), encoding="utf-8")
+    _, changes = corrected(MODEL.lstrip(), trace(path))
+print(*changes, sep="\n")
+assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 
 # %% [markdown]
 # ## How to choose sizes
@@ -217,15 +255,18 @@ assert verdicts(UNREACHED) == ["unreached", "ok"]
 # be confused, and a product such as `heads * d_k` equals no other product. Use size 1
 # for broadcast axes only: a batch of one cannot be distinguished from such an axis.
 #
-# Not every example must be like that. A comment is ok if every possible mistake in it
+# Not every example must be like that. A comment is verified if every possible mistake in it
 # (two entries swapped, one renamed, an operator changed) would be wrong in at least one
 # call. The tests of this project change every comment of every module in all these
-# ways, and require that the check fails each time. They also find lines without a
+# ways, and require that it is not verified each time. They also find lines without a
 # comment that compute a tensor of a new shape, which none of the tensors named in the
 # line has.
 #
 # ## Limits
 #
+# - What one shape means beside a whole statement is a convention: a comment that speaks
+#   of something else can be mistaken for the shape of the value. If nothing else uses
+#   its names, it is unverified.
 # - Only lines that the examples execute are checked: this is a test, not a proof.
 # - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.

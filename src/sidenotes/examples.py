@@ -4,7 +4,7 @@ import ast
 import doctest
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -90,6 +90,20 @@ def run(name: str, path: Path) -> ModuleType:
     code = compile(read(path), str(path), "exec", dont_inherit=True)
     exec(code, module.__dict__)
     return module
+
+
+def run_calls(
+    module: ModuleType, calls: Sequence[str], begin: Callable[[int], None]
+) -> None:
+    """Run statements in a copy of a module's names; `torch` is known if imported."""
+    names = {"torch": sys.modules.get("torch"), **vars(module)}
+    for number, call in enumerate(calls):
+        begin(number)
+        try:
+            exec(call, names)
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise TraceError(f"{module.__file__}:1: `{call}` raises {what}") from error
 
 
 class Examples(doctest.DocTestRunner):

@@ -1,8 +1,9 @@
-"""Parse shape comments, and evaluate their entries.
+"""Find the shape comments of a source, and evaluate their entries.
 
-`# [q_len, k_len]` at the end of a line of code states the shape of the value that the
-line assigns or returns: a *claim*. Comments that do not begin with a bracket are
-ignored.
+A comment at the end of a line of code states the shape of the value that the line
+assigns or returns, or of the parameter on that line: a *claim*. A comment on a line of
+its own states it of the statement below, or of the variables that it names. Jaxtyping
+annotations, such as `x: Float[Tensor, "batch d"]`, are claims, too.
 """
 
 import ast
@@ -13,25 +14,33 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from sidenotes.notations import ANY, OPERATORS, Axes, Shape, entry_of, shapes_of
 from sidenotes.split import scope_of_lines
 
-Axes = tuple[str, ...]
+# The types of jaxtyping that take a shape.
+ARRAYS = {"Bool", "Complex", "Float", "Inexact", "Int", "Integer", "Num", "Real"}
+ARRAYS |= {"Shaped", "UInt", "BFloat16", "Float16", "Float32", "Float64", "Int32"}
+ARRAYS |= {"Int64", "UInt8"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Claim:
-    """One bracket of a shape comment, and the value that it describes."""
+    """A shape that a source states, and the value that it describes."""
 
     line: int  # of the comment
     text: str  # "[q_len, k_len]"
     axes: Axes  # ("q_len", "k_len")
-    code: str  # the line that it ends
+    code: str  # the line that it ends; the comment itself, if on a line of its own
     symbol: str = ""  # dotted name of the function around it
     statement: int = 0  # first line of its statement; 0 for a parameter
     targets: Axes = ()  # the names that the statement assigns, or the parameter
     problem: str = ""  # the reason why it cannot be checked, if any
+    column: int = -1  # where its text begins in the line; -1 if it spans several
+    at_end: bool = True  # of a line of code
+    until: int = 0  # the last line of the code that it describes, if several
+    earlier: bool = False  # whether it may describe the value before the statement
+    guessed: bool = False  # whether it may describe another value
 
 
 def claims(source: str) -> list[Claim]:
@@ -45,90 +54,188 @@ def claims(source: str) -> list[Claim]:
     lines = source.split("\n")
     scopes = scope_of_lines(tree, len(lines))
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
-    found = []
+    found = [*annotations(statements, lines)]
+    above: list[tokenize.TokenInfo] = []  # comments on lines of their own
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            number, column = token.start
-            code = lines[number - 1]
-            text = claimed(token.string) if code[:column].strip() else ""
-            if text:
-                claim = Claim(number, text, (), code.strip(), scopes[number])
-                found += brackets(claim, statements)
-    return found
-
-
-def claimed(comment: str) -> str:
-    """The part of a comment that states a shape, or "".
-
-    A pragma may come before or after it, and a remark after a semicolon.
-
-    >>> claimed("# type: ignore  # [batch_size, d]; a view")
-    '[batch_size, d]'
-    """
-    parts = (part.strip() for part in comment.split("#"))
-    text = next((part for part in parts if part.startswith("[")), "")
-    return text.partition(";")[0].strip()
-
-
-def brackets(claim: Claim, statements: list[ast.stmt]) -> list[Claim]:
-    """A claim for each bracket of a comment, or one with the problem of the comment."""
-    try:
-        found = parse(claim.text)
-        statement, targets = subject(claim.line, statements)
-        if len(targets) == 1 < len(found):
-            # Whether the value is a tuple is known only when the line runs.
-            targets = tuple(f"{targets[0]}[{n}]" for n in range(len(found)))
-        if len(found) not in (1, len(targets)):
-            raise ValueError(f"{len(found)} brackets, but {len(targets)} values")
-    except ValueError as error:
-        return [replace(claim, problem=str(error))]
-    # A single bracket describes all assigned values; several describe one value each.
-    each = [targets] if len(found) == 1 else [(name,) for name in targets]
-    claim = replace(claim, statement=statement)
-    return [
-        replace(claim, text=f"[{', '.join(axes)}]", axes=axes, targets=names)
-        for axes, names in zip(found, each, strict=True)
-    ]
-
-
-def parse(text: str) -> list[Axes]:
-    """The brackets of a comment; entries are normalized by `ast.unparse`.
-
-    >>> parse("[..., heads*d_k], [3]")
-    [('...', 'heads * d_k'), ('3',)]
-    """
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except SyntaxError:
-        raise ValueError(
-            f"`{text}` is not a list of axes in brackets, such as [n, d]"
-        ) from None
-    found = []
-    for bracket in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
-        if not isinstance(bracket, ast.List):
-            raise ValueError(
-                f"`{ast.unparse(bracket)}` is not a list of axes in brackets"
-            )
-        for entry in bracket.elts:
-            dots = isinstance(entry, ast.Constant) and entry.value is ...
-            if not dots and not is_size(entry):
-                what = "a name, an integer, `...`, or an expression with + - * //"
-                raise ValueError(f"`{ast.unparse(entry)}` is not {what}")
-        axes = tuple(ast.unparse(entry) for entry in bracket.elts)
-        if axes.count("...") > 1:
-            raise ValueError("`...` may occur only once in a bracket")
-        found.append(axes)
-    return found
-
-
-def is_size(node: ast.expr) -> bool:
-    """Whether an expression consists of names, integers and + - * //."""
-    if isinstance(node, ast.BinOp):
-        known = isinstance(node.op, OPERATORS)
-        return known and is_size(node.left) and is_size(node.right)
-    return isinstance(node, ast.Name) or (
-        isinstance(node, ast.Constant) and type(node.value) is int
+        number, column = token.start
+        if token.type in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
+            continue
+        if token.type != tokenize.COMMENT:
+            if above:
+                claim = Claim(0, "", (), "", scopes[number], number, at_end=False)
+                claim = replace(claim, until=end_of_paragraph(number, lines))
+                found += claims_above(above, claim, statements)
+            above = []
+        elif not token.line[:column].strip():
+            above.append(token)
+        elif shapes := shapes_of(token.string):
+            claim = Claim(number, "", (), token.line.strip(), column=column)
+            found += claims_beside(claim, shapes, statements)
+    return sorted(
+        (replace(c, symbol=c.symbol or scopes[c.line]) for c in found),
+        key=lambda claim: (claim.line, claim.column),
     )
+
+
+def claims_beside(
+    claim: Claim, shapes: list[Shape], statements: list[ast.stmt]
+) -> Iterator[Claim]:
+    """The claims of a comment at the end of a line of code."""
+    try:
+        statement, targets = subject(claim.line, statements)
+    except ValueError as error:
+        yield replace(claim, text=shapes[0].text, problem=str(error))
+        return
+    claim = replace(claim, statement=statement)
+    yield from distribute(claim, shapes, targets, variables(claim.line, statements))
+
+
+def end_of_paragraph(number: int, lines: list[str]) -> int:
+    """The last line of code before a blank line, or before a comment of its own."""
+    while number < len(lines) and lines[number].strip()[:1] not in ("", "#"):
+        number += 1
+    return number
+
+
+def claims_above(
+    comments: list[tokenize.TokenInfo], claim: Claim, statements: list[ast.stmt]
+) -> Iterator[Claim]:
+    """The claims of comments on lines of their own, about the code below them.
+
+    Above a function, they describe its parameters.
+    """
+    node = next((n for n in statements if n.lineno == claim.statement), None)
+    found: list[tuple[Claim, list[Shape]]] = []
+    line, text = 0, ""
+    for comment in comments:
+        whole = not text
+        line = comment.start[0] if whole else line
+        text += comment.string if whole else comment.string.replace("#", " ", 1)
+        # A bracket that is open at the end of a line goes on in the next.
+        if sum(map(text.count, "([")) <= sum(map(text.count, ")]")):
+            column = comment.start[1] if whole else -1
+            if node and comment.start[1] == node.col_offset:
+                if shapes := shapes_of(text):
+                    made = replace(claim, line=line, code=text, column=column)
+                    found.append((made, shapes))
+            text = ""
+    known = variables(claim.statement, statements) if found else set()
+    targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
+    for made, shapes in found if known else ():
+        if isinstance(node, FUNCTIONS):
+            made = replace(made, statement=0, until=0)
+        yield from distribute(made, shapes, targets, known)
+
+
+def distribute(
+    claim: Claim, shapes: list[Shape], targets: Axes, known: set[str]
+) -> Iterator[Claim]:
+    """A claim for each shape of a comment: about what it names, or the targets."""
+    values = targets
+    if len(targets) == 1 < len(shapes):
+        # Whether the value is a tuple is known only when the line runs.
+        values = tuple(f"{targets[0]}[{n}]" for n in range(len(shapes)))
+    for n, shape in enumerate(shapes):
+        place = claim.column + shape.start if claim.column >= 0 else -1
+        made = replace(
+            claim, text=shape.text, axes=shape.axes, column=place, problem=shape.problem
+        )
+        made = replace(made, earlier=not claim.at_end and not shape.result)
+        about = shape.about if known.issuperset(shape.about) else shape.about[-1:]
+        if about and known.issuperset(about):
+            now = tuple(name for name in about if name in targets)
+            guessed = not now and not claim.at_end
+            yield replace(
+                made,
+                targets=now or about,
+                earlier=made.earlier or not now,
+                guessed=guessed,
+            )
+        elif not targets or not (shape.axes or claim.at_end or shape.problem):
+            continue  # nothing to describe, or an empty list in code that is disabled
+        elif len(shapes) not in (1, len(values)):
+            problem = f"{len(shapes)} shapes, but {len(values)} values"
+            yield replace(made, problem=problem)
+            return
+        else:
+            # A single shape describes all assigned values; several, one value each.
+            mine = values if len(shapes) == 1 else values[n : n + 1]
+            guessed = bool(shape.about) and not claim.at_end
+            yield replace(made, targets=mine, guessed=guessed)
+
+
+def variables(number: int, statements: list[ast.stmt]) -> set[str]:
+    """The variables of the functions around a line."""
+    found = set()
+    for node in statements:
+        if isinstance(node, FUNCTIONS) and node.lineno <= number <= last_line(node):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.arg):
+                    found.add(inner.arg)
+                if isinstance(inner, ast.Name | ast.Attribute):
+                    if isinstance(inner.ctx, ast.Store):
+                        found.add(ast.unparse(inner))
+    return found
+
+
+def last_line(node: ast.stmt) -> int:
+    """The last line of a statement."""
+    return node.end_lineno or node.lineno
+
+
+def annotations(statements: list[ast.stmt], lines: list[str]) -> Iterator[Claim]:
+    """The claims of jaxtyping annotations: of parameters, variables and results."""
+    for node in statements:
+        if isinstance(node, ast.AnnAssign):
+            targets = tuple(assigned(node))
+            yield from annotation(node.annotation, lines, node.lineno, targets)
+        elif isinstance(node, FUNCTIONS):
+            for arg in ast.walk(node.args):
+                if isinstance(arg, ast.arg):
+                    yield from annotation(arg.annotation, lines, 0, (arg.arg,))
+            for inner in own_returns(node):
+                for n, part in enumerate(parts_of(node.returns)):
+                    tuple_of = part is not node.returns
+                    targets = (f"return[{n}]" if tuple_of else "return",)
+                    yield from annotation(part, lines, inner.lineno, targets)
+
+
+def own_returns(node: ast.AST) -> Iterator[ast.Return]:
+    """The `return` statements of a function, without those of functions inside it."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Return):
+            yield inner
+        elif not isinstance(inner, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+            yield from own_returns(inner)
+
+
+def parts_of(node: ast.expr | None) -> list[ast.expr]:
+    """The annotations in `tuple[…, …]`, or the annotation itself."""
+    match node:
+        case ast.Subscript(value=ast.Name("tuple" | "Tuple"), slice=ast.Tuple(elts)):
+            return elts
+    return [node] if node else []
+
+
+def annotation(
+    node: ast.expr | None, lines: list[str], statement: int, targets: Axes
+) -> Iterator[Claim]:
+    """The claim of an annotation such as `Float[Tensor, "*batch n 2*d"]`."""
+    match node:
+        case ast.Subscript(
+            value=kind, slice=ast.Tuple([_, ast.Constant(str(text)) as string])
+        ) if ast.unparse(kind).split(".")[-1] in ARRAYS:
+            code = lines[string.lineno - 1].strip()
+            claim = Claim(string.lineno, text, (), code, "", statement, targets)
+            claim = replace(claim, at_end=False)
+            # `*batch` stands for any number of axes, and `#d` for `d` or 1.
+            special = {"*": "...", "#": ANY}
+            axes = [entry_of(special.get(word[0], word)) for word in text.split()]
+            known = tuple(entry for entry in axes if entry)
+            if len(known) < len(axes) or known.count("...") > 1:
+                yield replace(claim, problem=f"`{text}` is not a list of axes")
+            else:
+                yield replace(claim, axes=known)
 
 
 def subject(number: int, statements: list[ast.stmt]) -> tuple[int, Axes]:
@@ -137,17 +244,18 @@ def subject(number: int, statements: list[ast.stmt]) -> tuple[int, Axes]:
     around = []
     for node in statements:
         body = getattr(node, "body", None)
-        last = (body[0].lineno - 1 if body else node.end_lineno) or 0
+        last = body[0].lineno - 1 if body else last_line(node)
         if node.lineno <= number <= max(last, node.lineno):
             around.append((node.lineno, node.col_offset, last, node))
     if not around:
         raise ValueError("no statement ends here")
     first, _, last, node = max(around, key=lambda found: found[:2])
-    if not any(s.lineno <= first <= (s.end_lineno or 0) for s in functions):
+    if not any(s.lineno <= first <= last_line(s) for s in functions):
         raise ValueError("only code inside functions is traced")
     if isinstance(node, FUNCTIONS):
         parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
         here = [p.arg for p in parameters if p.lineno == number]
+        here = [name for name in here if name not in ("self", "cls")]
         if len(here) != 1:
             raise ValueError(
                 "put it beside a parameter on its own line, or beside the `return`"
@@ -201,7 +309,8 @@ def tree_of(entry: str) -> ast.expr:
 def words_of(axes: Axes) -> dict[str, None]:
     """The names in some entries, each once and in order."""
     nodes = (node for entry in axes for node in ast.walk(tree_of(entry)))
-    return dict.fromkeys(node.id for node in nodes if isinstance(node, ast.Name))
+    names = (node.id for node in nodes if isinstance(node, ast.Name))
+    return dict.fromkeys(name for name in names if name != ANY)
 
 
 def linear(node: ast.expr, sizes: dict[str, int]) -> tuple[int, int] | None:
@@ -231,7 +340,7 @@ def linear(node: ast.expr, sizes: dict[str, int]) -> tuple[int, int] | None:
 
 
 def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
-    """Each entry with its size, without `...`; None if their numbers differ.
+    """Each entry with its size, without `...` and `_`; None if their numbers differ.
 
     >>> pair(("q", "...", "d"), (2, 3, 5, 7))
     [('q', 2), ('d', 7)]
@@ -243,7 +352,10 @@ def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
             return None
         shape = shape[:before] + shape[len(shape) - after :]
         axes = axes[:before] + axes[before + 1 :]
-    return list(zip(axes, shape, strict=True)) if len(axes) == len(shape) else None
+    if len(axes) != len(shape):
+        return None
+    pairs = zip(axes, shape, strict=True)
+    return [(entry, size) for entry, size in pairs if entry != ANY]
 
 
 def fits(axes: Axes, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:
@@ -272,7 +384,7 @@ def alternatives(axes: Axes, words: Iterable[str]) -> Iterator[tuple[str, str, A
             swapped[i], swapped[j] = two, one
             yield one, two, tuple(swapped)
     for i, entry in enumerate(axes):
-        for node in rewrites(tree_of(entry), tuple(words)):
+        for node in rewrites(tree_of(entry), tuple(words)) if entry != ANY else ():
             other = ast.unparse(node)
             yield entry, other, (*axes[:i], other, *axes[i + 1 :])
 

@@ -15,16 +15,47 @@ import pytest
 if TYPE_CHECKING:
     from sidenotes.shapes import Finding
 
+UNREACHED = "no example executes"
+UNVERIFIED = "unverified"  # the name of the property of a report, and of its category
+REPORTS = pytest.StashKey[list[str]]()  # the corrections of `--shapes-fix`
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag; the files are the usual arguments of pytest."""
-    parser.getgroup("shapes", "shape comments").addoption(
+    """Add the flags; the files are the usual arguments of pytest."""
+    group = parser.getgroup("shapes", "shape comments")
+    group.addoption(
         "--shapes",
         action="store_true",
         help="test the shape comments, such as `# [batch_size, d]`, of the given .py "
         "files: run their doctest examples, and make each comment a test (no "
         "other tests are collected)",
     )
+    group.addoption(
+        "--shapes-strict",
+        action="store_true",
+        help="a shape comment that cannot be verified is an error, too",
+    )
+    group.addoption(
+        "--shapes-call",
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="run this instead of the doctest examples, with the names of the file and "
+        'torch: "Attention(512, 8)(torch.randn(2, 5, 512))"; may be repeated',
+    )
+    group.addoption(
+        "--shapes-fix",
+        action="store_true",
+        help="correct wrong shape comments in the files",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The other flags imply `--shapes`."""
+    given = ("shapes_strict", "shapes_call", "shapes_fix")
+    if any(config.getoption(name) for name in given):
+        config.option.shapes = True
+    config.stash[REPORTS] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,26 +88,45 @@ class ShapeFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         """One item per claim; warns if a file on the command line has none."""
-        from sidenotes.grammar import claims
-        from sidenotes.shapes import judge
-        from sidenotes.split import UNREADABLE, LiterateError, read
-        from sidenotes.trace import TraceError, trace
+        from sidenotes.split import UNREADABLE, LiterateError
+        from sidenotes.trace import TraceError
 
         try:
-            found = claims(read(self.path))
-            with as_written(self.config):
-                findings = judge(found, trace(self.path)) if found else []
+            findings = self.findings()
         except (LiterateError, TraceError) as error:
             raise self.CollectError(str(error)) from error
         except UNREADABLE as error:
             line = getattr(error, "lineno", None) or 1
             raise self.CollectError(f"{self.path}:{line}: {error}") from error
         if not findings and self.session.isinitpath(self.path):
-            reason = "no line of code ends with a shape comment, as `# [batch_size, d]`"
+            reason = "no line of code has a shape comment, as `# [batch_size, d]`"
             self.warn(pytest.PytestCollectionWarning(reason))
         for finding in findings:
             name = f"L{finding.claim.line} {finding.claim.text}"
             yield ShapeItem.from_parent(self, name=name, finding=finding)
+
+    def findings(self) -> "list[Finding]":
+        """The findings on all claims; with `--shapes-fix`, after the corrections."""
+        from sidenotes.fix import corrected
+        from sidenotes.grammar import claims
+        from sidenotes.shapes import judge
+        from sidenotes.split import read
+        from sidenotes.trace import trace
+
+        source = read(self.path)
+        found = claims(source)
+        if not found:
+            return []
+        calls = self.config.getoption("shapes_call")
+        with as_written(self.config):
+            traced = trace(self.path, calls=calls)
+        if self.config.getoption("shapes_fix"):
+            fixed, changes = corrected(source, traced)
+            if changes:
+                self.path.write_text(fixed, encoding="utf-8")
+                found = claims(fixed)
+            self.config.stash[REPORTS] += [f"{self.path.name}:{c}" for c in changes]
+        return judge(found, traced)
 
 
 class ShapeItem(pytest.Item):
@@ -88,10 +138,41 @@ class ShapeItem(pytest.Item):
 
     def runtest(self) -> None:
         """Pass, or report the claim and the observed shapes, without a traceback."""
-        if self.finding.verdict != "ok":
+        unverified = self.finding.verdict == "unverified"
+        if unverified and not self.config.getoption("shapes_strict"):
+            first = self.finding.message.partition("\n")[0]
+            self.user_properties.append((UNVERIFIED, f"{self.path.name}: {first}"))
+            pytest.skip(first)
+        if self.finding.verdict != "verified":
             pytest.fail(self.finding.message, pytrace=False)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         """The location of the comment."""
         title = f"{self.name} in {self.path.name}"
         return self.path, self.finding.claim.line - 1, title
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Count unverified comments as such, not as skipped tests."""
+    if report.skipped and UNVERIFIED in dict(report.user_properties):
+        return UNVERIFIED, "u", "UNVERIFIED"
+    return None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List the corrected comments, and the unverified ones with their reasons."""
+    config = terminalreporter.config
+    reports = terminalreporter.getreports(UNVERIFIED)
+    reasons = [str(dict(report.user_properties)[UNVERIFIED]) for report in reports]
+    for title, lines in (
+        ("corrected shape comments", config.stash[REPORTS]),
+        ("unverified shape comments", reasons),
+    ):
+        if lines:
+            terminalreporter.section(title)
+            for line in lines:
+                terminalreporter.write_line(line)
+    if any(UNREACHED in reason for reason in reasons):
+        terminalreporter.write_line(
+            "Lines are executed by doctest examples, or by --shapes-call CODE."
+        )

@@ -23,7 +23,8 @@ from typing import Any
 
 from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, prune, store
 from sidenotes.dependencies import dependencies
-from sidenotes.grammar import Axes, Claim, pair
+from sidenotes.grammar import Claim, pair
+from sidenotes.notations import Axes
 from sidenotes.shapes import check
 from sidenotes.split import UNREADABLE, LiterateError, is_within, named, read
 from sidenotes.trace import Call, Step, Trace, TraceError, Value, trace
@@ -157,7 +158,7 @@ def renumber(recorded: Json, number: Callable[[int], int]) -> Json:
 
     return {
         "checked": [number(line) for line in recorded["checked"]],
-        "weak": [number(line) for line in recorded["weak"]],
+        "unverified": [number(line) for line in recorded["unverified"]],
         "lines": {
             str(number(int(line))): seen | {"line": number(seen["line"])}
             for line, seen in recorded["lines"].items()
@@ -207,11 +208,12 @@ def record(source: str, run: Trace) -> Json:
     `calls` holds one call for each function; its values refer to `tensors`, flat lists
     of numbers with 4 significant digits. `lines` holds the shapes at the end of a line,
     and the first line of its statement. `checked` lists the lines with a shape comment
-    that is ok, and `weak` those with a weak one.
+    that is verified, and `unverified` those with another that is not wrong. Comments on
+    lines of their own are notes of the page.
     """
-    findings = check(source, run)
-    checked = [f.claim for f in findings if f.verdict == "ok"]
-    weak = [f.claim for f in findings if f.verdict == "weak"]
+    findings = [f for f in check(source, run) if f.claim.at_end]
+    checked = [f.claim for f in findings if f.verdict == "verified"]
+    unverified = [f.claim for f in findings if f.verdict == "unverified"]
     best: dict[str, tuple[tuple[int, ...], Call]] = {}
     for call in run.calls:
         score = informativeness(call, bindings(call, checked))
@@ -235,7 +237,7 @@ def record(source: str, run: Trace) -> Json:
             ]
             steps.append({"line": step.line, "last": step.last_line, "values": values})
             if values:
-                near = claims_at([*checked, *weak], call, step)
+                near = claims_at([*checked, *unverified], call, step)
                 where = near[0].line if near else step.last_line
                 lines[where] = {"line": step.line, "text": shapes_as_text(values)}
         arguments = [
@@ -248,7 +250,7 @@ def record(source: str, run: Trace) -> Json:
     code = 2 * weight("\n".join(code_lines(source).values()))
     return {
         "checked": sorted({claim.line for claim in checked}),
-        "weak": sorted({claim.line for claim in weak}),
+        "unverified": sorted({claim.line for claim in unverified}),
         "lines": {str(n): lines[n] for n in sorted(lines)},
         "calls": calls,
         "tensors": within_budget(tensors, BUDGET - code - weight(json.dumps(calls))),

@@ -169,7 +169,7 @@ def shape_column(recorded: dict[str, Any] | None) -> dict[int, dict[str, Any]]:
     if not recorded:
         return {}
     shapes = {int(number): seen for number, seen in recorded["lines"].items()}
-    for verdict in ("checked", "weak"):
+    for verdict in ("checked", "unverified"):
         for number in recorded[verdict]:
             shapes[number] = {"claim": verdict, **shapes.get(number, {})}
     return shapes
@@ -191,7 +191,7 @@ def line(number: int, html: str, shape: dict[str, Any] | None = None) -> str:
 
     A shape comment is moved into the column of shapes. It remains part of the line, so
     that copying the line includes it; a recorded shape is not copied. The `#` of a
-    comment becomes a tick if the comment is ok.
+    comment becomes a tick if the comment is verified.
     """
     link = f'href="#L{number}" data-n="{number}" tabindex="-1" aria-hidden="true"'
     beside = ""

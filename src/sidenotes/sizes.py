@@ -7,14 +7,16 @@ that are computed from them, and the totals to show:
     where: {d_model: heads * d_k}
     totals: {parameters of one map: (d_model + 1) * d_model}
 
-Expressions have the syntax of shape comments. Without a script, the panel shows the
-totals for the initial sizes.
+Expressions consist of names, integers and + - * //. Without a script, the panel shows
+the totals for the initial sizes.
 """
 
+import ast
 from html import escape
 from typing import Any
 
-from sidenotes.grammar import parse, value_of, words_of
+from sidenotes.grammar import value_of, words_of
+from sidenotes.notations import is_size
 from sidenotes.split import LiterateError
 
 KEYS = {"sliders", "where", "totals"}
@@ -58,16 +60,15 @@ def panel(sizes: dict[str, Any]) -> str:
 def work_out(formula: str, sizes: dict[str, int]) -> int:
     """The value of a formula; `sizes` must define all of its names."""
     try:
-        entries = [entry for axes in parse(f"[{formula}]") for entry in axes]
-    except ValueError as error:
-        raise LiterateError(f"the size `{formula}`: {error}") from None
-    if len(entries) != 1 or entries[0] == "...":
-        raise LiterateError(f"the size `{formula}`: give one expression of names")
-    (entry,) = entries
-    if unknown := words_of((entry,)).keys() - sizes.keys():
+        tree = ast.parse(formula, mode="eval").body
+    except SyntaxError:
+        tree = None
+    if tree is None or not is_size(tree):
+        raise LiterateError(f"`{formula}` is not an expression of names with + - * //")
+    if unknown := words_of((formula,)).keys() - sizes.keys():
         known = ", ".join(sizes)
         raise LiterateError(f"`{formula}` names {', '.join(unknown)}, not of {known}")
-    value = value_of(entry, sizes)
+    value = value_of(formula, sizes)
     if value is None:
         raise LiterateError(f"`{formula}` has no value at {sizes}")
     return value

@@ -9,6 +9,7 @@ integers is recorded as a tensor.
 import ast
 import math
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from sidenotes.bytecode import (
     codes_of,
     plan_of,
 )
-from sidenotes.examples import Examples, TraceError, imported
+from sidenotes.examples import Examples, TraceError, imported, run_calls
 from sidenotes.split import read
 from sidenotes.watch import tracing
 
@@ -58,6 +59,7 @@ class Step:
     line: int
     last_line: int
     values: list[Value] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)  # integers after it, by name
 
 
 @dataclass
@@ -71,6 +73,9 @@ class Call:
     steps: list[Step] = field(default_factory=list)
     arguments: list[Value] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)  # integers, by name, at its end
+    parameters: dict[str, int] = field(default_factory=dict)  # those passed to it
+    config: dict[str, int] = field(default_factory=dict)  # those of objects and dicts
+    owner: int | None = None  # the number of the object that is its `self`
     raised: str | None = None
 
 
@@ -82,18 +87,22 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
 
 
-def trace(path: Path, *, limit: int = 2048) -> Trace:
+def trace(path: Path, *, limit: int = 2048, calls: Sequence[str] = ()) -> Trace:
     """Run the doctest examples of `path` in this process and record each call.
 
-    Tensors of at most `limit` elements are recorded with their values. Set random seeds
-    before the call. Raises `TraceError` if an example raises an unexpected exception;
-    its output is not compared.
+    `calls` are statements to run instead, such as `Attention(512, 8)(x)`. Tensors of at
+    most `limit` elements are recorded with their values. Set random seeds before the
+    call. Raises `TraceError` if an example raises an unexpected exception; its output
+    is not compared.
     """
     with imported(path) as module:
         recorder = Recorder(path, module, limit)
         examples = Examples(module, recorder.begin)
         with tracing(recorder):
-            examples.run_all()
+            if calls:
+                run_calls(module, calls, recorder.begin)
+            else:
+                examples.run_all()
     if recorder.stale:
         reason = "was edited after its import; trace it in a fresh process"
         raise TraceError(f"{path}:{recorder.stale}: {reason}")
@@ -129,6 +138,7 @@ class Recorder:
         self.known = codes_of(tree, str(path))
         self.plans: dict[int, Plan] = {}
         self.frames: dict[int, Activation] = {}
+        self.owners: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.example = 0
         self.stale = 0
 
@@ -179,9 +189,12 @@ class Recorder:
             line = self.source_map.definitions.get((code.co_firstlineno, code.co_name))
             symbol = code.co_qualname.replace(".<locals>", "")
             call = Call(symbol, line or code.co_firstlineno, self.example, parent)
+            call.owner = self.number_of(frame.f_locals.get("self"))
             state = Activation(plan, call, len(self.trace.calls), [], False)
             self.trace.calls.append(call)
             for name, value in arguments(frame).items():
+                if type(value) is int:
+                    call.parameters[name] = value
                 self.record(state, call.arguments, name, value)
         elif outer:
             state = Activation(plan, outer.call, outer.number, outer.memory, True)
@@ -191,12 +204,25 @@ class Recorder:
         self.frames[id(frame)] = state
         return state
 
+    def number_of(self, owner: Any) -> int | None:
+        """A number for an object, the same as long as it is alive."""
+        reference, number = self.owners.get(id(owner), (None, -1))
+        if reference is None or reference() is not owner:
+            number = len(self.trace.calls)
+            try:
+                self.owners[id(owner)] = weakref.ref(owner), number
+            except TypeError:
+                return None
+        return number
+
     def before(self, state: Activation, frame: FrameType, offset: int) -> None:
         """Called before an instruction of the plan is executed."""
         if state.pending and state.step and offset == state.pending.after:
             for target in state.pending.targets:
                 value = target.read(frame)
                 self.record(state, state.step.values, target.name, value)
+            if state.step.values and not state.inner:
+                state.step.sizes = integers(frame)
         statement = state.plan.entries.get(offset)
         # In a loop, the header comes between two executions of the same statement.
         if statement and statement is not state.statement:
@@ -212,9 +238,11 @@ class Recorder:
         if not state.inner and state.step is not None:
             forget_dead(state.memory)
             self.record(state, state.step.values, how, value)
+            state.step.sizes = integers(frame)
         if how == "return":
             if not state.inner:
                 state.call.sizes = integers(frame)
+                state.call.config = configured(frame)
             self.frames.pop(id(frame), None)
 
     def unwind(self, state: Activation, frame: FrameType, error: str | None) -> None:
@@ -253,6 +281,23 @@ def integers(frame: FrameType) -> dict[str, int]:
     attributes = getattr(frame.f_locals.get("self"), "__dict__", {})
     names = {**attributes, **frame.f_locals}
     return {name: value for name, value in names.items() if type(value) is int}
+
+
+def configured(frame: FrameType) -> dict[str, int]:
+    """The integers in the dicts and the plain objects that have names in the code.
+
+    `config.n_embd` and `cfg["n_embd"]` give `n_embd`.
+    """
+    found: dict[str, int] = {}
+    own = getattr(frame.f_locals.get("self"), "__dict__", {})
+    for value in [*frame.f_locals.values(), *own.values()]:
+        if callable(value) or shape_of(value) is not None:
+            continue  # a class, a module of torch, or a tensor
+        inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+        for name, size in inner.items():
+            if isinstance(name, str) and type(size) is int:
+                found.setdefault(name, size)
+    return found
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from sidenotes.grammar import words_of
-from sidenotes.shapes import Axes, Claim, claims, judge
+from sidenotes.shapes import Axes, Claim, claims, judge, judged
 from sidenotes.split import read, scope_of_lines
 from sidenotes.trace import Trace, trace
 
@@ -96,7 +96,9 @@ def traced(name: str, source: str) -> tuple[list[Claim], Trace]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"copy_of_{name}.py"
         path.write_text(source, encoding="utf-8")
-        return claims(source), trace(path)
+        # Without the shape comments of the authors, which are in round brackets.
+        ours = [c for c in claims(source) if c.at_end and c.text.startswith("[")]
+        return ours, trace(path)
 
 
 @cache
@@ -121,7 +123,7 @@ def test_every_claim_holds(name: str) -> None:
     # One a bracket, and none that has got lost.
     assert len(found) == sum(note.count("[") for note in said)
     assert {claim.symbol for claim in found} == notes.keys()
-    assert [f.message for f in judge(found, record) if f.verdict != "ok"] == []
+    assert [f.message for f in judge(found, record) if f.verdict != "verified"] == []
 
 
 def altered(axes: Axes, names: set[str]) -> Iterator[Axes]:
@@ -154,8 +156,10 @@ def test_every_altered_claim_is_found(name: str) -> None:
             text = f"[{', '.join(axes)}]"
             changed = replace(claim, axes=axes, text=text)
             around = [changed if other == claim else other for other in own]
-            verdicts = {f.verdict for f in judge(around, Trace(record.path, calls))}
-            assert verdicts != {"ok"}, f"{claim.code}: {text} goes unnoticed"
+            first = [changed, *around]
+            findings = judged(first, around, Trace(record.path, calls))
+            noticed = any(f.verdict != "verified" for f in findings)
+            assert noticed, f"{claim.code}: {text} goes unnoticed"
             count += 1
     assert count > 5 * len(found)
 
@@ -238,7 +242,7 @@ def test_sizes_that_coincide_are_weak_here_too() -> None:
     source = annotated("llama", source_of("llama"))
     assert source.count("(23, (5, ") == 2
     findings = judge(*traced("llama", source.replace("(23, (5, ", "(23, (6, ")))
-    assert {finding.verdict for finding in findings} == {"ok", "weak"}
+    assert {finding.verdict for finding in findings} == {"verified", "unverified"}
     expected = "no example distinguishes `batch` from `heads` (both 6)"
     assert [finding for finding in findings if expected in finding.message]
 

@@ -71,16 +71,55 @@ def test_a_wrong_comment_fails_in_five_lines(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "verdict"),
-    [("2, 3", "3, 3", "weak"), (">>> turn", ">>> len", "unreached")],
+    ("old", "new", "reason"),
+    [
+        ("2, 3", "3, 3", "no example distinguishes"),
+        (">>> turn", ">>> len", "no example executes this line"),
+    ],
 )
-def test_wrong_weak_and_unreached_comments_fail(
-    pytester: pytest.Pytester, model: Path, old: str, new: str, verdict: str
+def test_an_unverified_comment_is_listed_and_fails_if_strict(
+    pytester: pytest.Pytester, model: Path, old: str, new: str, reason: str
 ) -> None:
     model.write_text(MODEL.replace(old, new).replace(")).shape", "))"))
     result = run(pytester, model)
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"unverified": 1}
+    line = f"my_model.py: line 11: [[]d, n[]] is unverified: {reason}*"
+    result.stdout.fnmatch_lines(["*unverified shape comments*", line])
+    unreached = "executes" in reason
+    assert ("--shapes-call CODE" in result.stdout.str()) == unreached
+    result = run(pytester, "--shapes-strict", model)
     assert result.parseoutcomes() == {"failed": 1}
-    assert f"line 11: [d, n] is {verdict}: " in result.stdout.str()
+    assert "line 11: [d, n] is unverified: " in result.stdout.str()
+
+
+def test_a_call_replaces_the_examples(pytester: pytest.Pytester, model: Path) -> None:
+    model.write_text("import torch\n\n\n" + MODEL[MODEL.index("def turn") :])
+    call = ("--shapes-call", "turn(torch.zeros(2, 3))")
+    assert run(pytester, *call, model).parseoutcomes() == {"passed": 1}
+    result = run(pytester, "--shapes-call", "turn(torch.zeros(2))", model)
+    assert result.parseoutcomes() == {"errors": 1}
+    expected = "`turn(torch.zeros(2))` raises ValueError: not enough values"
+    assert expected in result.stdout.str()
+
+
+def test_wrong_comments_are_corrected_in_the_file(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    body = """
+    y = x + 1  # B x n; a remark
+    z = x.reshape(-1)  # (d,)  # noqa
+    return x.T  # [n, d]
+"""
+    model.write_text(MODEL.replace("\n    return x.T  # [d, n]\n", body))
+    result = run(pytester, "--shapes-fix", model)
+    assert result.parseoutcomes() == {"passed": 3}
+    assert model.read_text().split("\n")[10:13] == [
+        "    y = x + 1  # n x d; a remark",
+        "    z = x.reshape(-1)  # (d * n,)  # noqa",
+        "    return x.T  # [d, n]",
+    ]
+    result.stdout.fnmatch_lines("my_model.py:11: B x n is now n x d")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +146,7 @@ def test_a_file_without_shape_comments_gives_a_warning(
     model.write_text(MODEL.replace("# [d, n]", ""))
     result = run(pytester, "-W", "default", model)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines("*no line of code ends with a shape comment*")
+    result.stdout.fnmatch_lines("*no line of code has a shape comment*")
 
 
 def test_a_folder_gives_the_comments_of_its_files(
@@ -144,7 +183,8 @@ def test_the_page_itself_passes_and_an_altered_one_does_not(
     swapped = source.replace(right, wrong)
     path.write_text(swapped, encoding="utf-8")
     found = run(pytester, path).parseoutcomes()
-    assert found == {"passed": count - 1, "failed": 1}
+    # Of two comments, nothing is left that confirms them.
+    assert found == {"passed": count - 3, "failed": 1, "unverified": 2}
 
 
 @pytest.mark.parametrize("marks", [[], ["one"], ["one", "one/two"]])

@@ -94,7 +94,7 @@ def f(a, b):
     assert found["lines"][at(source, "return T(*a")]["text"] == "[5, 5]"
 
 
-def test_an_ambiguous_claim_is_recorded_as_weak(
+def test_an_ambiguous_claim_is_recorded_as_unverified(
     tmp_path: Path,
 ) -> None:
     source = (
@@ -109,7 +109,7 @@ def f():
     )
     found = recorded(tmp_path, source)
     assert found["checked"] == []
-    assert found["weak"] == [int(at(source, "return T(3"))]
+    assert found["unverified"] == [int(at(source, "return T(3"))]
     assert found["lines"][at(source, "return T(3")]["text"] == "[3, 3]"
 
 

@@ -45,12 +45,9 @@ def test_a_size_reaches_from_one_to_the_greatest() -> None:
     ("change", "message"),
     [
         ({"total": {}}, "sizes have `sliders`, `where`, `totals`, not 'sliders', "),
-        (
-            {"totals": {"a": "q_len / 2"}},
-            "the size `q_len / 2`: `q_len / 2` is not a name",
-        ),
-        ({"totals": {"a": "q_len, 2"}}, "the size `q_len, 2`: give one expression"),
-        ({"totals": {"a": "..."}}, "the size `...`: give one expression"),
+        ({"totals": {"a": "q_len / 2"}}, "`q_len / 2` is not an expression of names"),
+        ({"totals": {"a": "q_len, 2"}}, "`q_len, 2` is not an expression of names"),
+        ({"totals": {"a": "q_len +"}}, "`q_len +` is not an expression of names"),
         ({"totals": {"a": "k_len"}}, "`k_len` names k_len, not of q_len, heads, d_k"),
         ({"where": {"a": "d_model"}}, "`d_model` names d_model, not of q_len"),
         ({"totals": {"a": "d_k // (d_k - 7)"}}, "`d_k // (d_k - 7)` has no value at"),

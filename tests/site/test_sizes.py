@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headnotes import mha as module
 from headnotes.mha import MultiHeadAttention
-from sidenotes.grammar import claims, pair, parse
+from sidenotes.grammar import claims, pair
+from sidenotes.notations import shapes_of
 from sidenotes.trace import trace
 from website import switch_to
 
@@ -88,7 +89,7 @@ def test_shapes_and_totals_are_those_of_a_run_at_the_chosen_sizes(
     assert len(now) > 15
     for line, text in now.items():
         assert not re.search("[a-z]", text), f"line {line}: {text} is not all numbers"
-        brackets = parse(text)
+        brackets = [shape.axes for shape in shapes_of(text)]
         assert shapes.get(line), f"line {line} has a shape, but was not run"
         for shape in shapes[line]:
             fits = [pair(axes, shape) for axes in brackets]

@@ -47,8 +47,8 @@ STAGES = (
 class Case:
     """The inputs of one comparison."""
 
-    x: Tensor  # gives the queries: [q_len, batch_size, d_model]
-    memory: Tensor  # the keys and values: [k_len, batch_size, d_model], or `x` itself
+    x: Tensor  # gives the queries, [q_len, batch_size, d_model]
+    memory: Tensor  # the keys and values, [k_len, batch_size, d_model], or `x` itself
     mask: Tensor | None  # in the convention of Headnotes
 
 
