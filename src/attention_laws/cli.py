@@ -125,6 +125,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="parameters that are meant to receive no gradient",
     )
+    add_run_arguments(parser)
+    add_output_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose the laws, and what they run on."""
+    add = parser.add_argument
     add(
         "--only",
         default="",
@@ -144,7 +151,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"dtype of inputs and parameters: {', '.join(DTYPES)}",
     )
     add("--seed", type=int, default=0, help="random seed of inputs and parameters")
-    add_output_arguments(parser)
 
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:

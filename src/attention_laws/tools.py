@@ -103,7 +103,7 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
     >>> dropout_names(nn.ModuleDict({"attn_drop": nn.Dropout()}), "attn_drop")
     ['attn_drop']
     """
-    names = []
+    names: list[str] = []
     for path, part in module.named_modules():
         if place_of(path) == place:
             is_layer = isinstance(part, nn.modules.dropout._DropoutNd)
