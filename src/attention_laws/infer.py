@@ -459,6 +459,13 @@ def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
         rest = {n: v for n, v in adapter.call_args.items() if n not in chosen}
         if chosen:
             yield {"position_args": chosen, "call_args": rest}
+    # An argument that may be left out, as far as the signature tells.
+    for parameter in names.parameters_of(adapter.target):
+        name = parameter.name
+        is_optional = parameter.default is None and name not in given
+        if is_optional and names.POSITION_PATTERN.search(name):
+            for text in filter(None, names.position_templates(name)):
+                yield {"position_args": {name: text}}
     yield {"is_pooled": True}
     for length in FIXED_LENGTHS:
         yield {"fixed_length": length}

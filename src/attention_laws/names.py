@@ -373,11 +373,12 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 
 def size_attribute(target: Any, size: str) -> int | None:
-    """A size that a module stores under one of the names in `ARGUMENT_NAMES`."""
-    for name in ARGUMENT_NAMES[size].split():
-        value = getattr(target, name, None)
-        if type(value) is int:
-            return value
+    """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
+    for owner in (target, getattr(target, "config", None)):
+        for name in ARGUMENT_NAMES[size].split():
+            value = getattr(owner, name, None)
+            if type(value) is int:
+                return value
     return None
 
 
