@@ -35,9 +35,9 @@ class Attention(nn.Module):
             step = torch.arange(0, x.shape[-1], 2) / x.shape[-1]
             angle = torch.arange(start, stop)[:, None] * 10_000**-step
             self.angles[key] = angle.repeat(1, 2)
-        angle = self.angles[key].to(x)
+        cos, sin = self.angles[key].cos().to(x), self.angles[key].sin().to(x)
         first, second = x.chunk(2, dim=-1)
-        return x * angle.cos() + torch.cat([-second, first], dim=-1) * angle.sin()
+        return x * cos + torch.cat([-second, first], dim=-1) * sin
 
     def forward(self, x, cache=None):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

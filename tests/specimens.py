@@ -231,7 +231,7 @@ class ZeroGate(UnusedLayer):
 # Laws of order and positions.
 
 
-class AddsKeyPositions(Correct):
+class AddsKeyIndex(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device).to(k)
         return super().score(q, k) + place
@@ -736,7 +736,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MaskedSoftmaxWithoutMaximum, {}),
     ],
     "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {})],
-    "key_permutation": [(AddsKeyPositions, {})],
+    "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),

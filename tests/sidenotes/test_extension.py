@@ -227,14 +227,16 @@ def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_weak_claim_has_no_tick_and_a_false_one_is_answered(tmp_path: Path) -> None:
-    weak = SHAPED.replace("    z = T(5, 3)  # [n, m]\n", "")
-    html = page(tmp_path, weak, execute=["*.py"])
+def test_an_unverified_claim_has_no_tick_and_a_false_one_is_answered(
+    tmp_path: Path,
+) -> None:
+    unverified = SHAPED.replace("    z = T(5, 3)  # [n, m]\n", "")
+    html = page(tmp_path, unverified, execute=["*.py"])
     assert 'data-line="10" style="--at:21"># [m, n]</span>' in html
     false = SHAPED.replace("z = T(5, 3)", "z = T(2, 3)")
     html = page(tmp_path, false, execute=["*.py"])
     assert '<span class="c1"># [n, m]</span>' in html
-    assert 'data-line="11" style="--at:25">[2, m]</samp>' in html
+    assert 'data-line="11" style="--at:25">[2, 3]</samp>' in html
 
 
 def test_without_files_to_run_nothing_is_run(tmp_path: Path) -> None:

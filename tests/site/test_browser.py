@@ -32,7 +32,7 @@ KINDS = [
     "compare/masks.html",  # with a program of its own
     "compare/museum.html",
     "compare/benchmarks.html",
-    "reference/headnotes.html",
+    "reference/variants.html",
     "404.html",
 ]
 

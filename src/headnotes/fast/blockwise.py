@@ -252,9 +252,12 @@ class Tiles:
             return x
         return x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3)
 
-    def merge(self, x: Tensor) -> Tensor:
+    def merge(
+        self,
+        x: Tensor,  # [..., columns]
+    ) -> Tensor:
         """As `merge_groups`."""
-        return merge_groups(x, self.groups)
+        return merge_groups(x, self.groups)  # [..., columns]
 
     def weights(
         self,

@@ -278,8 +278,8 @@ def encode_pairs(pairs: Sequence[Pair]) -> Batch:
     >>> batch.source.shape, batch.target.shape
     (torch.Size([10, 1]), torch.Size([12, 1]))
     """
-    source, source_lens = encode([pair.text for pair in pairs])
-    target, _ = encode([pair.target for pair in pairs])
+    source, source_lens = encode([pair.text for pair in pairs])  # [..., batch_size]
+    target, _ = encode([pair.target for pair in pairs])  # [..., batch_size]
     edges = [torch.full_like(target[:1], token) for token in (START, END)]
     return Batch(source, source_lens, torch.cat([edges[0], target, edges[1]]))
 

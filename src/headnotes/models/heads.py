@@ -110,9 +110,12 @@ def statistics(
     return {**found, "padding": on_padding}
 
 
-def is_token(lengths: Tensor, length: int) -> Tensor:
+def is_token(
+    lengths: Tensor,  # [batch_size]
+    length: int,
+) -> Tensor:
     """Which positions are no padding, `[length, batch_size]`."""
-    return torch.arange(length).unsqueeze(1) < lengths
+    return torch.arange(length).unsqueeze(1) < lengths  # [length, batch_size]
 
 
 def without_head(model: Translator, name: str, head: int) -> Translator:

@@ -154,7 +154,9 @@ def loss_and_accuracy(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     A target is exact if each of its tokens is the most probable one, given those before
     it. That is when greedy decoding would generate it.
     """
-    logits = model(batch.source, batch.target[:-1], batch.source_lens)
+    logits = model(
+        batch.source, batch.target[:-1], batch.source_lens
+    )  # [target_len, batch_size, ...]
     wanted = batch.target[1:]  # [target_len, batch_size]
     loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=PAD)
     right = (logits.argmax(-1) == wanted) | (wanted == PAD)  # [target_len, batch_size]
@@ -199,7 +201,7 @@ def statistics(model: Translator, batch: Batch) -> dict[str, float]:
     """The [statistics](heads.md#statistics) of the heads on a batch."""
     source, source_lens, target = batch
     maps = heads.attention_maps(model, source, target[:-1], source_lens)
-    target_lens = (target[:-1] != PAD).sum(0)  # [batch_size]
+    target_lens = (target[:-1] != PAD).sum(0)
     return heads.statistics(maps, source_lens, target_lens)
 
 

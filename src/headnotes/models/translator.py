@@ -297,7 +297,9 @@ class Translator(nn.Module):
 
         Padding follows the tokens of a target, so the causal mask hides it from them.
         """
-        memory, memory_mask = self.encode(source, source_lens)
+        memory, memory_mask = self.encode(
+            source, source_lens
+        )  # [..., batch_size, d_model], [1, ..., batch_size]
         return self.decode(target, memory, memory_mask)  # [target_len, batch_size, ...]
 
     def encode(
@@ -346,7 +348,7 @@ class Translator(nn.Module):
         """The last normalization, and the output layer."""
         layer = self.embeddings.table if self.output is None else self.output
         x = self.decoder_norm(x)  # [target_len, ..., d_model]
-        return F.linear(x, layer.weight)
+        return F.linear(x, layer.weight)  # [target_len, ...]
 
     @torch.no_grad()
     def greedy(
@@ -362,19 +364,24 @@ class Translator(nn.Module):
         the cache, each step computes all positions again, of which it needs the last.
         """
         check_sizes(max_len=max_len)
-        memory, memory_mask = self.encode(source, source_lens)
+        memory, memory_mask = self.encode(
+            source, source_lens
+        )  # [..., batch_size, d_model], [1, ..., batch_size]
         caches = [layer.cache(memory, max_len) for layer in self.decoder]
         tokens = torch.full_like(source[:1], START)  # [1, batch_size]
         ended = torch.zeros_like(tokens, dtype=torch.bool)  # [1, batch_size]
         while len(tokens) <= max_len and not ended.all():
             if use_cache:
-                logits = self.decode_next(tokens[-1:], caches, memory_mask)
+                logits = self.decode_next(
+                    tokens[-1:], caches, memory_mask
+                )  # [1, batch_size, ...]
             else:
+                # [1, batch_size, ...]
                 logits = self.decode(tokens, memory, memory_mask)[-1:]
             best = logits.argmax(-1).masked_fill(ended, PAD)  # [1, batch_size]
             tokens = torch.cat([tokens, best])  # [..., batch_size]
             ended = ended | (best == END)  # [1, batch_size]
-        return tokens[1:]
+        return tokens[1:]  # [..., batch_size]
 
     @torch.no_grad()
     def beam_search(
@@ -402,28 +409,38 @@ class Translator(nn.Module):
         check_sizes(max_len=max_len, beams=beams)
         # The beams of one item are neighbors in the batch, from the best down.
         source = source.repeat_interleave(beams, 1)  # [source_len, batch_size * beams]
-        memory, memory_mask = self.encode(source, source_lens.repeat_interleave(beams))
+        memory, memory_mask = self.encode(
+            source, source_lens.repeat_interleave(beams)
+        )  # [source_len, batch_size * beams, d_model], [1, source_len, ...]
         caches = [layer.cache(memory, max_len) for layer in self.decoder]
         tokens = torch.full_like(source[:1], START)  # [1, batch_size * beams]
+        # [batch_size]
         first_row = torch.arange(0, source.shape[1], beams, device=source.device)
         # All beams begin alike; only the first of each item counts.
-        scores = memory.new_full((len(first_row), beams), -torch.inf)
+        scores = memory.new_full(
+            (len(first_row), beams), -torch.inf
+        )  # [batch_size, beams]
         scores[:, 0] = 0
         ended = torch.zeros_like(tokens[0], dtype=torch.bool)  # [batch_size * beams]
         while len(tokens) <= max_len and not ended.all():
-            logits = self.decode_next(tokens[-1:], caches, memory_mask)
+            logits = self.decode_next(
+                tokens[-1:], caches, memory_mask
+            )  # [1, batch_size * beams, ...]
             steps = logits[0].log_softmax(-1)  # [batch_size * beams, ...]
             # A target that has ended is continued by padding, at no cost.
             steps[ended] = -torch.inf
             steps[ended, PAD] = 0
+            # [batch_size, beams, ...]
             totals = scores.unsqueeze(-1) + steps.view(*scores.shape, -1)
             scores, best = totals.flatten(1).topk(beams)  # [batch_size, beams]
             # Which beam each winner continues: its tokens and its cache go with it.
             beam = best // steps.shape[1]  # [batch_size, beams]
             rows = (first_row.unsqueeze(1) + beam).flatten()  # [batch_size * beams]
             token = (best % steps.shape[1]).flatten()  # [batch_size * beams]
+            # [..., batch_size * beams]
             tokens = torch.cat([tokens[:, rows], token.unsqueeze(0)])
             for cache in caches:
+                # [2, batch_size * beams, ...]
                 cache.target.buffer = cache.target.buffer[:, rows]
             ended = (token == END) | (token == PAD)  # [batch_size * beams]
-        return tokens[1:, ::beams], scores[:, 0]
+        return tokens[1:, ::beams], scores[:, 0]  # [..., batch_size], [batch_size]
