@@ -2,9 +2,9 @@
 # # Pretrained models from Hugging Face Transformers
 #
 # This page is for readers who have a model of `transformers`, such as Llama, Qwen or Gemma.
-# It loads the attention weights of the model into the modules of Headnotes, converts them
-# back, and runs the whole model with the attention of Headnotes. Transformers 5 is needed:
-# `pip install transformers`.
+# It loads the weights of the attention layers into the modules of Headnotes, converts them
+# back, and runs the whole model with the attention of Headnotes. Version 5 of the package
+# is needed: `pip install transformers`.
 #
 # The models here are tiny and have random weights, so that the page is built without a
 # download. For trained weights, replace `LlamaForCausalLM(config)` by
