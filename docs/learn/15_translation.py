@@ -367,30 +367,30 @@ for other in ("3 may 1850", "vrijdag 1 mei 1998", "on may the 3rd of 1998"):
     print(f"{other}: {maps_of(model, other)[0]}")
 
 # %% [markdown]
-# It has never seen a year before 1900, and gives the nearest thing that it knows. The
-# Dutch date is right, by resemblance. In the last text, the order is new; these are the
+# The training has no year before 1900, and no text in Dutch; the Dutch date is right, as its
+# names resemble those of other languages. In the last text, the order is new; these are the
 # maps:
 
-# %% alt="Four attention maps of the second decoder layer for the text ‘on may the 3rd of 1998’, which is translated wrongly. The rows of the year and of the day are bright at the right characters; the rows of the month are bright at the word ‘of’."
+# %% alt="Four attention maps of the second decoder layer for the text ‘on may the 3rd of 1998’, which is translated wrongly. The rows of the year and of the day are bright at the right characters; the rows of the month are bright at ‘of’."
 target_wrong, maps_wrong = maps_of(model, other)
 draw_cross(other, target_wrong, maps_wrong, 1)
 assert target_wrong[5:7] == "02"
 
 # %% [markdown]
-# The rows of the month, `02`, have their weight on the word *of*, in the place where the
-# training has a month: the model seems to take its *f* for February. Again the map suggests
-# a cause, and an intervention tests it. We change that word:
+# The rows of the month, `02`, have their weight on *of*, in the place where the training has
+# a month: the model seems to take its *f* for February. Again the map suggests a cause,
+# and an intervention tests it. We replace *of*:
 
 # %%
 months = set()
-for word in ("of", "om", "oj", "os"):
-    changed = other.replace("of", word)
+for letters in ("of", "om", "oj", "os"):
+    changed = other.replace("of", letters)
     months.add(maps_of(model, changed)[0][5:7])
     print(f"{changed}: {maps_of(model, changed)[0]}")
 assert len(months) == 4
 
 # %% [markdown]
-# The month changes with the word, while *may* stands in the text unused. The map had
+# The month changes with these two letters, while *may* stands in the text unused. The map had
 # suggested the right place.
 #
 # ## Speed, and the same model on `nn.Transformer`
