@@ -183,10 +183,18 @@ NOT_RUN = {
     r".* --device cuda.*": "needs a GPU; tests/attention_bench has the option",
     r".* --compile": "compiles for a minute; tests/attention_bench has the option",
     r"headnotes exercise check .*": "fails until the code to complete is written",
+    r"torchrun .*": "starts several processes; tests/parallel does so",
     r"headnotes bench --results .*": "takes ten minutes; writes what --quick prints",
 }
-# Added to a command that would measure for a minute: one suite, and a small size.
-SMALLER = {"headnotes bench": " tiny --only core,nn --sizes 1x8 --seconds 0"}
+# Added to a command that would measure or train for minutes.
+SMALLER = {
+    "headnotes bench": " tiny --only core,nn --sizes 1x8 --seconds 0",
+    "headnotes train": " --steps 2",
+}
+# A file of the reader to train with.
+MY_PAIRS = "".join(
+    f"{n}.5.{y}\t{y}-05-{n:02}\n" for n in range(9, 29) for y in (1998, 1999)
+)
 
 
 def commands_of_page(html: str) -> list[str]:
@@ -307,6 +315,7 @@ def test_every_command_of_every_page_works(
         # Downloads, and a file of the reader.
         shutil.copytree(site / "dist", folder, dirs_exist_ok=True)
         (folder / "my_model.py").write_text(MY_MODEL)
+        (folder / "pairs.tsv").write_text(MY_PAIRS)
         for command in commands:
             if reason_not_to_run(command):
                 skipped.add(command)
