@@ -212,10 +212,10 @@ def sample(split: Split, count: int, random: Random) -> list[Pair]:
     Raises `ValueError` for another split.
 
     >>> for pair in sample("test", 3, Random(5)):
-    ...     print(f"{pair.text:16}{pair.target}")
-    4.2.2067        2067-02-04
-    27. jan. 23     2023-01-27
-    april 24, 1988  1988-04-24
+    ...     print(f"{pair.text:28}{pair.target}")
+    le 4 février 2067           2067-02-04
+    el 11 de octubre de 1977    1977-10-11
+    montag, der 3. oktober 2039 2039-10-03
     """
     if split not in ("train", "validation", "test"):
         raise ValueError(f"`split` is {split!r}, not 'train', 'validation' or 'test'")
