@@ -21,7 +21,7 @@ from markdown.extensions import Extension
 from sidenotes.dependencies import dependencies
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
-from sidenotes.record import excerpt, location, recording
+from sidenotes.record import excerpt, location, record_all, recording
 from sidenotes.render import Renderer, highlight_lines, legend, line, toolbar
 from sidenotes.sizes import panel
 from sidenotes.split import UNREADABLE, LiterateError, is_within, named, read, split
@@ -131,6 +131,15 @@ class Sources:
             cache=self.cache,
         )
         return excerpt(found, symbol) if found and symbol else found
+
+    def record_all(self) -> None:
+        """Make the recordings that are missing, before a page asks for the first."""
+        record_all(
+            self.executed,
+            roots=self.import_roots,
+            setup=self.setup,
+            cache=self.cache,
+        )
 
     def inputs(self, text: str) -> list[str]:
         """What the directives of a page depend on, as parts of a cache key."""

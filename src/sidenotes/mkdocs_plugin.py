@@ -212,7 +212,10 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 # Closed before the threads, which an interrupt thus ends at once.
                 Kernels(self.config.setup, self.import_roots()) as kernels,
             ):
+                # The longest task, so the first.
+                recorded = threads.submit(self.sources.record_all)
                 all_executed = [*threads.map(executed, lessons)]
+                recorded.result()
         except LiterateError as error:
             raise PluginError(str(error)) from None
         for file, one in zip(lessons, all_executed, strict=True):

@@ -15,13 +15,23 @@ import os
 import subprocess
 import sys
 import tokenize
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, prune, store
+from sidenotes.cache import (
+    ENVIRONMENT,
+    PARSING,
+    code_of,
+    hash_of,
+    load,
+    path_for,
+    prune,
+    store,
+)
 from sidenotes.dependencies import dependencies
 from sidenotes.grammar import Claim, pair
 from sidenotes.notations import Axes
@@ -55,28 +65,34 @@ def recording(
     A recording depends on the code and the examples of the module, on the code of all
     files below `roots` that it imports, and on `setup`, the statements that are
     executed first (`import torch; torch.manual_seed(1)`). It does not depend on notes:
-    its lines are numbered without them. All outdated recordings are made in one
-    process, because most of the time is spent on imports.
+    its lines are numbered without them.
     """
     path = path.resolve()
-    files = sorted({file.resolve() for file in modules})
-    if path not in files or path.stem == "__init__":
+    if path not in {file.resolve() for file in modules} or path.stem == "__init__":
         return None
     stored = location(path, roots, setup, cache)
     text = load(stored)
     if text is None:
-        missing = {}
-        for file in files:
-            if file.suffix == ".py" and file.stem != "__init__":
-                place = location(file, roots, setup, cache)
-                if not place.exists():
-                    missing[file] = place
-        run(missing, setup)
-        prune(cache)
+        record_all(modules, roots=roots, setup=setup, cache=cache)
         text = stored.read_text(encoding="utf-8")
     recorded: Json = json.loads(text)
     lines = [*code_lines(read(path))]
     return renumber(recorded, lambda ordinal: lines[ordinal])
+
+
+def record_all(
+    modules: Iterable[Path], *, roots: Sequence[Path], setup: str, cache: Path
+) -> None:
+    """Make all missing recordings in one process: most of its time is for imports."""
+    missing = {}
+    for file in sorted({file.resolve() for file in modules}):
+        if file.suffix == ".py" and file.stem != "__init__":
+            place = location(file, roots, setup, cache)
+            if not place.exists():
+                missing[file] = place
+    if missing:
+        run(missing, setup)
+        prune(cache)
 
 
 def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path:
@@ -104,7 +120,8 @@ def code_lines(source: str) -> dict[int, str]:
     >>> code_lines('x = [\n    # Why\n    1,  # one\n]\n\ndef f():\n    "Text."')
     {1: 'x = [', 3: '    1,  # one', 4: ']', 6: 'def f():', 7: ''}
     """
-    tree = ast.parse(source)
+    with PARSING:
+        tree = ast.parse(source)
     docstrings = {
         node.body[0].lineno
         for node in [tree, *(definition for _, definition in named(tree))]
@@ -124,7 +141,8 @@ def code_lines(source: str) -> dict[int, str]:
 @lru_cache(maxsize=1024)
 def examples_in(source: str) -> list[str]:
     """The examples of all docstrings, with their expected exceptions."""
-    tree = ast.parse(source)
+    with PARSING:
+        tree = ast.parse(source)
     parser = doctest.DocTestParser()
     found = []
     for node in [tree, *(definition for _, definition in named(tree))]:
@@ -355,10 +373,18 @@ def flat(data: Any) -> list[Any]:
 
 def within_budget(tensors: list[list[Any]], budget: int) -> list[list[Any] | None]:
     """The tensors, without the largest ones if together they exceed the budget."""
-    kept: list[list[Any] | None] = list(tensors)
-    while any(kept) and weight(json.dumps(kept)) > budget:
-        kept[max(range(len(kept)), key=lambda n: len(kept[n] or ()))] = None
-    return kept
+    by_size = sorted(range(len(tensors)), key=lambda n: -len(tensors[n]))
+
+    def without(count: int) -> list[list[Any] | None]:
+        """The tensors but for this many of the largest."""
+        left_out = {*by_size[:count]}
+        return [None if n in left_out else t for n, t in enumerate(tensors)]
+
+    def fits(count: int) -> bool:
+        return weight(json.dumps(without(count))) <= budget
+
+    # Compression takes time, so bisect instead of leaving out one by one.
+    return without(bisect_left(range(len(tensors)), True, key=fits))
 
 
 def weight(text: str) -> int:
