@@ -9,8 +9,10 @@ INSTALLED := .venv/.installed
 export NO_MKDOCS_2_WARNING := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Empty means unset: what is compiled is kept.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: site free build quick test types strict clean
+.PHONY: site free build quick test types code-tests site-tests clean
 
 # Another program on the port is reported before anything is installed or built.
 site: free $(INSTALLED)
@@ -32,25 +34,31 @@ quick: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 -m "not slow"
 
-# The strict build comes before the tests, which look at the site that it leaves: as it is
-# published, with the addresses that the tests know.
+# All that can run at the same time does. The tests of the site look at the strict build, as
+# it is published, with the addresses that the tests know.
 test: export SITE_URL ?= http://headnotes.example/project/
 test: export REPO_URL ?= https://github.com/someone/headnotes
 test: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs=2 types build
-	HEADNOTES_SITE=site $(BIN)/pytest -n 2
+	$(MAKE) --jobs types code-tests site-tests
 
 types: $(INSTALLED)
 	$(BIN)/mypy
+
+code-tests: $(INSTALLED)
+	$(BIN)/pytest -n 2 --ignore=tests/site
+
+site-tests: build
+	HEADNOTES_SITE=site $(BIN)/pytest -n 2 tests/site
 
 clean:
 	rm -rf .venv .cache site
 
 # The versions are pinned in constraints.txt. A new pip finds them in half the time of the
-# one that comes with Python. What pip would compile one by one is compiled on all cores; like pip, this ignores files in packages that no Python can compile. The
-# font list of matplotlib is made here, once, so that no lesson has to wait for it.
+# one that comes with Python. It compiles nothing: a quarter of the modules is ever
+# imported, and Python keeps what it compiles then. The font list of matplotlib is made
+# here, once, so that no lesson has to wait for it.
 $(INSTALLED): pyproject.toml src/sidenotes/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"Headnotes needs Python 3.11 or newer, this is {sys.version.split()[0]}; \
@@ -59,7 +67,5 @@ $(INSTALLED): pyproject.toml src/sidenotes/pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/pip install --no-compile --constraint constraints.txt \
 	  --editable '.[docs,test]' --editable src/sidenotes
-	@echo "Compiling what was installed ..."
-	@$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib >/dev/null 2>&1 || true
 	@$(BIN)/python -c 'import matplotlib.font_manager'
 	touch $@
