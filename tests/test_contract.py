@@ -490,6 +490,7 @@ def test_compiles_whole_and_at_most_twice_for_all_lengths(
         compare(sizes, None)
 
 
+@pytest.mark.slow
 @each(is_core=False)
 def test_a_variant_is_one_graph(device: torch.device, one: Implementation) -> None:
     torch.compiler.reset()

@@ -118,6 +118,7 @@ def needed(target: str) -> Settings:
 # Converting there and back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str
 )

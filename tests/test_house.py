@@ -176,6 +176,7 @@ def test_every_module_has_a_title_and_names_its_source() -> None:
     assert faults == []
 
 
+@pytest.mark.slow
 def test_functions_stay_short() -> None:
     faults = []
     for path in SOURCES:

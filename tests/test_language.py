@@ -127,6 +127,7 @@ def phrases_in(text: str, name: str) -> list[tuple[int, str, str]]:
     )
 
 
+@pytest.mark.slow
 def test_all_prose_uses_the_terms_of_the_field() -> None:
     found = []
     for path in files():

@@ -58,6 +58,7 @@ def test_the_solution_passes(name: str) -> None:
     assert report, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_mistake_gets_its_own_hint(name: str) -> None:
     exercise = load(name)
@@ -68,6 +69,7 @@ def test_each_mistake_gets_its_own_hint(name: str) -> None:
         assert report.hint.endswith("."), report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if load(name).laws])
 def test_the_solution_of_a_bug_passes_the_laws_that_the_bug_violates(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,7 @@ def test_beam_search_with_all_beams_finds_the_most_probable_target() -> None:
     assert float(score) == pytest.approx(best[0], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_its_three_attentions_obey_the_laws(model: Translator) -> None:
     # Where they stand in the model: each with the weights that it has there.
     laws = ["formula", "causality", "nonfinite_padding", "fully_masked_rows"]

@@ -17,6 +17,11 @@ from website import ADDRESS, INDEX, REPOSITORY, ROOT, Quiet, build, serve
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All tests of this folder are slow: they need the site, or a browser."""
+    item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site as it is published; a warning of the build is a failure.

@@ -12,8 +12,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from headnotes.cli import edition, modules
 from website import end_transitions, switch_to
 
-pytestmark = pytest.mark.slow
-
 LESSON = "learn/00_a_first_look.html"
 CORE = "source/mha.html"
 SHOWN = ["index.html", CORE, LESSON, "compare/differences.html"]

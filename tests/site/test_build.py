@@ -19,8 +19,6 @@ from fontTools.ttLib import TTFont
 from headnotes.cli import companions, copied_name, copy, edition, modules
 from website import ADDRESS, INDEX, ROOT, text_of
 
-pytestmark = pytest.mark.slow
-
 OWN = [
     "assets/sidenotes.css",
     "assets/sidenotes.js",

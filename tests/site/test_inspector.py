@@ -19,8 +19,6 @@ from torch import Tensor
 from headnotes import mha as module
 from website import switch_to
 
-pytestmark = pytest.mark.slow
-
 CORE = "source/mha.html"
 SOURCE = Path(module.__file__).read_text(encoding="utf-8").split("\n")
 

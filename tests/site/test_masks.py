@@ -15,8 +15,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from headnotes import masks
 from headnotes.mha import masked_softmax
 
-pytestmark = pytest.mark.slow
-
 CONVERTER = "compare/masks.html"
 RANDOM = 180
 

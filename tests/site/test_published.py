@@ -20,8 +20,6 @@ from headnotes.exercises.exercise import load
 from headnotes.exercises.exercise import notebooks as exercises
 from website import ADDRESS, REPOSITORY, ROOT, Quiet, serve, text_of
 
-pytestmark = pytest.mark.slow
-
 
 class Host(Quiet):
     """A proxy that answers for `ADDRESS` only, as GitHub Pages would."""

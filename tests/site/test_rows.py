@@ -5,8 +5,6 @@ from playwright.sync_api import Browser, Page, expect
 
 from headnotes.cli import modules
 
-pytestmark = pytest.mark.slow
-
 CORE = "source/mha.html"
 ROWS = ["mha", "implementations/stages", "implementations/causal"]
 

@@ -4,12 +4,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from website import INDEX, ROOT
-
-pytestmark = pytest.mark.slow
 
 # Queries, each with the pages of which one must be among the first three results.
 QUERIES: dict[str, list[str]] = json.loads(

@@ -16,8 +16,6 @@ from sidenotes.notations import shapes_of
 from sidenotes.trace import trace
 from website import switch_to
 
-pytestmark = pytest.mark.slow
-
 CORE = "source/mha.html"
 SHAPES = ".sn-claim, .sn-shape"
 

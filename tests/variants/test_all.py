@@ -45,6 +45,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliding_window, "LEAST_BLOCK", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_padding_copies_meta_vmap_and_compile_work(name: str) -> None:
     module = VARIANTS[name]()
@@ -123,13 +124,12 @@ MORE = (*RELATIVE, "causality", "padding")
 
 def laws(kind: type, number: int, *skip: str, **options: Any) -> Any:
     """So many laws apply and pass: those of `only`, or all but slow ones and `skip`."""
-    marks = []
     if "only" not in options:
         options["skip"] = (*SLOW_LAWS, *skip)
-        marks.append(pytest.mark.slow)
-    return pytest.param(kind, number, options, id=kind.__name__, marks=marks)
+    return pytest.param(kind, number, options, id=kind.__name__)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "options"),
     [
