@@ -47,7 +47,7 @@ for name, layer in layers.items():
     print(name, layer.heads, layer.kv_heads, layer.d_k, layer.rotary.pairing)
 
 # %% [markdown]
-# Our module is sequence first, and it computes the positions itself. In Transformers the
+# Our module is sequence first, and it computes the positions itself. In `transformers`, the
 # model passes the cosines and sines of all positions to each layer. The outputs are equal
 # to rounding:
 
