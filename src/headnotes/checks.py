@@ -162,6 +162,35 @@ def check_next(
         )
 
 
+def check_items(index: Tensor, batch_size: int) -> None:
+    """Refuse what does not name batch items to continue from.
+
+    >>> try:
+    ...     check_items(torch.tensor([0, 3]), batch_size=3)
+    ... except ValueError as error:
+    ...     print(error)
+    `index` names items 0 to 3, but there are 0 to 2
+    """
+    if not isinstance(index, Tensor) or index.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
+        seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"`index` is {seen}, not an int64 tensor of batch items")
+    if index.layout != torch.strided or index.is_nested or index.is_meta:
+        raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
+    if index.dim() != 1 or not len(index):
+        raise ValueError(
+            f"`index` has shape {list(index.shape)}, not [batch_size]; give one "
+            f"item for each new batch item"
+        )
+    low, high = (bound.item() for bound in index.aminmax())
+    if low < 0 or high >= batch_size:
+        raise ValueError(
+            f"`index` names items {low} to {high}, but there are 0 to {batch_size - 1}"
+        )
+
+
 def check_lengths(name: str, lengths: Tensor, k_len: int | None) -> None:
     """Refuse lengths that are not integers, or lie outside of 0 to `k_len`.
 
