@@ -26,6 +26,7 @@ Source: the modeling files of [Transformers
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -365,6 +366,16 @@ def dropout_of(dropout: Any) -> float:
     return float(getattr(dropout, "p", dropout))
 
 
+def check_version() -> None:
+    """Refuse releases of `transformers` whose layers have other attributes."""
+    seen = version("transformers")
+    if int(seen.partition(".")[0]) < 5:
+        raise ImportError(
+            f"`transformers` is {seen}, but must be 5 or newer; update with `pip "
+            f"install --upgrade transformers`"
+        )
+
+
 def eps_of(norm: Any) -> float:
     """The epsilon of a norm, which has one of two names."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
@@ -375,12 +386,7 @@ def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
 
     Some models have other frequencies in layers with a window.
     """
-    options = getattr(module.config, "rope_parameters", None)
-    if options is None:
-        raise ValueError(
-            "`module.config` has no `rope_parameters`, so it is not of Transformers 5; "
-            "update with `pip install --upgrade transformers`"
-        )
+    options = module.config.rope_parameters
     options = options.get(getattr(module, "layer_type", None), options)
     kind = options.get("rope_type", "default")
     if kind not in SCALINGS:
