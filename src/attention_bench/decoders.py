@@ -28,6 +28,7 @@ the ring.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -137,7 +138,8 @@ def step_of_module(
             cache.buffer[:, :, :, :TOKENS] = first
 
     def call() -> Tensor:
-        return torch.cat([module.decode(token, cache)[0] for token in tokens.split(1)])
+        steps = (tokens[n : n + 1] for n in range(TOKENS))
+        return torch.cat([module.decode(token, cache)[0] for token in steps])
 
     def outputs() -> Outputs:
         reset()
@@ -166,7 +168,7 @@ def build_grouped(setting: Setting) -> dict[str, Callable[[], Measured]]:
         return step_of_module(module, setting, setting.seq_len)
 
     counts = setting.heads, setting.heads // GROUP
-    return {f"{n} kv heads": lambda n=n: build(n) for n in counts}
+    return {f"{n} kv heads": partial(build, n) for n in counts}
 
 
 def build_ring(setting: Setting) -> dict[str, Callable[[], Measured]]:
@@ -182,7 +184,7 @@ def build_ring(setting: Setting) -> dict[str, Callable[[], Measured]]:
         return step_of_module(module, setting, position)
 
     positions = [WINDOW * factor for factor in (2, 16, 128)]
-    return {f"position {n:,}": lambda n=n: build(n) for n in positions}
+    return {f"position {n:,}": partial(build, n) for n in positions}
 
 
 def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
@@ -225,8 +227,8 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
         return Measured(bare.products, bare.outputs, expected)
 
     return {
-        "bare products": lambda: build(is_bare=True),
-        "latent": lambda: build(is_bare=False),
+        "bare products": partial(build, is_bare=True),
+        "latent": partial(build, is_bare=False),
     }
 
 
@@ -271,7 +273,8 @@ def training_step(
         grad_output = torch.randn_like(function(x))
 
     def call() -> None:
-        function(x).backward(grad_output)
+        output: Any = function(x)
+        output.backward(grad_output)
         # As `optimizer.zero_grad()` does: the next step allocates new gradients.
         for leaf in (x, *parameters):
             leaf.grad = None
@@ -292,15 +295,19 @@ def build_window(setting: Setting) -> dict[str, Callable[[], Measured]]:
 
     def build(window: int | None) -> Measured:
         def ours(x: Tensor) -> Tensor:
-            context, _ = attention(*x.chunk(3, -1), is_causal=True, window=window)
-            return context
+            q, k, v = x.chunk(3, -1)
+            return attention(q, k, v, is_causal=True, window=window)[0]
 
         def theirs(x: Tensor) -> Tensor:
-            return plain_attention(*x.chunk(3, -1), window)
+            q, k, v = x.chunk(3, -1)
+            return plain_attention(q, k, v, window)
 
         return training_step(ours, theirs, random(setting, *sizes))
 
-    return {"causal": lambda: build(None), f"window {WINDOW}": lambda: build(WINDOW)}
+    return {
+        "causal": partial(build, None),
+        f"window {WINDOW}": partial(build, WINDOW),
+    }
 
 
 def build_window_module(setting: Setting) -> dict[str, Callable[[], Measured]]:
@@ -326,7 +333,10 @@ def build_window_module(setting: Setting) -> dict[str, Callable[[], Measured]]:
         module.train()
         return training_step(ours, theirs, setting.x(), tuple(module.parameters()))
 
-    return {"causal": lambda: build(None), f"window {WINDOW}": lambda: build(WINDOW)}
+    return {
+        "causal": partial(build, None),
+        f"window {WINDOW}": partial(build, WINDOW),
+    }
 
 
 def build_training(setting: Setting) -> dict[str, Callable[[], Measured]]:
@@ -354,7 +364,7 @@ def build_training(setting: Setting) -> dict[str, Callable[[], Measured]]:
         "x-transformers": grouped_x_transformers,
         "fast": grouped_fast,
     }
-    return {name: lambda b=build: measured(b) for name, build in builders.items()}
+    return {name: partial(measured, build) for name, build in builders.items()}
 
 
 def grouped(projection: nn.Linear, kv_heads: int) -> convert.Projection:
@@ -363,10 +373,9 @@ def grouped(projection: nn.Linear, kv_heads: int) -> convert.Projection:
     >>> grouped(nn.Linear(5, 24), kv_heads=2).weight.shape
     torch.Size([6, 5])
     """
-    weight, bias = (
-        x.unflatten(0, (kv_heads, 4, -1))[:, 0].flatten(0, 1)
-        for x in (projection.weight, projection.bias)
-    )
+    d_in = projection.in_features
+    weight = projection.weight.view(kv_heads, 4, -1, d_in)[:, 0].reshape(-1, d_in)
+    bias = projection.bias.view(kv_heads, 4, -1)[:, 0].flatten()
     return convert.Projection(weight, bias)
 
 
@@ -434,8 +443,8 @@ def grouped_x_transformers(core: Any, kv_heads: int, setting: Setting) -> Any:
             parameter.data = convert_pairing(parameter.data, heads, to="neighbors")
 
     def apart(x: Tensor) -> Tensor:
-        heads = x.unflatten(0, (kv_heads, -1, d_k))
-        return heads.transpose(0, 1).flatten(0, 2)
+        rows = x.reshape(kv_heads, -1, d_k, *x.shape[1:]).transpose(0, 1)
+        return rows.reshape(x.shape)
 
     for parameter in (module.to_q.weight, module.to_q.bias):
         parameter.data = apart(parameter.data)
@@ -464,10 +473,10 @@ def set_projections(module: Any, name: str, core: Any, kv_heads: int) -> None:
         setattr(module, name.format(letter), linear(projection))
 
 
-DECODING = {"decoding": True, "d_model": 2048, "heads": 32}
+WIDE = Setting(8, 4096, decoding=True, d_model=2048, heads=32)
 COMPARISONS = {
-    "grouped": Comparison(Setting(8, 4096, **DECODING), build_grouped),
-    "latent": Comparison(Setting(8, 4096, **DECODING), build_latent),
+    "grouped": Comparison(WIDE, build_grouped),
+    "latent": Comparison(WIDE, build_latent),
     "window": Comparison(Setting(1, 8192, "causal", training=True), build_window),
     "window_module": Comparison(
         Setting(1, 8192, "causal", training=True), build_window_module
