@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import models
-from headnotes import architectures, convert
+from headnotes import architectures, checks, convert
 from headnotes.integrations import transformers
 
 pytest.importorskip("transformers")
@@ -221,7 +221,7 @@ def test_what_our_modules_lack_is_refused_with_the_way_out(
 
 
 def test_layers_of_transformers_4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "version", lambda name: "4.57.6")
+    monkeypatch.setattr(checks, "version", lambda name: "4.57.6")
     message = "`transformers` is 4.57.6, but must be 5 or newer; update with `pip"
     with pytest.raises(ImportError, match=message):
         convert.from_transformers(llama())

@@ -221,8 +221,12 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
             return {"output": module.output(context.flatten(-2))}
 
         if not is_bare:
-            call = lambda: module.decode(token, cache)[0]  # noqa: E731
-            return Measured(call, lambda: {"output": call()}, expected)
+
+            def step() -> Tensor:
+                output: Tensor = module.decode(token, cache)[0]
+                return output
+
+            return Measured(step, lambda: {"output": step()}, expected)
         bare = BareLatent(module, token, cache)
         return Measured(bare.products, bare.outputs, expected)
 

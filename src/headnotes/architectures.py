@@ -26,7 +26,6 @@ Source: the modeling files of [Transformers
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -364,16 +363,6 @@ def dropout_of(dropout: Any) -> float:
     (0.3, 0.0)
     """
     return float(getattr(dropout, "p", dropout))
-
-
-def check_version() -> None:
-    """Refuse releases of `transformers` whose layers have other attributes."""
-    seen = version("transformers")
-    if int(seen.partition(".")[0]) < 5:
-        raise ImportError(
-            f"`transformers` is {seen}, but must be 5 or newer; update with `pip "
-            f"install --upgrade transformers`"
-        )
 
 
 def eps_of(norm: Any) -> float:

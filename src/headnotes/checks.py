@@ -12,6 +12,8 @@ Source: the convention of the [core](mha.md#check_tensor), in the same words.
 """
 
 # This file needs nothing but PyTorch.
+from importlib.metadata import version
+
 import torch
 from torch import Tensor
 
@@ -159,6 +161,23 @@ def check_next(
         raise ValueError(
             f"`x` has shape {list(x.shape)}, not [seq_len, {batch}, d_model "
             f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
+        )
+
+
+def check_version(package: str, minimum: int) -> None:
+    """Refuse a release of a package before the major version `minimum`.
+
+    >>> try:
+    ...     check_version("torch", 99)
+    ... except ImportError as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    `torch` is ..., but must be 99 or newer; update with `pip install --upgrade torch`
+    """
+    seen = version(package)
+    if int(seen.partition(".")[0]) < minimum:
+        raise ImportError(
+            f"`{package}` is {seen}, but must be {minimum} or newer; update with `pip "
+            f"install --upgrade {package}`"
         )
 
 

@@ -52,13 +52,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from headnotes import fast, mha
-from headnotes.architectures import (
-    ARCHITECTURES,
-    Latent,
-    MultiHead,
-    check_version,
-    shares_table,
-)
+from headnotes.architectures import ARCHITECTURES, Latent, MultiHead, shares_table
+from headnotes.checks import check_version
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
 
@@ -625,7 +620,7 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
     """Convert one layer; `table` is the position table of an earlier layer of T5."""
     architecture = architecture_of(module)
     assert architecture is not None
-    check_version()
+    check_version("transformers", 5)
     check_mixed(module)
     [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     # On meta nothing is computed, and no random number is used; each parameter gets

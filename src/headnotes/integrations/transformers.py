@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headnotes.architectures import check_version
+from headnotes.checks import check_version
 from headnotes.fast.attention import attention
 
 # Arguments of some models that select keys in another way than by a mask.
@@ -64,7 +64,7 @@ def register() -> None:
     >>> torch.equal(tokens["headnotes"], tokens["eager"])
     True
     """
-    check_version()
+    check_version("transformers", 5)
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
