@@ -236,8 +236,10 @@ def first_cell(code: str, site_url: str) -> str:
     wheel = blanks(site_url, "")["headnotes"]
     # Jupyter brings IPython, and Headnotes brings PyTorch and the laws.
     others = needed & {"babel", "labml", "matplotlib", "safetensors"}
+    if "matplotlib" not in others:
+        others.add("numpy")  # without it, PyTorch warns when it is imported
     packages = " ".join([wheel, *sorted(others)])
-    return FIRST_CELL.format(packages=packages, needed=sorted(needed))
+    return FIRST_CELL.format(packages=packages, needed=sorted(needed)).rstrip()
 
 
 def outside(link: re.Match[str], address: str) -> str:

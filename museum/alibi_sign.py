@@ -33,7 +33,9 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         head = torch.arange(1, self.heads + 1, device=x.device)
-        slope = 2 ** (-8 * head / self.heads)
+        n = 2 ** int(math.log2(self.heads))
+        head = torch.where(head > n, head - n - 0.5, head)
+        slope = 2 ** (-8 * head / n)
         position = torch.arange(x.shape[1], device=x.device)
         bias = slope[:, None, None] * (position[:, None] - position)
         scores = q / math.sqrt(q.shape[-1]) @ k.transpose(-2, -1) + bias.to(q.dtype)

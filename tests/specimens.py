@@ -314,7 +314,10 @@ class LinearBias(MaskedSelfAttention):
     sign = 1
 
     def slopes(self, heads: int) -> Tensor:
-        return self.sign * 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
+        power = 1 << (heads.bit_length() - 1)
+        order = torch.arange(1, heads + 1)
+        order = torch.where(order > power, order - power - 0.5, order)
+        return self.sign * 0.5 ** (8 * order / power)
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device)

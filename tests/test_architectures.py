@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import models
-from headnotes import architectures, convert
+from headnotes import architectures, checks, convert
+from headnotes.integrations import transformers
 
 pytest.importorskip("transformers")
 
@@ -140,12 +141,6 @@ def cross_attention() -> Any:
     return modeling_gpt2.GPT2Attention(config, is_cross_attention=True, layer_idx=0)
 
 
-def old_version() -> Any:
-    layer = llama()
-    layer.config = type("Config", (), {"num_attention_heads": 6})
-    return layer
-
-
 def mixed() -> Any:
     layer = llama()
     layer.q_proj.half()
@@ -197,7 +192,6 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
             "without quantization",
         ),
         (cross_attention, ValueError, r"cross-attention \(`is_cross_attention`\)"),
-        (old_version, ValueError, "has no `rope_parameters`, so it is not of"),
         (mixed, ValueError, "`module` mixes dtypes or devices"),
         (later_layer_of_t5, ValueError, "convert the model, not the layer"),
         (both_sides, ValueError, "set `use_bidirectional_attention=False`"),
@@ -224,3 +218,12 @@ def test_what_our_modules_lack_is_refused_with_the_way_out(
     module = layer()
     with pytest.raises(error, match=message):
         convert.from_transformers(module)
+
+
+def test_layers_of_transformers_4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "version", lambda name: "4.57.6")
+    message = "`transformers` is 4.57.6, but must be 5 or newer; update with `pip"
+    with pytest.raises(ImportError, match=message):
+        convert.from_transformers(llama())
+    with pytest.raises(ImportError, match=message):
+        transformers.register()

@@ -36,6 +36,7 @@ LIBRARIES = {
     "headnotes/parallel/training": {"labml"},
     "attention_laws/pytest_plugin": {"pytest"},
     "attention_bench/implementations": {"transformers", "x_transformers"},
+    "attention_bench/decoders": {"transformers", "x_transformers"},
     "attention_bench/decoding": {"transformers", "x_transformers"},
 }
 # The command line starts the checker and the benchmark, which know nothing of it.

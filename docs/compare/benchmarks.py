@@ -477,6 +477,25 @@ for record in records_of("decode"):
 show_losses("decode")
 
 # %% [markdown]
+# ## Variants of current decoders
+#
+# Each [comparison](../source/attention_bench/decoders.md) shows what a change of current
+# language models saves: fewer heads of keys and values, a latent KV cache, a sliding
+# window, a ring cache. The speedup is that over its first row. The last comparison is
+# between packages, which compute the same function. Times of decoding are those of a token.
+
+
+# %% hide="true"
+for record in records_of("decoders"):
+    rows = ["|comparison|implementation|time|speedup|", "|---|---|--:|--:|"]
+    for cell in record.cells:
+        for name, result in cell.results.items():
+            relative = speedup_entry(result if "speedup" in result else None)
+            rows.append(f"|{cell.title}|{name}|{time_entry(result)}|{relative}|")
+    display(Markdown("\n".join(rows)))
+    show_command(record)
+
+# %% [markdown]
 # ## Memory
 #
 # The *peak* is the most memory that a call has in use, above what was in use before it;

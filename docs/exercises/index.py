@@ -8,7 +8,7 @@
 #
 # ## Do an exercise in Jupyter
 #
-# 1. Install Headnotes and Jupyter with `pip install {{ headnotes }} notebook`
+# 1. Install Headnotes and Jupyter with `pip install {{ headnotes }} notebook numpy`
 #    ([where a command names only a file](../install.md)).
 # 2. Open an exercise in the tables below, and click *Download .ipynb* at its top.
 # 3. Run `jupyter notebook` in the folder of the download, and open the notebook.

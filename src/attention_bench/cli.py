@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 
+from attention_bench.decoders import COMPARISONS
 from attention_bench.decoding import DECODERS
 from attention_bench.implementations import (
     ALL_IMPLEMENTATIONS,
@@ -64,8 +65,9 @@ from attention_bench.run import (
 from attention_bench.setting import DTYPES, MASKS, Setting, dtype_name
 from attention_bench.suites import QUICK_SUITES, SUITES, Sizes, Suite
 
-# The names that `--only` accepts. Some are both an implementation and a decoder.
-SELECTABLE = tuple(dict.fromkeys([*IMPLEMENTATIONS, *DECODERS]))
+# The names that `--only` accepts. Some are both an implementation and a decoder; those
+# of the suite `decoders` are comparisons.
+SELECTABLE = tuple(dict.fromkeys([*IMPLEMENTATIONS, *DECODERS, *COMPARISONS]))
 
 # An estimate of the FLOP/s that slow implementations reach on a small machine.
 SLOW_FLOPS_PER_SECOND = 2e9
@@ -196,7 +198,7 @@ def measure(
     if name in ("growth", "memory"):
         record.exponents = growth_exponents(record.cells)
     record.seconds = time.perf_counter() - start
-    if suite.metric == "time":
+    if suite.metric != "memory":
         # A GPU does not share the cores of the CPU.
         load = load if device.type == "cpu" else 0.0
         record.doubts = find_doubts(record, load, before, after)
@@ -253,9 +255,14 @@ def parse_options(
     check_output_paths(arguments)
     changes = parse_changes(arguments)
     suites = {name: with_options(known[name], changes, arguments) for name in names}
+    if not arguments.suites:  # `--only` may select nothing of some of them
+        chosen = {
+            name: suite for name, suite in suites.items() if suite.implementations
+        }
+        suites = chosen or suites
     for name, suite in suites.items():
         if not suite.implementations:
-            available = DECODERS if name == "decode" else IMPLEMENTATIONS
+            available = available_in(suite)
             raise OptionError(
                 f"`--only {arguments.only}` leaves no implementation for `{name}`; "
                 f"there are {', '.join(available)}"
@@ -266,6 +273,13 @@ def parse_options(
                 f"masks nor lengths above 2,048"
             )
     return suites, parse_device(arguments.device), DTYPES[arguments.dtype]
+
+
+def available_in(suite: Suite) -> Iterable[str]:
+    """The names of all implementations that a suite can measure."""
+    if suite.metric == "comparison":
+        return COMPARISONS
+    return DECODERS if "decoding" in suite.modes else ALL_IMPLEMENTATIONS
 
 
 def check_output_paths(arguments: argparse.Namespace) -> None:
@@ -331,9 +345,11 @@ def with_options(
     is_decoding = "decoding" in suite.modes
     if is_decoding or suite.metric == "memory":
         changes.pop("masks", None)
+    if suite.metric == "comparison":
+        changes.pop("sizes", None)
     if suite.modes != ("training",):
         changes.pop("dropouts", None)
-    known = DECODERS if is_decoding else ALL_IMPLEMENTATIONS
+    known = available_in(suite)
     wanted = changes.pop("implementations", suite.implementations)
     names = [name for name in wanted if name in known]
     if arguments.compile and not is_decoding:

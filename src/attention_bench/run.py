@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_bench import memory
+from attention_bench.decoders import COMPARISONS
 from attention_bench.decoding import DECODERS, TOKENS, decode_tokens, make_prefix
 from attention_bench.equal import (
     TOLERANCES,
@@ -67,6 +68,11 @@ def run_suite(
     if suite.metric == "memory":
         return measure_memory(suite, settings, progress)
     cells = []
+    if suite.metric == "comparison":
+        for done, name in enumerate(suite.implementations):
+            progress(done, name)
+            cells.append(time_comparison(name, settings[done], suite.seconds))
+        return cells
     with torch_threads(suite.threads):
         for done, setting in enumerate(settings):
             progress(done, str(setting))
@@ -144,6 +150,49 @@ def time_decoders(suite: Suite, setting: Setting) -> Cell:
         timings, failed = time_side_by_side(calls, seconds=suite.seconds)
     cell.skipped |= failed
     add_timings(cell, timings, max_errors, suite.baseline)
+    return cell
+
+
+def time_comparison(name: str, setting: Setting, seconds: float) -> Cell:
+    r"""Time the implementations of a comparison, which have references of their own.
+
+    >>> setting = Setting(2, 19, "causal", training=True, d_model=64)
+    >>> cell = time_comparison("window_module", setting, seconds=0)
+    >>> list(cell.results), cell.skipped
+    (['causal', 'window 512'], {})
+    """
+    heads = f"{setting.heads} heads of {setting.d_model // setting.heads}"
+    cell = Cell(setting.as_dict(), f"{name}: {setting}, {heads}")
+    timer = timer_for(setting.device)
+    max_errors: dict[str, float] = {}
+    calls = {}
+    builders = COMPARISONS[name].build(setting)
+    with torch.set_grad_enabled(setting.training):
+        for each, build in builders.items():
+            try:
+                measured = build()
+                outputs, expected = measured.outputs(), measured.expected()
+            except Exception as error:
+                cell.skipped[each] = error_summary(error)
+                continue
+            max_errors[each], problem = check_equal(
+                upcast(outputs), upcast(expected), TOLERANCES[setting.dtype]
+            )
+            if problem:
+                cell.skipped[each] = problem
+                continue
+            calls[each] = TimedCall(
+                measured.call,
+                timer,
+                setup=measured.setup,
+                items_per_call=measured.items_per_call,
+            )
+        timings, failed = time_side_by_side(calls, seconds=seconds)
+    cell.skipped |= failed
+    baseline = next(iter(builders))
+    add_timings(cell, timings, max_errors, baseline)
+    # Its speedup over itself says nothing.
+    cell.results.get(baseline, {}).pop("speedup", None)
     return cell
 
 

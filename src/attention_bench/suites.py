@@ -1,16 +1,18 @@
 r"""# Benchmark suites
 
 A *suite* is a list of settings and a list of implementations to measure in them. There
-are six suites:
+are seven suites:
 
 - `inference`: time of a forward pass;
 - `training`: time of a forward and a backward pass, without dropout and with it;
 - `decode`: time of one more token with a filled KV cache;
 - `memory`: peak and retained memory of a call, and how they grow with the length;
 - `growth`: how the time of a forward pass grows with the length;
-- `tiny`: overhead of a call on tiny tensors, on one thread.
+- `tiny`: overhead of a call on tiny tensors, on one thread;
+- `decoders`: the variants of current decoders, each beside its own baseline. Its
+  implementations are the [comparisons](decoders.md).
 
-Each has a quick form with fewer settings; `headnotes bench --quick` runs all six.
+Each has a quick form with fewer settings; `headnotes bench --quick` runs all seven.
 
 Source: the width is that of the base model of [Attention Is All You
 Need](https://arxiv.org/abs/1706.03762), Vaswani et al. 2017, table 3; the lengths go
@@ -20,6 +22,7 @@ from a sentence (10 tokens) to a chapter (thousands).
 from dataclasses import dataclass, replace
 from typing import Any
 
+from attention_bench.decoders import COMPARISONS
 from attention_bench.decoding import DECODERS
 from attention_bench.implementations import COMPILED
 from attention_bench.setting import MASKS, Setting
@@ -47,7 +50,7 @@ class Suite:
     modes: tuple[str, ...] = ("inference",)
     # The time budget of a setting, shared by its implementations.
     seconds: float = 3.0
-    # "time" or "memory".
+    # "time", "memory" or "comparison".
     metric: str = "time"
     # The implementation that speedups are relative to.
     baseline: str = "nn"
@@ -61,6 +64,9 @@ class Suite:
         >>> len(SUITES["training"].settings())
         33
         """
+        if self.metric == "comparison":
+            of_each = (COMPARISONS[name].setting for name in self.implementations)
+            return [replace(setting, **common) for setting in of_each]
         return [
             Setting(
                 batch_size,
@@ -120,6 +126,14 @@ SUITES = {
         d_model=64,
         threads=1,
     ),
+    "decoders": Suite(
+        tuple(COMPARISONS),
+        (),
+        modes=("decoding", "training"),
+        metric="comparison",
+        seconds=10.0,
+        baseline="baseline",
+    ),
 }
 
 
@@ -141,6 +155,7 @@ QUICK_SUITES = {
     ),
     "growth": quick("growth", ((1, 256), (1, 512), (1, 1024))),
     "tiny": quick("tiny", ((1, 12),), masks=("none",)),
+    "decoders": quick("decoders", (), implementations=("ring", "training")),
 }
 
 # Implementations that hold all scores at once are measured up to these lengths only.

@@ -375,12 +375,7 @@ def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
 
     Some models have other frequencies in layers with a window.
     """
-    options = getattr(module.config, "rope_parameters", None)
-    if options is None:
-        raise ValueError(
-            "`module.config` has no `rope_parameters`, so it is not of Transformers 5; "
-            "update with `pip install --upgrade transformers`"
-        )
+    options = module.config.rope_parameters
     options = options.get(getattr(module, "layer_type", None), options)
     kind = options.get("rope_type", "default")
     if kind not in SCALINGS:

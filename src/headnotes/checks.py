@@ -12,6 +12,8 @@ Source: the convention of the [core](mha.md#check_tensor), in the same words.
 """
 
 # This file needs nothing but PyTorch.
+from importlib.metadata import version
+
 import torch
 from torch import Tensor
 
@@ -159,6 +161,52 @@ def check_next(
         raise ValueError(
             f"`x` has shape {list(x.shape)}, not [seq_len, {batch}, d_model "
             f"(={d_model})]; one token of each batch item needs `x.unsqueeze(0)`"
+        )
+
+
+def check_version(package: str, minimum: int) -> None:
+    """Refuse a release of a package before the major version `minimum`.
+
+    >>> try:
+    ...     check_version("torch", 99)
+    ... except ImportError as error:
+    ...     print(error)  # doctest: +ELLIPSIS
+    `torch` is ..., but must be 99 or newer; update with `pip install --upgrade torch`
+    """
+    seen = version(package)
+    if int(seen.partition(".")[0]) < minimum:
+        raise ImportError(
+            f"`{package}` is {seen}, but must be {minimum} or newer; update with `pip "
+            f"install --upgrade {package}`"
+        )
+
+
+def check_items(index: Tensor, batch_size: int) -> None:
+    """Refuse what does not name batch items to continue from.
+
+    >>> try:
+    ...     check_items(torch.tensor([0, 3]), batch_size=3)
+    ... except ValueError as error:
+    ...     print(error)
+    `index` names items 0 to 3, but there are 0 to 2
+    """
+    if not isinstance(index, Tensor) or index.dtype not in (
+        torch.int32,
+        torch.int64,
+    ):
+        seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
+        raise TypeError(f"`index` is {seen}, not an int64 tensor of batch items")
+    if index.layout != torch.strided or index.is_nested or index.is_meta:
+        raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
+    if index.dim() != 1 or not len(index):
+        raise ValueError(
+            f"`index` has shape {list(index.shape)}, not [batch_size]; give one "
+            f"item for each new batch item"
+        )
+    low, high = (bound.item() for bound in index.aminmax())
+    if low < 0 or high >= batch_size:
+        raise ValueError(
+            f"`index` names items {low} to {high}, but there are 0 to {batch_size - 1}"
         )
 
 

@@ -25,7 +25,7 @@ first, and so is `"torch"` unless `batch_first` is set; the others are batch fir
 
 **Models of Hugging Face Transformers**, such as Llama, have options that the formats
 lack. `from_transformers` converts their attention layers to `fast.MultiHeadAttention`
-with these options, and `to_transformers` converts back;
+with these options, and `to_transformers` converts back; Transformers 5 is required.
 [Pretrained models](../pretrained.md) shows both:
 
 >>> from transformers import GPT2Config, GPT2Model
@@ -53,6 +53,7 @@ from torch.nn.parameter import is_lazy
 
 from headnotes import fast, mha
 from headnotes.architectures import ARCHITECTURES, Latent, MultiHead, shares_table
+from headnotes.checks import check_version
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
 
@@ -522,7 +523,8 @@ def from_transformers(module: nn.Module) -> Any:
     layer norms are not part of it.
 
     Raises `TypeError` for a module that contains no known layer, or layers that are
-    quantized, `ValueError` for an option that our modules lack.
+    quantized, `ValueError` for an option that our modules lack, `ImportError` for
+    `transformers` before 5.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
@@ -618,6 +620,7 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
     """Convert one layer; `table` is the position table of an earlier layer of T5."""
     architecture = architecture_of(module)
     assert architecture is not None
+    check_version("transformers", 5)
     check_mixed(module)
     [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     # On meta nothing is computed, and no random number is used; each parameter gets

@@ -21,6 +21,7 @@ from hostile.attention import (
     compare,
     dense,
     need,
+    whole,
 )
 from hostile.dice import Dice
 from hostile.forward import by_loops, forward, wide
@@ -156,6 +157,32 @@ def append(dice: Dice) -> Call:
             assert torch.equal(stored.nan_to_num(7), x[held].nan_to_num(7))
 
     return call(dice, ring.append, given, judge)
+
+
+@attack("variants.sliding_window.RingCache.reorder")
+def reorder(dice: Dice) -> Call:
+    batch_size, heads, d_k, window = (dice.roll(1, 3) for _ in range(4))
+    ring = sliding_window.RingCache(
+        batch_size, heads, d_k, window, dice.roll(0, 2), device=dice.device
+    )
+    x = dice.floats(dice.roll(0, 7), batch_size, heads, d_k)
+    ring.append(x, x)
+    held, _ = ring.in_order()
+    given: dict[str, Any] = {"index": dice.ints(0, batch_size - 1, dice.roll(1, 4))}
+    dice.tame = not given["index"].is_meta  # there is nothing to be read of
+
+    def judge(result: Any) -> None:
+        index = given["index"]
+        whole(index, ring.buffer)
+        need(index.dtype in (torch.int32, torch.int64), "they are no integers")
+        need(index.dim() == 1 and len(index) > 0, "it is no list of items")
+        need(not index.is_meta, "there are no values")
+        order = index.tolist()
+        need(all(0 <= n < batch_size for n in order), "there is no such item")
+        kept, _ = ring.in_order()
+        assert torch.equal(kept.nan_to_num(7), held[:, order].nan_to_num(7))
+
+    return call(dice, ring.reorder, given, judge)
 
 
 @attack("variants.sliding_window.RingCache")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 import models
 from headnotes.fast.attention import attention
@@ -116,6 +117,27 @@ def test_dropout_is_applied_and_the_weights_are_those_before_it() -> None:
     assert weights is not None
     assert not torch.allclose(dropped, plain)
     assert torch.allclose((weights @ value).transpose(1, 2), plain, atol=1e-6)
+
+
+def test_a_window_is_that_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 2, 6, 11, 8)
+    causal = torch.ones(2, 1, 11, 11).bool().tril()
+    image = causal.clone()
+    image[..., 2:7, 2:7] = True  # wider than the window
+    windows = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        windows.append(options["window"])
+        return attention(*args, **options)
+
+    monkeypatch.setattr(integration, "attention", recorded)
+    for mask in (causal.triu(-2), image, causal[..., 7:, :]):
+        query = x[0][:, :, -mask.shape[2] :]
+        inputs = nn.Module(), query, x[1], x[2], mask
+        y, _ = integration.attention_forward(*inputs, sliding_window=3)
+        expected = F.scaled_dot_product_attention(query, x[1], x[2], mask)
+        torch.testing.assert_close(y, expected.transpose(1, 2))
+    assert windows == [3, None, None]
 
 
 QUERY, MASK = torch.randn(2, 6, 5, 8), torch.ones(2, 1, 5, 5).bool()

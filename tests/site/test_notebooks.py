@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import os
 import re
 import runpy
 from pathlib import Path
@@ -12,6 +13,7 @@ from zipfile import ZipFile
 import pytest
 from mkdocs.structure.files import File, Files
 
+import alone
 from website import ROOT
 
 HOOK = runpy.run_path(str(ROOT / "overrides/notebooks.py"))
@@ -62,6 +64,27 @@ def test_the_first_cell_says_what_is_missing(
     said = r"headnotes, labml, matplotlib not found; run: pip install .*whl labml"
     with pytest.raises(ModuleNotFoundError, match=said):
         exec(cell, {})
+
+
+# Of the others, only the imports are executed, unless HEADNOTES_NOTEBOOKS=all: all
+# cells of all lessons need two minutes.
+WHOLE = ("01_attention_by_hand", "03_causal_self_attention", "04_multi_head_attention")
+
+
+@pytest.mark.slow
+def test_a_lesson_needs_nothing_but_the_packages_that_it_names(site: Path) -> None:
+    run_all = os.environ.get("HEADNOTES_NOTEBOOKS") == "all"
+    tasks = []
+    for path in sorted((site.resolve() / "notebooks/learn").glob("*.ipynb")):
+        first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"]
+        names = re.findall(r"pip install \S+ (.+)$", "".join(first), re.MULTILINE)
+        packages = tuple(names[0].split())
+        tasks.append(alone.Task(str(path), packages, run_all or path.stem in WHOLE))
+    (wheel,) = (site / "dist").glob("headnotes-*.whl")
+    found = alone.execute(wheel, tasks)
+    print(*found.items(), sep="\n")
+    assert {path: error for path, (error, _) in found.items() if error} == {}
+    assert len(found) == len(tasks)
 
 
 def test_pages_of_notebooks_bring_nothing_from_jupyter(site: Path) -> None:

@@ -159,7 +159,19 @@ def test_the_oldest_position_is_overwritten_and_no_sink_is() -> None:
     ]
 
 
-# All that the core can
+@pytest.mark.parametrize("length", [2, 7])
+def test_reordered_beams_continue_from_the_given_items(length: int) -> None:
+    module = SlidingWindowAttention(2, 6, window=3, sink_tokens=1).eval()
+    prompt, tokens = torch.randn(length, 3, 6), torch.randn(2, 5, 6)
+    order = torch.tensor([2, 2, 0, 1, 0])  # more beams than items
+    _, cache = module.decode(prompt, module.cache(3))
+    cache.reorder(order)
+    outputs = [module.decode(token, cache)[0] for token in tokens.split(1)]
+    x = torch.cat([prompt[:, order], tokens])
+    expected = module(query=x, key=x, value=x)[length:]
+    torch.testing.assert_close(torch.cat(outputs), expected)
+    with pytest.raises(ValueError, match="`index` names items 0 to 5, but there are"):
+        cache.reorder(torch.tensor([0, 5]))
 
 
 # What it refuses

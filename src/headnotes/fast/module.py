@@ -44,7 +44,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
-from headnotes.checks import check_lengths, check_next, check_sizes, check_tensor
+from headnotes.checks import (
+    check_items,
+    check_lengths,
+    check_next,
+    check_sizes,
+    check_tensor,
+)
 from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
 from headnotes.fast.formula import squares_are_finite, zero_hidden_keys
@@ -698,26 +704,7 @@ class KeyValueCache:
         >>> cache.keys.flatten()
         tensor([11., 11.,  5.])
         """
-        batch_size = self.buffer.shape[1]
-        if not isinstance(index, Tensor) or index.dtype not in (
-            torch.int32,
-            torch.int64,
-        ):
-            seen = index.dtype if isinstance(index, Tensor) else type(index).__name__
-            raise TypeError(f"`index` is {seen}, not an int64 tensor of batch items")
-        if index.layout != torch.strided or index.is_nested or index.is_meta:
-            raise TypeError("`index` is sparse, nested or on meta; pass a dense one")
-        if index.dim() != 1 or not len(index):
-            raise ValueError(
-                f"`index` has shape {list(index.shape)}, not [batch_size]; give one "
-                f"item for each new batch item"
-            )
-        low, high = (bound.item() for bound in index.aminmax())
-        if low < 0 or high >= batch_size:
-            raise ValueError(
-                f"`index` names items {low} to {high}, but there are 0 to "
-                f"{batch_size - 1}"
-            )
+        check_items(index, self.buffer.shape[1])
         with torch.inference_mode(False):
             index = index.to(self.buffer.device).clone()  # not an inference tensor
             self.buffer = self.buffer.index_select(1, index)  # [2, ...]

@@ -16,7 +16,8 @@ Masks, caches, positions and `generate` remain those of the library, so models w
 padding on the left, growing or static caches and packed sequences work. A model passes
 its projected queries, keys and values to the function `attention_forward`; for
 grouped-query attention, keys and values have fewer heads and are not repeated. A
-sliding window is part of the mask.
+sliding window is part of the mask. Where a whole sequence is processed at once, the
+kernel gets the window, too, and computes no scores outside of it.
 
 To compute a layer with our modules instead, convert its weights:
 [`convert.from_transformers`](../convert.md#from_transformers).
@@ -28,8 +29,10 @@ of the library.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from headnotes.checks import check_version
 from headnotes.fast.attention import attention
 
 # Arguments of some models that select keys in another way than by a mask.
@@ -39,7 +42,7 @@ UNSUPPORTED = ("cache", "indices", "block_indices", "sinks")
 def register() -> None:
     r"""Register the attention implementation `"headnotes"` in `transformers`.
 
-    Raises `ImportError` if `transformers` is not installed.
+    Raises `ImportError` if `transformers` is not installed, or older than 5.
 
     The next tokens of a tiny Llama with random weights, after two prompts of which the
     second has two tokens of padding on the left:
@@ -61,6 +64,7 @@ def register() -> None:
     >>> torch.equal(tokens["headnotes"], tokens["eager"])
     True
     """
+    check_version("transformers", 5)
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -82,6 +86,7 @@ def attention_forward(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -129,8 +134,13 @@ def attention_forward(
         check_mask(attention_mask, query, key)
         mask = attention_mask[:, 0].permute(1, 2, 0)  # [q_len, k_len, batch_size]
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    # A mask includes causality. Without one, a single query attends to all keys.
-    is_causal = bool(is_causal) and mask is None and q_len > 1
+    window = None
+    if is_causal and attention_mask is not None:
+        # The mask includes causality, and most often the window.
+        window = window_of(attention_mask, sliding_window)
+        is_causal = window is not None
+    # Without a mask, a single query attends to all keys.
+    is_causal = bool(is_causal) and q_len > 1
     if is_causal and k_len > q_len:
         # A static cache that holds the prompt so far. The other slots are unused.
         key, value = key[:, :, :q_len], value[:, :, :q_len]
@@ -146,6 +156,7 @@ def attention_forward(
         value.permute(2, 0, 1, 3),
         mask=mask,
         is_causal=is_causal,
+        window=window,
         scale=scaling,
         soft_cap=softcap,
         bias=bias,
@@ -157,6 +168,24 @@ def attention_forward(
         weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
     context = context.transpose(0, 1).contiguous()  # [batch_size, q_len, heads, d_v]
     return context, weights
+
+
+def window_of(
+    mask: Tensor,  # [batch_size, 1, q_len, k_len]
+    window: int | None,
+) -> int | None:
+    """The window if the mask allows no key outside of it, as far as this is known.
+
+    With a cache, the last query need not be at the position of the last key: a static
+    cache has unused slots at its end. In some models the tokens of an image attend to
+    one another, also to later ones and outside of the window.
+    """
+    if window is None or mask.shape[-1] != mask.shape[-2]:
+        return None
+    # A compiled graph cannot depend on values.
+    if torch.compiler.is_compiling() or mask.diagonal(1, -2, -1).any():
+        return None
+    return window
 
 
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:

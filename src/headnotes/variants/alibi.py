@@ -21,9 +21,9 @@ it is 0 for the token itself, so that it stays exact near the query in half prec
 
 **Laws.** The laws
 [`linear_bias`](../attention_laws/positions.md#linear_bias) and `relative_positions` are
-made for it. All others apply but four. `key_permutation` and `query_permutation` do
-not, as the order of tokens matters; `formula` compares with scores without a bias; and
-`longer_padding` appends keys behind the last query, which here move the queries along.
+made for it. `key_permutation` and `query_permutation` do not apply, as the order of
+tokens matters; neither does `longer_padding`, which appends keys behind the last query,
+which here move the queries along.
 
 Source: [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2021,
 section 3; slopes for any number of heads from its [code](https://github.com/ofirpress/attention_with_linear_biases).

@@ -31,11 +31,11 @@ fewer operations where there are as many queries as keys.
 
 **Reduces to** itself: both forms give the same output, to rounding.
 
-**Laws.** `relative_positions` and all others apply but four. `key_permutation` and
-`query_permutation` do not, as the order of tokens matters; `formula` compares with the
-scores of the core; and `longer_padding` appends keys behind the last query, which here
-move the queries along. `linear_in_value` applies with `norm=False` only, as a norm is
-not linear.
+**Laws.** `relative_positions` applies. `key_permutation` and `query_permutation` do
+not, as the order of tokens matters; neither does `longer_padding`, which appends keys
+behind the last query, which here move the queries along. `formula`, `score_scale` and
+`weights_match_output` need the projections of the core. `linear_in_value` applies with
+`norm=False` only, as a norm is not linear.
 
 Source: [DeepSeek-V2](https://arxiv.org/abs/2405.04434), DeepSeek-AI 2024, section 2.1
 and appendix C; section 3.1.2 for the norms.

@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_next, check_sizes
+from headnotes.checks import check_items, check_next, check_sizes
 from headnotes.mha import MultiHeadAttention, check_inputs, check_mask, check_tensor
 
 # Blocks are no shorter: many tiny products take more time than a small one.
@@ -524,6 +524,25 @@ class RingCache:
             positions - self.length
         ]  # [..., batch_size, heads, d_k]
         self.length += len(key)
+
+    @torch.no_grad()
+    def reorder(self, index: Tensor) -> None:
+        r"""Replace batch item `i` by the keys and values of item `index[i]`.
+
+        Beam search needs this. `index` holds integers, `[batch_size]`, one for each new
+        batch item. Raises `TypeError` for another dtype, `ValueError` for another
+        shape, or an item that does not exist.
+
+        >>> cache = RingCache(batch_size=3, heads=1, d_k=1, window=2)
+        >>> x = torch.tensor([5.0, 7.0, 11.0]).view(1, 3, 1, 1)
+        >>> cache.append(x, x)
+        >>> cache.reorder(torch.tensor([2, 2, 0]))
+        >>> cache.keys.flatten()
+        tensor([11., 11.,  5.])
+        """
+        check_items(index, self.buffer.shape[2])
+        index = index.to(self.buffer.device)  # [batch_size]
+        self.buffer = self.buffer.index_select(2, index)  # [2, slots, ...]
 
 
 # region Input checks
