@@ -14,7 +14,7 @@ from json import dumps, loads
 
 import torch
 from IPython.display import Markdown, display
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 
 from headnotes.models import dates, heads
 from headnotes.models.training import RECORDED, recorded
@@ -80,7 +80,7 @@ held_out = dates.encode_pairs(dates.sample("test", 200, dates.Random(1)))
 def losses_of_fields(model):
     logits = model(held_out.source, held_out.target[:-1], held_out.source_lens)
     wanted = held_out.target[1:]
-    loss = F.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
+    loss = cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
     return {field: loss[rows].mean().item() for field, rows in FIELDS.items()}
 
 
@@ -93,8 +93,8 @@ for head in HEADS:
 
 def named(cost):
     """The fields that need a head, the one that needs it most first."""
-    needed = [field for field in sorted(cost, key=lambda f: -cost[f])]
-    return ", ".join(field for field in needed if cost[field] > 0.01) or "no field"
+    ranked = sorted(cost, key=lambda field: -cost[field])
+    return ", ".join(field for field in ranked if cost[field] > 0.01) or "no field"
 
 
 # %% hide="true"
@@ -121,7 +121,9 @@ def table(label, example, rows):
     head = "".join(f'<th scope="col">{shown(c)}</th>' for c in example["text"])
     body = ""
     for character, row in zip([*example["output"], "■"], rows, strict=True):
-        cells = "".join(f'<td style="--w:{w / 10:.0f}">{w / 1000:.3f}</td>' for w in row)
+        cells = "".join(
+            f'<td style="--w:{w / 10:.0f}">{w / 1000:.3f}</td>' for w in row
+        )
         body += f'<tr><th scope="row">{character}</th>{cells}</tr>'
     return (
         f'<table class="xp-map" aria-label="{label}"><thead><tr><td></td>{head}</tr>'

@@ -76,7 +76,7 @@ class EncoderLayer(nn.Module):
     r"""Self-attention over the source, then a feed-forward layer; pre-norm.
 
     `attention` makes the attention from `heads`, `d_model` and `dropout_prob`: that of
-    the [core](../mha.md), of [fast](../fast/module.md), or a variant.
+    the core, of `headnotes.fast`, or a variant.
 
     >>> layer = EncoderLayer(heads=2, d_model=6, d_ff=24)
     >>> layer(torch.randn(7, 3, 6), padding(torch.tensor([7, 5, 1]), 7)).shape
