@@ -170,7 +170,8 @@ def explorer(examples):
         '<button type="button" hidden>Play</button>'
         '<button type="button" hidden>Next</button>'
         f'<label><input type="range" aria-label="step" min="1" max="{steps}" '
-        f'value="{steps}" hidden><output>step {steps} of {steps}</output></label></p>'
+        f'value="{steps}" hidden><span class="xp-count">step {steps} of {steps}</span>'
+        "</label></p>"
         '<p class="xp-cell" role="status"></p></div>'
         f'<div class="xp-heads" style="--columns:{len(first["text"])}">{cards}</div>'
         '<script defer src="assets/explorer.js"></script></div>'

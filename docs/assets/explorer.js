@@ -9,7 +9,7 @@ for (const root of document.querySelectorAll(".xp")) {
   const output = root.querySelector(".xp-output");
   const [back, play, next] = root.querySelectorAll(".xp-steps button");
   const slider = root.querySelector("input");
-  const count = root.querySelector(".xp-steps output");
+  const count = root.querySelector(".xp-count");
   const weight = root.querySelector(".xp-cell");
   const heads = root.querySelector(".xp-heads");
   const cards = [...heads.querySelectorAll(".xp-head")];

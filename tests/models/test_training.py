@@ -15,7 +15,7 @@ from headnotes.models.dates import Pair, Split
 from headnotes.models.training import Settings, Trainer, exact_match, train
 
 # `KILLS=20 pytest tests/models/test_training.py -k killed` kills it more often; each
-# kill costs a quarter of a second.
+# kill costs a fifth of a second.
 KILLS = int(os.environ.get("KILLS", "8"))
 
 # Dropout draws from the generator whose state a checkpoint holds.
@@ -49,7 +49,7 @@ def test_a_run_that_is_killed_at_any_moment_continues_bit_for_bit(
     context = multiprocessing.get_context("fork")
     while kills < KILLS or not steps or steps[-1] != SMALL.steps:
         # The last run is left to end.
-        seconds = random.uniform(0.02, 0.4) if kills < KILLS else 60
+        seconds = random.uniform(0.02, 0.3) if kills < KILLS else 60
         child = context.Process(target=train_and_be_killed, args=(path.parent, seconds))
         child.start()
         child.join()
