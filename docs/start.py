@@ -53,7 +53,8 @@ display(
 6. {lessons(11, 13)} ({minutes(11, 13)} minutes) are about current language models: the KV
    cache, position encodings, sliding windows.
 7. {lessons(14, 15)} ({minutes(14, 15)} minutes) put attention into a Transformer, and look
-   into the heads of a model that translates.
+   into the heads of a model that translates. The [attention
+   explorer](attention_explorer.md) plays its steps.
 
 Each lesson has an exercise, with its answer. In the [exercises](exercises/index.md), which
 are notebooks, you write the code, and a check finds mistakes. Look up terms in the

@@ -28,6 +28,7 @@ KINDS = [
     "exercises/10_multi_head_attention.html",  # by mkdocs-jupyter
     "compare/errata.html",  # Markdown
     "compare/masks.html",  # with a program of its own
+    "attention_explorer.html",  # with another
     "compare/museum.html",
     "compare/benchmarks.html",
     "reference/variants.html",

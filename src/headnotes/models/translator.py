@@ -76,7 +76,7 @@ class EncoderLayer(nn.Module):
     r"""Self-attention over the source, then a feed-forward layer; pre-norm.
 
     `attention` makes the attention from `heads`, `d_model` and `dropout_prob`: that of
-    the [core](../mha.md), of [fast](../fast/module.md), or a variant.
+    the core, of `headnotes.fast`, or a variant.
 
     >>> layer = EncoderLayer(heads=2, d_model=6, d_ff=24)
     >>> layer(torch.randn(7, 3, 6), padding(torch.tensor([7, 5, 1]), 7)).shape
@@ -114,14 +114,15 @@ class EncoderLayer(nn.Module):
 
 
 class LayerCache(NamedTuple):
-    """What a decoder layer keeps between two tokens: two KV caches.
+    """What a decoder layer keeps between two tokens.
 
-    That of the self-attention grows by one position per token. That of the
-    cross-attention holds the memory's keys and values, which never change.
+    The KV cache of the self-attention grows by one position per token. The keys and
+    values of the memory, `[batch_size, heads, source_len, d_k]`, never change.
     """
 
     target: KeyValueCache
-    memory: KeyValueCache
+    keys: Tensor
+    values: Tensor
 
 
 class DecoderLayer(nn.Module):
@@ -178,14 +179,14 @@ class DecoderLayer(nn.Module):
 
     def cache(self, memory: Tensor, max_len: int) -> LayerCache:
         """Project the memory once, and make room for `max_len` target positions."""
-        source_len, batch_size, _ = memory.shape
-        cache = LayerCache(
-            self.self_attention.cache(batch_size, max_len),
-            self.cross_attention.cache(batch_size, source_len),
-        )
+        batch_size = memory.shape[1]
         cross = self.cross_attention
-        cache.memory.append(cross.key(memory), cross.value(memory))
-        return cache
+        keys, values = (
+            project(memory).permute(1, 2, 0, 3).contiguous()
+            for project in (cross.key, cross.value)
+        )  # [batch_size, ...]
+        target = self.self_attention.cache(batch_size, max_len)
+        return LayerCache(target, keys, values)
 
     def decode(
         self,
@@ -199,10 +200,10 @@ class DecoderLayer(nn.Module):
         x = x + y  # [1, batch_size, d_model]
 
         # The one query may attend to the whole memory, whose projections are cached.
-        cross, projected = self.cross_attention, cache.memory
+        cross = self.cross_attention
         query = cross.query(self.cross_attention_norm(x))  # [1, batch_size, ...]
         context = cross.attend_to_all(
-            query, projected.keys, projected.values, memory_mask, None
+            query, cache.keys, cache.values, memory_mask, None
         )
         x = x + cross.output(context.flatten(-2))  # [1, batch_size, d_model]
 

@@ -207,7 +207,8 @@ def compare(ranks: int) -> dict[str, Report]:
     method = "spawn"
     if "forkserver" in multiprocessing.get_all_start_methods():
         method = "forkserver"
-        multiprocessing.set_forkserver_preload([__name__])
+        # An optimizer imports the second at its first step, which takes a second.
+        multiprocessing.set_forkserver_preload([__name__, "torch._dynamo"])
     with TemporaryDirectory() as folder:
         start: Any = start_processes  # it has no types
         start(work, (ranks, folder), nprocs=ranks, start_method=method)
