@@ -277,8 +277,10 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     present = set()
     namespace: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
-    for name, required in names.required_by_name(parameters.values()).items():
-        value = names.ARGUMENT_VALUES.get(name, "")
+    required_by_name = names.required_by_name(parameters.values())
+    values = names.argument_values(required_by_name)
+    for name, required in required_by_name.items():
+        value = values[name]
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
