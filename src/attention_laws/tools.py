@@ -128,10 +128,10 @@ def probabilities(part: nn.Module) -> list[str]:
 def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     r"""Set dropout probabilities in `module`; return whether any changed.
 
-    That is each dropout layer, and each number between 0 and 1 in an attribute named `p`
-    or with "drop" in its name: `nn.MultiheadAttention`, for example, has no dropout layer and
-    passes its attribute `dropout` to a function. With `place`, only those of the
-    submodule of this name are set.
+    That is each dropout layer, and each number between 0 and 1 in an attribute with
+    "drop" in its name, or named `p`: `nn.MultiheadAttention`, for example, has no
+    dropout layer and passes its attribute `dropout` to a function. With `place`, only
+    those of the submodule of this name are set.
 
     >>> mha = nn.MultiheadAttention(4, 2, dropout=0.1)
     >>> set_dropout(mha, 0.5), mha.dropout
