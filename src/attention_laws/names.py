@@ -83,7 +83,7 @@ POSITION_KINDS = {
 }
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
-    "norm": r"norm|cosine|^(rsqrt|std|var|square)$",
+    "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
