@@ -282,6 +282,21 @@ class CacheTopLeft(WithCache):
         return 0
 
 
+class CacheForgetsPadding(WithCache):
+    """The padding mask of a call with a cache hides none of the past keys."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        allowed = ones.tril(seen.shape[1] - x.shape[1])
+        if mask is not None:
+            is_past = torch.arange(seen.shape[1]) < seen.shape[1] - x.shape[1]
+            allowed = allowed & (mask | is_past)[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
 class TopLeftCorner(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and not mask.all():
@@ -333,6 +348,24 @@ class QuadraticBias(LinearBias):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         place = torch.arange(k.shape[2], device=k.device).to(k)
         return MaskedSelfAttention.score(self, q, k) - (place - place[:, None]) ** 2 / 8
+
+
+class BiasOfSums(MaskedSelfAttention):
+    """A learned bias for each distance, whose table is indexed by the sum."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.bias = nn.Parameter(torch.zeros(64))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2])
+        return super().score(q, k) + self.bias[place + place[:, None]]
+
+
+class ScoresOfTwoQueries(MaskedSelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + scores.roll(1, dims=2)
 
 
 class Rotary(MaskedSelfAttention):
@@ -509,6 +542,12 @@ class TwoMasks(Correct):
 class FirstItemsMask(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         return super().weigh(scores, mask if mask is None else mask[:1])
+
+
+class IgnoresMaskIfFirstIsFull(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        is_full = mask is not None and bool(mask[0].all())
+        return super().weigh(scores, None if is_full else mask)
 
 
 class ReturnsOtherHeads(Correct):
@@ -708,7 +747,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [(MultipliesByMask, MASK)],
     "nonfinite_padding": [(Correct, MASK)],
-    "batch_independence": [(MixesBatchItems, {}), (FirstItemsMask, MASK)],
+    "batch_independence": [
+        (MixesBatchItems, {}),
+        (FirstItemsMask, MASK),
+        (IgnoresMaskIfFirstIsFull, MASK),
+    ],
     "neutral_mask": [(OtherPathWithoutMask, MASK)],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
@@ -728,6 +771,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [(ReturnsOtherHeads, {})],
+    "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
     "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
@@ -749,6 +793,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
+        (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
     ],
     "long_sequences": [(LosesLastBlock, {})],
     "positions_matter": [
@@ -772,6 +817,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "relative_positions": [
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
+        (BiasOfSums, {"positions": "relative"}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),

@@ -61,7 +61,7 @@ MASK_KINDS = {
     "causal": "bool flag, True = causal",
 }
 
-POSITIONS = ("none", "alibi", "rotary", "learned")
+POSITIONS = ("none", "alibi", "rotary", "relative", "learned")
 
 # The projections that the option `projections` can name.
 PROJECTIONS = ("query", "key", "value", "out", "fused")

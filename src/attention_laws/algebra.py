@@ -309,6 +309,40 @@ def score_scale(script: Script) -> None:
         script.fail("False, " + repr(message), message, abs(worst - 1), tolerance)
 
 
+@law(slow=True, assumes="features convolution")
+def score_independence(script: Script) -> None:
+    r"""The score of a query and a key depends on no other token.
+
+    $$\frac{\partial}{\partial x_m} \ln \frac{a_{ij}}{a_{ij'}} = 0 \quad \text{for } m
+    \notin \{i, j, j'\}$$
+
+    The softmax divides a whole row by one number, so the ratio of two weights of a
+    query depends on that query and the two keys only. A relative shift that takes
+    scores from the row of another query, or a statistic over the tokens, makes it
+    depend on others.
+    """
+    adapter = script.adapter
+    skip_unless(not adapter.is_pooled, "has one output for all tokens")
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    before = record_weights(script, args)
+    skip_unless(before, "its weights are neither returned nor those of a softmax")
+    after = record_weights(script, script.perturb(args, l=slice(1, 2)))
+    rest = [0, *range(2, length)]
+    shares = []
+    for weights in (before, after):
+        kept = script.assign("kept", f"{weights}[:, {rest}][..., {rest}]")
+        # Of a key that is hidden the share is 0, and between two of them unknown.
+        share = f"({kept} / ({kept} + {kept}[..., :1])).nan_to_num()"
+        shares.append(script.assign("share", share))
+    tolerance = max(1e-3, 32 * torch.finfo(script.dtype).eps)
+    claim = f"({shares[1]} - {shares[0]}).abs().max() <= {tolerance}"
+    message = "the ratio of two weights changes with token 1, which is neither key"
+    script.assert_true(claim, message)
+
+
 def record_weights(script: Script, args: CallArguments) -> str:
     """A variable of the weights of the first batch item, `[heads, q_len, k_len]`.
 

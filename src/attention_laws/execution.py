@@ -266,7 +266,7 @@ def assert_no_dtype_is_kept(script: Script) -> None:
     script.assert_close(expected, script.call(args), message)
 
 
-@law
+@law(assumes="features")
 def half_precision(script: Script) -> None:
     r"""In half precision, the output is that of float32, within a tenth.
 

@@ -277,8 +277,10 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     present = set()
     namespace: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
-    for name, required in names.required_by_name(parameters.values()).items():
-        value = names.ARGUMENT_VALUES.get(name, "")
+    required_by_name = names.required_by_name(parameters.values())
+    values = names.argument_values(required_by_name)
+    for name, required in required_by_name.items():
+        value = values[name]
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
@@ -329,8 +331,9 @@ def infer_inputs(probe: CallProbe) -> None:
         required = dict.fromkeys(names.INPUT_NAMES[0], True)
     order = list(required)
     inputs: tuple[str, ...] = options.inputs or names.find_inputs(required)
-    if not inputs and any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        inputs = ("x",)
+    takes_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if takes_args and not options.inputs and not any(required.values()):
+        inputs = ("x",)  # all that has a name is optional
     if not inputs:
         raise CallError(
             f"`{adapter.name}` has no named arguments; name its inputs with "
@@ -340,8 +343,7 @@ def infer_inputs(probe: CallProbe) -> None:
     by_keyword |= any(p.kind is p.KEYWORD_ONLY for p in parameters if p.name in inputs)
     # Inputs that the signature does not name are passed to its `**kwargs`.
     has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    has_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    by_keyword |= has_kwargs and not has_args and not set(inputs) & set(order)
+    by_keyword |= has_kwargs and not takes_args and not set(inputs) & set(order)
     call_args = {
         name: None
         for name, is_required in required.items()
@@ -835,7 +837,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     check_parameter_names(module, options)
     projections = names.find_projections(module, options.projections)
     softcap = names.softcap_of(module) if projections else None
-    designs = dict(probe.adapter.designs)
+    # The module tells of parts that its class builds, such as the norms of a block.
+    designs = {**names.designs_of(module), **probe.adapter.designs}
     if projections and not names.normalizes(adapter.target):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:

@@ -38,7 +38,7 @@ ARGUMENT_NAMES = {
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
-    "resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
+    "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
     "resid_pdrop attention_probs_dropout_prob p_drop attn_dropout_prob drop_out",
     "0": "layer_idx layer_id layer_number layer_index",
     "False": "bias qkv_bias use_bias attention_bias add_bias flash use_flash "
@@ -64,6 +64,7 @@ CONTEXT_PATTERN = re.compile(
     r"|cross|latent|image|text|media|target|^(key|value)$",
     re.IGNORECASE,
 )
+CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
 CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
@@ -82,7 +83,7 @@ POSITION_KINDS = {
 }
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
-    "norm": r"norm|cosine|^(rsqrt|std|var|square)$",
+    "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
@@ -143,6 +144,24 @@ def required_by_name(parameters: Iterable[inspect.Parameter]) -> dict[str, bool]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     single = (each for each in parameters if each.kind not in variadic)
     return {each.name: each.default is inspect.Parameter.empty for each in single}
+
+
+def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
+    r"""The value of each constructor argument; "" where it is unknown.
+
+    The first argument of an attention is its width, if no other is: a class that takes
+    `nx` and `n_head` is built like one that takes `d_model` and `n_head`.
+
+    >>> argument_values({"nx": True, "n_head": True})
+    {'nx': '{d_model}', 'n_head': '{heads}'}
+    """
+    values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    first = next(iter(required), "")
+    is_config = CONFIG_PATTERN.search(first)
+    if required.get(first) and not values[first] and not is_config:
+        if "{heads}" in values.values() and "{d_model}" not in values.values():
+            values[first] = "{d_model}"
+    return values
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
@@ -207,7 +226,7 @@ def config_source(
     "Config" or "Args". Without a class it is a namespace or a dict of the names that
     the source of the module reads. None where the argument is not a config.
     """
-    if not re.search(r"conf|cfg|args|param|opt", parameter.name, re.IGNORECASE):
+    if not CONFIG_PATTERN.search(parameter.name):
         return None
     source = inspect.getsource(target)
     name = re.escape(parameter.name)

@@ -306,6 +306,7 @@ def incremental_decoding(script: Script) -> None:
     if adapter.cache is not None:
         for pieces in piece_lengths(length):
             decode_with_cache(script, pieces)
+        decode_with_padding(script)
         reorder_cache(script)
         return
     for first in range(1, length):
@@ -364,8 +365,40 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     script.assert_close(whole, script.concatenate(*outputs), message)
 
 
+def decode_with_padding(script: Script) -> None:
+    """Decode with the first key of one batch item hidden, as after left padding.
+
+    The mask is for all keys so far. Where it is refused, nothing is tested.
+    """
+    length = script.sizes.k_len
+    allowed = script.all_allowed(length, length)
+    allowed[:, :1, 0] = False
+    first = length // 2
+    for mask in script.masks_for(allowed) if length > 2 else []:
+        assert mask is not None
+        if "q" in mask.axes:
+            allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        whole = script.call(args)
+        args = replace(args, allowed=allowed)
+        try:
+            start, cache = call_with_cache(script, args, 0, first, "None", mask)
+            rest, _ = call_with_cache(script, args, first, length - first, cache, mask)
+        except ScriptError:
+            continue
+        message = f"with padding, {{place}} differs after a call with {first} tokens"
+        pieces = script.concatenate(start, rest)
+        script.assert_close(whole, pieces, message, l=script.real_queries(args))
+
+
 def call_with_cache(
-    script: Script, args: CallArguments, start: int, count: int, cache: str
+    script: Script,
+    args: CallArguments,
+    start: int,
+    count: int,
+    cache: str,
+    mask: MaskArgument | None = None,
 ) -> tuple[str, str]:
     """Compute `count` tokens from `start` on; return the output and the new cache."""
     adapter = script.adapter
@@ -374,8 +407,10 @@ def call_with_cache(
     index = adapter.index(l=slice(start, start + count))
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
     allowed = script.all_allowed(count, start + count)
+    if mask is not None:
+        allowed = args.allowed[start : start + count, : start + count]
     source = script.argument_source(
-        CallArguments(inputs, script.encode_mask(allowed), allowed),
+        CallArguments(inputs, script.encode_mask(allowed, mask), allowed),
         start,
         **{argument: cache},
     )
@@ -646,11 +681,13 @@ def relative_positions(script: Script) -> None:
     Rotary queries and keys are rotated against each other by an angle that depends on
     their distance. If the angles are laid out for pairs of neighbors and the rotation
     pairs the two halves, or the other way round, it is no rotation, and absolute
-    positions matter.
+    positions matter. So they do if the table of a learned relative bias is indexed by
+    anything but the distance.
     """
     adapter = script.adapter
     skip_unless(
-        adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
+        adapter.positions in ("rotary", "alibi", "relative"),
+        "`positions` is not rotary, alibi or relative",
     )
     assert_shift_invariant(script)
     # Where no mask can hide tokens in front of the others, weights show the same.

@@ -112,13 +112,16 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 
 
 def probabilities(part: nn.Module) -> list[str]:
-    """The names of the attributes of a module that are dropout probabilities."""
-    is_dropout_layer = isinstance(part, nn.modules.dropout._DropoutNd)
+    """The names of the attributes of a module that are dropout probabilities.
+
+    A number named `p` is one if it is no integer, as the size of a patch would be.
+    """
     return [
         name
         for name, value in vars(part).items()
-        if "drop" in name.lower() or (is_dropout_layer and name == "p")
-        if type(value) in (int, float) and 0 <= value <= 1
+        if (type(value) in (int, float) and "drop" in name.lower())
+        or (type(value) is float and name == "p")
+        if 0 <= value <= 1
     ]
 
 
@@ -126,9 +129,9 @@ def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     r"""Set dropout probabilities in `module`; return whether any changed.
 
     That is each dropout layer, and each number between 0 and 1 in an attribute with
-    "drop" in its name: `nn.MultiheadAttention`, for example, has no dropout layer and
-    passes its attribute `dropout` to a function. With `place`, only those of the
-    submodule of this name are set.
+    "drop" in its name, or named `p`: `nn.MultiheadAttention`, for example, has no
+    dropout layer and passes its attribute `dropout` to a function. With `place`, only
+    those of the submodule of this name are set.
 
     >>> mha = nn.MultiheadAttention(4, 2, dropout=0.1)
     >>> set_dropout(mha, 0.5), mha.dropout

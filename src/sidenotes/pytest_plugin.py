@@ -87,17 +87,27 @@ class ShapeFile(pytest.File):
     """A source file, traced once for all of its comments."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """One item per claim; warns if a file on the command line has none."""
+        """One item per claim; warns if a file on the command line has none.
+
+        Of a folder, a file that cannot be traced is one unverified item, because an
+        error of collection would stop the run before the other files.
+        """
         from sidenotes.split import UNREADABLE, LiterateError
         from sidenotes.trace import TraceError
 
         try:
             findings = self.findings()
-        except (LiterateError, TraceError) as error:
-            raise self.CollectError(str(error)) from error
-        except UNREADABLE as error:
-            line = getattr(error, "lineno", None) or 1
-            raise self.CollectError(f"{self.path}:{line}: {error}") from error
+        except (LiterateError, TraceError, *UNREADABLE) as error:
+            message = str(error)
+            if isinstance(error, UNREADABLE):
+                line = getattr(error, "lineno", None) or 1
+                message = f"{self.path}:{line}: {error}"
+            if self.session.isinitpath(self.path):
+                raise self.CollectError(message) from error
+            message = message.removeprefix(f"{self.path}:")
+            message = f"line {message}"
+            yield UntracedFile.from_parent(self, name="all comments", message=message)
+            return
         if not findings and self.session.isinitpath(self.path):
             reason = "no line of code has a shape comment, as `# [batch_size, d]`"
             self.warn(pytest.PytestCollectionWarning(reason))
@@ -129,7 +139,31 @@ class ShapeFile(pytest.File):
         return judge(found, traced)
 
 
-class ShapeItem(pytest.Item):
+class UnverifiedItem(pytest.Item):
+    """A test that is reported as unverified, and fails with `--shapes-strict`."""
+
+    def unverified(self, message: str) -> None:
+        """Skip, or fail if unverified comments are errors."""
+        if self.config.getoption("shapes_strict"):
+            pytest.fail(message, pytrace=False)
+        first = message.partition("\n")[0]
+        self.user_properties.append((UNVERIFIED, f"{self.path.name}: {first}"))
+        pytest.skip(first)
+
+
+class UntracedFile(UnverifiedItem):
+    """The comments of a file that cannot be imported, or whose examples fail."""
+
+    def __init__(self, *, message: str, **kwargs: object) -> None:
+        super().__init__(**kwargs)  # type: ignore[arg-type]
+        self.message = message
+
+    def runtest(self) -> None:
+        """Report the reason."""
+        self.unverified(self.message)
+
+
+class ShapeItem(UnverifiedItem):
     """The test of one claim."""
 
     def __init__(self, *, finding: "Finding", **kwargs: object) -> None:
@@ -138,11 +172,8 @@ class ShapeItem(pytest.Item):
 
     def runtest(self) -> None:
         """Pass, or report the claim and the observed shapes, without a traceback."""
-        unverified = self.finding.verdict == "unverified"
-        if unverified and not self.config.getoption("shapes_strict"):
-            first = self.finding.message.partition("\n")[0]
-            self.user_properties.append((UNVERIFIED, f"{self.path.name}: {first}"))
-            pytest.skip(first)
+        if self.finding.verdict == "unverified":
+            self.unverified(self.finding.message)
         if self.finding.verdict != "verified":
             pytest.fail(self.finding.message, pytrace=False)
 

@@ -203,7 +203,11 @@ def test_valid_options_are_stored_unchanged(options: dict[str, Any]) -> None:
         ("mask", "m", "must be such as {'attn_mask': 'ignore:qk'}; a kind is one of "),
         ("init_args", {"act": nn.ReLU()}, LITERALS),
         ("call_args", {"f": print}, LITERALS),
-        ("positions", "absolute", "must be one of none, alibi, rotary, learned"),
+        (
+            "positions",
+            "absolute",
+            "must be one of none, alibi, rotary, relative, learned",
+        ),
         ("weights", "attn", "must be an index or attribute such as '[1]' or "),
         ("weights", "[1]:xyz", "must be an index or attribute such as '[1]' or "),
         ("projections", {"q": "q"}, "must be names of submodules, for some of query, "),

@@ -158,6 +158,19 @@ def test_a_folder_gives_the_comments_of_its_files(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+def test_a_file_of_a_folder_that_cannot_be_imported_stops_no_other(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    pytester.makepyfile(broken="import nowhere\n\nx = 1  # [n]\ny = 2  # [d]")
+    result = run(pytester)
+    assert result.ret == 0
+    assert result.parseoutcomes() == {"passed": 1, "unverified": 1}
+    line = "broken.py: line 1: cannot be imported: ModuleNotFoundError: No module *"
+    result.stdout.fnmatch_lines(["*unverified shape comments*", line])
+    result = run(pytester, "--shapes-strict")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+
+
 @pytest.mark.slow
 def test_runs_without_the_flag_are_unchanged(
     pytester: pytest.Pytester, model: Path
