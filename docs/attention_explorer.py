@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Attention explorer: the heads of a trained translator
+# # Attention explorer: heads of a trained translator
 #
 # This page shows the cross-attention of a small trained Transformer, head by head, while
 # it translates a date. Choose a text, and step through the decoder: each step generates
@@ -94,7 +94,8 @@ for head in HEADS:
 def named(cost):
     """The fields that need a head, the one that needs it most first."""
     ranked = sorted(cost, key=lambda field: -cost[field])
-    return ", ".join(field for field in ranked if cost[field] > 0.01) or "no field"
+    needed = [field for field in ranked if cost[field] > 0.01]
+    return "every field" if needed == ranked else ", ".join(needed) or "no field"
 
 
 # %% hide="true"
@@ -202,7 +203,7 @@ display(Markdown(explorer([example(n) for n in range(len(texts))])))
 #
 # The weights on this page are those of seed 1. The task was trained with three seeds, which
 # change the initial weights and the batches. *Exact* is the share of held-out texts whose
-# date is generated without a mistake.
+# date is generated without a mistake; `python benchmarks/seeds.py` recorded it.
 
 # %% hide="true"
 seeds = loads((RECORDED / "seeds.json").read_text(encoding="utf-8"))

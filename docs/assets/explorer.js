@@ -146,8 +146,8 @@ for (const root of document.querySelectorAll(".xp")) {
     } else {
       const rows = target.closest("table").rows;
       const row = rows[target.parentElement.rowIndex + way[0]];
-      const cell = row?.cells[target.cellIndex + way[1]];
-      if (cell?.matches("tr:not(.xp-later) > [tabindex]")) cell.focus();
+      // What is no cell, or not computed yet, takes no focus.
+      row?.cells[target.cellIndex + way[1]]?.focus();
     }
     event.preventDefault();
   });
