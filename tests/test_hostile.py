@@ -58,6 +58,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "headnotes.md"
 # What is not attacked, by the beginning of its name, and why.
 SPARED = {
     "architectures.": "it is given layers of `transformers`; see its own test",
+    "checks.check_version": "it is given the name of a package",
     "checks.first_index": "it is given what has been checked",
     "checks.fits_dtype": "it is given what has been checked",
     "checks.value_range": "it is given what has been checked",

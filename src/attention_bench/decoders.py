@@ -97,9 +97,10 @@ def plain_attention(
 ) -> Tensor:
     r"""Causal attention by the kernel of PyTorch, with a mask and repeated heads.
 
-    >>> query, key = torch.randn(3, 2, 6, 5), torch.randn(7, 2, 3, 5)
-    >>> plain_attention(query, key, key, window=1)[2, 0, ::2].equal(key[6, 0])
-    True
+    >>> query, key = torch.randn(3, 2, 10, 7), torch.randn(11, 2, 5, 7)
+    >>> context = plain_attention(query, key, key, window=1)
+    >>> context[2, 0, ::2].equal(key[10, 0]), plain_attention(query, key, key).shape
+    (True, torch.Size([3, 2, 10, 7]))
     """
     q_len, k_len = len(query), len(key)
     if window is None:
@@ -109,8 +110,7 @@ def plain_attention(
             q_len, k_len, window=window, device=query.device
         )  # [q_len, k_len, 1]
     group = query.shape[2] // key.shape[2]
-    heads_first = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-    q, k, v = heads_first  # [batch_size, heads, q_len, d_k], [batch_size, ...]
+    q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     context = F.scaled_dot_product_attention(
         q, k, v, mask[..., 0]

@@ -27,6 +27,7 @@ READ_AGAIN = [SRC / "headnotes" / f"{name}.py" for name in ("mha", "variants/lin
 
 # Modules whose lines need not say their shapes, and why.
 EXEMPT = {
+    "attention_bench/decoders.py": "tensors lie as each implementation takes them",
     "attention_bench/decoding.py": "tensors lie as each decoder takes them",
     "attention_bench/equal.py": "tensors lie as each implementation takes them",
     "attention_bench/implementations.py": "tensors lie as each one takes them",

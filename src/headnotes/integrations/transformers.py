@@ -170,10 +170,7 @@ def attention_forward(
     return context, weights
 
 
-def window_of(
-    mask: Tensor,  # [batch_size, 1, q_len, k_len]
-    window: int | None,
-) -> int | None:
+def window_of(mask: Tensor, window: int | None) -> int | None:
     """The window if the mask allows no key outside of it, as far as this is known.
 
     With a cache, the last query need not be at the position of the last key: a static

@@ -533,7 +533,7 @@ class RingCache:
         batch item. Raises `TypeError` for another dtype, `ValueError` for another
         shape, or an item that does not exist.
 
-        >>> cache = RingCache(batch_size=3, heads=1, d_k=1, window=2)
+        >>> cache = RingCache(batch_size=3, heads=1, d_k=1, window=4)
         >>> x = torch.tensor([5.0, 7.0, 11.0]).view(1, 3, 1, 1)
         >>> cache.append(x, x)
         >>> cache.reorder(torch.tensor([2, 2, 0]))
