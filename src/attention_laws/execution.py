@@ -76,7 +76,7 @@ def dropout(script: Script) -> None:
     It is applied to the weights, after the softmax, and what remains is divided by the
     probability to remain. Each dropout of the module is set to 0.5 in turn. Copies of
     one sequence in a batch show what is random: over the copies the mean output must be
-    that of evaluation; copies, queries and heads must not share one dropout mask.
+    that of evaluation; calls, copies, queries and heads must not share one mask.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module, "is a function, and has no modes")
@@ -139,6 +139,9 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 script.assert_true(claim, message)
                 return ""
             if not equal:
+                again = script.call(many)
+                message = "two calls in training share one dropout mask"
+                script.assert_true(f"not torch.equal({output}, {again})", message)
                 assert_mean_is_kept(script, many, y)
             elif adapter.layout.replace("b", "")[0] == "l":
                 assert_masks_differ(script, y, length)
