@@ -204,10 +204,11 @@ failed = set()
 for package in run["packages"]:
     for record in package["modules"]:
         names = record["failed"]
+        module = ".".join(record["module"].split(".")[-2:])
         failed |= {*names}
         lines.append(
             f"| {package['name']} {package['version']} "
-            f"| `{record['module'].rpartition('.')[2]}` | {record['passed']} "
+            f"| `{module}` | {record['passed']} "
             f"| {record['skipped']} | {', '.join(names).replace('_', ' ')} "
             f"| {record['seconds']:.0f} |"
         )

@@ -212,9 +212,11 @@ def earlier_calls(script: Script) -> None:
     masks: list[MaskArgument | None] = [
         mask for mask in script.masks_for(padded) if mask and k_len > 1
     ]
-    # Generation runs without gradients, and is where most caches are.
-    for mode in (script.modes()[-1], "no_grad"):
-        for mask in masks or [None]:
+    # Generation runs without gradients, and is where most caches are: there each mask
+    # is tried, and with gradients the first.
+    masks = masks or [None]
+    for mode, tried in ((script.modes()[-1], masks[:1]), ("no_grad", masks)):
+        for mask in tried:
             script.restart(mode)
             script.exec_line("unused = copy.deepcopy(attention)")
             args = script.make_arguments(padded if mask else None, mask)
