@@ -184,7 +184,8 @@ assert failed >= {"fully_masked_rows"}
 # ## Modules of other packages
 #
 # `python benchmarks/packages.py` checks attention modules of the packages that are
-# installed, without options, and records the results. The recorded run:
+# installed, without options, and records the results. Two modules of timm are given as
+# instances, because their sizes depend on each other. The recorded run:
 
 # %% hide="true"
 import json
