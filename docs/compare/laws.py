@@ -185,7 +185,7 @@ assert failed >= {"fully_masked_rows"}
 #
 # `python benchmarks/packages.py` checks attention modules of the packages that are
 # installed, without options, and records the results. Two modules of timm are given as
-# instances, because their sizes depend on each other. The recorded run:
+# instances. The recorded run:
 
 # %% hide="true"
 import json
