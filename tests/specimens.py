@@ -668,6 +668,15 @@ class DropsWithoutScale(NeverDrops):
         return weights * kept @ v
 
 
+class DropsForAllCalls(NeverDrops):
+    noise: Tensor | None = None
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.noise is None or self.noise.shape != weights.shape:
+            self.noise = self.dropout(torch.ones_like(weights))
+        return weights * (self.noise if self.training else 1) @ v
+
+
 class NoScaleInHalf(Correct):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return q @ k.mT if q.dtype == torch.bfloat16 else super().score(q, k)
@@ -831,6 +840,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllItems, {}),
         (DropsForAllHeads, {}),
         (DropsForAllQueries, {}),
+        (DropsForAllCalls, {}),
         (DropsRows, {}),
         (DropsWithoutScale, {}),
         (NeverDrops, {}),

@@ -179,3 +179,43 @@ for name in ("torch, weights", "torch", "SDPA"):
         )
 failed = {result.law.name for result in reports["torch, weights"].failed}
 assert failed >= {"fully_masked_rows"}
+
+# %% [markdown]
+# ## Modules of other packages
+#
+# `python benchmarks/packages.py` checks attention modules of the packages that are
+# installed, without options, and records the results. Two modules of timm are given as
+# instances. The recorded run:
+
+# %% hide="true"
+import json
+from pathlib import Path
+
+# For each law that fails, the reason; all of them are properties of the modules.
+REASONS = {
+    "rows_sum_to_one": "The weights are returned after dropout, so that in training "
+    "their rows do not sum to 1.",
+    "fully_masked_rows": "The output of a fully masked row is NaN.",
+    "dtype_and_device": "With a mask, a module in float16 returns float32.",
+}
+
+run = json.loads(Path("../../benchmarks/results/packages.json").read_text("utf-8"))
+lines = ["| package | module | pass | skip | FAIL | s |", "|---|---|--:|--:|---|--:|"]
+failed = set()
+for package in run["packages"]:
+    for record in package["modules"]:
+        names = record["failed"]
+        module = ".".join(record["module"].split(".")[-2:])
+        failed |= {*names}
+        lines.append(
+            f"| {package['name']} {package['version']} "
+            f"| `{module}` | {record['passed']} "
+            f"| {record['skipped']} | {', '.join(names).replace('_', ' ')} "
+            f"| {record['seconds']:.0f} |"
+        )
+assert failed <= REASONS.keys(), failed - REASONS.keys()
+lines += ["", f"torch {run['torch']}, {run['device']}, {run['date']}. The last column"]
+lines.append("is CPU time on one core, without imports. Each failure is a property of")
+lines.append("the module, not an error of the check:\n")
+lines += [f"- **{name.replace('_', ' ')}.** {REASONS[name]}" for name in sorted(failed)]
+display(Markdown("\n".join(lines)))

@@ -323,6 +323,8 @@ def score_independence(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(not adapter.is_pooled, "has one output for all tokens")
+    is_plain = not (adapter.is_image or (adapter.is_module and "h" in adapter.layout))
+    skip_unless(is_plain, "has two axes of tokens")
     length = adapter.fixed_length or 5
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
@@ -480,7 +482,8 @@ def scale_to_large_scores(
 ) -> CallArguments:
     """Scale queries and keys so that the largest score is near the limit of float16.
 
-    Where the projections are known, the largest product comes close to 60,000;
+    Where the projections are known, the largest product comes close to 60,000, or with
+    a positional encoding, which may rotate them, the product of the largest norms;
     otherwise the inputs are multiplied by 8. `sign` is that of the queries.
     """
     adapter = script.adapter
@@ -500,7 +503,10 @@ def scale_to_large_scores(
             with script.rollback():
                 q, k, _v = project(script, scaled(factor))
                 k = f"{k}.repeat_interleave({adapter.group_size}, dim=1)"
-                largest = script.evaluate(f"({q} @ {k}.mT).abs().max().item()")
+                products = f"({q} @ {k}.mT).abs()"
+                if adapter.positions != "none":
+                    products = f"{q}.norm(dim=-1).max() * {k}.norm(dim=-1)"
+                largest = script.evaluate(f"({products}).max().item()")
                 factor *= (60000 / max(largest, 1e-3)) ** 0.5
     return scaled(factor)
 

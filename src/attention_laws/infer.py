@@ -839,6 +839,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     softcap = names.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**names.designs_of(module), **probe.adapter.designs}
+    if names.is_unscaled(module):
+        designs["scale"] = "scaling = 1.0"
     if projections and not names.normalizes(adapter.target):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:

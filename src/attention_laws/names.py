@@ -40,7 +40,7 @@ ARGUMENT_NAMES = {
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
     "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
     "resid_pdrop attention_probs_dropout_prob p_drop attn_dropout_prob drop_out",
-    "0": "layer_idx layer_id layer_number layer_index",
+    "0": "layer_idx layer_id layer_number layer_index block_idx",
     "False": "bias qkv_bias use_bias attention_bias add_bias flash use_flash "
     "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
     "has_relative_attention_bias use_cache need_weights",
@@ -90,7 +90,7 @@ DESIGNS = {
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
     "window": r"window|^local|dilat|sparse|topk",
-    "scale": r"logit_scale|log_scale|^tau$",
+    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier",
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
@@ -202,15 +202,17 @@ def position_templates(name: str) -> list[str]:
     if "start_pos" in name:
         return ["{start}"]
     if re.search(r"embed|freqs|rope|rotary|^(cos|sin)$", name):
-        pair = "rotary_table({start}, {stop}, {d_k}){dtype}"
+        angles = "rotary_table({start}, {stop}, {d_k})"
+        # Angles in half precision would be wrong, so the conversion comes last.
+        cos, sin = f"{angles}.cos(){{dtype}}", f"{angles}.sin(){{dtype}}"
         complex_numbers = "rotary_complex({start}, {stop}, {d_k}){device}"
-        both = f"({pair}.cos()[None], {pair}.sin()[None])"
         if name in ("cos", "sin"):
-            one = f"{pair}.{name}()"
+            one = cos if name == "cos" else sin
             return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
         if "cis" in name:
-            return [complex_numbers, pair]
-        return [both, complex_numbers, pair, f"({pair}.cos(), {pair}.sin())"]
+            return [complex_numbers, f"{angles}{{dtype}}"]
+        both = f"({cos}[None], {sin}[None])"
+        return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
     if POSITION_PATTERN.search(name):
         ids = "torch.arange({start}, {stop}){device}"
         return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
@@ -242,7 +244,7 @@ def config_source(
             n: ARGUMENT_VALUES[n]
             for n in [*accepted, *read]
             if ARGUMENT_VALUES.get(n, "").startswith("{")
-            and n not in ("head_dim",)
+            and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }
         text = ", ".join(f"{n}={value}" for n, value in sizes.items())
@@ -256,6 +258,11 @@ def config_source(
         return None
     text = ", ".join(f"{n}={value}" for n, value in values.items())
     return f"SimpleNamespace({text})", {"SimpleNamespace": SimpleNamespace}
+
+
+def is_number(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter exists, and has a number as its default."""
+    return parameter is not None and isinstance(parameter.default, int)
 
 
 def find_config_class(target: type, parameter: inspect.Parameter) -> type | None:
@@ -319,6 +326,11 @@ def softcap_of(module: nn.Module) -> float | None:
         ):
             return float(value)
     return None
+
+
+def is_unscaled(module: nn.Module) -> bool:
+    """Whether a module states that it does not scale its scores, as T5 does not."""
+    return any(getattr(module, name, None) == 1.0 for name in ("scaling", "scale"))
 
 
 def encodes_positions(target: Any) -> bool:

@@ -15,6 +15,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,24 +115,31 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities.
 
-    A number named `p` is one if it is no integer, as the size of a patch would be.
+    A number named `p` is one in a dropout layer, and where `forward` is random.
     """
+    is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
-        if (type(value) in (int, float) and "drop" in name.lower())
-        or (type(value) is float and name == "p")
-        if 0 <= value <= 1
+        if "drop" in name.lower() or (is_random and name == "p")
+        if type(value) in (int, float) and 0 <= value <= 1
     ]
+
+
+def uses_random(part: nn.Module) -> bool:
+    """Whether the code of `forward` names a function that draws random numbers."""
+    code = getattr(part.forward, "__code__", None)
+    found = " ".join(code.co_names) if code else ""
+    return re.search(r"dropout|bernoulli|\brand", found) is not None
 
 
 def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     r"""Set dropout probabilities in `module`; return whether any changed.
 
     That is each dropout layer, and each number between 0 and 1 in an attribute with
-    "drop" in its name, or named `p`: `nn.MultiheadAttention`, for example, has no
-    dropout layer and passes its attribute `dropout` to a function. With `place`, only
-    those of the submodule of this name are set.
+    "drop" in its name: `nn.MultiheadAttention`, for example, has no dropout layer and
+    passes its attribute `dropout` to a function. So is `p` where `forward` is random.
+    With `place`, only those of the submodule of this name are set.
 
     >>> mha = nn.MultiheadAttention(4, 2, dropout=0.1)
     >>> set_dropout(mha, 0.5), mha.dropout

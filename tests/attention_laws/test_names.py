@@ -1,5 +1,6 @@
 """The dictionary of names: arguments, sizes and projections."""
 
+import re
 from typing import Any
 
 import pytest
@@ -41,6 +42,23 @@ def test_the_most_likely_width_comes_first() -> None:
     assert 7 in names.candidate_widths(causal.MultiHeadAttention(7, 10, 32, 0.5, 2))
     lazy = valid_lens.MultiHeadAttention(12, 3, 0.0)
     assert names.candidate_widths(lazy)[-1] == 12
+
+
+def test_an_initialization_is_no_norm_and_a_scale_of_one_is_a_design() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return nn.init.xavier_normal_(x)
+
+    assert names.designs_of(forward) == {}
+    module = nn.Identity()
+    assert not names.is_unscaled(module)
+    module.scaling = 1.0  # type: ignore[assignment]
+    assert names.is_unscaled(module)
+
+
+def test_cosines_are_computed_before_they_are_rounded() -> None:
+    for name in ("position_embeddings", "cos", "sin"):
+        assert ".cos()" in (text := names.position_templates(name)[0]) or name == "sin"
+        assert re.search(r"\{d_k\}\)\.(cos|sin)\(\)\{dtype\}", text), text
 
 
 class Fused(nn.Module):

@@ -9,6 +9,7 @@ from torch import nn
 
 import oracle
 from attention_laws.tools import (
+    dropout_places,
     loss,
     merge_heads,
     randomize_parameters,
@@ -64,6 +65,16 @@ def test_every_dropout_is_set_in_layers_and_attributes() -> None:
     assert (part.layer.p, part.attn_drop) == (0.5, 0.5)
     assert (part.p, part.dropped_layers, part.dropout) == (0.3, 3, None)
     assert not set_dropout(part, 0.5)
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p = 0.3
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * (torch.rand_like(x) > self.p)
+
+    assert dropout_places(Noisy()) == [""]
 
 
 @pytest.mark.parametrize("layout", ["bld", "lbd", "bhld", "blhd", "ld"])
