@@ -34,8 +34,9 @@ quick: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 -m "not slow"
 
-# All that can run at the same time does. The tests of the site look at the strict build, as
-# it is published, with the addresses that the tests know.
+# All that can run at the same time does; the build goes first, because the tests of the
+# site wait for it. They look at the strict build, as it is published, with the addresses
+# that they know.
 test: export SITE_URL ?= http://headnotes.example/project/
 test: export REPO_URL ?= https://github.com/someone/headnotes
 test: $(INSTALLED)
@@ -47,7 +48,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 code-tests: $(INSTALLED)
-	$(BIN)/pytest -n 2 --ignore=tests/site
+	nice $(BIN)/pytest -n 2 --ignore=tests/site
 
 site-tests: build
 	HEADNOTES_SITE=site $(BIN)/pytest -n 2 tests/site
