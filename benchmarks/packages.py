@@ -1,7 +1,7 @@
 """Check attention modules of installed packages with the laws of attention.
 
 `python benchmarks/packages.py` writes the verdicts and the CPU time of each module to
-`benchmarks/results/packages.json`; the page of the laws shows them. Packages that are
+`benchmarks/packages.json`; the page of the laws shows them. Packages that are
 not installed are left out. Another file can be given as the argument.
 """
 
@@ -20,7 +20,7 @@ from attention_bench.report import commit, device_name, write
 from attention_laws import check
 from attention_laws.adapter import CallError
 
-RESULTS = Path(__file__).parent / "results" / "packages.json"
+RESULTS = Path(__file__).with_suffix(".json")
 
 # For each package, its modules: where they are, and the arguments with which an
 # instance is built if the checker cannot infer them.

@@ -39,7 +39,7 @@ OTHERS += ("gpt2", "bert", "llama", "x-transformers", "flex")
 records = [
     from_json(file.read_text(encoding="utf-8"))
     for file in sorted(Path("../../benchmarks/results").glob("*.json"))
-    if not file.stem.startswith(("equivalence", "packages"))
+    if not file.stem.startswith("equivalence")
 ]
 records.sort(key=lambda record: record.dtype != "float32")
 
