@@ -314,7 +314,7 @@ def score_independence(script: Script) -> None:
     r"""The score of a query and a key depends on no other token.
 
     $$\frac{\partial}{\partial x_m} \ln \frac{a_{ij}}{a_{ij'}} = 0 \quad \text{for } m
-    \notin \{i, j, j'\}$$
+    \neq i, j, j'$$
 
     The softmax divides a whole row by one number, so the ratio of two weights of a
     query depends on that query and the two keys only. A relative shift that takes

@@ -330,8 +330,8 @@ def reference_attention(
 
     `mask` is bool, `[batch_size or 1, 1, q_len, k_len]`, True = may attend. With
     grouped queries, $g$ query heads share one head of keys and values: query head $h$
-    attends to head $\lfloor h / g \rfloor$. Scores are limited to
-    `softcap`, if given, by a hyperbolic tangent.
+    attends to head `h // g`. Scores are limited to `softcap`, if given, by a hyperbolic
+    tangent.
 
     >>> value = torch.tensor([[[[2.0], [4.0]]]])
     >>> mask = torch.tensor([[[[True, True], [True, False]]]])
