@@ -193,9 +193,8 @@ assert failed["torch, weights"] - failed["torch"] == {
 # `python benchmarks/packages.py` checks attention modules of the packages that are
 # installed, without options, and records the results. Two modules of timm are given as
 # instances. The table leaves out modules that need options, and two that the check
-# misjudges without them: litgpt's attention takes rotary tables that end before the
-# positions that the check tries, and `AttentionalPooler` of open_clip has queries of its
-# own. The recorded run:
+# misjudges without them: the attention of litgpt, and `AttentionalPooler` of open_clip.
+# The recorded run:
 
 # %% hide="true"
 import json
