@@ -31,6 +31,8 @@ OWN = [
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta"}
 VOID |= {"source", "track", "wbr"}
 LOADS = {"link", "script", "img", "iframe", "source", "use"}
+# Highlighted words are most elements of the site, and all alike.
+WORD = re.compile(r'<span class="\w+">([^<]*)</span>')
 IMPLIED = {"p", "li", "dt", "dd", "td", "th", "tr", "tbody", "thead", "option"}
 
 
@@ -45,7 +47,7 @@ class Reader(HTMLParser):
         self.open: list[str] = []
         self.faults: list[str] = []
         self.headings = 0
-        self.feed(text)
+        self.feed(WORD.sub(r"\1", text))
         self.close()
         self.faults += [f"<{tag}> is not closed" for tag in self.open]
         if self.headings != 1:
