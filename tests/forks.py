@@ -4,6 +4,7 @@ A command of ours imports PyTorch for longer than it works. Each program still b
 with `sys.argv`, a folder and an output of its own, and with no module of ours imported.
 """
 
+import atexit
 import importlib
 import json
 import os
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess, Popen
 from tempfile import TemporaryDirectory
+from typing import Any
 
 
 class Forks:
@@ -71,4 +73,14 @@ def serve(modules: Sequence[str]) -> tuple[str, list[str]]:
 if __name__ == "__main__":
     program, sys.argv = serve(sys.argv[1:])
     sys.path[0] = str(Path(program).parent)
-    runpy.run_path(program, run_name="__main__")
+    code: Any = 0
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # To take the interpreter down would copy the memory of the first process, object by
+    # object: a second.
+    os._exit(int(code))
