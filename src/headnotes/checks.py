@@ -237,6 +237,27 @@ def check_lengths(name: str, lengths: Tensor, k_len: int | None) -> None:
         )
 
 
+def check_padding(left_padding: Tensor, batch_size: int) -> Tensor:
+    """Refuse what does not count the padding of each batch item.
+
+    >>> try:
+    ...     check_padding(torch.tensor([0, 2]), batch_size=3)
+    ... except ValueError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `left_padding` has shape [2], not [batch_size (=3)]; from a mask [1, k_len,
+    batch_size] of the prompt, use `(~mask).sum(1)[0]`
+    """
+    check_tensor("left_padding", left_padding)
+    if left_padding.shape != (batch_size,):
+        raise ValueError(
+            f"`left_padding` has shape {list(left_padding.shape)}, not [batch_size "
+            f"(={batch_size})]; from a mask [1, k_len, batch_size] of the prompt, use "
+            f"`(~mask).sum(1)[0]`"
+        )
+    check_lengths("left_padding", left_padding, None)
+    return left_padding.long()
+
+
 def check_zero_one(name: str, mask: Tensor) -> None:
     """Refuse a mask that is neither bool nor integer 0/1.
 
