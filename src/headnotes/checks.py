@@ -164,17 +164,18 @@ def check_next(
         )
 
 
-def check_version(package: str, minimum: int) -> None:
-    """Refuse a release of a package before the major version `minimum`.
+def check_version(package: str, minimum: str) -> None:
+    """Refuse a release of a package before `minimum`, a major and a minor version.
 
     >>> try:
-    ...     check_version("torch", 99)
+    ...     check_version("torch", "99.10")
     ... except ImportError as error:
     ...     print(error)  # doctest: +ELLIPSIS
-    `torch` is ..., but must be 99 or newer; update with `pip install --upgrade torch`
+    `torch` is ..., but must be 99.10 or newer; update with `pip install --upgrade ...`
     """
     seen = version(package)
-    if int(seen.partition(".")[0]) < minimum:
+    first, second = ([int(n) for n in x.split(".")[:2]] for x in (seen, minimum))
+    if first < second:
         raise ImportError(
             f"`{package}` is {seen}, but must be {minimum} or newer; update with `pip "
             f"install --upgrade {package}`"

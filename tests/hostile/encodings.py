@@ -568,6 +568,19 @@ def latent_decode(dice: Dice) -> Call:
     return call(dice, module.decode, given, judge)
 
 
+@attack("variants.latent.LatentAttention.cache")
+def empty_latent_cache(dice: Dice) -> Call:
+    module = new_latent(dice)
+    given: dict[str, Any] = {"batch_size": dice.roll(1, 3), "capacity": dice.roll(1, 3)}
+
+    def judge(cache: Any) -> None:
+        need(all(type(n) is int and n > 0 for n in given.values()), "no size")
+        width = module.kv_rank + module.rotary_dim
+        assert cache.buffer.shape == (given["capacity"], given["batch_size"], width)
+
+    return call(dice, module.cache, given, judge)
+
+
 def new_latent_cache(dice: Dice) -> tuple[latent.LatentCache, Tensor]:
     """A cache, and what it holds already."""
     batch_size, width, length = (dice.roll(1, 3) for _ in range(3))
