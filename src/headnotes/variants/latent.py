@@ -348,11 +348,10 @@ class LatentAttention(nn.Module):
 class LatentCache:
     r"""The KV cache of latent attention: a latent and a rotary key for each position.
 
-    It holds $\texttt{batch\_size} \cdot \texttt{k\_len} \cdot (\texttt{kv\_rank} +
-    \texttt{rotary\_dim})$ numbers; the sum is the `width`. New positions are written
-    in place. The capacity is doubled when it does not suffice. `left_padding`,
-    `[batch_size]`, counts the padded positions at the start of each sequence, to which
-    no query attends.
+    It holds `batch_size * k_len * (kv_rank + rotary_dim)` numbers; the sum is the
+    `width`. New positions are written in place. The capacity is doubled when it does
+    not suffice. `left_padding`, `[batch_size]`, counts the padded positions at the
+    start of each sequence, to which no query attends.
 
     Raises `ValueError` for sizes below 1, or padding of another shape.
     Source: DeepSeek-AI 2024, section 2.1.2.
