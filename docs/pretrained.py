@@ -3,8 +3,8 @@
 #
 # This page is for readers who have a model of `transformers`, such as Llama, Qwen or Gemma.
 # It loads the weights of the attention layers into the modules of Headnotes, converts them
-# back, and runs the whole model with the attention of Headnotes. Version 5 of the package
-# is needed: `pip install "transformers>=5"`.
+# back, and runs the whole model with the attention of Headnotes. Version 5.5 of the
+# package is needed: `pip install "transformers>=5.5"`.
 #
 # The models here are tiny and have random weights, so that the page is built without a
 # download. For trained weights, replace `LlamaForCausalLM(config)` by

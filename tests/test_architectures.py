@@ -220,10 +220,17 @@ def test_what_our_modules_lack_is_refused_with_the_way_out(
         convert.from_transformers(module)
 
 
-def test_layers_of_transformers_4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda name: "4.57.6")
-    message = "`transformers` is 4.57.6, but must be 5 or newer; update with `pip"
-    with pytest.raises(ImportError, match=message):
-        convert.from_transformers(llama())
-    with pytest.raises(ImportError, match=message):
-        transformers.register()
+def test_layers_of_older_transformers_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for seen in ("4.57.6", "5.4.0"):
+        monkeypatch.setattr(checks, "version", lambda name, seen=seen: seen)
+        message = f"`transformers` is {seen}, but must be 5.5 or newer; update with `p"
+        with pytest.raises(ImportError, match=message):
+            convert.from_transformers(llama())
+        with pytest.raises(ImportError, match=message):
+            transformers.register()
+    monkeypatch.setattr(checks, "version", lambda name: "5.10.0")
+    convert.from_transformers(llama())
+    with pytest.raises(ImportError, match=r"is 5\.10\.0, but must be 5\.16 or n"):
+        convert.from_transformers(later_layer_of_t5())

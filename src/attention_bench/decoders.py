@@ -203,7 +203,7 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
             ),
         )
         sizes = setting.seq_len, setting.batch_size, kv_rank + rotary_dim
-        cache = random(setting, *sizes, seed=13)
+        past = random(setting, *sizes, seed=13)
         token = random(setting, 1, setting.batch_size, setting.d_model)
 
         def expected() -> Outputs:
@@ -212,8 +212,8 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
             content, rotated = module.get_queries(token, position)
             latent = module.latent_norm(module.latent(token))
             shared = module.get_rotary_key(token, position)
-            latents = torch.cat([cache[..., :kv_rank], latent])
-            keys = torch.cat([cache[..., kv_rank:], shared])
+            latents = torch.cat([past[..., :kv_rank], latent])
+            keys = torch.cat([past[..., kv_rank:], shared])
             scores = torch.einsum("ibhd,jbhd->ijbh", content, module.key(latents))
             scores = scores + torch.einsum("ibhd,jbd->ijbh", rotated, keys)
             values = module.value(latents)
@@ -221,13 +221,16 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
             return {"output": module.output(context.flatten(-2))}
 
         if not is_bare:
+            cache = module.cache(setting.batch_size, setting.seq_len + 1)
+            cache.append(past)
 
             def step() -> Tensor:
+                cache.length = setting.seq_len
                 output: Tensor = module.decode(token, cache)[0]
                 return output
 
             return Measured(step, lambda: {"output": step()}, expected)
-        bare = BareLatent(module, token, cache)
+        bare = BareLatent(module, token, past)
         return Measured(bare.products, bare.outputs, expected)
 
     return {
@@ -239,14 +242,14 @@ def build_latent(setting: Setting) -> dict[str, Callable[[], Measured]]:
 class BareLatent:
     """The products of one step with the cache; all else is computed beforehand."""
 
-    def __init__(self, module: LatentAttention, token: Tensor, cache: Tensor) -> None:
+    def __init__(self, module: LatentAttention, token: Tensor, past: Tensor) -> None:
         self.module = module
-        position = torch.full((1, 1), len(cache), device=token.device)
+        position = torch.full((1, 1), len(past), device=token.device)
         content, rotated = module.get_queries(token, position)
         latent = module.latent_norm(module.latent(token))
         shared = module.get_rotary_key(token, position)
         new = torch.cat([latent, shared], dim=-1)
-        self.cache = torch.cat([cache, new]).transpose(0, 1)
+        self.cache = torch.cat([past, new]).transpose(0, 1)
         up = module.key.linear.weight.view(module.heads, module.d_k, -1)
         absorbed = torch.einsum("ibhd,hdr->ibhr", content, up)
         self.query = torch.cat([absorbed, rotated], dim=-1)[0]

@@ -39,6 +39,9 @@ from headnotes.variants.latent import LatentAttention
 from headnotes.variants.qk_norm import NormalizedProjection
 from headnotes.variants.relative import relative_buckets
 
+# The first release of `transformers` whose layers most rows describe.
+SINCE = "5.5"
+
 # Our parameters by name, each with the view of their parameters that holds the same
 # numbers. None, if they have no such parameter.
 Views = dict[str, Tensor | None]
@@ -150,6 +153,8 @@ class MultiHead:
     inner: str = ""
     # A flag of the layer that means attention to another sequence.
     cross: str | None = None
+    # The first release of `transformers` whose layer it describes.
+    since: str = SINCE
 
     def build(self, module: Any) -> nn.Module:
         """Our module with the options of `module`; its values are not initialized."""
@@ -268,6 +273,7 @@ class Latent:
 
     model: str
     pairing = "neighbors"
+    since = SINCE
 
     def build(self, module: Any) -> nn.Module:
         """Our module with the options of `module`; its values are not initialized."""
@@ -285,7 +291,7 @@ class Latent:
             )
         ours = LatentAttention(
             module.num_heads,
-            module.hidden_size,
+            module.config.hidden_size,
             dropout_of(module.attention_dropout),
             module.o_proj.bias is not None,
             kv_rank=module.kv_lora_rank,
@@ -473,7 +479,9 @@ ARCHITECTURES: dict[str, MultiHead | Latent] = {
         inner="self",
         cross="is_cross_attention",
     ),
-    "T5Attention": MultiHead("T5", ("q", "k", "v", "o"), dropout="dropout"),
+    "T5Attention": MultiHead(
+        "T5", ("q", "k", "v", "o"), dropout="dropout", since="5.16"
+    ),
     "LlamaAttention": MultiHead("Llama", pairing="halves"),
     "MistralAttention": MultiHead(
         "Mistral", pairing="halves", window="config.sliding_window"

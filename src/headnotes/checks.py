@@ -164,17 +164,18 @@ def check_next(
         )
 
 
-def check_version(package: str, minimum: int) -> None:
-    """Refuse a release of a package before the major version `minimum`.
+def check_version(package: str, minimum: str) -> None:
+    """Refuse a release of a package before `minimum`, a major and a minor version.
 
     >>> try:
-    ...     check_version("torch", 99)
+    ...     check_version("torch", "99.10")
     ... except ImportError as error:
     ...     print(error)  # doctest: +ELLIPSIS
-    `torch` is ..., but must be 99 or newer; update with `pip install --upgrade torch`
+    `torch` is ..., but must be 99.10 or newer; update with `pip install --upgrade ...`
     """
     seen = version(package)
-    if int(seen.partition(".")[0]) < minimum:
+    first, second = ([int(n) for n in x.split(".")[:2]] for x in (seen, minimum))
+    if first < second:
         raise ImportError(
             f"`{package}` is {seen}, but must be {minimum} or newer; update with `pip "
             f"install --upgrade {package}`"
@@ -235,6 +236,27 @@ def check_lengths(name: str, lengths: Tensor, k_len: int | None) -> None:
             f"`{name}` runs from {low} to {high}, but must lie between 0 and {limit}; "
             f"use `{name}.clamp(0, {k_len})` if meant so"
         )
+
+
+def check_padding(left_padding: Tensor, batch_size: int) -> Tensor:
+    """Refuse what does not count the padding of each batch item.
+
+    >>> try:
+    ...     check_padding(torch.tensor([0, 2]), batch_size=3)
+    ... except ValueError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `left_padding` has shape [2], not [batch_size (=3)]; from a mask [1, k_len,
+    batch_size] of the prompt, use `(~mask).sum(1)[0]`
+    """
+    check_tensor("left_padding", left_padding)
+    if left_padding.shape != (batch_size,):
+        raise ValueError(
+            f"`left_padding` has shape {list(left_padding.shape)}, not [batch_size "
+            f"(={batch_size})]; from a mask [1, k_len, batch_size] of the prompt, use "
+            f"`(~mask).sum(1)[0]`"
+        )
+    check_lengths("left_padding", left_padding, None)
+    return left_padding.long()
 
 
 def check_zero_one(name: str, mask: Tensor) -> None:

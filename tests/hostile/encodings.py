@@ -543,27 +543,99 @@ ATTACKS["variants.latent.LatentAttention.forward"] = forward(
 def latent_decode(dice: Dice) -> Call:
     module = awake(dice, new_latent(dice)).eval()
     weight, d_model = module.output.weight, module.output.out_features
-    seq_len, past_len, batch_size = dice.roll(0, 3), dice.roll(0, 2), dice.roll(0, 2)
-    width = module.kv_rank + module.rotary_dim
-    x = dice.floats(seq_len, batch_size, d_model, dtype=weight.dtype)
-    past = dice.floats(past_len, batch_size, width, dtype=weight.dtype)
-    given: dict[str, Any] = {"x": x, "cache": past if dice.chance(2) else None}
+    batch_size, past_len = dice.roll(1, 3), dice.roll(0, 2)
+    cache = module.cache(batch_size, dice.roll(1, 3))
+    shape = past_len + dice.roll(0, 3), batch_size, d_model
+    x = dice.floats(*shape, dtype=weight.dtype)
+    module.decode(x[:past_len], cache)
+    given: dict[str, Any] = {"x": x[past_len:], "cache": cache}
 
     def judge(result: Any) -> None:
-        x, past = given.values()
-        dense(x, weight, 3)
-        need(x.shape[-1] == d_model, "a width differs")
-        output, cache = result
-        assert output.shape == x.shape
-        if past is not None:
-            dense(past, weight, 3)
-            need(tuple(past.shape[1:]) == (x.shape[1], width), "another cache")
-        length = len(x) + (0 if past is None else len(past))
-        assert cache.shape == (length, x.shape[1], width)
-        # From the beginning, it is the causal pass.
-        if past is None and not x.is_meta and weight.dtype.itemsize > 3:
-            mask = torch.ones(len(x), len(x), device=x.device).bool().tril()
-            expected = module(query=x, key=x, value=x, mask=mask.unsqueeze(-1))
-            compare(output, expected.detach().cpu().double(), weight)
+        piece, cache = given.values()
+        dense(piece, weight, 3)
+        need(piece.shape[1:] == x.shape[1:], "a size differs")
+        need(isinstance(cache, latent.LatentCache), "there is no cache")
+        assert result[0].shape == piece.shape
+        together = torch.cat([x[:past_len], piece])
+        assert len(cache) == len(together)
+        # However it is cut, it is the causal pass.
+        if not x.is_meta and weight.dtype.itemsize > 3:
+            n = len(together)
+            mask = torch.ones(n, n, device=x.device).bool().tril().unsqueeze(-1)
+            expected = module(query=together, key=together, value=together, mask=mask)
+            compare(result[0], wide(expected[past_len:]), weight)
 
     return call(dice, module.decode, given, judge)
+
+
+@attack("variants.latent.LatentAttention.cache")
+def empty_latent_cache(dice: Dice) -> Call:
+    module = new_latent(dice)
+    given: dict[str, Any] = {"batch_size": dice.roll(1, 3), "capacity": dice.roll(1, 3)}
+
+    def judge(cache: Any) -> None:
+        need(all(type(n) is int and n > 0 for n in given.values()), "no size")
+        width = module.kv_rank + module.rotary_dim
+        assert cache.buffer.shape == (given["capacity"], given["batch_size"], width)
+
+    return call(dice, module.cache, given, judge)
+
+
+def new_latent_cache(dice: Dice) -> tuple[latent.LatentCache, Tensor]:
+    """A cache, and what it holds already."""
+    batch_size, width, length = (dice.roll(1, 3) for _ in range(3))
+    dtype = dice.pick((torch.float32, torch.bfloat16))
+    cache = latent.LatentCache(
+        batch_size, width, dice.roll(1, 3), dtype=dtype, device=dice.device
+    )
+    held = dice.floats(length, batch_size, width, dtype=dtype)
+    cache.append(held)
+    return cache, held
+
+
+@attack("variants.latent.LatentCache")
+def latent_cache(dice: Dice) -> Call:
+    names = ("batch_size", "width", "capacity")
+    given: dict[str, Any] = {name: dice.roll(1, 3) for name in names}
+
+    def judge(made: Any) -> None:
+        need(all(type(n) is int and n > 0 for n in given.values()), "no size")
+        batch_size, width, capacity = given.values()
+        assert (len(made), made.capacity) == (0, capacity)
+        assert made.latents.shape == (0, batch_size, width)
+
+    return call(dice, latent.LatentCache, given, judge)
+
+
+@attack("variants.latent.LatentCache.append")
+def latent_append(dice: Dice) -> Call:
+    cache, held = new_latent_cache(dice)
+    shape = dice.roll(0, 5), *held.shape[1:]
+    given: dict[str, Any] = {"x": dice.floats(*shape, dtype=held.dtype)}
+
+    def judge(result: Any) -> None:
+        dense(given["x"], held, 3)
+        need(given["x"].shape[1:] == shape[1:], "a size differs")
+        compare(cache.latents, wide(torch.cat([held, given["x"]])), held)
+
+    return call(dice, cache.append, given, judge)
+
+
+@attack("variants.latent.LatentCache.reorder")
+def latent_reorder(dice: Dice) -> Call:
+    cache, held = new_latent_cache(dice)
+    batch_size = held.shape[1]
+    given: dict[str, Any] = {"index": dice.ints(0, batch_size - 1, dice.roll(1, 4))}
+    dice.tame = not given["index"].is_meta  # there is nothing to be read of
+
+    def judge(result: Any) -> None:
+        index = given["index"]
+        whole(index, held)
+        need(index.dtype in (torch.int32, torch.int64), "they are no integers")
+        need(index.dim() == 1 and len(index) > 0, "it is no list of items")
+        need(not index.is_meta, "there are no values")
+        order = index.tolist()
+        need(all(0 <= n < batch_size for n in order), "there is no such item")
+        compare(cache.latents, wide(held[:, order]), held)
+
+    return call(dice, cache.reorder, given, judge)

@@ -18,7 +18,7 @@ from claims import (
     some_mask,
 )
 from headnotes import masks
-from headnotes.variants.latent import LatentAttention
+from headnotes.variants.latent import LatentAttention, LatentCache
 
 HEADS, D_MODEL = 3, 11
 SIZES: dict[str, Any] = {"kv_rank": 7, "rotary_dim": 4, "d_k": 2, "d_v": 5}
@@ -91,23 +91,53 @@ def test_the_absorbed_form_is_the_expanded_one(norm: bool, bias: bool) -> None:
     module = in_float64(LatentAttention(HEADS, D_MODEL, bias=bias, norm=norm, **SIZES))
     x = torch.randn(K_LEN, BATCH, D_MODEL).double().requires_grad_()
     whole = module(query=x, key=x, value=x, mask=masks.causal(K_LEN))
-    pieces, cache = [], None
-    for piece in (x[:2], x[2:3], x[3:3], x[3:]):
-        before = None if cache is None else cache.clone()
-        output, longer = module.decode(piece, cache)
-        assert before is None or torch.equal(cache, before)
-        pieces.append(output)
-        cache = longer
-    assert cache is not None
-    assert cache.shape == (K_LEN, BATCH, 7 + 4)
-    assert_equal_with_gradients(module, torch.cat(pieces), whole, [x])
+    cache = module.cache(BATCH, 1)
+    pieces = [
+        module.decode(piece, cache)[0] for piece in (x[:2], x[2:3], x[3:3], x[3:])
+    ]
+    assert cache.latents.shape == (K_LEN, BATCH, 7 + 4)
+    output = torch.cat(pieces)
+    assert not output.requires_grad
+    torch.testing.assert_close(output, whole.detach(), rtol=0, atol=1e-12)
+
+
+def test_padding_on_the_left_may_hold_anything_and_a_beam_keeps_its_own() -> None:
+    module = in_float64(LatentAttention(HEADS, D_MODEL, bias=True, **SIZES))
+    x = torch.randn(K_LEN, 2, D_MODEL).double()
+    x[:2, 1] = torch.nan
+    alone = [
+        module.decode(x[start:, b : b + 1], module.cache(1, K_LEN))[0]
+        for b, start in enumerate((0, 2))
+    ]
+    cache = module.cache(2, 2, left_padding=torch.tensor([0, 2]))
+    first, _ = module.decode(x[:3], cache)
+    # A position that may attend to nothing has a context of zero.
+    assert torch.equal(first[:2, 1], module.output.bias.expand(2, -1))
+    beams = torch.tensor([1, 0, 1])
+    cache.reorder(beams)
+    for t in range(3, K_LEN):
+        token, _ = module.decode(x[t : t + 1, beams], cache)
+        for output, b in zip(token[0], beams.tolist(), strict=True):
+            expected = alone[b][t - K_LEN, 0]
+            torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+
+
+def test_a_step_writes_in_place_and_copies_no_earlier_position() -> None:
+    module = LatentAttention(HEADS, D_MODEL, **SIZES)
+    with torch.inference_mode():
+        cache = module.cache(BATCH, K_LEN)
+        place = cache.buffer.data_ptr()
+        module.decode(X[:2], cache)
+    module.decode(X[2:], cache)  # a buffer of inference mode could not be written to
+    assert cache.buffer.data_ptr() == cache.latents.data_ptr() == place
+    assert (len(cache), cache.capacity) == (K_LEN, K_LEN)
 
 
 def test_decoding_never_expands_a_key_or_value(monkeypatch: pytest.MonkeyPatch) -> None:
     module = LatentAttention(HEADS, D_MODEL, **SIZES)
     for name in ("key", "value"):
         monkeypatch.setattr(getattr(module, name), "forward", None)
-    output, _ = module.decode(torch.randn(K_LEN, BATCH, D_MODEL))
+    output, _ = module.decode(X, module.cache(BATCH, K_LEN))
     assert output.isfinite().all()
 
 
@@ -115,8 +145,8 @@ def test_decoding_never_expands_a_key_or_value(monkeypatch: pytest.MonkeyPatch) 
 def test_half_precision_is_near(dtype: torch.dtype) -> None:
     module = in_float64(LatentAttention(HEADS, D_MODEL, **SIZES)).to(dtype)
     x = torch.randn(K_LEN, BATCH, D_MODEL).to(dtype)
-    output, cache = module.decode(x)
-    assert output.dtype == cache.dtype == dtype
+    output, cache = module.decode(x, module.cache(BATCH, K_LEN))
+    assert output.dtype == cache.latents.dtype == dtype
     causal = masks.causal(K_LEN)
     y = x.double()
     expected = module.double()(query=y, key=y, value=y, mask=causal)
@@ -124,28 +154,66 @@ def test_half_precision_is_near(dtype: torch.dtype) -> None:
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=near)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_under_autocast_the_cache_holds_what_the_projections_give() -> None:
+    module = in_float64(LatentAttention(HEADS, D_MODEL, **SIZES)).float()
+    expected, _ = module.decode(X, module.cache(BATCH, K_LEN))
+    with torch.autocast("cpu", torch.bfloat16):
+        output, cache = module.decode(X, module.cache(BATCH, K_LEN))
+    assert cache.latents.dtype == torch.bfloat16
+    near = 0.1 * float(expected.abs().max())
+    torch.testing.assert_close(output.float(), expected, rtol=0, atol=near)
+
+
 X = torch.randn(K_LEN, BATCH, D_MODEL)
 
 
 @pytest.mark.parametrize(
-    ("cache", "error", "message"),
+    ("x", "cache", "error", "message"),
     [
-        ([], TypeError, "`cache` must be a tensor, but is a list"),
-        (torch.zeros(3, 2, 11).double(), TypeError, "`cache` is torch.float64, the"),
+        (X, None, TypeError, "`cache` is a NoneType, not a LatentCache; make one with"),
         (
-            torch.zeros(3, 2, 7),
+            X,
+            LatentCache(BATCH, 7, 3),
             ValueError,
-            "`cache` has shape [3, 2, 7], not [past_len, batch_size (=2), kv_rank + "
-            "rotary_dim (=11)]; pass the one that `decode` returned",
+            "`cache` has width 7, the module kv_rank + rotary_dim (=11); make one with",
+        ),
+        (
+            X[:, :1],
+            LatentCache(BATCH, 11, 3),
+            ValueError,
+            f"`x` has shape [{K_LEN}, 1, 11], not [seq_len, batch_size (={BATCH}), ",
+        ),
+        (
+            X,
+            LatentCache(BATCH, 11, 3, dtype=torch.float64),
+            TypeError,
+            "`x` is torch.float32, the cache torch.float64; make the cache with the",
         ),
     ],
 )
 def test_a_cache_that_does_not_fit_is_refused(
-    cache: Any, error: type[Exception], message: str
+    x: Tensor, cache: Any, error: type[Exception], message: str
 ) -> None:
     module = LatentAttention(HEADS, D_MODEL, **SIZES)
     with pytest.raises(error, match=f"^{re.escape(message)}"):
-        module.decode(X, cache)
+        module.decode(x, cache)
+
+
+def test_a_latent_cache_refuses_what_does_not_fit_and_stays_as_it_was() -> None:
+    cache = LatentCache(2, 5, capacity=1)
+    x = torch.randn(3, 2, 5)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (x[0], ValueError, "`x` has shape [2, 5], not [seq_len, batch_size (=2), w"),
+        (x[:, :1], ValueError, "`x` has shape [3, 1, 5], not [seq_len, batch_size"),
+        (x.to("meta"), ValueError, "`x` is on meta, "),
+        ([0.0], TypeError, "`x` must be a tensor, but is a list"),
+    ]
+    for piece, error, message in cases:
+        with pytest.raises(error, match=f"^{re.escape(message)}"):
+            cache.append(piece)
+    assert (len(cache), cache.capacity) == (0, 1)
+    assert cache
 
 
 @pytest.mark.parametrize(

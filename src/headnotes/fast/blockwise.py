@@ -183,7 +183,9 @@ class Tiles:
         self.scale = 1 / math.sqrt(d_k) if spec.scale is None else spec.scale
         # How far a query sees before and after its own position.
         far = max(self.q_len, self.k_len)
-        before = far if spec.window is None else spec.window - 1
+        # One key before the window, which is masked, makes the rows of the scores as
+        # long as a multiple of 16 for usual windows: such products are faster.
+        before = far if spec.window is None else spec.window
         after = 0 if spec.is_causal else before
         self.reach = before, after
         # With more queries than keys, the first queries may be fully masked.
@@ -202,8 +204,10 @@ class Tiles:
         self.random_bits: Tensor | None = None
         if spec.is_causal and mask is None:
             rows = self.tile_rows
-            past = query.new_ones(rows, rows, dtype=torch.bool)  # [rows, rows]
-            self.past = past.tril()
+            square = query.new_ones(rows, rows, dtype=torch.bool)  # [rows, rows]
+            self.past, self.future = (
+                self.hidden(x) for x in (square.tril(), square.triu(1))
+            )  # [rows, rows]
         # The backward pass drops the same weights as the forward pass.
         self.generator = torch.Generator().manual_seed(spec.seed)
 
@@ -290,7 +294,7 @@ class Tiles:
         elif self.mask is not None or self.spec.window is not None:
             allowed = self.allowed(tile, self.mask)  # [..., k_len]
             allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
-            self.mask_scores(by_head, allowed)
+            self.mask_scores(by_head, self.hidden(allowed))
         share = None
         if self.sinks is not None:
             sinks = self.sinks[tile.heads].view(-1, 1, 1)  # [heads, 1, 1]
@@ -317,24 +321,32 @@ class Tiles:
         self.mask_scores(scores[:, :, -n:], self.past[:n, :n])
         if self.spec.window is not None:
             # At the start of the sequence, the window of the first rows is not full.
-            full = self.spec.window - 1 - self.position(tile)
+            full = self.spec.window - self.position(tile)
             n = max(0, n - full)
-            self.mask_scores(scores[:, full:, :n], self.past[:n, :n].mT)
+            self.mask_scores(scores[:, full:, :n], self.future[:n, :n])
 
     def position(self, tile: Tile) -> int:
         """The position of the first query, counted from the first key of the tile."""
         position: int = tile.rows.start + self.k_len - self.q_len - tile.columns.start
         return position
 
-    def mask_scores(self, scores: Tensor, allowed: Tensor) -> None:
-        """Set the scores that are not allowed to minus infinity."""
-        if self.spec.scores_are_finite:
-            # One pass instead of several; NaN would not be masked by a minimum.
-            ceiling = torch.full_like(allowed, -math.inf, dtype=scores.dtype)
-            ceiling.masked_fill_(allowed, math.inf)
-            torch.minimum(scores, ceiling, out=scores)
+    def hidden(self, allowed: Tensor) -> Tensor:
+        """What is not allowed, as `mask_scores` takes it.
+
+        If all scores are finite, it is a bound of them: minus infinity or infinity.
+        """
+        if not self.spec.scores_are_finite:
+            return ~allowed
+        bound = torch.full_like(allowed, -math.inf, dtype=self.like.dtype)
+        return bound.masked_fill_(allowed, math.inf)
+
+    def mask_scores(self, scores: Tensor, hidden: Tensor) -> None:
+        """Set the hidden scores to minus infinity."""
+        if hidden.dtype == torch.bool:
+            scores.masked_fill_(hidden, -math.inf)
         else:
-            scores.masked_fill_(~allowed, -math.inf)
+            # One pass instead of several; NaN would not be masked by a minimum.
+            torch.minimum(scores, hidden, out=scores)
 
     def allowed(self, tile: Tile, mask: Tensor | None) -> Tensor:
         """The mask of a tile, `[items or 1, 1, rows or 1, k_len]`."""

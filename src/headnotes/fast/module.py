@@ -46,10 +46,9 @@ from torch.nn import functional as F  # noqa: N812
 from headnotes import mha
 from headnotes.checks import (
     check_items,
-    check_lengths,
     check_next,
+    check_padding,
     check_sizes,
-    check_tensor,
 )
 from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
@@ -733,16 +732,3 @@ class KeyValueCache:
                 f"`{name}` is on {x.device}, the cache on {self.buffer.device}; make "
                 f"the cache with that `device`"
             )
-
-
-def check_padding(left_padding: Tensor, batch_size: int) -> Tensor:
-    """Refuse what does not count the padding of each batch item."""
-    check_tensor("left_padding", left_padding)
-    if left_padding.shape != (batch_size,):
-        raise ValueError(
-            f"`left_padding` has shape {list(left_padding.shape)}, not [batch_size "
-            f"(={batch_size})]; from a mask [1, k_len, batch_size] of the prompt, use "
-            f"`(~mask).sum(1)[0]`"
-        )
-    check_lengths("left_padding", left_padding, None)
-    return left_padding.long()

@@ -2,7 +2,7 @@ r"""# Running models of Hugging Face Transformers
 
 `register()` makes [`fast.attention`](../fast/attention.md) an attention implementation
 of `transformers`, beside `"eager"` and `"sdpa"`. It is for those who want to run, train
-or measure a whole model with this kernel. Transformers 5 is required.
+or measure a whole model with this kernel. Transformers 5.5 is required.
 
 ```python
 from headnotes.integrations import transformers as integration
@@ -42,7 +42,7 @@ UNSUPPORTED = ("cache", "indices", "block_indices", "sinks")
 def register() -> None:
     r"""Register the attention implementation `"headnotes"` in `transformers`.
 
-    Raises `ImportError` if `transformers` is not installed, or older than 5.
+    Raises `ImportError` if `transformers` is not installed, or older than 5.5.
 
     The next tokens of a tiny Llama with random weights, after two prompts of which the
     second has two tokens of padding on the left:
@@ -64,7 +64,7 @@ def register() -> None:
     >>> torch.equal(tokens["headnotes"], tokens["eager"])
     True
     """
-    check_version("transformers", 5)
+    check_version("transformers", "5.5")
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

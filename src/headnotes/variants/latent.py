@@ -27,7 +27,8 @@ $$q_{ih} \cdot (W^{UK}_h c_j) = (W^{UK\top}_h q_{ih}) \cdot c_j$$
 so the up-projection is applied to the one new query and not to all stored latents; and
 the weighted mean of the latents is projected up, not each of them. It is multi-query
 attention over the latents. That is `decode`; `forward` is the plain form, which needs
-fewer operations where there are as many queries as keys.
+fewer operations where there are as many queries as keys. `LatentCache` has room for
+further positions, so that a step copies none of the earlier ones.
 
 **Reduces to** itself: both forms give the same output, to rounding.
 
@@ -46,8 +47,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_heads, check_next, check_sizes
+from headnotes.checks import (
+    check_heads,
+    check_items,
+    check_next,
+    check_padding,
+    check_sizes,
+)
 from headnotes.mha import (
     PrepareForMultiHeadAttention,
     check_inputs,
@@ -209,47 +217,75 @@ class LatentAttention(nn.Module):
         output: Tensor = self.output(context.flatten(-2))  # [q_len, ..., d_model]
         return output
 
-    def decode(
-        self,
-        x: Tensor,
-        cache: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        r"""Decode the next positions, with absorbed projections; return the new cache.
+    def cache(
+        self, batch_size: int, capacity: int, *, left_padding: Tensor | None = None
+    ) -> "LatentCache":
+        r"""An empty cache for `decode`, with the module's sizes, dtype and device.
 
-        `x` is `[seq_len, batch_size, d_model]`.
-        `cache` is `[past_len, batch_size, kv_rank + rotary_dim]`, the normalized
-        latents and rotated keys of all earlier tokens; None at the beginning. It is not
-        modified. Each position attends to itself and to those before it. There is no
-        dropout. Raises what `forward` raises, the same for the cache.
+        `left_padding` counts the padded positions at the start of each sequence. They
+        may hold anything. Under autocast, the dtype is that of the projections.
 
         >>> mla = LatentAttention(3, 30, kv_rank=11, rotary_dim=8)
         >>> x = torch.randn(7, 2, 30)
-        >>> prompt, cache = mla.decode(x[:5])
+        >>> x[:4, 1] = torch.nan
+        >>> cache = mla.cache(2, 7, left_padding=torch.tensor([0, 4]))
+        >>> prompt, cache = mla.decode(x[:5], cache)
         >>> rest, cache = mla.decode(x[5:], cache)
-        >>> cache.shape
+        >>> same, _ = mla.decode(x[4:, 1:], mla.cache(1, 3))
+        >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
+        True
+        """
+        weight = self.latent.weight
+        dtype, kind = weight.dtype, weight.device.type
+        if not weight.is_meta and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+        return LatentCache(
+            batch_size,
+            self.kv_rank + self.rotary_dim,
+            capacity,
+            left_padding=left_padding,
+            dtype=dtype,
+            device=weight.device,
+        )
+
+    @torch.no_grad()
+    def decode(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+        cache: "LatentCache",
+    ) -> tuple[Tensor, "LatentCache"]:
+        r"""Decode the next positions, `x`, with absorbed projections.
+
+        Each position attends to itself, to those before it, and to those in the cache,
+        to which it is appended. However a sequence is split into pieces, the outputs
+        are those of one call of `forward` with a causal mask, without dropout and
+        gradients. Raises `TypeError` for a wrong dtype or cache, `ValueError` for a
+        wrong shape or device.
+
+        >>> mla = LatentAttention(3, 30, kv_rank=11, rotary_dim=8).eval()
+        >>> x = torch.randn(7, 2, 30)
+        >>> prompt, cache = mla.decode(x[:5], mla.cache(batch_size=2, capacity=7))
+        >>> rest, cache = mla.decode(x[5:], cache)
+        >>> cache.latents.shape
         torch.Size([7, 2, 19])
         >>> mask = torch.ones(7, 7).bool().tril()
         >>> mask = mask.unsqueeze(-1).expand(-1, -1, 2)
-        >>> y = mla.eval()(query=x, key=x, value=x, mask=mask)
+        >>> y = mla(query=x, key=x, value=x, mask=mask)
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
         weight = self.latent.weight
-        check_next(x, weight, weight.shape[1])
-        width = self.kv_rank + self.rotary_dim
-        if cache is not None:
-            check_cache(cache, x, width)
-        past = [] if cache is None else [cache]
-        past_len, seq_len = sum(map(len, past)), len(x)
-        order = torch.arange(past_len, past_len + seq_len, device=x.device)  # [seq_len]
+        check_cache(cache, self.kv_rank + self.rotary_dim)
+        check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
+        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        order = torch.arange(cache.length, cache.length + len(x), device=x.device)
         positions = order.unsqueeze(1)  # [seq_len, 1]
         content, rotated = self.get_queries(
             x, positions
         )  # [seq_len, batch_size, heads, d_k], [seq_len, batch_size, heads, rotary_dim]
         latent = self.latent_norm(self.latent(x))  # [seq_len, batch_size, kv_rank]
         shared = self.get_rotary_key(x, positions)  # [seq_len, batch_size, rotary_dim]
-        new = torch.cat([latent, shared], dim=-1)  # [seq_len, batch_size, width]
-        cache = torch.cat([*past, new])  # [past_len + seq_len, batch_size, width]
+        cache.append(torch.cat([latent, shared], dim=-1))
 
         # $W^{UK\top}_h q$: the query of each head, as wide as a latent. With the rotary
         # part beside it, one product with the cache gives both parts of the scores.
@@ -257,28 +293,28 @@ class LatentAttention(nn.Module):
             self.heads, self.d_k, self.kv_rank
         )  # [heads, d_k, kv_rank]
         absorbed = torch.einsum(
-            "ibhd,hdr->ibhr", content, up
-        )  # [seq_len, batch_size, heads, kv_rank]
+            "ibhd,hdr->bihr", content, up
+        )  # [batch_size, seq_len, heads, kv_rank]
+        rotated = rotated.transpose(0, 1)  # [batch_size, seq_len, heads, rotary_dim]
         query = torch.cat([absorbed, rotated], dim=-1)  # [..., heads, width]
-        scores = torch.einsum(
-            "ibhr,jbr->ijbh", query, cache
-        )  # [seq_len, past_len + seq_len, batch_size, heads]
-        keys = torch.arange(past_len + seq_len, device=x.device)  # [past_len + seq_len]
-        causal = order[:, None] >= keys  # [seq_len, past_len + seq_len]
-        attn = masked_softmax(
-            scores, causal[..., None, None]
-        )  # [seq_len, past_len + seq_len, batch_size, heads]
 
-        # The mean of the latents, and then one value of it for each head.
-        latents = cache[..., : self.kv_rank]  # [past_len + seq_len, ..., kv_rank]
-        mean = torch.einsum(
-            "ijbh,jbr->ibhr", attn, latents
-        )  # [seq_len, batch_size, heads, kv_rank]
+        # Multi-query attention: all heads share the latents, as keys and as values. To
+        # PyTorch's kernel, the heads of a position are queries, and positions are heads
+        # with the same keys, an expanded view; nothing is copied. The kernel is fast
+        # for values as wide as keys, so it averages the rotary keys, too.
+        keys = cache.latents.transpose(0, 1).unsqueeze(1)  # [batch_size, 1, ..., width]
+        keys = keys.expand(-1, len(x), -1, -1)  # [batch_size, seq_len, ..., width]
+        mean = F.scaled_dot_product_attention(
+            query, keys, keys, cache.mask(len(x)), scale=1.0
+        )  # [batch_size, seq_len, heads, width]
+
+        # From the mean of the latents, without that of the rotary keys, a value for
+        # each head.
         up = self.value.linear.weight.view(
             self.heads, self.value.d_k, self.kv_rank
         )  # [heads, ..., kv_rank]
         context = torch.einsum(
-            "ibhr,hdr->ibhd", mean, up
+            "bihr,hdr->ibhd", mean[..., : self.kv_rank], up
         )  # [seq_len, batch_size, heads, ...]
         output: Tensor = self.output(context.flatten(-2))  # [seq_len, batch_size, ...]
         return output, cache
@@ -309,6 +345,149 @@ class LatentAttention(nn.Module):
         return self.__dict__ | {"attn": None}
 
 
+class LatentCache:
+    r"""The KV cache of latent attention: a latent and a rotary key for each position.
+
+    It holds `batch_size * k_len * (kv_rank + rotary_dim)` numbers; the sum is the
+    `width`. New positions are written in place. The capacity is doubled when it does
+    not suffice. `left_padding`, `[batch_size]`, counts the padded positions at the
+    start of each sequence, to which no query attends.
+
+    Raises `ValueError` for sizes below 1, or padding of another shape.
+    Source: DeepSeek-AI 2024, section 2.1.2.
+
+    >>> cache = LatentCache(batch_size=2, width=5, capacity=3)
+    >>> x = torch.randn(17, 2, 5)
+    >>> cache.append(x[:3])
+    >>> cache.append(x[3:])
+    >>> len(cache), cache.capacity, torch.equal(cache.latents, x)
+    (17, 24, True)
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        width: int,
+        capacity: int,
+        *,
+        left_padding: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_sizes(batch_size=batch_size, width=width, capacity=capacity)
+        # A tensor made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.buffer = torch.empty(
+                capacity, batch_size, width, dtype=dtype, device=device
+            )  # [capacity, batch_size, width]
+        self.length = 0
+        self.left_padding: Tensor | None = None
+        if left_padding is not None:
+            padding = check_padding(left_padding, batch_size)  # [batch_size]
+            self.left_padding = padding.to(self.buffer.device)  # [batch_size]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __bool__(self) -> bool:
+        # `if cache:` tests whether a cache exists; an empty one must be true as well.
+        return True
+
+    @property
+    def capacity(self) -> int:
+        """The number of positions that fit into the buffer."""
+        return len(self.buffer)
+
+    @property
+    def latents(self) -> Tensor:
+        """A view of what is stored, `[stored, batch_size, width]`."""
+        return self.buffer[: self.length]  # [..., batch_size, width]
+
+    def mask(self, seq_len: int) -> Tensor | None:
+        """Which stored positions the last `seq_len` queries may attend to.
+
+        `[batch_size or 1, seq_len, 1, k_len]`, or None if to all. They are behind all
+        others:
+
+        >>> cache = LatentCache(1, 1, 5)
+        >>> cache.append(torch.zeros(5, 1, 1))
+        >>> cache.mask(2).int().squeeze()
+        tensor([[1, 1, 1, 1, 0],
+                [1, 1, 1, 1, 1]], dtype=torch.int32)
+        """
+        if seq_len == 1 and self.left_padding is None:
+            return None
+        j = torch.arange(self.length, device=self.buffer.device)  # [k_len]
+        i = j[self.length - seq_len :]  # [seq_len]
+        allowed = (j <= i.unsqueeze(1)).unsqueeze(1)  # [seq_len, 1, k_len]
+        if self.left_padding is None:
+            return allowed.unsqueeze(0)  # [1, seq_len, 1, k_len]
+        present = j >= self.left_padding.unsqueeze(1)  # [batch_size, k_len]
+        return allowed & present[:, None, None]  # [batch_size, seq_len, 1, k_len]
+
+    def zero_padding(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+    ) -> Tensor:
+        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
+        if self.left_padding is None:
+            return x
+        end = self.length + len(x)
+        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
+        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
+        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
+
+    @torch.no_grad()
+    def append(
+        self,
+        x: Tensor,  # [seq_len, batch_size, width]
+    ) -> None:
+        r"""Store the next positions, without their gradients.
+
+        Raises `TypeError` for another dtype, `ValueError` for a shape or device that
+        does not fit; the cache is then as it was before.
+        """
+        check_stored(x, self.buffer)
+        seq_len = len(x)
+        end = self.length + seq_len
+        if end > self.capacity:
+            self.grow_to(end)
+        self.buffer[self.length : end] = x
+        self.length = end
+
+    def grow_to(self, needed: int) -> None:
+        """Double the capacity until it suffices; doubling keeps copies rare."""
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        with torch.inference_mode(False):
+            buffer = self.buffer.new_empty(
+                capacity, *self.buffer.shape[1:]
+            )  # [capacity, batch_size, width]
+            buffer[: self.length] = self.latents
+        self.buffer = buffer  # [capacity, batch_size, width]
+
+    def reorder(self, index: Tensor) -> None:
+        r"""Replace batch item `i` by the latents of item `index[i]`.
+
+        Beam search needs this. `index` holds integers, `[batch_size]`, one for each new
+        batch item. Raises `TypeError` for another dtype, `ValueError` for another
+        shape, or an item that does not exist.
+
+        >>> cache = LatentCache(batch_size=3, width=1, capacity=2)
+        >>> cache.append(torch.tensor([5.0, 7.0, 11.0]).view(1, 3, 1))
+        >>> cache.reorder(torch.tensor([2, 2, 0]))
+        >>> cache.latents.flatten()
+        tensor([11., 11.,  5.])
+        """
+        check_items(index, self.buffer.shape[1])
+        with torch.inference_mode(False):
+            index = index.to(self.buffer.device).clone()  # not an inference tensor
+            self.buffer = self.buffer.index_select(1, index)  # [capacity, ...]
+            if self.left_padding is not None:
+                self.left_padding = self.left_padding[index]
+
+
 # region Input checks
 
 
@@ -321,14 +500,33 @@ def check_settings(
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
 
 
-def check_cache(cache: Tensor, x: Tensor, width: int) -> None:
-    """Refuse a cache of another module or batch."""
-    check_tensor("cache", cache, x.device, x.dtype)
-    if cache.dim() != 3 or tuple(cache.shape[1:]) != (x.shape[1], width):
+def check_cache(cache: LatentCache, width: int) -> None:
+    """Refuse a cache of another kind, or of another module."""
+    if not isinstance(cache, LatentCache):
+        raise TypeError(
+            f"`cache` is a {type(cache).__name__}, not a LatentCache; make one with "
+            f"`cache(batch_size, capacity)`"
+        )
+    if cache.buffer.shape[2] != width:
         raise ValueError(
-            f"`cache` has shape {list(cache.shape)}, not [past_len, batch_size "
-            f"(={x.shape[1]}), kv_rank + rotary_dim (={width})]; pass the one that "
-            "`decode` returned"
+            f"`cache` has width {cache.buffer.shape[2]}, the module kv_rank + "
+            f"rotary_dim (={width}); make one with `cache(batch_size, capacity)`"
+        )
+
+
+def check_stored(x: Tensor, buffer: Tensor) -> None:
+    """Refuse a tensor that does not fit the stored ones."""
+    if isinstance(x, Tensor) and x.dtype != buffer.dtype:
+        raise TypeError(
+            f"`x` is {x.dtype}, the cache {buffer.dtype}; make the cache with the "
+            f"`dtype` that it is to hold"
+        )
+    check_tensor("x", x, buffer.device)
+    _, batch_size, width = buffer.shape
+    if x.dim() != 3 or x.shape[1:] != (batch_size, width):
+        raise ValueError(
+            f"`x` has shape {list(x.shape)}, not [seq_len, batch_size "
+            f"(={batch_size}), width (={width})]"
         )
 
 
