@@ -34,64 +34,94 @@ class Source(NamedTuple):
     is_lazy: bool  # a module with a function `__getattr__`
 
 
-def dependencies(file: Path, roots: Sequence[Path]) -> set[Path]:
-    """All files below `roots` that `file` or its examples import, transitively."""
-    package = package_of(file, roots)
-    source = source_of(file, package)
-    found: set[Path] = set()
-    waiting = [*runtime(source), *source.example_imports]
-    # Importing a module executes the packages around it.
-    waiting.append(Import(package, "__name__", "__name__", False))
-    seen: set[Import] = set()
-    while waiting:
-        item = waiting.pop()
-        if item in seen:
-            continue
-        seen.add(item)
-        for path, package, all_names in files_of(item, roots):
-            found.add(path)
+class Imports:
+    """What files import, for the time of one build: no file may change meanwhile."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
+        self.found: dict[tuple[str, ...], Path | None] = {}  # by dotted name
+        self.followed: dict[Import, Followed] = {}
+        self.known: dict[Path, frozenset[Path]] = {}
+
+    def of(self, file: Path) -> frozenset[Path]:
+        """All files below `roots` that `file` or its examples import, transitively."""
+        if file not in self.known:
+            self.known[file] = self.collect(file) - {file}
+        return self.known[file]
+
+    def collect(self, file: Path) -> frozenset[Path]:
+        """The files of all imports, and of the imports of those."""
+        package = package_of(file, self.roots)
+        source = source_of(file, package)
+        files: set[Path] = set()
+        waiting = [*runtime(source), *source.example_imports]
+        # Importing a module executes the packages around it.
+        waiting.append(Import(package, "__name__", "__name__", False))
+        seen: set[Import] = set()
+        while waiting:
+            item = waiting.pop()
+            if item not in seen:
+                seen.add(item)
+                if item not in self.followed:
+                    self.followed[item] = self.follow(item)
+                files |= self.followed[item].files
+                waiting += self.followed[item].imports
+        return frozenset(files)
+
+    def follow(self, item: Import) -> "Followed":
+        """The files that an import executes, and what these import in turn."""
+        files: set[Path] = set()
+        imports: list[Import] = []
+        for path, package, all_names in self.files_of(item):
+            files.add(path)
             source = source_of(path, package)
-            waiting += runtime(source)
+            imports += runtime(source)
             if all_names:
-                waiting += source.imports
+                imports += source.imports
                 if source.is_lazy and not any(i.typing_only for i in source.imports):
                     # Its imports are unknown: include the whole package.
-                    found |= set(path.parent.rglob("*.py"))
+                    files |= set(path.parent.rglob("*.py"))
             elif item.name and path.name == "__init__.py":
-                waiting += [i for i in source.imports if i.bound == item.name]
-    return found - {file}
+                imports += [i for i in source.imports if i.bound == item.name]
+        return Followed(frozenset(files), tuple(imports))
+
+    def files_of(self, item: Import) -> Iterator[tuple[Path, str, bool]]:
+        """The files that an import executes: the packages around a module, and itself.
+
+        Yields each with its package, and whether any of its names may be used later.
+        """
+        parts = item.module.split(".")
+        if item.name and self.find([*parts, item.name]):
+            parts.append(item.name)
+        for count in range(1, len(parts) + 1):
+            path = self.find(parts[:count])
+            if path is None:
+                return
+            inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
+            any_name = count == len(parts) and item.name in ("", "*")
+            yield path, ".".join(inside), any_name
+
+    def find(self, parts: Sequence[str]) -> Path | None:
+        """The file of a module, by the parts of its dotted name."""
+        name = tuple(parts)
+        if name not in self.found:
+            places = [root.joinpath(*parts) for root in self.roots]
+            pairs = [(p / "__init__.py", p.with_suffix(".py")) for p in places]
+            files = [file for pair in pairs for file in pair if file.is_file()]
+            self.found[name] = files[0] if files else None
+        return self.found[name]
+
+
+class Followed(NamedTuple):
+    """The files that an import executes, and the imports in them."""
+
+    files: frozenset[Path]
+    imports: tuple[Import, ...]
 
 
 def runtime(source: Source) -> list[Import]:
     """The imports that are executed."""
     return [item for item in source.imports if not item.typing_only]
-
-
-def files_of(item: Import, roots: Sequence[Path]) -> Iterator[tuple[Path, str, bool]]:
-    """The files that an import executes: the packages around a module, and itself.
-
-    Yields each with its package, and whether any of its names may be used afterwards.
-    """
-    parts = item.module.split(".")
-    if item.name and find([*parts, item.name], roots):
-        parts.append(item.name)
-    for count in range(1, len(parts) + 1):
-        path = find(parts[:count], roots)
-        if path is None:
-            return
-        inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
-        any_name = count == len(parts) and item.name in ("", "*")
-        yield path, ".".join(inside), any_name
-
-
-def find(parts: Sequence[str], roots: Sequence[Path]) -> Path | None:
-    """The file of a module, by the parts of its dotted name."""
-    for root in roots:
-        path = root.joinpath(*parts)
-        for candidate in (path / "__init__.py", path.with_suffix(".py")):
-            if candidate.is_file():
-                return candidate
-    return None
 
 
 def package_of(file: Path, roots: Iterable[Path]) -> str:
@@ -139,7 +169,7 @@ def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Im
             module = absolute(node, package)
             for alias in node.names:
                 yield Import(module, alias.name, alias.asname or alias.name, typing)
-        else:
+        elif not isinstance(node, ast.expr):  # most nodes, and none holds an import
             only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
             yield from imports_of(node, package, typing or only)
 

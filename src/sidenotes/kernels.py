@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from subprocess import PIPE, Popen
 from threading import Lock
 from typing import Any
@@ -23,19 +22,20 @@ import psutil
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
+from sidenotes.dependencies import Imports
 from sidenotes.split import LiterateError
 
 
 class Kernels:
     """Starts the kernels of a build; `with Kernels(...)` leaves none running.
 
-    The kernels can import from the folders in `roots`, even if not installed.
+    The kernels can import from the roots of `imports`, even if not installed.
     """
 
-    def __init__(self, setup: str, roots: Sequence[Path]) -> None:
+    def __init__(self, setup: str, imports: Imports) -> None:
         self.setup = setup
-        self.roots = roots
-        folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
+        self.imports = imports
+        folders = [*map(str, imports.roots), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             # The default of ipykernel, which sets it after `setup`.
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",

@@ -130,8 +130,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             **{name: self.config[name] for name in ("editions", "links", "setup")},
             sizes=self.config.sizes,
         )
-        self.extension.in_plugin = True
-        self.sources = self.extension.sources()
+        self.sources = self.extension.of_build = self.extension.sources()
         config.markdown_extensions.append(self.extension)  # type: ignore[arg-type]
         if config.nav:
             config.nav = self.complete(config.nav)
@@ -210,7 +209,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             with (
                 ThreadPoolExecutor(max_workers=cpu_count()) as threads,
                 # Closed before the threads, which an interrupt thus ends at once.
-                Kernels(self.config.setup, self.import_roots()) as kernels,
+                Kernels(self.config.setup, self.sources.imports) as kernels,
             ):
                 # The longest task, so the first.
                 recorded = threads.submit(self.sources.record_all)

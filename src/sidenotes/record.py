@@ -32,7 +32,7 @@ from sidenotes.cache import (
     prune,
     store,
 )
-from sidenotes.dependencies import dependencies
+from sidenotes.dependencies import Imports
 from sidenotes.grammar import Claim, pair
 from sidenotes.notations import Axes
 from sidenotes.shapes import check
@@ -56,24 +56,24 @@ def recording(
     path: Path,
     *,
     modules: Iterable[Path],
-    roots: Sequence[Path],
+    imports: Imports,
     setup: str,
     cache: Path,
 ) -> Json | None:
     """The recording of `path`, or None if it is not in `modules`.
 
     A recording depends on the code and the examples of the module, on the code of all
-    files below `roots` that it imports, and on `setup`, the statements that are
+    files that it imports, and on `setup`, the statements that are
     executed first (`import torch; torch.manual_seed(1)`). It does not depend on notes:
     its lines are numbered without them.
     """
     path = path.resolve()
     if path not in {file.resolve() for file in modules} or path.stem == "__init__":
         return None
-    stored = location(path, roots, setup, cache)
+    stored = location(path, imports, setup, cache)
     text = load(stored)
     if text is None:
-        record_all(modules, roots=roots, setup=setup, cache=cache)
+        record_all(modules, imports=imports, setup=setup, cache=cache)
         text = stored.read_text(encoding="utf-8")
     recorded: Json = json.loads(text)
     lines = [*code_lines(read(path))]
@@ -81,13 +81,13 @@ def recording(
 
 
 def record_all(
-    modules: Iterable[Path], *, roots: Sequence[Path], setup: str, cache: Path
+    modules: Iterable[Path], *, imports: Imports, setup: str, cache: Path
 ) -> None:
     """Make all missing recordings in one process: most of its time is for imports."""
     missing = {}
     for file in sorted({file.resolve() for file in modules}):
         if file.suffix == ".py" and file.stem != "__init__":
-            place = location(file, roots, setup, cache)
+            place = location(file, imports, setup, cache)
             if not place.exists():
                 missing[file] = place
     if missing:
@@ -95,12 +95,12 @@ def record_all(
         prune(cache)
 
 
-def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path:
+def location(path: Path, imports: Imports, setup: str, cache: Path) -> Path:
     """The path of the recording of a module in the cache."""
     source = read(path)
     try:
         own = [*code_lines(source).values(), *examples_in(source)]
-        code = [code_of(file) for file in sorted(dependencies(path, roots))]
+        code = [code_of(file) for file in sorted(imports.of(path))]
         code += [code_of(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
