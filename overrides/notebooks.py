@@ -18,6 +18,8 @@ from mkdocs.structure.pages import Page
 
 LOG = logging.getLogger("mkdocs.plugins.notebooks")
 
+# Most of a page of mkdocs-jupyter, and nothing that remains of it.
+ASSETS = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # The parts of a notebook: its prose and its code. (Exercises have no outputs.)
 CELLS = ".jp-MarkdownOutput, .highlight-ipynb"
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
@@ -51,7 +53,7 @@ def on_page_content(
 
 def reduced(html: str, page: Page, files: Files) -> str:
     """The cells of a notebook, in the markup that the theme gives prose and code."""
-    soup = BeautifulSoup(html, "html.parser")
+    soup = BeautifulSoup(ASSETS.sub("", html), "html.parser")
     parts = []
     for cell in soup.select(CELLS):
         if "highlight-ipynb" in cell["class"]:

@@ -6,15 +6,17 @@ one. When it grows too large, the least recently used results are removed.
 
 import ast
 import hashlib
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
+from typing import Any
 
 from sidenotes.split import named, read
 
@@ -94,6 +96,15 @@ def store(path: Path, text: str) -> None:
             Path(file.name).unlink()
             raise
     Path(file.name).replace(path)
+
+
+def cached(path: Path, make: Callable[..., Any], *arguments: Any) -> Any:
+    """The cached value at `path`; if there is none, it is made, and stored as JSON."""
+    text = load(path)
+    if text is None:
+        text = json.dumps(make(*arguments))
+        store(path, text)
+    return json.loads(text)
 
 
 def prune(folder: Path, limit: int = LIMIT) -> None:

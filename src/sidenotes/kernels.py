@@ -16,14 +16,17 @@ from contextlib import suppress
 from functools import cached_property
 from subprocess import PIPE, Popen
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
-from sidenotes.dependencies import Imports
 from sidenotes.split import LiterateError
+
+if TYPE_CHECKING:
+    # It imports doctest, which must see the debugger that ipykernel puts in place.
+    from sidenotes.dependencies import Imports
 
 
 class Kernels:
@@ -32,7 +35,7 @@ class Kernels:
     The kernels can import from the roots of `imports`, even if not installed.
     """
 
-    def __init__(self, setup: str, imports: Imports) -> None:
+    def __init__(self, setup: str, imports: "Imports") -> None:
         self.setup = setup
         self.imports = imports
         folders = [*map(str, imports.roots), os.environ.get("PYTHONPATH", "")]

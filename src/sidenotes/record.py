@@ -18,7 +18,7 @@ import tokenize
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,19 @@ def location(path: Path, imports: Imports, setup: str, cache: Path) -> Path:
     try:
         own = [*code_lines(source).values(), *examples_in(source)]
         code = [code_of(file) for file in sorted(imports.of(path))]
-        code += [code_of(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
+        code += [code_of(file) for file in recorder_files()]
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
     key = hash_of([path.name, setup, ENVIRONMENT, *own, *code])
     return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
+
+
+@cache
+def recorder_files() -> list[Path]:
+    """The files of this package that make recordings."""
+    file = Path(__file__)
+    return sorted([file, *Imports([file.parents[1]]).of(file)])
 
 
 @lru_cache(maxsize=1024)
