@@ -9,11 +9,10 @@ of functions are included. Names that are computed at run time
 import ast
 import doctest
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from sidenotes.cache import PARSING
+from sidenotes.cache import Memory, code_in
 from sidenotes.split import LiterateError, named, read
 
 
@@ -29,16 +28,20 @@ class Import(NamedTuple):
 class Source(NamedTuple):
     """The imports of a file, and whether it imports names lazily."""
 
-    imports: tuple[Import, ...]
-    example_imports: tuple[Import, ...]
+    imports: list[Import]
+    example_imports: list[Import]
     is_lazy: bool  # a module with a function `__getattr__`
 
 
 class Imports:
     """What files import, for the time of one build: no file may change meanwhile."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], memory: Memory | None = None) -> None:
         self.roots = roots
+        self.memory = memory or Memory()
+        self.texts: dict[Path, str] = {}
+        self.codes: dict[Path, str] = {}
+        self.sources: dict[tuple[Path, str], Source] = {}
         self.found: dict[tuple[str, ...], Path | None] = {}  # by dotted name
         self.followed: dict[Import, Followed] = {}
         self.known: dict[Path, frozenset[Path]] = {}
@@ -49,10 +52,22 @@ class Imports:
             self.known[file] = self.collect(file) - {file}
         return self.known[file]
 
+    def code(self, file: Path) -> str:
+        """A hash of the code of a file."""
+        if file not in self.codes:
+            self.codes[file] = self.memory(code_in, self.text(file))
+        return self.codes[file]
+
+    def text(self, file: Path) -> str:
+        """The text of a file."""
+        if file not in self.texts:
+            self.texts[file] = read(file)
+        return self.texts[file]
+
     def collect(self, file: Path) -> frozenset[Path]:
         """The files of all imports, and of the imports of those."""
         package = package_of(file, self.roots)
-        source = source_of(file, package)
+        source = self.source(file, package)
         files: set[Path] = set()
         waiting = [*runtime(source), *source.example_imports]
         # Importing a module executes the packages around it.
@@ -74,7 +89,7 @@ class Imports:
         imports: list[Import] = []
         for path, package, all_names in self.files_of(item):
             files.add(path)
-            source = source_of(path, package)
+            source = self.source(path, package)
             imports += runtime(source)
             if all_names:
                 imports += source.imports
@@ -100,6 +115,18 @@ class Imports:
             inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
             any_name = count == len(parts) and item.name in ("", "*")
             yield path, ".".join(inside), any_name
+
+    def source(self, file: Path, package: str) -> "Source":
+        """The imports of a file."""
+        if (file, package) not in self.sources:
+            try:
+                found = self.memory(imports_in, self.text(file), package)
+            except SyntaxError as error:
+                reason = f"{file}:{error.lineno}: does not parse: {error}"
+                raise LiterateError(reason) from None
+            imports, examples = ([Import(*item) for item in each] for each in found[:2])
+            self.sources[file, package] = Source(imports, examples, found[2])
+        return self.sources[file, package]
 
     def find(self, parts: Sequence[str]) -> Path | None:
         """The file of a module, by the parts of its dotted name."""
@@ -132,20 +159,9 @@ def package_of(file: Path, roots: Iterable[Path]) -> str:
     return ""
 
 
-def source_of(file: Path, package: str) -> Source:
-    """The imports of a file, cached until it changes."""
-    with PARSING:
-        return parse(file, package, file.stat().st_mtime_ns)
-
-
-@cache
-def parse(file: Path, package: str, changed: int) -> Source:
-    """Read the imports of a file, and those of the examples in its docstrings."""
-    try:
-        tree = ast.parse(read(file))
-    except SyntaxError as error:
-        reason = f"{file}:{error.lineno}: does not parse: {error}"
-        raise LiterateError(reason) from None
+def imports_in(source: str, package: str) -> tuple[list[Import], list[Import], bool]:
+    """The imports of a source, those of its examples, and whether it is lazy."""
+    tree = ast.parse(source)
     examples: list[Import] = []
     for node in [tree, *(definition for _, definition in named(tree))]:
         docstring = ast.get_docstring(node)
@@ -155,7 +171,7 @@ def parse(file: Path, package: str, changed: int) -> Source:
         isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
         for node in tree.body
     )
-    return Source(tuple(imports_of(tree, package)), tuple(examples), is_lazy)
+    return [*imports_of(tree, package)], examples, is_lazy
 
 
 def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Import]:

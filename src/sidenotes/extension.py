@@ -18,6 +18,7 @@ from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
 
+from sidenotes.cache import Memory
 from sidenotes.dependencies import Imports
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
@@ -97,7 +98,7 @@ class SidenotesExtension(Extension):
         root = Path(options.pop("root")).resolve()
         roots = [root / each for each in options.pop("import_roots")]
         options["cache"] = root / options["cache"]
-        return Sources(root, Imports(roots), **options)
+        return Sources(root, Imports(roots, Memory(options["cache"])), **options)
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Sources:
             if match["kind"] == "literate":
                 # An edition may contain the modules that this one imports.
                 imported = self.imports.of(path)
-                found += [read(file) for file in sorted(imported)]
+                found += [self.imports.text(file) for file in sorted(imported)]
                 if path in self.executed:
                     place = location(path, self.imports, self.setup, self.cache)
                     found.append(place.name)

@@ -20,7 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, store
+from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
 from sidenotes.kernels import Kernels
 from sidenotes.split import LiterateError, read
 
@@ -53,7 +53,8 @@ def lesson(
     `inputs`, and on installed packages.
     """
     parts: list[str | bytes] = [read(path), kernels.setup, ENVIRONMENT, CONVERTER]
-    parts += [code_of(file) for file in sorted(kernels.imports.of(path))]
+    imports = kernels.imports
+    parts += [imports.code(file) for file in sorted(imports.of(path))]
     parts += [file.read_bytes() for file in sorted(inputs)]
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
     text, notebook = load(stored), load(stored.with_suffix(".ipynb"))

@@ -300,7 +300,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
     on_page_context = CombinedEvent(hide_markup, show_markup)
 
     def on_post_build(self, *, config: MkDocsConfig) -> None:
-        """Reduce the cache to its size limit."""
+        """Complete the cache, and reduce it to its size limit."""
+        self.sources.imports.memory.save()
         for folder in self.cache.glob("*"):
             prune(folder)
 

@@ -23,13 +23,10 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import AnchorLink, get_toc
 
-from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
+from sidenotes.cache import ENVIRONMENT, PACKAGE, hash_of, load, path_for, store
 from sidenotes.reference import documented, register, registrations
 
 LOG = logging.getLogger("mkdocs")
-
-# The renderer as it was when this process loaded it.
-RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 # Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
 SETTINGS = ("use_directory_urls", "validation")
@@ -49,7 +46,7 @@ def site_key(config: MkDocsConfig, files: Files) -> str | None:
     if "mkdocstrings" in config.plugins:
         settings.append(describe(config.plugins["mkdocstrings"].config))
     parts = [ENVIRONMENT, *known, *settings, extensions_of(config)]
-    return hash_of([*parts, *RENDERER])
+    return hash_of([*parts, *PACKAGE])
 
 
 def render_cached(

@@ -18,14 +18,13 @@ import tokenize
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sidenotes.cache import (
     ENVIRONMENT,
-    PARSING,
-    code_of,
+    Memory,
     hash_of,
     load,
     path_for,
@@ -97,26 +96,29 @@ def record_all(
 
 def location(path: Path, imports: Imports, setup: str, cache: Path) -> Path:
     """The path of the recording of a module in the cache."""
-    source = read(path)
     try:
-        own = [*code_lines(source).values(), *examples_in(source)]
-        code = [code_of(file) for file in sorted(imports.of(path))]
-        code += [code_of(file) for file in recorder_files()]
+        own = imports.memory(own_code, imports.text(path))
+        code = [imports.code(file) for file in sorted(imports.of(path))]
+        code += [imports.code(file) for file in recorder_files(imports.memory)]
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
-    key = hash_of([path.name, setup, ENVIRONMENT, *own, *code])
+    key = hash_of([path.name, setup, ENVIRONMENT, own, *code])
     return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
 
 
-@cache
-def recorder_files() -> list[Path]:
+@lru_cache(maxsize=1)
+def recorder_files(memory: Memory) -> list[Path]:
     """The files of this package that make recordings."""
     file = Path(__file__)
-    return sorted([file, *Imports([file.parents[1]]).of(file)])
+    return sorted([file, *Imports([file.parents[1]], memory).of(file)])
 
 
-@lru_cache(maxsize=1024)
+def own_code(source: str) -> str:
+    """A hash of the lines of code and the examples of a source."""
+    return hash_of([*code_lines(source).values(), *examples_in(source)])
+
+
 def code_lines(source: str) -> dict[int, str]:
     r"""The lines of code by number: without blank lines and lines of comments only.
 
@@ -127,8 +129,7 @@ def code_lines(source: str) -> dict[int, str]:
     >>> code_lines('x = [\n    # Why\n    1,  # one\n]\n\ndef f():\n    "Text."')
     {1: 'x = [', 3: '    1,  # one', 4: ']', 6: 'def f():', 7: ''}
     """
-    with PARSING:
-        tree = ast.parse(source)
+    tree = ast.parse(source)
     docstrings = {
         node.body[0].lineno
         for node in [tree, *(definition for _, definition in named(tree))]
@@ -145,11 +146,9 @@ def code_lines(source: str) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-@lru_cache(maxsize=1024)
 def examples_in(source: str) -> list[str]:
     """The examples of all docstrings, with their expected exceptions."""
-    with PARSING:
-        tree = ast.parse(source)
+    tree = ast.parse(source)
     parser = doctest.DocTestParser()
     found = []
     for node in [tree, *(definition for _, definition in named(tree))]:

@@ -147,7 +147,7 @@ def test_no_change_leaves_a_stale_page(
     plugin = {"packages": {"src/p": "source"}, "links": more_links}
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
     assert site(plugins=["search", {"sidenotes": plugin}], nav=None) == []
-    monkeypatch.setattr(page_cache, "RENDERER", [b"changed"])
+    monkeypatch.setattr(page_cache, "PACKAGE", [b"changed"])
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
 
 
