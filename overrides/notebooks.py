@@ -21,7 +21,7 @@ LOG = logging.getLogger("mkdocs.plugins.notebooks")
 # Most of a page of mkdocs-jupyter, and nothing that remains of it.
 ASSETS = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # The parts of a notebook: its prose and its code. (Exercises have no outputs.)
-CELLS = ".jp-MarkdownOutput, .highlight-ipynb"
+CELLS = ["jp-MarkdownOutput", "highlight-ipynb"]
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
 TITLE = "</h1>"
 
@@ -55,15 +55,15 @@ def reduced(html: str, page: Page, files: Files) -> str:
     """The cells of a notebook, in the markup that the theme gives prose and code."""
     soup = BeautifulSoup(ASSETS.sub("", html), "html.parser")
     parts = []
-    for cell in soup.select(CELLS):
+    for cell in soup.find_all(class_=CELLS):
         if "highlight-ipynb" in cell["class"]:
             parts.append(code_block(cell))
             continue
-        for block in cell.select(".highlight"):
+        for block in cell.find_all(class_="highlight"):
             block.replace_with(BeautifulSoup(code_block(block), "html.parser"))
-        for link in cell.select("a[href]"):
+        for link in cell.find_all("a", href=True):
             link["href"] = resolved(str(link["href"]), page, files)
-        for anchor in cell.select("a.anchor-link"):
+        for anchor in cell.find_all("a", class_="anchor-link"):
             anchor["class"], anchor["title"] = "headerlink", "Permanent link"
         for text in cell.find_all(string=FORMULA):
             if not any(parent.name in ("code", "pre") for parent in text.parents):

@@ -49,7 +49,12 @@ class Imports:
     def of(self, file: Path) -> frozenset[Path]:
         """All files below `roots` that `file` or its examples import, transitively."""
         if file not in self.known:
-            self.known[file] = self.collect(file) - {file}
+            package = package_of(file, self.roots)
+            source = self.source(file, package)
+            # Importing a module executes the packages around it.
+            around = Import(package, "__name__", "__name__", False)
+            all_imports = [*runtime(source), *source.example_imports, around]
+            self.known[file] = self.closure(all_imports) - {file}
         return self.known[file]
 
     def code(self, file: Path) -> str:
@@ -64,14 +69,10 @@ class Imports:
             self.texts[file] = read(file)
         return self.texts[file]
 
-    def collect(self, file: Path) -> frozenset[Path]:
-        """The files of all imports, and of the imports of those."""
-        package = package_of(file, self.roots)
-        source = self.source(file, package)
+    def closure(self, imports: Iterable[Import]) -> frozenset[Path]:
+        """The files of some imports, and of the imports in those."""
         files: set[Path] = set()
-        waiting = [*runtime(source), *source.example_imports]
-        # Importing a module executes the packages around it.
-        waiting.append(Import(package, "__name__", "__name__", False))
+        waiting = [*imports]
         seen: set[Import] = set()
         while waiting:
             item = waiting.pop()

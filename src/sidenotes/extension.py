@@ -154,9 +154,7 @@ class Sources:
                 continue
             found.append(read(path))
             if match["kind"] == "literate":
-                # An edition may contain the modules that this one imports.
-                imported = self.imports.of(path)
-                found += [self.imports.text(file) for file in sorted(imported)]
+                found += map(str, (self.editions(path), self.links(path)))
                 if path in self.executed:
                     place = location(path, self.imports, self.setup, self.cache)
                     found.append(place.name)

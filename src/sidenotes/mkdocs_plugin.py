@@ -15,6 +15,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, FileSystemBytecodeCache
 from mkdocs.config import config_options as option
 from mkdocs.config.base import Config
 from mkdocs.config.defaults import MkDocsConfig
@@ -244,6 +245,15 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         self.site_key = site_key(config, files)
         return nav
 
+    def on_env(
+        self, env: Environment, *, config: MkDocsConfig, files: Files
+    ) -> Environment:
+        """Compile the templates of the theme once for all builds."""
+        folder = self.cache / "templates"
+        folder.mkdir(parents=True, exist_ok=True)
+        env.bytecode_cache = FileSystemBytecodeCache(str(folder))
+        return env
+
     @event_priority(-100)  # after all other plugins have changed the text
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
@@ -265,7 +275,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 return
             inputs = self.sources.inputs(page.markdown or "")
             parts = [self.site_key, *inputs]
-            render_cached(page, config, files, parts, self.cache / "pages")
+            memory = self.sources.imports.memory
+            render_cached(page, config, files, parts, memory, self.cache / "pages")
         except LiterateError as error:
             raise PluginError(str(error)) from None
 

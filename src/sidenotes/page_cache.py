@@ -23,7 +23,7 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import AnchorLink, get_toc
 
-from sidenotes.cache import ENVIRONMENT, PACKAGE, hash_of, load, path_for, store
+from sidenotes.cache import ENVIRONMENT, PACKAGE, Memory, hash_of, load, path_for, store
 from sidenotes.reference import documented, register, registrations
 
 LOG = logging.getLogger("mkdocs")
@@ -50,11 +50,16 @@ def site_key(config: MkDocsConfig, files: Files) -> str | None:
 
 
 def render_cached(
-    page: Page, config: MkDocsConfig, files: Files, parts: list[str], folder: Path
+    page: Page,
+    config: MkDocsConfig,
+    files: Files,
+    parts: list[str],
+    memory: Memory,
+    folder: Path,
 ) -> None:
     """Render a page, or use its cached HTML for the same text and `parts`."""
     text = page.markdown or ""
-    sources = documented(text, config)
+    sources = documented(text, config, memory)
     if sources is None:
         Page.render(page, config, files)
         return

@@ -5,6 +5,7 @@ mkdocstrings registers the documented objects, in the inventory that other sites
 A cached page has to register the same again.
 """
 
+import ast
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,42 +15,51 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 
-from sidenotes.dependencies import Imports
-from sidenotes.split import read
+from sidenotes.cache import Memory, hash_of
+from sidenotes.dependencies import Import, Imports
 
 # A block that mkdocstrings replaces by the documentation of an object.
 BLOCK = re.compile(r"^[ \t]*(?:#{1,6} *)?::: ?(?P<name>.+?) *$", re.MULTILINE)
 
-# Options with which a block depends on more than the sources of its package.
+# Without this option, a block shows comments, too.
+SOURCELESS = re.compile(r"\bshow_source: [Ff]alse\b")
+
+# Options with which a block depends on more than the imports of a module.
 READERS = re.compile(r"\b(handler|extensions|preload_modules|backlinks):")
 
 Json = dict[str, Any]
 
 
-def documented(text: str, config: MkDocsConfig) -> list[str] | None:
-    """The sources that the blocks of a page document; None if there may be others."""
-    packages = {match["name"].partition(".")[0] for match in BLOCK.finditer(text)}
-    if not packages:
+def documented(text: str, config: MkDocsConfig, memory: Memory) -> list[str] | None:
+    """What the blocks of a page say of sources; None if they may read more."""
+    names = [match["name"] for match in BLOCK.finditer(text)]
+    if not names:
         return []
     plugin: Any = config.plugins["mkdocstrings"]
     handlers = plugin.config.handlers
+    options = f"{text}{handlers}".replace("'", "")
     others = plugin.config.custom_templates or handlers.keys() - {"python"}
-    if others or READERS.search(f"{text}{handlers}".replace("'", "")):
+    if others or READERS.search(options) or not SOURCELESS.search(options):
         return None
     root = Path(config.config_file_path).parent
     paths = handlers.get("python", {}).get("paths", ["."])
-    modules = Imports([root / path for path in paths])
-    found = []
-    for name in sorted(packages):
-        file = modules.find([name])
-        if file is None:
+    imports = Imports([root / path for path in paths], memory)
+    files: set[Path] = set()
+    for name in names:
+        parts = name.split(".")
+        count = len([*imports.files_of(Import(name, "", "", False))])
+        if not count:
             return None  # installed, perhaps in a way that permits editing
-        inside = sorted(file.parent.rglob("*.py*")) if "__" in file.name else [file]
-        for each in inside:
-            if each.suffix in (".py", ".pyi"):
-                found += [each.relative_to(file.parent).as_posix(), read(each)]
-    # The documentation of an object may contain blocks of other packages.
-    return None if any(BLOCK.search(source) for source in found) else found
+        files |= imports.closure([Import(".".join(parts[:count]), "", "", False)])
+    if any(BLOCK.search(imports.text(file)) for file in files):
+        return None  # a docstring with blocks of its own
+    # Which files these are follows from the names and from the imports.
+    return [memory(definitions_in, imports.text(file)) for file in sorted(files)]
+
+
+def definitions_in(source: str) -> str:
+    """A hash of all but comments and the format."""
+    return hash_of([ast.dump(ast.parse(source))])
 
 
 @contextmanager
