@@ -155,14 +155,17 @@ def test_no_change_leaves_a_stale_page(
 def test_no_change_leaves_a_stale_page_of_an_api_reference(
     site: Build, tmp_path: Path
 ) -> None:
+    (tmp_path / "docs/lesson.py").rename(tmp_path / "docs/lesson.md")
     (tmp_path / "docs/api.md").write_text("# API\n\n::: p.a.f\n\n::: p.b\n")
     edit(tmp_path / "docs/index.md", "[A]", "[f][p.a.f] and [A]")
     options = {"show_source": False, "docstring_style": None}
-    plugins = ["search", {"sidenotes": {"packages": {"src/p": "source"}}}]
+    ours = {"packages": {"src/p": "source"}, "execute": False}
 
     def make() -> list[str]:
         reference = {"handlers": {"python": {"paths": ["src"], "options": options}}}
-        return site(plugins=[*plugins, {"mkdocstrings": reference}], nav=None)
+        return site(
+            plugins=[{"sidenotes": ours}, {"mkdocstrings": reference}], nav=None
+        )
 
     kept = ["objects.inv", "assets/_mkdocstrings.css", "api/index.html", "index.html"]
     assert "api.md" in make()
