@@ -30,7 +30,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
 @pytest.fixture
 def write(kernels: Kernels):  # type: ignore[no-untyped-def]
     """Write a lesson, and return a function that makes its page."""
-    (folder,) = kernels.roots
+    (folder,) = kernels.imports.roots
 
     def make(text: str, **files: str):  # type: ignore[no-untyped-def]
         script = folder / "lesson.py"
@@ -42,6 +42,7 @@ def write(kernels: Kernels):  # type: ignore[no-untyped-def]
             if path.suffix != ".py":
                 inputs.append(path)
         cache = folder / "cache"
+        kernels.imports = Imports([folder])  # what a new build finds
         return lesson(script, kernels=kernels, inputs=inputs, cache=cache).markdown
 
     return make
@@ -111,7 +112,7 @@ def test_a_lesson_does_not_see_the_state_of_another(write, kernels: Kernels) -> 
         """
     for number in (1, 2):
         page = write(f"{dedent(text)}# {number}\n")
-        assert f"\n1.5 False\nFalse {kernels.roots[0]}\n" in page
+        assert f"\n1.5 False\nFalse {kernels.imports.roots[0]}\n" in page
 
 
 @pytest.mark.slow
