@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 
 def documented(text: str, config: MkDocsConfig, memory: Memory) -> list[str] | None:
-    """What the blocks of a page say of sources; None if they may read more."""
+    """What the blocks of a page show; None if that cannot be known."""
     names = [match["name"] for match in BLOCK.finditer(text)]
     if not names:
         return []
