@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from subprocess import PIPE
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urljoin
@@ -22,6 +23,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from headnotes.cli import archive_name, companions, copied_name, edition, modules
+from sidenotes.cache import ENVIRONMENT, cached, hash_of, path_for
 
 ROOT = Path(__file__).parent
 # Tests that belong to no single module, and are linked to.
@@ -46,15 +48,27 @@ if missing:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Set up the kernels of the lessons, and the links to edit a page."""
+    """Set up kernels and links to edit a page; begin to build the distributions."""
     os.environ["MATPLOTLIBRC"] = str(ROOT / "docs" / "matplotlibrc")
     # Their tensors are small: threads would wait for one another.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # In a fork, PyTorch's profiler warns of memory that was allocated before it began.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    builds()
     if config.repo_url:
         config.edit_uri = "edit/main/docs/"
     return config
+
+
+@cache
+def builds() -> tuple[TemporaryDirectory[str], list[subprocess.Popen[str]]]:
+    """The processes that build the distributions, beside the lessons, into a folder."""
+    folder = TemporaryDirectory()
+    command = [sys.executable, "-m", "hatchling", "build", "-d", folder.name]
+    return folder, [
+        subprocess.Popen(command, cwd=source, stdout=PIPE, stderr=PIPE, text=True)
+        for source in DISTRIBUTIONS
+    ]
 
 
 @cache
@@ -63,15 +77,14 @@ def distributions() -> dict[str, bytes]:
 
     The same sources give the same bytes: hatchling fixes the times in the archives.
     """
-    with TemporaryDirectory() as folder:
-        for source in DISTRIBUTIONS:
-            command = [sys.executable, "-m", "hatchling", "build", "-d", folder]
-            result = subprocess.run(
-                command, cwd=source, capture_output=True, text=True, check=False
-            )
-            if result.returncode:
-                raise PluginError(f"{source} cannot be built:\n{result.stderr}")
-        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    folder, processes = builds()
+    for source, process in zip(DISTRIBUTIONS, processes, strict=True):
+        _, errors = process.communicate()
+        if process.returncode:
+            raise PluginError(f"{source} cannot be built:\n{errors}")
+    with folder:
+        files = sorted(Path(folder.name).iterdir())
+        return {path.name: path.read_bytes() for path in files}
 
 
 def on_page_markdown(
@@ -181,20 +194,34 @@ def zipped(texts: dict[str, str]) -> bytes:
 def notebooks(config: MkDocsConfig) -> dict[str, str | bytes]:
     """Executed lessons, and exercises, as notebooks and scripts; all in one file."""
     executed = config.plugins["sidenotes"].notebooks
-    found = {
-        name: nbformat.reads(text, as_version=4)
-        for name, text in executed.items()
-        if name.startswith("learn/")
-    }
+    found = {page: text for page, text in executed.items() if page.startswith("learn/")}
     for path in (ROOT / "docs" / "exercises").glob("[0-9][0-9]_*.py"):
-        found[f"exercises/{path.name}"] = jupytext.read(path)
+        found[f"exercises/{path.name}"] = path.read_text(encoding="utf-8")
+    folder = config.plugins["sidenotes"].cache / "hooks"
     texts = {}
-    for page, notebook in sorted(found.items()):
-        complete(notebook, page, config.site_url or "")
+    site_url = config.site_url or ""
+    parts = [Path(__file__).read_bytes(), ENVIRONMENT, site_url, wheel(site_url)]
+    for page, text in sorted(found.items()):
+        key = hash_of([*parts, page, text])
+        stored = path_for(folder, page.replace("/", "-"), key, ".json")
+        made = cached(stored, notebook, page, text, site_url)
         name = page.rpartition(".")[0]
-        texts[f"{name}.ipynb"] = nbformat.writes(notebook) + "\n"
-        texts[f"{name}.py"] = jupytext.writes(notebook, fmt="py:percent")
+        for suffix, content in made.items():
+            texts[f"{name}{suffix}"] = content
     return {**texts, "headnotes-notebooks.zip": zipped(texts)}
+
+
+def notebook(page: str, text: str, site_url: str) -> dict[str, str]:
+    """A lesson or an exercise that runs by itself, as a notebook and as a script."""
+    if page.endswith(".py"):
+        made = jupytext.reads(text, fmt="py:percent")
+    else:
+        made = nbformat.reads(text, as_version=4)
+    complete(made, page, site_url)
+    return {
+        ".ipynb": nbformat.writes(made) + "\n",
+        ".py": jupytext.writes(made, fmt="py:percent"),
+    }
 
 
 def complete(notebook: Any, page: str, site_url: str) -> None:
@@ -233,13 +260,17 @@ def first_cell(code: str, site_url: str) -> str:
     if any(name.startswith("headnotes.models") for name in names):
         names |= {"babel", "safetensors"}
     needed = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names}
-    wheel = blanks(site_url, "")["headnotes"]
     # Jupyter brings IPython, and Headnotes brings PyTorch and the laws.
     others = needed & {"babel", "labml", "matplotlib", "safetensors"}
     if "matplotlib" not in others:
         others.add("numpy")  # without it, PyTorch warns when it is imported
-    packages = " ".join([wheel, *sorted(others)])
+    packages = " ".join([wheel(site_url), *sorted(others)])
     return FIRST_CELL.format(packages=packages, needed=sorted(needed)).rstrip()
+
+
+def wheel(site_url: str) -> str:
+    """What pip installs: the address of the wheel, or its name."""
+    return blanks(site_url, "")["headnotes"]
 
 
 def outside(link: re.Match[str], address: str) -> str:

@@ -175,6 +175,7 @@ def explorer(examples):
         "</label></p>"
         '<p class="xp-cell" role="status"></p></div>'
         f'<div class="xp-heads" style="--columns:{len(first["text"])}">{cards}</div>'
+        '<script defer src="assets/elements.js"></script>'
         '<script defer src="assets/explorer.js"></script></div>'
     )
 

@@ -15,12 +15,15 @@ ENTRY = re.compile(
     r'<h2 id="([^"]+)">(.*?)<a class="headerlink".*?</h2>\s*<p>(.*?)</p>',
     re.DOTALL,
 )
-TAG = re.compile(r"(<[^>]+>)")
+# Of code, formulas and pictures, the whole is one piece: they have thousands of tags.
+TAG = re.compile(
+    r"(<pre\b.*?</pre>|<svg\b.*?</svg>|<math\b.*?</math>|<[^>]+>)", re.DOTALL
+)
 NAME = re.compile(r"</?(\w+)")
 
 # Links stand in prose, but not within another link, a title, code or a picture.
 PROSE = {"p", "li", "td"}
-CODE = {"code", "math", "pre", "script", "style", "svg"}
+CODE = {"code", "script", "style"}
 NO_LINKS = {"a", "button", "figure", "h1", "h2", "h3", "h4", "summary"} | CODE
 
 # Words that also have an ordinary meaning, as in "the printed value".

@@ -1,6 +1,7 @@
 """MkDocs hooks of the theme: the font of formulas, and what a shared link shows."""
 
 import re
+from base64 import b64decode, b64encode
 from functools import cache
 from html import escape, unescape
 from importlib.metadata import distribution
@@ -14,6 +15,8 @@ from fontTools.ttLib import TTFont
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.pages import Page
 from PIL import Image, ImageDraw, ImageFont
+
+from sidenotes.cache import ENVIRONMENT, cached, hash_of, path_for
 
 FORMULA = re.compile(r"<math.*?</math>", re.DOTALL)
 PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.DOTALL)
@@ -47,7 +50,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     pages = [page.read_text(encoding="utf-8") for page in site.rglob("*.html")]
     formulas = "".join(text_of(f) for page in pages for f in FORMULA.findall(page))
     characters = {*formulas, *formulas.translate(ITALIC), ROOT}
-    font = math_font("".join(sorted(characters)))
+    used = "".join(sorted(characters))
+    key = hash_of([used, Path(__file__).read_bytes(), ENVIRONMENT])
+    stored = path_for(config.plugins["sidenotes"].cache / "hooks", "math", key, ".txt")
+    font = b64decode(cached(stored, math_font, used))
     (site / "assets" / "math.woff2").write_bytes(font)
     (site / "assets" / "card.png").write_bytes(card(config.site_name))
 
@@ -57,9 +63,8 @@ def text_of(html: str) -> str:
     return " ".join(unescape(TAG.sub("", html)).split())
 
 
-@cache
-def math_font(characters: str) -> bytes:
-    """The part of the font that these characters need, as WOFF2."""
+def math_font(characters: str) -> str:
+    """The part of the font that these characters need, as WOFF2 in base 64."""
     options = subset.Options(flavor="woff2", hinting=False, name_IDs=NAMES)
     # Smaller sizes have letters of their own, with thicker strokes.
     options.layout_features = ["ssty"]
@@ -70,7 +75,7 @@ def math_font(characters: str) -> bytes:
     narrow_roots(font)
     file = BytesIO()
     subset.save_font(font, file, options)
-    return file.getvalue()
+    return b64encode(file.getvalue()).decode()
 
 
 def narrow_roots(font: TTFont) -> None:

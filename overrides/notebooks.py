@@ -4,11 +4,13 @@ mkdocs-jupyter inlines the style sheets and scripts of Jupyter, 600 KB for each 
 which load more of them from other hosts; and MkDocs does not see the links in its HTML.
 """
 
+import json
 import logging
 import posixpath
 import re
 from html import escape, unescape
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bs4 import BeautifulSoup, Tag
 from latex2mathml.converter import convert
@@ -16,10 +18,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
+from sidenotes.cache import hash_of, load, path_for, store
+from sidenotes.page_cache import messages
+
 LOG = logging.getLogger("mkdocs.plugins.notebooks")
 
+# Most of a page of mkdocs-jupyter, and nothing that remains of it.
+ASSETS = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # The parts of a notebook: its prose and its code. (Exercises have no outputs.)
-CELLS = ".jp-MarkdownOutput, .highlight-ipynb"
+CELLS = ["jp-MarkdownOutput", "highlight-ipynb"]
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
 TITLE = "</h1>"
 
@@ -30,7 +37,7 @@ def on_page_content(
     """Reduce a notebook to its cells, and offer the page as a notebook."""
     source = PurePosixPath(page.file.src_uri)
     if source.suffix == ".py":
-        html = reduced(html, page, files)
+        html = reduced_once(html, page, files, config.plugins["sidenotes"])
     links = {
         f"Download {suffix}": f"notebooks/{source.with_suffix(suffix)}"
         for suffix in (".ipynb", ".py")
@@ -49,19 +56,41 @@ def on_page_content(
     return f'{title}{end}<p class="sn-bar">{buttons}</p>{rest}'
 
 
+def reduced_once(html: str, page: Page, files: Files, sidenotes: Any) -> str:
+    """The reduced notebook, from the cache if the page and the site are the same."""
+    source = page.file.src_uri
+    parts = [sidenotes.site_key or "", Path(__file__).read_bytes(), source, html]
+    name = source.replace("/", "-")
+    stored = path_for(sidenotes.cache / "hooks", name, hash_of(parts), ".json")
+    text = load(stored) if sidenotes.site_key else None
+    if text is None:
+        with messages(LOG) as said:
+            html = reduced(html, page, files)
+        links = page.links_to_anchors or {}
+        to = {file.src_uri: anchors for file, anchors in links.items()}
+        # A broken link is reported by each build.
+        if sidenotes.site_key and not said:
+            store(stored, json.dumps([html, sorted(page.present_anchor_ids), to]))
+        return html
+    html, ids, to = json.loads(text)
+    page.present_anchor_ids = set(ids)
+    page.links_to_anchors = {files.src_uris[name]: to[name] for name in to}
+    return html
+
+
 def reduced(html: str, page: Page, files: Files) -> str:
     """The cells of a notebook, in the markup that the theme gives prose and code."""
-    soup = BeautifulSoup(html, "html.parser")
+    soup = BeautifulSoup(ASSETS.sub("", html), "html.parser")
     parts = []
-    for cell in soup.select(CELLS):
+    for cell in soup.find_all(class_=CELLS):
         if "highlight-ipynb" in cell["class"]:
             parts.append(code_block(cell))
             continue
-        for block in cell.select(".highlight"):
+        for block in cell.find_all(class_="highlight"):
             block.replace_with(BeautifulSoup(code_block(block), "html.parser"))
-        for link in cell.select("a[href]"):
+        for link in cell.find_all("a", href=True):
             link["href"] = resolved(str(link["href"]), page, files)
-        for anchor in cell.select("a.anchor-link"):
+        for anchor in cell.find_all("a", class_="anchor-link"):
             anchor["class"], anchor["title"] = "headerlink", "Permanent link"
         for text in cell.find_all(string=FORMULA):
             if not any(parent.name in ("code", "pre") for parent in text.parents):

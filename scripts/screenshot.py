@@ -4,12 +4,14 @@ make build && .venv/bin/python scripts/screenshot.py
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).parent.parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+sys.path.append(str(ROOT / "tests"))
+from website import BROWSERS  # noqa: E402
 
 
 def main() -> None:

@@ -21,6 +21,15 @@ INDEX = "search/search_index.json"
 ADDRESS = os.environ.get("SITE_URL", "http://headnotes.example/project/")
 REPOSITORY = os.environ.get("REPO_URL", "https://github.com/someone/headnotes")
 
+# The first needs less than half of the time of the others, which draw windows as well.
+BROWSERS = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
+
 
 def build(folder: Path, *options: str, cwd: Path = ROOT, **environment: str) -> None:
     """Build a site into `folder`; a warning of the build is a failure."""

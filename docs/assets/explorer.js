@@ -19,17 +19,6 @@ for (const root of document.querySelectorAll(".xp")) {
   let example = examples[0];
   let timer = null; // of the next step, while the steps are played
 
-  /** An element with properties, attributes (`aria-…`, `role`, `scope`) and children. */
-  const make = (tag, properties = {}, ...children) => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties)) {
-      if (/^(aria-|data-|role|scope)/.test(name)) element.setAttribute(name, value);
-      else element[name] = value;
-    }
-    element.append(...children);
-    return element;
-  };
-
   const shown = (character) => (character === " " ? "·" : character);
   const said = (character) =>
     ({ " ": "a space", [END]: "the end" })[character] ?? `‘${character}’`;

@@ -26,17 +26,6 @@ for (const root of document.querySelectorAll(".mk")) {
       ),
     );
 
-  /** An element with properties, attributes (`aria-…`, `role`, `scope`) and children. */
-  const make = (tag, properties = {}, ...children) => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(properties)) {
-      if (/^(aria-|data-|role|scope)/.test(name)) element.setAttribute(name, value);
-      else element[name] = value;
-    }
-    element.append(...children);
-    return element;
-  };
-
   // Masks with a name, and how Python calls them at these sizes
 
   const lens = (B, of) =>

@@ -214,6 +214,7 @@ def converter():
         '<div class="mk-facts"><span>Description</span>'
         f'<ul class="mk-words">{words}</ul></div></div>'
         f'<div class="mk-cards">{cards}</div>'
+        '<script defer src="../assets/elements.js"></script>'
         '<script defer src="../assets/masks.js"></script></div>'
     )
 

@@ -58,11 +58,18 @@ def modules() -> dict[str, Path]:
     ['plots', 'positions']
     """
     home = Path(__file__).parent
-    paths = [p for p in sorted(home.rglob("*.py")) if p.stem != "__init__"]
+    paths = filter(can_be_copied, sorted(home.rglob("*.py")))
     named = {path.relative_to(home).with_suffix("").as_posix(): path for path in paths}
     # The module that a package is named for is known by the package's name.
-    named = {name.removesuffix("/module"): path for name, path in named.items()}
-    return {n: p for n, p in named.items() if n.partition("/")[0] not in AT_HOME}
+    return {name.removesuffix("/module"): path for name, path in named.items()}
+
+
+def can_be_copied(path: Path) -> bool:
+    """Whether a file is a module of ours that needs no more than its companions."""
+    home = Path(__file__).parent
+    if path.stem == "__init__" or not path.is_relative_to(home):
+        return False
+    return path.relative_to(home).with_suffix("").parts[0] not in AT_HOME
 
 
 def copied_name(path: Path) -> str:
@@ -180,7 +187,7 @@ def editions(path: Path) -> dict[str, str]:
     >>> editions(modules()["masks/build"])
     {'Copy build.py': 'build.py', 'Copy checks.py': '../checks.py'}
     """
-    if path.resolve() not in modules().values():
+    if not can_be_copied(path.resolve()):
         return {}
     needed = companions(path)
     if not needed:
@@ -201,7 +208,7 @@ def links(path: Path) -> dict[str, str]:
     """
     if path.parent.name == "solutions":
         return {"Download .py": path.name}
-    needed = companions(path) if path.resolve() in modules().values() else []
+    needed = companions(path) if can_be_copied(path.resolve()) else []
     archive = archive_name(path)
     label = f"Download {archive} ({1 + len(needed)} files)"
     download = {label: archive} if needed else {"Download .py": path.name}

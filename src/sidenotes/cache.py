@@ -6,17 +6,18 @@ one. When it grows too large, the least recently used results are removed.
 
 import ast
 import hashlib
+import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
+from typing import Any
 
-from sidenotes.split import named, read
+from sidenotes.split import named
 
 # The size that one folder of the cache may have after a build, in bytes.
 LIMIT = 128 * 2**20
@@ -28,24 +29,37 @@ ENVIRONMENT = " ".join([sys.version, *sorted(INSTALLED)])
 # In Python 3.11, `ast.parse` in two threads at once miscounts the recursion depth.
 PARSING = Lock()
 
-
-def code_of(file: Path) -> str:
-    """A hash of a file: of the code of a Python file, else of all bytes.
-
-    The hash of a missing file differs from that of every existing file.
-    """
-    if not file.is_file():
-        return "missing"
-    if file.suffix != ".py":
-        return hash_of([file.read_bytes()])
-    with PARSING:
-        return code(file, file.stat().st_mtime_ns)
+# This package as it was when the process loaded it.
+PACKAGE = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 
-@cache
-def code(file: Path, changed: int) -> str:
-    """The hash of the syntax tree without docstrings, computed once for all pages."""
-    tree = ast.parse(read(file))
+class Memory:
+    """Values that depend on texts only, kept from build to build in one file."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        version = hash_of([ENVIRONMENT, *PACKAGE])
+        self.path = folder and path_for(folder, "sources", version, ".json")
+        self.before = json.loads((self.path and load(self.path)) or "{}")
+        self.used: dict[str, Any] = {}
+
+    def __call__(self, make: Callable[..., Any], *texts: str) -> Any:
+        """`make(*texts)`, which JSON can represent."""
+        key = f"{make.__name__} {hash_of(texts)}"
+        with PARSING:
+            if key not in self.used:
+                known = key in self.before
+                self.used[key] = self.before[key] if known else make(*texts)
+            return self.used[key]
+
+    def save(self) -> None:
+        """Write the values that were used since the beginning."""
+        if self.path and self.used.keys() - self.before.keys():
+            store(self.path, json.dumps(self.used))
+
+
+def code_in(source: str) -> str:
+    """A hash of the syntax tree of a source without docstrings."""
+    tree = ast.parse(source)
     for node in [tree, *(definition for _, definition in named(tree))]:
         if ast.get_docstring(node) is not None:
             node.body = node.body[1:]
@@ -94,6 +108,15 @@ def store(path: Path, text: str) -> None:
             Path(file.name).unlink()
             raise
     Path(file.name).replace(path)
+
+
+def cached(path: Path, make: Callable[..., Any], *arguments: Any) -> Any:
+    """The cached value at `path`; if there is none, it is made, and stored as JSON."""
+    text = load(path)
+    if text is None:
+        text = json.dumps(make(*arguments))
+        store(path, text)
+    return json.loads(text)
 
 
 def prune(folder: Path, limit: int = LIMIT) -> None:

@@ -9,11 +9,10 @@ of functions are included. Names that are computed at run time
 import ast
 import doctest
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from sidenotes.cache import PARSING
+from sidenotes.cache import Memory, code_in
 from sidenotes.split import LiterateError, named, read
 
 
@@ -29,69 +28,128 @@ class Import(NamedTuple):
 class Source(NamedTuple):
     """The imports of a file, and whether it imports names lazily."""
 
-    imports: tuple[Import, ...]
-    example_imports: tuple[Import, ...]
+    imports: list[Import]
+    example_imports: list[Import]
     is_lazy: bool  # a module with a function `__getattr__`
 
 
-def dependencies(file: Path, roots: Sequence[Path]) -> set[Path]:
-    """All files below `roots` that `file` or its examples import, transitively."""
-    package = package_of(file, roots)
-    source = source_of(file, package)
-    found: set[Path] = set()
-    waiting = [*runtime(source), *source.example_imports]
-    # Importing a module executes the packages around it.
-    waiting.append(Import(package, "__name__", "__name__", False))
-    seen: set[Import] = set()
-    while waiting:
-        item = waiting.pop()
-        if item in seen:
-            continue
-        seen.add(item)
-        for path, package, all_names in files_of(item, roots):
-            found.add(path)
-            source = source_of(path, package)
-            waiting += runtime(source)
+class Imports:
+    """What files import, for the time of one build: no file may change meanwhile."""
+
+    def __init__(self, roots: Sequence[Path], memory: Memory | None = None) -> None:
+        self.roots = roots
+        self.memory = memory or Memory()
+        self.texts: dict[Path, str] = {}
+        self.codes: dict[Path, str] = {}
+        self.sources: dict[tuple[Path, str], Source] = {}
+        self.found: dict[tuple[str, ...], Path | None] = {}  # by dotted name
+        self.followed: dict[Import, Followed] = {}
+        self.known: dict[Path, frozenset[Path]] = {}
+
+    def of(self, file: Path) -> frozenset[Path]:
+        """All files below `roots` that `file` or its examples import, transitively."""
+        if file not in self.known:
+            package = package_of(file, self.roots)
+            source = self.source(file, package)
+            # Importing a module executes the packages around it.
+            around = Import(package, "__name__", "__name__", False)
+            all_imports = [*runtime(source), *source.example_imports, around]
+            self.known[file] = self.closure(all_imports) - {file}
+        return self.known[file]
+
+    def code(self, file: Path) -> str:
+        """A hash of the code of a file."""
+        if file not in self.codes:
+            self.codes[file] = self.memory(code_in, self.text(file))
+        return self.codes[file]
+
+    def text(self, file: Path) -> str:
+        """The text of a file."""
+        if file not in self.texts:
+            self.texts[file] = read(file)
+        return self.texts[file]
+
+    def closure(self, imports: Iterable[Import]) -> frozenset[Path]:
+        """The files of some imports, and of the imports in those."""
+        files: set[Path] = set()
+        waiting = [*imports]
+        seen: set[Import] = set()
+        while waiting:
+            item = waiting.pop()
+            if item not in seen:
+                seen.add(item)
+                if item not in self.followed:
+                    self.followed[item] = self.follow(item)
+                files |= self.followed[item].files
+                waiting += self.followed[item].imports
+        return frozenset(files)
+
+    def follow(self, item: Import) -> "Followed":
+        """The files that an import executes, and what these import in turn."""
+        files: set[Path] = set()
+        imports: list[Import] = []
+        for path, package, all_names in self.files_of(item):
+            files.add(path)
+            source = self.source(path, package)
+            imports += runtime(source)
             if all_names:
-                waiting += source.imports
+                imports += source.imports
                 if source.is_lazy and not any(i.typing_only for i in source.imports):
                     # Its imports are unknown: include the whole package.
-                    found |= set(path.parent.rglob("*.py"))
+                    files |= set(path.parent.rglob("*.py"))
             elif item.name and path.name == "__init__.py":
-                waiting += [i for i in source.imports if i.bound == item.name]
-    return found - {file}
+                imports += [i for i in source.imports if i.bound == item.name]
+        return Followed(frozenset(files), tuple(imports))
+
+    def files_of(self, item: Import) -> Iterator[tuple[Path, str, bool]]:
+        """The files that an import executes: the packages around a module, and itself.
+
+        Yields each with its package, and whether any of its names may be used later.
+        """
+        parts = item.module.split(".")
+        if item.name and self.find([*parts, item.name]):
+            parts.append(item.name)
+        for count in range(1, len(parts) + 1):
+            path = self.find(parts[:count])
+            if path is None:
+                return
+            inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
+            any_name = count == len(parts) and item.name in ("", "*")
+            yield path, ".".join(inside), any_name
+
+    def source(self, file: Path, package: str) -> "Source":
+        """The imports of a file."""
+        if (file, package) not in self.sources:
+            try:
+                found = self.memory(imports_in, self.text(file), package)
+            except SyntaxError as error:
+                reason = f"{file}:{error.lineno}: does not parse: {error}"
+                raise LiterateError(reason) from None
+            imports, examples = ([Import(*item) for item in each] for each in found[:2])
+            self.sources[file, package] = Source(imports, examples, found[2])
+        return self.sources[file, package]
+
+    def find(self, parts: Sequence[str]) -> Path | None:
+        """The file of a module, by the parts of its dotted name."""
+        name = tuple(parts)
+        if name not in self.found:
+            places = [root.joinpath(*parts) for root in self.roots]
+            pairs = [(p / "__init__.py", p.with_suffix(".py")) for p in places]
+            files = [file for pair in pairs for file in pair if file.is_file()]
+            self.found[name] = files[0] if files else None
+        return self.found[name]
+
+
+class Followed(NamedTuple):
+    """The files that an import executes, and the imports in them."""
+
+    files: frozenset[Path]
+    imports: tuple[Import, ...]
 
 
 def runtime(source: Source) -> list[Import]:
     """The imports that are executed."""
     return [item for item in source.imports if not item.typing_only]
-
-
-def files_of(item: Import, roots: Sequence[Path]) -> Iterator[tuple[Path, str, bool]]:
-    """The files that an import executes: the packages around a module, and itself.
-
-    Yields each with its package, and whether any of its names may be used afterwards.
-    """
-    parts = item.module.split(".")
-    if item.name and find([*parts, item.name], roots):
-        parts.append(item.name)
-    for count in range(1, len(parts) + 1):
-        path = find(parts[:count], roots)
-        if path is None:
-            return
-        inside = parts[:count] if path.name == "__init__.py" else parts[: count - 1]
-        any_name = count == len(parts) and item.name in ("", "*")
-        yield path, ".".join(inside), any_name
-
-
-def find(parts: Sequence[str], roots: Sequence[Path]) -> Path | None:
-    """The file of a module, by the parts of its dotted name."""
-    for root in roots:
-        path = root.joinpath(*parts)
-        for candidate in (path / "__init__.py", path.with_suffix(".py")):
-            if candidate.is_file():
-                return candidate
-    return None
 
 
 def package_of(file: Path, roots: Iterable[Path]) -> str:
@@ -102,20 +160,9 @@ def package_of(file: Path, roots: Iterable[Path]) -> str:
     return ""
 
 
-def source_of(file: Path, package: str) -> Source:
-    """The imports of a file, cached until it changes."""
-    with PARSING:
-        return parse(file, package, file.stat().st_mtime_ns)
-
-
-@cache
-def parse(file: Path, package: str, changed: int) -> Source:
-    """Read the imports of a file, and those of the examples in its docstrings."""
-    try:
-        tree = ast.parse(read(file))
-    except SyntaxError as error:
-        reason = f"{file}:{error.lineno}: does not parse: {error}"
-        raise LiterateError(reason) from None
+def imports_in(source: str, package: str) -> tuple[list[Import], list[Import], bool]:
+    """The imports of a source, those of its examples, and whether it is lazy."""
+    tree = ast.parse(source)
     examples: list[Import] = []
     for node in [tree, *(definition for _, definition in named(tree))]:
         docstring = ast.get_docstring(node)
@@ -125,7 +172,7 @@ def parse(file: Path, package: str, changed: int) -> Source:
         isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
         for node in tree.body
     )
-    return Source(tuple(imports_of(tree, package)), tuple(examples), is_lazy)
+    return [*imports_of(tree, package)], examples, is_lazy
 
 
 def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Import]:
@@ -139,7 +186,7 @@ def imports_of(tree: ast.AST, package: str, typing: bool = False) -> Iterator[Im
             module = absolute(node, package)
             for alias in node.names:
                 yield Import(module, alias.name, alias.asname or alias.name, typing)
-        else:
+        elif not isinstance(node, ast.expr):  # most nodes, and none holds an import
             only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
             yield from imports_of(node, package, typing or only)
 

@@ -18,7 +18,8 @@ from markdown import Markdown
 from markdown.blockprocessors import BlockProcessor
 from markdown.extensions import Extension
 
-from sidenotes.dependencies import dependencies
+from sidenotes.cache import Memory
+from sidenotes.dependencies import Imports
 from sidenotes.doctests import FenceDoctests
 from sidenotes.mathml import MathML
 from sidenotes.record import excerpt, location, record_all, recording
@@ -48,8 +49,9 @@ def no_links(path: Path) -> dict[str, str]:
 class SidenotesExtension(Extension):
     """Registers directives, doctest fences and MathML; holds the options."""
 
-    # The MkDocs plugin sets this: it adds the style sheet and the script to each page.
-    in_plugin = False
+    # The MkDocs plugin, which adds styles and script, sets this to the sources of a
+    # build. Otherwise, each directive reads anew what may have changed.
+    of_build: "Sources | None" = None
 
     def __init__(self, **options: Any) -> None:
         self.config = {
@@ -86,7 +88,7 @@ class SidenotesExtension(Extension):
             if not {name, f"markdown.extensions.{name}"} & present:
                 md.registerExtensions([name], {name: options})
         md.preprocessors.register(FenceDoctests(md), "sidenotes-doctests", 28)
-        directives = Directives(md, self.sources(), self.in_plugin)
+        directives = Directives(md, self)
         md.parser.blockprocessors.register(directives, "sidenotes-directives", 200)
         md.treeprocessors.register(MathML(md), "sidenotes-mathml", 15)
 
@@ -94,9 +96,9 @@ class SidenotesExtension(Extension):
         """The sources that directives name, by the options of the site."""
         options = self.getConfigs()
         root = Path(options.pop("root")).resolve()
-        options["import_roots"] = [root / each for each in options["import_roots"]]
+        roots = [root / each for each in options.pop("import_roots")]
         options["cache"] = root / options["cache"]
-        return Sources(root, **options)
+        return Sources(root, Imports(roots, Memory(options["cache"])), **options)
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class Sources:
     """The modules of a site, and the options of their pages."""
 
     root: Path
+    imports: Imports
     execute: list[str]
-    import_roots: list[Path]
     setup: str
     cache: Path
     editions: Callable[[Path], dict[str, str]]
@@ -126,7 +128,7 @@ class Sources:
         found = recording(
             path,
             modules=self.executed,
-            roots=self.import_roots,
+            imports=self.imports,
             setup=self.setup,
             cache=self.cache,
         )
@@ -136,7 +138,7 @@ class Sources:
         """Make the recordings that are missing, before a page asks for the first."""
         record_all(
             self.executed,
-            roots=self.import_roots,
+            imports=self.imports,
             setup=self.setup,
             cache=self.cache,
         )
@@ -152,11 +154,9 @@ class Sources:
                 continue
             found.append(read(path))
             if match["kind"] == "literate":
-                # An edition may contain the modules that this one imports.
-                imported = dependencies(path, self.import_roots)
-                found += [read(file) for file in sorted(imported)]
+                found += map(str, (self.editions(path), self.links(path)))
                 if path in self.executed:
-                    place = location(path, self.import_roots, self.setup, self.cache)
+                    place = location(path, self.imports, self.setup, self.cache)
                     found.append(place.name)
         return found
 
@@ -164,11 +164,10 @@ class Sources:
 class Directives(BlockProcessor):
     """Replaces each directive by the source that it names."""
 
-    def __init__(self, md: Markdown, sources: Sources, in_plugin: bool) -> None:
+    def __init__(self, md: Markdown, extension: SidenotesExtension) -> None:
         super().__init__(md.parser)
         self.md = md
-        self.sources = sources
-        self.in_plugin = in_plugin
+        self.extension = extension
 
     def test(self, parent: Element, block: str) -> bool:
         return block.startswith(("::literate", "::listing"))
@@ -180,24 +179,27 @@ class Directives(BlockProcessor):
             usage = "`::literate a.py`, `::literate a.py#symbol` or `::listing a.py`"
             raise LiterateError(f"cannot read {block!r}; write {usage} alone on a line")
         self.require_plugin()
+        sources = self.extension.of_build or self.extension.sources()
         if match["kind"] == "listing":
-            self.listing(parent, self.sources.root / match["path"])
+            self.listing(parent, sources.root / match["path"])
         else:
-            self.literate(parent, match["path"], match["symbol"])
+            self.literate(parent, sources, match["path"], match["symbol"])
 
     def require_plugin(self) -> None:
         """Refuse MkDocs without the plugin: styles and script would be missing."""
         # MkDocs registers this tree processor for each of its pages.
-        if "relpath" in self.md.treeprocessors and not self.in_plugin:
+        if "relpath" in self.md.treeprocessors and not self.extension.of_build:
             raise LiterateError(
                 "in MkDocs, sidenotes needs its plugin, which adds styles and script: "
                 "write `plugins: [search, sidenotes]` in mkdocs.yml, and remove "
                 "`sidenotes` from `markdown_extensions`"
             )
 
-    def literate(self, parent: Element, name: str, symbol: str | None) -> None:
+    def literate(
+        self, parent: Element, sources: Sources, name: str, symbol: str | None
+    ) -> None:
         """Append the annotated source of a module, or of one definition in it."""
-        path = self.sources.root / name
+        path = sources.root / name
         source = read(path)
         sections = split(source, path)
         if symbol:
@@ -206,12 +208,12 @@ class Directives(BlockProcessor):
                 raise LiterateError(f"{path}:1: there is no `{symbol}` in this file")
             sections = inside
         stash = self.md.htmlStash.store
-        recorded = self.sources.recorded(path, symbol)
+        recorded = sources.recorded(path, symbol)
         renderer = Renderer(source, not symbol, self.parse, stash, recorded)
         grid = renderer.render(parent, sections)
         if symbol:
             return
-        sizes = self.sources.sizes.get(name)
+        sizes = sources.sizes.get(name)
         if sizes:
             place = SubElement(grid, "div", {"class": "sn-foot"})
             place.text = stash(panel(sizes))
@@ -223,7 +225,7 @@ class Directives(BlockProcessor):
                 tools["Step through"] = "sn-step"
             if sizes:
                 tools["Try other sizes"] = "sn-try"
-            editions, links = self.sources.editions(path), self.sources.links(path)
+            editions, links = sources.editions(path), sources.links(path)
             below_title = [child.tag for child in note].index("h1") + 1
             if has_run:
                 note.insert(below_title, legend())

@@ -14,10 +14,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from subprocess import PIPE, Popen
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from jupyter_client.manager import AsyncKernelManager
@@ -25,17 +24,21 @@ from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 
 from sidenotes.split import LiterateError
 
+if TYPE_CHECKING:
+    # It imports doctest, which must see the debugger that ipykernel puts in place.
+    from sidenotes.dependencies import Imports
+
 
 class Kernels:
     """Starts the kernels of a build; `with Kernels(...)` leaves none running.
 
-    The kernels can import from the folders in `roots`, even if not installed.
+    The kernels can import from the roots of `imports`, even if not installed.
     """
 
-    def __init__(self, setup: str, roots: Sequence[Path]) -> None:
+    def __init__(self, setup: str, imports: "Imports") -> None:
         self.setup = setup
-        self.roots = roots
-        folders = [*map(str, roots), os.environ.get("PYTHONPATH", "")]
+        self.imports = imports
+        folders = [*map(str, imports.roots), os.environ.get("PYTHONPATH", "")]
         self.environment = {
             # The default of ipykernel, which sets it after `setup`.
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",

@@ -20,8 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
-from sidenotes.cache import ENVIRONMENT, code_of, hash_of, load, path_for, store
-from sidenotes.dependencies import dependencies
+from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
 from sidenotes.kernels import Kernels
 from sidenotes.split import LiterateError, read
 
@@ -50,11 +49,12 @@ def lesson(
     """The executed lesson at `path`, from the cache if nothing has changed.
 
     The output of a lesson depends on its text, on the `setup` of the kernels, on the
-    code of the files that it imports from their roots, on all bytes of the files in
+    code of the files that it imports, on all bytes of the files in
     `inputs`, and on installed packages.
     """
     parts: list[str | bytes] = [read(path), kernels.setup, ENVIRONMENT, CONVERTER]
-    parts += [code_of(file) for file in sorted(dependencies(path, kernels.roots))]
+    imports = kernels.imports
+    parts += [imports.code(file) for file in sorted(imports.of(path))]
     parts += [file.read_bytes() for file in sorted(inputs)]
     stored = path_for(cache, path.stem, hash_of(parts), ".md")
     text, notebook = load(stored), load(stored.with_suffix(".ipynb"))

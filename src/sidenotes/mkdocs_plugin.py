@@ -15,6 +15,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import Environment, FileSystemBytecodeCache
 from mkdocs.config import config_options as option
 from mkdocs.config.base import Config
 from mkdocs.config.defaults import MkDocsConfig
@@ -130,8 +131,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             **{name: self.config[name] for name in ("editions", "links", "setup")},
             sizes=self.config.sizes,
         )
-        self.extension.in_plugin = True
-        self.sources = self.extension.sources()
+        self.sources = self.extension.of_build = self.extension.sources()
         config.markdown_extensions.append(self.extension)  # type: ignore[arg-type]
         if config.nav:
             config.nav = self.complete(config.nav)
@@ -210,7 +210,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
             with (
                 ThreadPoolExecutor(max_workers=cpu_count()) as threads,
                 # Closed before the threads, which an interrupt thus ends at once.
-                Kernels(self.config.setup, self.import_roots()) as kernels,
+                Kernels(self.config.setup, self.sources.imports) as kernels,
             ):
                 # The longest task, so the first.
                 recorded = threads.submit(self.sources.record_all)
@@ -245,6 +245,15 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         self.site_key = site_key(config, files)
         return nav
 
+    def on_env(
+        self, env: Environment, *, config: MkDocsConfig, files: Files
+    ) -> Environment:
+        """Compile the templates of the theme once for all builds."""
+        folder = self.cache / "templates"
+        folder.mkdir(parents=True, exist_ok=True)
+        env.bytecode_cache = FileSystemBytecodeCache(str(folder))
+        return env
+
     @event_priority(-100)  # after all other plugins have changed the text
     def on_page_markdown(
         self, markdown: str, *, page: Page, config: MkDocsConfig, files: Files
@@ -266,7 +275,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 return
             inputs = self.sources.inputs(page.markdown or "")
             parts = [self.site_key, *inputs]
-            render_cached(page, config, files, parts, self.cache / "pages")
+            memory = self.sources.imports.memory
+            render_cached(page, config, files, parts, memory, self.cache / "pages")
         except LiterateError as error:
             raise PluginError(str(error)) from None
 
@@ -301,7 +311,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
     on_page_context = CombinedEvent(hide_markup, show_markup)
 
     def on_post_build(self, *, config: MkDocsConfig) -> None:
-        """Reduce the cache to its size limit."""
+        """Complete the cache, and reduce it to its size limit."""
+        self.sources.imports.memory.save()
         for folder in self.cache.glob("*"):
             prune(folder)
 

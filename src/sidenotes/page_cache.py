@@ -4,13 +4,13 @@ A cached page is used only if nothing that it depends on has changed: its text, 
 sources that its directives name, the settings of the site, the set of pages (links are
 checked against it), the installed packages and the renderer. Some Markdown extensions
 read other files, or change state that other pages use. If the site has an extension
-that is not known to do neither, no page is cached.
+that is not known to do neither, no page is cached. (mkdocstrings and autorefs do both:
+`sidenotes.reference` knows what.)
 """
 
 import inspect
 import json
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,12 +23,10 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import AnchorLink, get_toc
 
-from sidenotes.cache import ENVIRONMENT, hash_of, load, path_for, store
+from sidenotes.cache import ENVIRONMENT, PACKAGE, Memory, hash_of, load, path_for, store
+from sidenotes.reference import documented, register, registrations
 
 LOG = logging.getLogger("mkdocs")
-
-# The renderer as it was when this process loaded it.
-RENDERER = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
 
 # Settings, beside those of the Markdown extensions, that the HTML of a page depends on.
 SETTINGS = ("use_directory_urls", "validation")
@@ -36,8 +34,6 @@ SETTINGS = ("use_directory_urls", "validation")
 # Extensions of pymdownx that read other files.
 READERS = {"pymdownx.b64", "pymdownx.snippets"}
 
-# mkdocstrings and autorefs are known, but register the anchors of a page for others.
-LEAVES_ANCHORS = re.compile(r"^\s*:::|\[\]\(\)\{", re.MULTILINE)
 KNOWN_OBJECTS = {"SidenotesExtension", "MkdocstringsExtension", "AutorefsExtension"}
 
 
@@ -47,30 +43,40 @@ def site_key(config: MkDocsConfig, files: Files) -> str | None:
         return None  # at debug level, MkDocs does not list links to anchors
     known = sorted(f"{f.src_uri} {f.url} {f.inclusion.name}" for f in files)
     settings = [describe(config[name]) for name in SETTINGS]
+    if "mkdocstrings" in config.plugins:
+        settings.append(describe(config.plugins["mkdocstrings"].config))
     parts = [ENVIRONMENT, *known, *settings, extensions_of(config)]
-    return hash_of([*parts, *RENDERER])
+    return hash_of([*parts, *PACKAGE])
 
 
 def render_cached(
-    page: Page, config: MkDocsConfig, files: Files, parts: list[str], folder: Path
+    page: Page,
+    config: MkDocsConfig,
+    files: Files,
+    parts: list[str],
+    memory: Memory,
+    folder: Path,
 ) -> None:
     """Render a page, or use its cached HTML for the same text and `parts`."""
     text = page.markdown or ""
-    if LEAVES_ANCHORS.search(text):
+    sources = documented(text, config, memory)
+    if sources is None:
         Page.render(page, config, files)
         return
     name = page.file.src_uri
-    stored = path_for(
-        folder, name.replace("/", "-"), hash_of([name, text, *parts]), ".json"
-    )
+    key = hash_of([name, text, *parts, *sources])
+    stored = path_for(folder, name.replace("/", "-"), key, ".json")
     if found := load(stored):
-        restore(page, json.loads(found), files)
-        return
-    with messages(LOG) as said:
-        Page.render(page, config, files)
-    # A page with a broken link is not cached, so that each build reports it.
-    if not said:
-        store(stored, json.dumps(content_of(page)))
+        content = json.loads(found)
+        restore(page, content, files)
+    else:
+        with messages(LOG) as said, registrations(config) as collected:
+            Page.render(page, config, files)
+        content = content_of(page) | collected
+        # A page with a broken link is not cached, so that each build reports it.
+        if not said:
+            store(stored, json.dumps(content))
+    register(page, config, content)
 
 
 def are_pure(config: MkDocsConfig) -> bool:
@@ -167,7 +173,7 @@ def content_of(page: Page) -> dict[str, Any]:
         "content": page.content,
         "title": page._title_from_render,
         "toc": [entry(item) for item in page.toc.items],
-        "anchors": sorted(page.present_anchor_ids or ()),
+        "ids": sorted(page.present_anchor_ids or ()),
         "links": {file.src_uri: anchors for file, anchors in links.items()},
     }
 
@@ -184,7 +190,7 @@ def restore(page: Page, stored: dict[str, Any], files: Files) -> None:
     page.content = stored["content"]
     page._title_from_render = stored["title"]
     page.toc = get_toc(stored["toc"])
-    page.present_anchor_ids = set(stored["anchors"])
+    page.present_anchor_ids = set(stored["ids"])
     page.links_to_anchors = {
         file: anchors
         for name, anchors in stored["links"].items()

@@ -24,15 +24,14 @@ from typing import Any
 
 from sidenotes.cache import (
     ENVIRONMENT,
-    PARSING,
-    code_of,
+    Memory,
     hash_of,
     load,
     path_for,
     prune,
     store,
 )
-from sidenotes.dependencies import dependencies
+from sidenotes.dependencies import Imports
 from sidenotes.grammar import Claim, pair
 from sidenotes.notations import Axes
 from sidenotes.shapes import check
@@ -56,24 +55,24 @@ def recording(
     path: Path,
     *,
     modules: Iterable[Path],
-    roots: Sequence[Path],
+    imports: Imports,
     setup: str,
     cache: Path,
 ) -> Json | None:
     """The recording of `path`, or None if it is not in `modules`.
 
     A recording depends on the code and the examples of the module, on the code of all
-    files below `roots` that it imports, and on `setup`, the statements that are
+    files that it imports, and on `setup`, the statements that are
     executed first (`import torch; torch.manual_seed(1)`). It does not depend on notes:
     its lines are numbered without them.
     """
     path = path.resolve()
     if path not in {file.resolve() for file in modules} or path.stem == "__init__":
         return None
-    stored = location(path, roots, setup, cache)
+    stored = location(path, imports, setup, cache)
     text = load(stored)
     if text is None:
-        record_all(modules, roots=roots, setup=setup, cache=cache)
+        record_all(modules, imports=imports, setup=setup, cache=cache)
         text = stored.read_text(encoding="utf-8")
     recorded: Json = json.loads(text)
     lines = [*code_lines(read(path))]
@@ -81,13 +80,13 @@ def recording(
 
 
 def record_all(
-    modules: Iterable[Path], *, roots: Sequence[Path], setup: str, cache: Path
+    modules: Iterable[Path], *, imports: Imports, setup: str, cache: Path
 ) -> None:
     """Make all missing recordings in one process: most of its time is for imports."""
     missing = {}
     for file in sorted({file.resolve() for file in modules}):
         if file.suffix == ".py" and file.stem != "__init__":
-            place = location(file, roots, setup, cache)
+            place = location(file, imports, setup, cache)
             if not place.exists():
                 missing[file] = place
     if missing:
@@ -95,21 +94,31 @@ def record_all(
         prune(cache)
 
 
-def location(path: Path, roots: Sequence[Path], setup: str, cache: Path) -> Path:
+def location(path: Path, imports: Imports, setup: str, cache: Path) -> Path:
     """The path of the recording of a module in the cache."""
-    source = read(path)
     try:
-        own = [*code_lines(source).values(), *examples_in(source)]
-        code = [code_of(file) for file in sorted(dependencies(path, roots))]
-        code += [code_of(file) for file in sorted(Path(__file__).parent.glob("*.py"))]
+        own = imports.memory(own_code, imports.text(path))
+        code = [imports.code(file) for file in sorted(imports.of(path))]
+        code += [imports.code(file) for file in recorder_files(imports.memory)]
     except UNREADABLE as error:
         line = getattr(error, "lineno", None) or 1
         raise LiterateError(f"{path}:{line}: does not parse: {error}") from None
-    key = hash_of([path.name, setup, ENVIRONMENT, *own, *code])
+    key = hash_of([path.name, setup, ENVIRONMENT, own, *code])
     return path_for(cache, f"{path.parent.name}-{path.stem}", key, ".json")
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1)
+def recorder_files(memory: Memory) -> list[Path]:
+    """The files of this package that make recordings."""
+    file = Path(__file__)
+    return sorted([file, *Imports([file.parents[1]], memory).of(file)])
+
+
+def own_code(source: str) -> str:
+    """A hash of the lines of code and the examples of a source."""
+    return hash_of([*code_lines(source).values(), *examples_in(source)])
+
+
 def code_lines(source: str) -> dict[int, str]:
     r"""The lines of code by number: without blank lines and lines of comments only.
 
@@ -120,8 +129,7 @@ def code_lines(source: str) -> dict[int, str]:
     >>> code_lines('x = [\n    # Why\n    1,  # one\n]\n\ndef f():\n    "Text."')
     {1: 'x = [', 3: '    1,  # one', 4: ']', 6: 'def f():', 7: ''}
     """
-    with PARSING:
-        tree = ast.parse(source)
+    tree = ast.parse(source)
     docstrings = {
         node.body[0].lineno
         for node in [tree, *(definition for _, definition in named(tree))]
@@ -138,11 +146,9 @@ def code_lines(source: str) -> dict[int, str]:
     return dict(sorted(found.items()))
 
 
-@lru_cache(maxsize=1024)
 def examples_in(source: str) -> list[str]:
     """The examples of all docstrings, with their expected exceptions."""
-    with PARSING:
-        tree = ast.parse(source)
+    tree = ast.parse(source)
     parser = doctest.DocTestParser()
     found = []
     for node in [tree, *(definition for _, definition in named(tree))]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidenotes import cache
-from sidenotes.cache import code_of, load, path_for, prune, store
+from sidenotes.cache import Memory, code_in, load, path_for, prune, store
 
 
 def test_each_version_of_a_text_is_found_again(tmp_path: Path) -> None:
@@ -43,35 +43,49 @@ def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_of_python_only_code_counts(tmp_path: Path) -> None:
-    one, two, text = (tmp_path / name for name in ("one.py", "two.py", "a.txt"))
-    one.write_text('"""Doc."""\ndef f():\n    """More."""\n    return 1  # why\n')
-    two.write_text("def f():\n    return 1\n")
-    assert code_of(one) == code_of(two)
-    two.write_text("def f():\n    return 2\n")
-    assert code_of(one) != code_of(two)
-    text.write_text("# a comment")
-    before = code_of(text)
-    text.write_text("# another")
-    assert code_of(text) != before
-    text.unlink()
-    assert code_of(text) == "missing"
+def test_docstrings_and_comments_are_no_code() -> None:
+    noted = '"""Doc."""\ndef f():\n    """More."""\n    return 1  # why\n'
+    assert code_in(noted) == code_in("def f():\n    return 1\n")
+    assert code_in(noted) != code_in("def f():\n    return 2\n")
+
+
+def test_a_value_is_computed_once_for_each_text(tmp_path: Path) -> None:
+    computed = []
+
+    def double(text: str, more: str = "") -> list[str]:
+        computed.append(text + more)
+        return [text, text]
+
+    memory = Memory(tmp_path)
+    assert memory(double, "a") == memory(double, "a") == ["a", "a"]
+    memory(double, "b")
+    memory(double, "a", "b")
+    memory.save()
+    assert computed == ["a", "b", "ab"]
+    for text in ("a", "c"):
+        memory = Memory(tmp_path)
+        assert memory(double, text) == [text, text]
+        memory.save()
+    assert computed == ["a", "b", "ab", "c"]
+    # Only what the last build used is kept.
+    Memory(tmp_path)(double, "a")
+    assert computed == ["a", "b", "ab", "c", "a"]
 
 
 @pytest.mark.slow
-def test_files_may_be_read_by_several_threads() -> None:
+def test_sources_may_be_parsed_by_several_threads() -> None:
     # Two kernels run at a time, each started by a thread of its own. While one of them
     # parses, the collector of garbage may run, and let the other in.
     gc.callbacks.append(lambda *_: time.sleep(0))
-    sources = sorted(Path(cache.__file__).parent.glob("*.py"))
+    sources = [path.read_text() for path in Path(cache.__file__).parent.glob("*.py")]
+    memory = [Memory() for _ in range(24)]
 
-    def read_all(_: int) -> list[str]:
-        cache.code.cache_clear()
-        return [code_of(path) for path in sources]
+    def parse_all(number: int) -> list[str]:
+        return [memory[number](code_in, source) for source in sources]
 
     try:
         with ThreadPoolExecutor(max_workers=4) as threads:
-            first, *others = threads.map(read_all, range(24))
+            first, *others = threads.map(parse_all, range(24))
     finally:
         gc.callbacks.pop()
     assert all(other == first for other in others)

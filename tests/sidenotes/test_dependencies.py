@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sidenotes.dependencies import dependencies
+from sidenotes.dependencies import Imports
 from sidenotes.split import LiterateError
 
 
@@ -13,7 +13,7 @@ def names(tmp_path: Path, script: str, **files: str) -> set[str]:
         path = tmp_path / f"{name.replace('__', '/').replace('/init', '/__init__')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    found = dependencies(tmp_path / "script.py", [tmp_path])
+    found = Imports([tmp_path]).of(tmp_path / "script.py")
     return {path.relative_to(tmp_path).as_posix() for path in found}
 
 

@@ -11,23 +11,26 @@ import jupytext
 import pytest
 
 from sidenotes import lessons
+from sidenotes.dependencies import Imports
 from sidenotes.kernels import Kernels
 from sidenotes.lessons import INK, inline_svg, lesson
 from sidenotes.split import LiterateError
+
+NONE = Imports([])  # no folder to import from
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernels]:
     """The kernels of all tests here; they can import from one folder."""
     setup = "import random, matplotlib.pyplot"
-    with Kernels(setup, [tmp_path_factory.mktemp("lessons")]) as kernels:
+    with Kernels(setup, Imports([tmp_path_factory.mktemp("lessons")])) as kernels:
         yield kernels
 
 
 @pytest.fixture
 def write(kernels: Kernels):  # type: ignore[no-untyped-def]
     """Write a lesson, and return a function that makes its page."""
-    (folder,) = kernels.roots
+    (folder,) = kernels.imports.roots
 
     def make(text: str, **files: str):  # type: ignore[no-untyped-def]
         script = folder / "lesson.py"
@@ -39,6 +42,7 @@ def write(kernels: Kernels):  # type: ignore[no-untyped-def]
             if path.suffix != ".py":
                 inputs.append(path)
         cache = folder / "cache"
+        kernels.imports = Imports([folder])  # what a new build finds
         return lesson(script, kernels=kernels, inputs=inputs, cache=cache).markdown
 
     return make
@@ -108,14 +112,14 @@ def test_a_lesson_does_not_see_the_state_of_another(write, kernels: Kernels) -> 
         """
     for number in (1, 2):
         page = write(f"{dedent(text)}# {number}\n")
-        assert f"\n1.5 False\nFalse {kernels.roots[0]}\n" in page
+        assert f"\n1.5 False\nFalse {kernels.imports.roots[0]}\n" in page
 
 
 @pytest.mark.slow
 def test_an_interrupted_build_leaves_no_process(tmp_path: Path) -> None:
     script, begun = tmp_path / "lesson.py", tmp_path / "begun"
     script.write_text("# %%\nimport time\nopen('begun', 'w')\ntime.sleep(60)\n")
-    kernels = Kernels("", [])
+    kernels = Kernels("", NONE)
     with ThreadPoolExecutor() as threads, kernels:
         page = threads.submit(lesson, script, kernels=kernels, cache=tmp_path)
         while not begun.exists():
@@ -132,7 +136,10 @@ def test_a_setup_that_fails_stops_the_build(
     script = tmp_path / "lesson.py"
     script.write_text("# %%\n1\n")
     reason = "`setup` failed, see above: import missing"
-    with pytest.raises(LiterateError, match=reason), Kernels("import missing", []) as k:
+    with (
+        pytest.raises(LiterateError, match=reason),
+        Kernels("import missing", NONE) as k,
+    ):
         lesson(script, kernels=k, cache=tmp_path)
     assert "No module named 'missing'" in capfd.readouterr().err
 
@@ -230,7 +237,7 @@ def test_each_byte_of_an_input_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lessons, "execute", lambda path, kernels: jupytext.read(path))
-    kernels = Kernels("", [])  # starts no process
+    kernels = Kernels("", NONE)  # starts no process
     script, quoted = tmp_path / "page.py", tmp_path / "quoted.py"
     script.write_text("# %%\n1\n", encoding="utf-8")
     cache = tmp_path / "cache"

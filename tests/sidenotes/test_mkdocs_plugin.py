@@ -147,8 +147,45 @@ def test_no_change_leaves_a_stale_page(
     plugin = {"packages": {"src/p": "source"}, "links": more_links}
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
     assert site(plugins=["search", {"sidenotes": plugin}], nav=None) == []
-    monkeypatch.setattr(page_cache, "RENDERER", [b"changed"])
+    monkeypatch.setattr(page_cache, "PACKAGE", [b"changed"])
     assert len(site(plugins=["search", {"sidenotes": plugin}], nav=None)) == 5
+
+
+@pytest.mark.slow
+def test_no_change_leaves_a_stale_page_of_an_api_reference(
+    site: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "docs/lesson.py").rename(tmp_path / "docs/lesson.md")
+    (tmp_path / "docs/api.md").write_text("# API\n\n::: p.a.f\n\n::: p.b\n")
+    edit(tmp_path / "docs/index.md", "[A]", "[f][p.a.f] and [A]")
+    options = {"show_source": False, "docstring_style": None}
+    ours = {"packages": {"src/p": "source"}, "execute": False}
+
+    def make() -> list[str]:
+        reference = {"handlers": {"python": {"paths": ["src"], "options": options}}}
+        return site(
+            plugins=[{"sidenotes": ours}, {"mkdocstrings": reference}], nav=None
+        )
+
+    kept = ["objects.inv", "assets/_mkdocstrings.css", "api/index.html", "index.html"]
+    assert "api.md" in make()
+    before = [(tmp_path / "site" / name).read_bytes() for name in kept]
+    assert b'href="api/#p.a.f"' in before[3]
+    assert make() == []
+    assert [(tmp_path / "site" / name).read_bytes() for name in kept] == before
+    # A comment is not in the reference, and only on the page of its own module.
+    edit(tmp_path / "src/p/b.py", "ONE = 1", "# The first\nONE = 1")
+    assert make() == ["source/b.md"]
+    edit(tmp_path / "src/p/a.py", ">>> f()", "Documented.\n\n    >>> f()")
+    assert make() == ["api.md", "source/a.md"]
+    assert "Documented" in (tmp_path / "site/api/index.html").read_text()
+    # A module that the documented one imports: an alias may lead there.
+    edit(tmp_path / "src/p/b.py", '"""# B"""', '"""# The second"""')
+    assert make() == ["api.md", "source/b.md"]
+    options["show_source"] = True
+    assert "api.md" in make()
+    # The reference shows the source with its comments: it depends on more.
+    assert make() == ["api.md"]
 
 
 @pytest.mark.slow

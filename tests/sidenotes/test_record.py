@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from sidenotes import record as recorder
+from sidenotes.dependencies import Imports
 from sidenotes.record import flat, record, recording
 from sidenotes.split import LiterateError
 from sidenotes.trace import trace
+
+NONE = Imports([])  # the modules import nothing of their folder
 
 # A tensor is whatever has a shape: no test here needs torch.
 TENSOR = """
@@ -260,7 +263,7 @@ def test_nothing_is_run_when_nothing_has_changed(
     def look(path: Path, setup: str = "") -> Any:
         cache = tmp_path / "cache"
         return recording(
-            path, modules=files, roots=[tmp_path], setup=setup, cache=cache
+            path, modules=files, imports=Imports([tmp_path]), setup=setup, cache=cache
         )
 
     first = look(a)
@@ -295,12 +298,12 @@ def test_a_file_that_is_not_named_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("raise SystemExit('run')\n")
     cache = tmp_path / "cache"
     assert (
-        recording(tmp_path / "a.py", modules=[], roots=[], setup="", cache=cache)
+        recording(tmp_path / "a.py", modules=[], imports=NONE, setup="", cache=cache)
         is None
     )
     init = tmp_path / "__init__.py"
     init.write_text("raise SystemExit('run')\n")
-    assert recording(init, modules=[init], roots=[], setup="", cache=cache) is None
+    assert recording(init, modules=[init], imports=NONE, setup="", cache=cache) is None
     assert not cache.exists()
 
 
@@ -308,7 +311,13 @@ def test_a_failing_example_stops_the_build_with_its_place(tmp_path: Path) -> Non
     path = tmp_path / "a.py"
     path.write_text('def f():\n    """\n    >>> f()\n    """\n    return 1 / 0\n')
     with pytest.raises(LiterateError, match=r"a\.py:3: the example raises ZeroDiv"):
-        recording(path, modules=[path], roots=[], setup="", cache=tmp_path / "cache")
+        recording(
+            path,
+            modules=[path],
+            imports=NONE,
+            setup="",
+            cache=tmp_path / "cache",
+        )
 
 
 def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
@@ -320,7 +329,7 @@ def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
     setup = "import random; random.seed(7)"
     cache = tmp_path / "cache"
     a, b = (
-        recording(path, modules=files, roots=[], setup=setup, cache=cache)
+        recording(path, modules=files, imports=NONE, setup=setup, cache=cache)
         for path in files
         if path.suffix == ".py"
     )

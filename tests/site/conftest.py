@@ -12,16 +12,7 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
-from website import ADDRESS, INDEX, REPOSITORY, ROOT, Quiet, build, serve
-
-# The first needs less than half of the time of the others, which draw windows as well.
-BROWSERS = (
-    "chromium-headless-shell",
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-)
+from website import ADDRESS, BROWSERS, INDEX, REPOSITORY, ROOT, Quiet, build, serve
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
