@@ -160,7 +160,7 @@ def named(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Definition]]:
         if isinstance(node, Definition):
             yield f"{prefix}{node.name}", node
             yield from named(node, f"{prefix}{node.name}.")
-        else:
+        elif not isinstance(node, ast.expr):  # those hold no definitions
             yield from named(node, prefix)
 
 
