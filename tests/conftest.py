@@ -27,4 +27,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """The same random numbers in each test, whatever ran before it."""
-    torch.manual_seed(2017)
+    # Where there is no CUDA, `torch.manual_seed` keeps a traceback of each call.
+    torch.default_generator.manual_seed(2017)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(2017)

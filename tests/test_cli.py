@@ -24,10 +24,10 @@ COMMAND = [sys.executable, "-m", "headnotes.cli"]
 
 # -I leaves out the current folder and the environment; the import of our own packages
 # is refused, so that no copy can lean on them. Each runs in a process of its own, which
-# begins where torch, seconds of work, has been imported.
+# begins where torch and its compiler, seconds of work, have been imported.
 ALONE = """
 import doctest, importlib, os, sys
-import torch
+import torch, torch._dynamo
 torch.set_num_threads(1)
 sys.modules["headnotes"] = sys.modules["sidenotes"] = None
 for path in sys.argv[1:]:

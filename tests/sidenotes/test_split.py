@@ -12,7 +12,7 @@ from sidenotes.split import REGION, LiterateError, Section, read, split
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted(
     p
-    for folder in ("src", "tests", "docs", "scripts")
+    for folder in ("src", "docs")
     for p in (ROOT / folder).rglob("*.py")
     if p.read_text(encoding="utf-8").strip()
 )
