@@ -190,6 +190,7 @@ def test_runs_without_the_flag_are_unchanged(
     assert result.parseoutcomes() == {"passed": 2}
 
 
+@pytest.mark.slow
 def test_the_page_itself_passes_and_an_altered_one_does_not(
     pytester: pytest.Pytester,
 ) -> None:

@@ -117,6 +117,7 @@ SOURCES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     DOCSTRINGS, st.lists(SOURCES, min_size=1, max_size=6), st.sampled_from(["", "\n"])
 )
