@@ -6,6 +6,11 @@ import torch
 # The tensors of the tests are small; threads would only wait for one another.
 torch.set_num_threads(1)
 
+# For each kind of device that is missing, `torch.manual_seed` formats and keeps a
+# traceback. The generator of the CPU gives the same numbers in a hundredth of the time.
+if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip the CUDA cases where there is no such device.
@@ -27,7 +32,4 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """The same random numbers in each test, whatever ran before it."""
-    # Where there is no CUDA, `torch.manual_seed` keeps a traceback of each call.
-    torch.default_generator.manual_seed(2017)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(2017)
+    torch.manual_seed(2017)
