@@ -32,7 +32,7 @@ quick: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow" --ignore=tests/site
 
 # All that can run at the same time does; the build goes first, because the tests of the
 # site wait for it. They look at the strict build, as it is published, with the addresses

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from test_language import files
 
 GLOSSARY = Path(__file__).parent.parent / "docs/glossary.md"
@@ -39,6 +41,7 @@ def test_each_term_leads_to_a_page_or_is_not_covered_yet() -> None:
     assert lost == []
 
 
+@pytest.mark.slow
 def test_each_term_is_used_on_the_site_or_says_that_it_is_not() -> None:
     pages = [path for path in files() if path != GLOSSARY]
     words = plain(" ".join(path.read_text(encoding="utf-8") for path in pages))

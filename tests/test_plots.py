@@ -218,6 +218,7 @@ def test_every_label_is_inside_of_the_figure(
         assert box.y1 - 1 <= page.y1
 
 
+@pytest.mark.slow
 def test_figures_are_saved_as_svg_and_png() -> None:
     figure = display_attention(QUERIES, KEYS, weights(5, 7, HEADS))
     assert render(figure, "png").startswith(b"\x89PNG")

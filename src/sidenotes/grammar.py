@@ -53,7 +53,7 @@ def claims(source: str) -> list[Claim]:
     tree = ast.parse(source)
     lines = source.split("\n")
     scopes = scope_of_lines(tree, len(lines))
-    statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+    statements = [*statements_in(tree)]
     found = [*annotations(statements, lines)]
     above: list[tokenize.TokenInfo] = []  # comments on lines of their own
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -77,6 +77,15 @@ def claims(source: str) -> list[Claim]:
     )
 
 
+def statements_in(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements, the outer before the inner; no expression contains any."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.stmt):
+            yield inner
+        if not isinstance(inner, ast.expr):
+            yield from statements_in(inner)
+
+
 def claims_beside(
     claim: Claim, shapes: list[Shape], statements: list[ast.stmt]
 ) -> Iterator[Claim]:
@@ -87,7 +96,9 @@ def claims_beside(
         yield replace(claim, text=shapes[0].text, problem=str(error))
         return
     claim = replace(claim, statement=statement)
-    yield from distribute(claim, shapes, targets, variables(claim.line, statements))
+    named = any(shape.about for shape in shapes)
+    known = variables(claim.line, statements) if named else set()
+    yield from distribute(claim, shapes, targets, known)
 
 
 def end_of_paragraph(number: int, lines: list[str]) -> int:
@@ -205,7 +216,7 @@ def own_returns(node: ast.AST) -> Iterator[ast.Return]:
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.Return):
             yield inner
-        elif not isinstance(inner, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
+        elif not isinstance(inner, (*FUNCTIONS, ast.ClassDef, ast.expr)):
             yield from own_returns(inner)
 
 
@@ -339,11 +350,12 @@ def linear(node: ast.expr, sizes: dict[str, int]) -> tuple[int, int] | None:
     return None if a or c or not d else (0, b // d)
 
 
-def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
+@cache
+def pair(axes: Axes, shape: tuple[int, ...]) -> tuple[tuple[str, int], ...] | None:
     """Each entry with its size, without `...` and `_`; None if their numbers differ.
 
     >>> pair(("q", "...", "d"), (2, 3, 5, 7))
-    [('q', 2), ('d', 7)]
+    (('q', 2), ('d', 7))
     """
     if "..." in axes:
         before = axes.index("...")
@@ -355,7 +367,7 @@ def pair(axes: Axes, shape: tuple[int, ...]) -> list[tuple[str, int]] | None:
     if len(axes) != len(shape):
         return None
     pairs = zip(axes, shape, strict=True)
-    return [(entry, size) for entry, size in pairs if entry != ANY]
+    return tuple((entry, size) for entry, size in pairs if entry != ANY)
 
 
 def fits(axes: Axes, shape: tuple[int, ...], sizes: dict[str, int]) -> bool:

@@ -89,6 +89,8 @@ class Names:
 
 def solve(entry: str, size: int, sizes: Sizes) -> tuple[str, int] | None:
     """The one unknown name of an entry with a size, and its value; None if neither."""
+    if entry.isidentifier():
+        return None if entry in sizes else (entry, size)
     unknown = words_of((entry,)).keys() - sizes.keys()
     line = linear(tree_of(entry), sizes) if len(unknown) == 1 else None
     if line is None or not line[0]:
@@ -199,16 +201,9 @@ def check(source: str, trace: Trace) -> list[Finding]:
 
 def judge(found: list[Claim], trace: Trace) -> list[Finding]:
     """A finding for each claim, in order."""
-    return list(judged(found, found, trace))
-
-
-def judged(
-    some: Iterable[Claim], found: list[Claim], trace: Trace
-) -> Iterator[Finding]:
-    """Findings, one by one, for some of the claims of a source."""
     words = names_in(found)
     runs, reached = observe(found, trace)
-    return (judge_one(claim, runs, reached, words) for claim in some)
+    return [judge_one(claim, runs, reached, words) for claim in found]
 
 
 def names_in(found: Iterable[Claim]) -> list[str]:
@@ -331,10 +326,14 @@ def judge_one(
     if not runs:
         what = "executes this line" if claim.statement else "passes a tensor here"
         return finding("unverified", f"no example {what}")
-    against = [(run, *each) for run in runs for each in run.contradictions(claim)]
-    for run, why, certain in sorted(against, key=lambda found: not found[2]):
-        sure = certain and not claim.guessed
-        return finding("wrong" if sure else "unverified", why, run)
+    uncertain: tuple[str, Run] | None = None
+    for run in runs:
+        for why, certain in run.contradictions(claim):
+            if certain:
+                return finding("unverified" if claim.guessed else "wrong", why, run)
+            uncertain = uncertain or (why, run)
+    if uncertain:
+        return finding("unverified", *uncertain)
     if doubt := doubts(claim, runs, words):
         return finding("unverified", *doubt)
     return Finding(claim, "verified")

@@ -74,6 +74,7 @@ def test_the_last_line_of_a_crash_is_reported(monkeypatch: pytest.MonkeyPatch) -
     assert found == ["its process ended with exit status 1: KeyError: 'x'"]
 
 
+@pytest.mark.slow
 def test_a_timeout_keeps_what_was_measured_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

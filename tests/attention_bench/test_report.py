@@ -194,6 +194,7 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
     assert report.commit() == ""
 
 
+@pytest.mark.slow
 def test_peak_rates_are_the_best_of_several_measurements(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

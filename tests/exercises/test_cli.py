@@ -1,8 +1,6 @@
 """`headnotes exercise` writes exercises into a folder, checks them, keeps progress."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jupytext
@@ -11,6 +9,8 @@ import pytest
 from headnotes import cli
 from headnotes.exercises.cli import PROGRESS, files
 from headnotes.exercises.exercise import notebooks
+
+pytest_plugins = ["pytester"]
 
 SOLVED = """
 import torch
@@ -79,14 +79,11 @@ def test_no_file_of_the_learner_links_to_a_page_beside_it() -> None:
         assert "](../" not in files(name)[f"{name}.py"]
 
 
-@pytest.mark.slow
-def test_pytest_checks_a_folder(tmp_path: Path) -> None:
+def test_pytest_checks_a_folder(pytester: pytest.Pytester) -> None:
     for name in ("causal_mask", "bug_perplexity"):
-        exercise("start", name, tmp_path)
-    (tmp_path / "causal_mask.py").write_text(SOLVED)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
-    result = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert "1 failed, 1 passed" in result.stdout, result.stdout
-    assert "`law` is empty" in result.stdout
+        exercise("start", name, pytester.path)
+    (pytester.path / "causal_mask.py").write_text(SOLVED)
+    # Without a plugin that is slow to begin.
+    result = pytester.runpytest("-p", "no:hypothesispytest", ".")
+    assert result.parseoutcomes() == {"passed": 1, "failed": 1}
+    assert "`law` is empty" in result.stdout.str()

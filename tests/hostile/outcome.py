@@ -170,7 +170,10 @@ def state(x: Tensor) -> tuple[Any, ...]:
     if x.layout != torch.strided or x.is_nested or nn.parameter.is_lazy(x):
         return kind
     kind = (*kind, x.shape, x.stride(), x.grad if x.is_leaf else None)
-    return kind if x.is_meta else (*kind, x.untyped_storage().tolist())
+    if x.is_meta:
+        return kind
+    memory = torch.empty(0, dtype=torch.uint8, device=x.device)
+    return (*kind, memory.set_(x.untyped_storage()).cpu().numpy().tobytes())
 
 
 @contextmanager
@@ -181,16 +184,17 @@ def limited() -> Iterator[None]:
         raise Hung
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(SOURCE):
+        if frame.f_code.co_filename.startswith(SOURCE):
             ENTERED.add(frame.f_code)
 
     previous = signal.signal(signal.SIGVTALRM, late)
     signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-    profile = sys.getprofile()
-    sys.setprofile(note)
+    # It is called for each frame only; a profiler would be called for C functions, too.
+    tracing = sys.gettrace()
+    sys.settrace(note)
     try:
         yield
     finally:
-        sys.setprofile(profile)
+        sys.settrace(tracing)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, previous)

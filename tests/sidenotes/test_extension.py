@@ -12,7 +12,12 @@ from sidenotes.extension import SidenotesExtension
 from sidenotes.split import LiterateError
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = sorted(p for p in (ROOT / "src").rglob("*.py") if p.stem != "__init__")
+# The renderer itself has no pages.
+FILES = sorted(
+    p
+    for p in (ROOT / "src").rglob("*.py")
+    if p.stem != "__init__" and "sidenotes" not in p.parts
+)
 
 
 def convert(text: str, **options: object) -> str:

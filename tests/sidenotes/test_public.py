@@ -8,7 +8,6 @@ import ast
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -20,8 +19,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from sidenotes.grammar import words_of
-from sidenotes.shapes import Axes, Claim, claims, judge, judged
+from alterations import alterations
+from sidenotes.shapes import Axes, Claim, claims, judge
 from sidenotes.split import read, scope_of_lines
 from sidenotes.trace import Trace, trace
 
@@ -148,19 +147,9 @@ def altered(axes: Axes, names: set[str]) -> Iterator[Axes]:
 def test_every_altered_claim_is_found(name: str) -> None:
     found, record = run(name)
     count = 0
-    for claim in found:
-        own = [other for other in found if other.symbol == claim.symbol]
-        calls = [call for call in record.calls if call.symbol == claim.symbol]
-        names = {word for other in own for word in words_of(other.axes)}
-        for axes in altered(claim.axes, names):
-            text = f"[{', '.join(axes)}]"
-            changed = replace(claim, axes=axes, text=text)
-            around = [changed if other == claim else other for other in own]
-            first = [changed, *around]
-            findings = judged(first, around, Trace(record.path, calls))
-            noticed = any(f.verdict != "verified" for f in findings)
-            assert noticed, f"{claim.code}: {text} goes unnoticed"
-            count += 1
+    for other, noticed in alterations(found, record, altered):
+        assert noticed, f"{other.code}: {other.text} goes unnoticed"
+        count += 1
     assert count > 5 * len(found)
 
 

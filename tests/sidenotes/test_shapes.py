@@ -4,28 +4,22 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
 from itertools import combinations, zip_longest
 from pathlib import Path
 from textwrap import dedent, indent
 
 import pytest
 
+from alterations import alterations
 from sidenotes.grammar import assigned
-from sidenotes.shapes import Finding, check, claims, judge, judged
+from sidenotes.shapes import Finding, check, claims, judge
 from sidenotes.trace import Trace, trace
 
 ROOT = Path(__file__).parent.parent.parent
-NAME = r"[^\W\d]\w*"
 SRC = ROOT / "src"
 # The mistakes beside a solution are wrong on purpose; see tests/exercises.
 OTHERS = {"sidenotes", "solutions"}
 SOURCES = [p for p in sorted(SRC.rglob("*.py")) if not OTHERS & {*p.parts}]
-# Those with a comment such as `# [n]` beside code: to parse all would take seconds.
-CLAIM = re.compile(r"^ *(?!>>>|\s).*\S  # \[", re.MULTILINE)
-MODULES = [path for path in SOURCES if CLAIM.search(path.read_text(encoding="utf-8"))]
-READ_AGAIN = [SRC / "headnotes" / f"{name}.py" for name in ("mha", "variants/linear")]
 
 # Modules whose lines need not say their shapes, and why.
 EXEMPT = {
@@ -45,13 +39,17 @@ EXEMPT = {
 }
 
 
-@cache
-def traced(path: Path) -> Trace:
-    return trace(path, limit=0)
-
-
 def relative(path: Path) -> str:
     return path.relative_to(SRC).as_posix()
+
+
+def has_claims(path: Path) -> bool:
+    """Whether there is a comment such as `# [n]` beside code."""
+    comment = r"^ *(?!>>>|\s).*\S  # \["
+    return bool(re.search(comment, path.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+TRACED = [path for path in SOURCES if relative(path) not in EXEMPT or has_claims(path)]
 
 
 def in_function(body: str, *, header: str = "def f(x):") -> str:
@@ -649,11 +647,12 @@ def unsaid(source: str, traced: Trace) -> dict[int, str]:
                 v.name: v.shape for v in step.values if v.dtype not in ("", "object")
             }
             node, then = (nodes.get(s.line) if s else None for s in (step, after))
-            if node and makes(node, functions) and node.lineno not in said:
+            if new and node and makes(node, functions) and node.lineno not in said:
                 left = then if isinstance(then, ast.Return) else None
                 left = None if makes(left, functions) else left
                 later = loaded(left) if left and left.lineno in said else set()
-                near = {s for n, s in known.items() if names(n) & loaded(node)}
+                read = loaded(node)
+                near = {s for n, s in known.items() if names(n) & read}
                 for target in set(assigned(node)) - {"_"} - later:
                     shapes = {s for n, s in new.items() if target in names(n)}
                     if len(shapes) == 1 and shapes - near - {()}:
@@ -710,42 +709,26 @@ def test_a_new_shape_needs_a_comment(
     assert list(unsaid(made.path.read_text(encoding="utf-8"), made)) == lines
 
 
+# One test: the trace, which both claims are about, is made once.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if relative(p) not in EXEMPT], ids=relative
-)
-def test_every_new_shape_has_a_comment_in_every_module(path: Path) -> None:
-    assert list(unsaid(path.read_text(encoding="utf-8"), traced(path)).values()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", MODULES, ids=relative)
-def test_every_altered_comment_is_found(path: Path) -> None:
-    source, run = path.read_text(encoding="utf-8"), traced(path)
+@pytest.mark.parametrize("path", TRACED, ids=relative)
+def test_every_new_shape_has_a_comment_and_every_altered_comment_is_found(
+    path: Path,
+) -> None:
+    source, run = path.read_text(encoding="utf-8"), trace(path, limit=0)
+    if relative(path) not in EXEMPT:
+        assert list(unsaid(source, run).values()) == []
     found = claims(source)
-    assert found
-    assert [f.message for f in check(source, run) if f.verdict != "verified"] == []
-    count = 0
-    for claim in found:
-        # A claim speaks to those of its own function only.
-        rest = [c for c in found if c.symbol == claim.symbol and c != claim]
-        calls = [call for call in run.calls if call.symbol == claim.symbol]
-        scope = {word for c in (claim, *rest) for word in re.findall(NAME, c.text)}
-        for axes in altered(claim.axes, scope):
-            other = replace(claim, text=f"[{', '.join(axes)}]", axes=axes)
-            around = sorted([other, *rest], key=lambda c: c.line)
-            findings = judged([other, *rest], around, Trace(path, calls))
-            noticed = any(f.verdict != "verified" for f in findings)
-            assert noticed, f"{claim.line}: {other.text} goes unnoticed"
-            count += 1
-    print(f"{relative(path)}: {len(found)} claims, {count} alterations")
+    assert [f.message for f in judge(found, run) if f.verdict != "verified"] == []
+    for other, noticed in alterations(found, run, altered):
+        assert noticed, f"{other.line}: {other.text} goes unnoticed"
 
 
 # The test above alters every comment of every module, without reading it from a file.
 @pytest.mark.slow
-@pytest.mark.parametrize("path", READ_AGAIN, ids=relative)
-def test_a_comment_that_is_altered_in_its_file_is_found(path: Path) -> None:
-    source, run = path.read_text(encoding="utf-8"), traced(path)
+def test_a_comment_that_is_altered_in_its_file_is_found() -> None:
+    path = SRC / "headnotes" / "mha.py"
+    source, run = path.read_text(encoding="utf-8"), trace(path, limit=0)
     functions = defaultdict(list)
     for claim in claims(source):
         functions[claim.symbol].append(claim)

@@ -12,7 +12,7 @@ from sidenotes.split import REGION, LiterateError, Section, read, split
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted(
     p
-    for folder in ("src", "tests", "docs", "scripts")
+    for folder in ("src", "docs")
     for p in (ROOT / folder).rglob("*.py")
     if p.read_text(encoding="utf-8").strip()
 )
@@ -117,6 +117,7 @@ SOURCES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(
     DOCSTRINGS, st.lists(SOURCES, min_size=1, max_size=6), st.sampled_from(["", "\n"])
 )
