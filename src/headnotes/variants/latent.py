@@ -406,8 +406,8 @@ class LatentCache:
     def mask(self, seq_len: int) -> Tensor | None:
         """Which stored positions the last `seq_len` queries may attend to.
 
-        `[batch_size or 1, seq_len, 1, k_len]`, or None if to all. They are behind all
-        others:
+        `[batch_size or 1, seq_len, 1, k_len]`, or None if each may attend to all. Two
+        queries of five positions:
 
         >>> cache = LatentCache(1, 1, 5)
         >>> cache.append(torch.zeros(5, 1, 1))
