@@ -69,6 +69,13 @@ CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
 )
+POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
+# Attributes for the number of features that are rotated.
+ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
+# The widths of a context, as arguments of a constructor.
+CONTEXT_WIDTH_PATTERN = re.compile(
+    r"(context|ctx|kv|key|value|encoder|cross_attention|memory)_?(in_)?dim|[kv]dim"
+)
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
@@ -90,6 +97,7 @@ DESIGNS = {
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
     "window": r"window|^local|dilat|sparse|topk",
+    "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier",
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
@@ -107,7 +115,8 @@ PROJECTION_NAMES = {
     "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark",
     "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv",
     "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
-    "linearo proj cproj fcout dense projection",
+    "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
+    "combine combineheads fc linear final projout finallinear outlayer",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
     "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
@@ -156,6 +165,9 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     {'nx': '{d_model}', 'n_head': '{heads}'}
     """
     values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
+        if required[name]:
+            values[name] = "{d_model}"
     first = next(iter(required), "")
     is_config = CONFIG_PATTERN.search(first)
     if required.get(first) and not values[first] and not is_config:
@@ -409,6 +421,15 @@ def size_attribute(target: Any, size: str) -> int | None:
         for name in ARGUMENT_NAMES[size].split():
             value = getattr(owner, name, None)
             if type(value) is int:
+                return value
+    return None
+
+
+def rotary_width(module: Any) -> int | None:
+    """The number of features that a module, or its config, rotates."""
+    for owner in (module, getattr(module, "config", None)):
+        for name in ROTARY_WIDTHS:
+            if type(value := getattr(owner, name, None)) is int:
                 return value
     return None
 
