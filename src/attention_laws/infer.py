@@ -963,6 +963,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
+    if names.convolves_single_tokens(module):
+        designs.pop("convolution", None)
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_fused_order(probe)

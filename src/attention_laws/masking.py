@@ -199,13 +199,17 @@ def batch_independence(script: Script) -> None:
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
-    """No mask, and masks that hide other keys in each batch item, none in the first."""
+    """No mask, and masks that hide none, two and one of the last keys in each item.
+
+    What an item hides is not all hidden in the next: counted over the batch, it shows.
+    """
     k_len = script.sizes.k_len
     q_len = k_len if script.adapter.single_input else script.sizes.q_len
     yield script.all_allowed(q_len, k_len), script.adapter.required_mask
     allowed = script.all_allowed(q_len, k_len)
     for item in range(script.sizes.batch_size):
-        allowed[:, k_len - item % k_len :, item] = False
+        hidden = min(2 * item % 3, k_len - 1)
+        allowed[:, k_len - hidden :, item] = False
     if not allowed.all():
         yield from ((allowed, mask) for mask in script.masks_for(allowed))
 

@@ -345,6 +345,24 @@ def is_unscaled(module: nn.Module) -> bool:
     return any(getattr(module, name, None) == 1.0 for name in ("scaling", "scale"))
 
 
+def convolves_single_tokens(module: nn.Module) -> bool:
+    r"""Whether all convolutions have a width of 1, and nothing is pooled.
+
+    They are linear layers of images.
+
+    >>> [convolves_single_tokens(nn.Conv2d(4, 4, width)) for width in (1, 3)]
+    [True, False]
+    """
+    widths = {
+        width
+        for part in module.modules()
+        if isinstance(part, nn.modules.conv._ConvNd)
+        for width in part.kernel_size
+    }
+    pools = re.compile(r"pool|downsample|sr_ratio", re.IGNORECASE)
+    return widths == {1} and not any(map(pools.search, identifiers(module)))
+
+
 def encodes_positions(target: Any) -> bool:
     """Whether names in the code of `target` tell of a positional encoding.
 
