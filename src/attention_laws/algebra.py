@@ -15,6 +15,7 @@ import re
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
@@ -301,27 +302,9 @@ def score_scale(script: Script) -> None:
         script.exec_line(f"{name}.requires_grad_()")
     weights = record_weights(script, args)
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
-    # With one input, a change of token 0 moves no query but its own.
-    token = args.inputs[min(1, len(args.inputs) - 1)]
     with script.rollback():
-        q, k, _v = project(script, args)
-        heads, groups = script.sizes.heads, adapter.group_size
-        norms = script.evaluate(f"{q}[0, :, 1].norm(dim=-1)") / script.sizes.d_k**0.5
-        factors = []
-        for head in range(heads):
-            ratio = f"({weights}[{head}, 1, 0].log() - {weights}[{head}, 1, 1].log())"
-            text = f"torch.autograd.grad({ratio}, {token}, retain_graph=True)[0]"
-            change = script.evaluate(f"{text}.double().flatten(0, 1)[0]")
-            rows = [
-                script.evaluate(
-                    f"torch.autograd.grad({k}[0, {head // groups}, 0, {n}], {token}, "
-                    f"retain_graph=True)[0].double().flatten(0, 1)[0]"
-                )
-                for n in range(script.sizes.d_k)
-            ]
-            skip_unless(change.isfinite().all(), "its weights are zero")
-            solved = torch.linalg.lstsq(torch.stack(rows, dim=1), change[:, None])
-            factors.append((solved.solution.norm() / norms[head]).item())
+        q, found = score_gradients(script, args, weights, query=1)
+        factors = (found.norm(dim=-1) / q.norm(dim=-1)).tolist()
     worst = max(factors, key=lambda x: abs(x - 1))
     tolerance = 0.01
     if abs(worst - 1) > tolerance:
@@ -330,6 +313,36 @@ def score_scale(script: Script) -> None:
             f"queries and keys, divided by the root of {script.sizes.d_k}"
         )
         script.fail("False, " + repr(message), message, abs(worst - 1), tolerance)
+
+
+def score_gradients(
+    script: Script, args: CallArguments, weights: str, query: int
+) -> tuple[Tensor, Tensor]:
+    """The vectors of a query, `[heads, d_k]`, before and after its rotation.
+
+    The latter are the gradients of its score for key 0, times the root of the width.
+    """
+    heads, d_k = script.sizes.heads, script.sizes.d_k
+    # With one input, a change of token 0 moves no query but its own.
+    token = args.inputs[min(1, len(args.inputs) - 1)]
+    q, k, _v = project(script, args)
+
+    def gradient(of: str) -> Tensor:
+        text = f"torch.autograd.grad({of}, {token}, retain_graph=True)[0]"
+        found: Tensor = script.evaluate(f"{text}.double().flatten(0, 1)[0]")
+        return found
+
+    found = []
+    for head in range(heads):
+        row = f"{weights}[{head}, {query}]"
+        change = gradient(f"({row}[0].log() - {row}[{query}].log())")
+        skip_unless(change.isfinite().all(), "its weights are zero")
+        key = f"{k}[0, {head // script.adapter.group_size}, 0]"
+        rows = torch.stack([gradient(f"{key}[{n}]") for n in range(d_k)], dim=1)
+        solved = torch.linalg.lstsq(rows, change[:, None]).solution
+        found.append(solved.flatten() * d_k**0.5)
+    vectors: Tensor = script.evaluate(f"{q}[0, :, {query}].detach()")
+    return vectors, torch.stack(found)
 
 
 @law(slow=True, assumes="features convolution")

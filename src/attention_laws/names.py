@@ -487,7 +487,7 @@ def find_projections(
     if not given:
         while len(parts := parts_with_parameters(module)) == 1:
             ((name, part),) = parts.items()
-            if isinstance(part, Tensor) or normalize_name(name) in PROJECTION_ROLES:
+            if isinstance(part, Tensor) or role_of(name, part):
                 break
             # A wrapper: all parameters are those of one submodule, the attention.
             module, prefix = part, f"{prefix}{name}."
@@ -499,10 +499,8 @@ def find_projections(
                 role: projection_source(module, prefix, name)
                 for role, name in zip(roles, parts, strict=True)
             }
-        if not all(normalize_name(name) in PROJECTION_ROLES for name in parts):
-            return {}
-        given = {PROJECTION_ROLES[normalize_name(name)]: name for name in parts}
-        if len(given) < len(parts):
+        given = {role_of(name, part): name for name, part in parts.items()}
+        if "" in given or len(given) < len(parts):
             return {}
 
     names = dict(given)
@@ -531,6 +529,17 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def role_of(name: str, part: Any) -> str:
+    """The role of a submodule or a parameter, by its name; "" where it is unknown.
+
+    A linear layer named "attn" is a fused projection; any other part of this name is an
+    attention.
+    """
+    if name == "attn" and isinstance(part, nn.Linear):
+        return "fused"
+    return PROJECTION_ROLES.get(normalize_name(name), "")
 
 
 # How a fused projection may hold its parts, as source text for part `n`: one part after

@@ -20,6 +20,7 @@ from attention_laws.algebra import (
     assert_formula,
     make_equal_tokens,
     record_weights,
+    score_gradients,
 )
 from attention_laws.execution import assert_half_is_close
 from attention_laws.law import (
@@ -693,10 +694,10 @@ def relative_positions(script: Script) -> None:
     $$\frac{a_{ij}}{a_{ij'}} = \frac{a_{i+1,\,j+1}}{a_{i+1,\,j'+1}}$$
 
     Rotary queries and keys are rotated against each other by an angle that depends on
-    their distance. If the angles are laid out for pairs of neighbors and the rotation
-    pairs the two halves, or the other way round, it is no rotation, and absolute
-    positions matter. So they do if the table of a learned relative bias is indexed by
-    anything but the distance.
+    their distance, and is zero for a token and itself. If the angles are laid out for
+    pairs of neighbors and the rotation pairs the two halves, or the other way round, it
+    is no rotation, and absolute positions matter. So they do if the table of a learned
+    relative bias is indexed by anything but the distance.
     """
     adapter = script.adapter
     skip_unless(
@@ -708,6 +709,36 @@ def relative_positions(script: Script) -> None:
     length = max(4, script.sizes.k_len)
     weights = weights_of_equal_tokens(script, length)
     assert_weights_shift(script, weights, range(1, length - 2))
+    is_normed = {"norm", "scale", "talking"} & set(adapter.designs)
+    if adapter.positions == "rotary" and adapter.projections and not is_normed:
+        assert_rotation_starts_at_zero(script)
+
+
+def assert_rotation_starts_at_zero(script: Script) -> None:
+    """A query is rotated as much from distance 0 to 1 as from 1 to 2.
+
+    Keys that are one position ahead have rotations that depend on distances, too.
+    """
+    script.sizes = replace(script.sizes, batch_size=1, q_len=3, k_len=3)
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments(script.all_allowed(3, 3)))
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    weights = record_weights(script, args)
+    if not weights:
+        return
+    with script.rollback():
+        q, once = score_gradients(script, args, weights, query=1)
+        _q, twice = score_gradients(script, args, weights, query=2)
+    # The law of the scale compares their lengths.
+    q, once, twice = (x / x.norm(dim=-1, keepdim=True) for x in (q, once, twice))
+    off = (q * once - once * twice).sum(dim=-1).abs().max().item()
+    if off > 0.02:
+        message = (
+            "a query is rotated otherwise between distances 0 and 1 than between 1 "
+            "and 2: the positions of queries and keys do not start at the same number"
+        )
+        script.fail("False, " + repr(message), message, off, 0.02)
 
 
 @law(slow=True)
