@@ -591,8 +591,13 @@ def infer_masks(probe: CallProbe) -> None:
     # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
     unused = math.inf if given else 0.99  # the influence if the mask hides nothing
+    unused_names: dict[str, bool] = {}
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
+        if mask.name not in unused_names:
+            unused_names[mask.name] = not given and is_unused(probe, mask.name)
+        if unused_names[mask.name]:
+            continue
         if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
             masks.append(accepted_encoding(probe, mask))
         elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
@@ -605,7 +610,8 @@ def infer_masks(probe: CallProbe) -> None:
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
-        masks += [] if masks else mask_of_all_items(probe, name)
+        if not masks and not unused_names[name]:
+            masks += mask_of_all_items(probe, name)
         for mask in masks:
             record_mask(probe, mask)
         if not masks and not given:
@@ -617,6 +623,12 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def is_unused(probe: CallProbe, name: str) -> bool:
+    """Whether an argument takes anything: no mask is tried for it."""
+    calls = [probe.try_call(more={name: "object()"}, mode=m) for m in ("eval", "train")]
+    return None not in calls
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
