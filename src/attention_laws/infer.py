@@ -626,9 +626,20 @@ def infer_masks(probe: CallProbe) -> None:
 
 
 def is_unused(probe: CallProbe, name: str) -> bool:
-    """Whether an argument takes anything: no mask is tried for it."""
-    calls = [probe.try_call(more={name: "object()"}, mode=m) for m in ("eval", "train")]
-    return None not in calls
+    """Whether an argument takes anything, without effect: no mask is tried for it."""
+    anything = {name: "object()"}
+    for mode in ("eval", "train"):
+        without, given = (
+            probe.unmasked_call(mode),
+            probe.try_call(more=anything, mode=mode),
+        )
+        if without is None or given is None:
+            return False
+        script, args = given
+        output = script.evaluate(script.call(args, **anything))
+        if not torch.equal(output_of(without), output):
+            return False
+    return True
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
