@@ -215,24 +215,29 @@ REASONS = {
 
 run = json.loads(Path("../../benchmarks/packages.json").read_text("utf-8"))
 lines = ["| package | module | pass | skip | FAIL | s |", "|---|---|--:|--:|---|--:|"]
-failed = set()
+modules = [record for package in run["packages"] for record in package["modules"]]
+failed = sorted({name for record in modules for name in record["failed"]})
 for package in run["packages"]:
     classes = [record["module"].rpartition(".")[2] for record in package["modules"]]
     for record, name in zip(package["modules"], classes, strict=True):
-        names = record["failed"]
         # The file is named only where it tells two classes apart.
         parts = 1 + (classes.count(name) > 1)
         module = ".".join(record["module"].split(".")[-parts:])
-        failed |= {*names}
+        reasons = sorted(1 + failed.index(law) for law in record["failed"])
         lines.append(
-            f"| {package['name']}\u00a0{package['version']} "
+            f"| {package['name']} {package['version']} "
             f'| <code class="whole">{module}</code> | {record["passed"]} '
-            f"| {record['skipped']} | {', '.join(names).replace('_', ' ')} "
+            f"| {record['skipped']} | {', '.join(map(str, reasons))} "
             f"| {record['seconds']:.0f} |"
         )
-assert failed <= REASONS.keys(), failed - REASONS.keys()
+assert {*failed} <= REASONS.keys(), failed
 lines += ["", f"torch {run['torch']}, {run['device']}, {run['date']}. The last column"]
-lines.append("is CPU time on one core, without imports. Each failure is a property of")
-lines.append("the module, not an error of the check:\n")
-lines += [f"- **{name.replace('_', ' ')}.** {REASONS[name]}" for name in sorted(failed)]
+lines.append(
+    "is CPU time on one core, without imports. The numbers of the failures are"
+)
+lines.append(
+    "those of this list; each is a property of the module, not an error of the"
+)
+lines.append("check:\n")
+lines += [f"1. **{name.replace('_', ' ')}.** {REASONS[name]}" for name in failed]
 display(Markdown("\n".join(lines)))
