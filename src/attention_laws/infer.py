@@ -627,6 +627,9 @@ def infer_masks(probe: CallProbe) -> None:
 
 def is_unused(probe: CallProbe, name: str) -> bool:
     """Whether an argument takes anything, without effect: no mask is tried for it."""
+    required = probe.adapter.required_mask
+    if required is not None and required.name == name:
+        return False
     anything = {name: "object()"}
     for mode in ("eval", "train"):
         without, given = (

@@ -386,6 +386,7 @@ def test_a_required_mask_is_passed_in_every_call() -> None:
             return super().forward(x, x, x, mask & True)
 
     assert found(Strict).required_mask is not None
+    assert found(Strict).masks
 
 
 def test_causality_is_inferred_or_stated() -> None:
