@@ -34,20 +34,41 @@ MODULES: dict[str, dict[str, dict[str, Any] | None]] = {
         "diffusers.models.attention_processor.Attention": None,
     },
     "fair-esm": {"esm.multihead_attention.MultiheadAttention": None},
+    "labml-nn": {
+        f"labml_nn.transformers.{path}": None
+        for path in (
+            "alibi.AlibiMultiHeadAttention",
+            "mha.MultiHeadAttention",
+            "primer_ez.MultiDConvHeadAttention",
+            "retro.model.SelfAttention",
+            "rope.RotaryPEMultiHeadAttention",
+            "xl.relative_mha.RelativeMultiHeadAttention",
+        )
+    },
     "linear-attention-transformer": {
         "linear_attention_transformer.linear_attention_transformer.SelfAttention": None
     },
-    "open_clip_torch": {"open_clip.transformer.Attention": None},
+    "litgpt": {"litgpt.model.CausalSelfAttention": None},
+    "local-attention": {"local_attention.LocalAttention": None},
+    "open_clip_torch": {
+        "open_clip.transformer.Attention": None,
+        "open_clip.transformer.AttentionalPooler": None,
+    },
     "openai-whisper": {"whisper.model.MultiHeadAttention": None},
     "perceiver-pytorch": {"perceiver_pytorch.perceiver_pytorch.Attention": None},
     "performer-pytorch": {"performer_pytorch.performer_pytorch.SelfAttention": None},
-    "segment-anything": {"segment_anything.modeling.transformer.Attention": None},
+    "segment-anything": {
+        "segment_anything.modeling.image_encoder.Attention": None,
+        "segment_anything.modeling.transformer.Attention": None,
+    },
     "timm": {
         "timm.layers.attention.Attention": None,
         "timm.layers.attention.AttentionRope": None,
         "timm.layers.attention2d.Attention2d": {"dim": 12, "num_heads": 3},
         "timm.layers.attention2d.MultiQueryAttentionV2": None,
         "timm.models.beit.Attention": None,
+        "timm.models.maxxvit.Attention2d": None,
+        "timm.models.maxxvit.AttentionCl": None,
         "timm.models.swin_transformer.WindowAttention": {
             "dim": 24,
             "num_heads": 3,
@@ -64,6 +85,7 @@ MODULES: dict[str, dict[str, dict[str, Any] | None]] = {
             "llama.modeling_llama.LlamaAttention",
             "t5.modeling_t5.T5Attention",
             "vit.modeling_vit.ViTAttention",
+            "whisper.modeling_whisper.WhisperAttention",
         )
     },
     "vit-pytorch": {

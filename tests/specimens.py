@@ -154,6 +154,12 @@ class ReturnsDroppedWeights(Correct):
         return weights @ v
 
 
+class ReturnsWeightsBeforeMask(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.attn = scores.detach().softmax(dim=-1)
+        return super().weigh(scores, mask)
+
+
 class WeightsAboveOne(Correct):
     """Its weights are not returned; for later queries, they sum to more than 1."""
 
@@ -226,6 +232,18 @@ class UnusedLayer(Correct):
 class ZeroGate(UnusedLayer):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights @ v + 0 * (self.gate.weight.sum() + self.gate.bias.sum())
+
+
+class BiasOfQueries(Correct):
+    """A table of biases that is the same for all keys, which the softmax cancels."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(16, heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        return super().score(q, k) + self.table(place).T[:, :, None]
 
 
 # Laws of order and positions.
@@ -393,6 +411,15 @@ class RotaryWrongPairs(Rotary):
         return torch.cat([angle, angle], dim=-1)
 
 
+class RotaryKeysAhead(Rotary):
+    """Keys are rotated as if they were one position later."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        first = torch.zeros_like(k[:, :, :1])
+        ahead = self.turn(torch.cat([first, k], dim=2))[:, :, 1:]
+        return Correct.score(self, self.turn(q), ahead)
+
+
 class RotaryWrongPairsWithMask(RotaryWrongPairs):
     """With a mask argument, so that positions can be shifted."""
 
@@ -544,6 +571,13 @@ class FirstItemsMask(Correct):
         return super().weigh(scores, mask if mask is None else mask[:1])
 
 
+class LosesAxisOfOneKey(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and mask.shape[-1] == 1:
+            mask = mask.squeeze(-1)
+        return super().weigh(scores, mask)
+
+
 class IgnoresMaskIfFirstIsFull(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         is_full = mask is not None and bool(mask[0].all())
@@ -567,6 +601,39 @@ class KeepsFirstMask(MaskedSelfAttention):
             self.kept = mask if self.kept is None else torch.ones_like(mask)  # type: ignore[arg-type]
         length = scores.shape[-1]
         return super().weigh(scores, self.kept[:, :length, :length])  # type: ignore[index]
+
+
+class KeepsMask(Correct):
+    """A call without a mask has that of the call before, if the shape allows."""
+
+    kept: Tensor | None = None
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.kept = mask if mask is not None else self.kept
+        if self.kept is not None and self.kept.shape == scores[:, 0].shape:
+            mask = self.kept
+        return super().weigh(scores, mask)
+
+
+class KeepsLongest(Rotary):
+    """Angles are divided by the length of the longest sequence so far."""
+
+    longest = 64
+
+    def angles(self, angle: Tensor) -> Tensor:
+        self.longest = max(self.longest, len(angle))
+        return super().angles(angle) * 64 / self.longest
+
+
+class PositionsOfFirstItem(Rotary):
+    ids: Tensor | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.ids = position_ids
+        return super().forward(x)
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x) if self.ids is None else self.ids[0]
 
 
 class KeepsHalf(Rotary):
@@ -760,8 +827,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MixesBatchItems, {}),
         (FirstItemsMask, MASK),
         (IgnoresMaskIfFirstIsFull, MASK),
+        (PositionsOfFirstItem, {"positions": "rotary"}),
     ],
-    "neutral_mask": [(OtherPathWithoutMask, MASK)],
+    "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
@@ -775,6 +843,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "longer_padding": [(DependsOnKeyCount, {})],
     "rows_sum_to_one": [
         (ReturnsDroppedWeights, {}),
+        (ReturnsWeightsBeforeMask, MASK),
         (NegativeWeights, {}),
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
@@ -791,7 +860,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
     ],
-    "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {})],
+    "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {}), (BiasOfQueries, {})],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
         (ViewsAsHeads, {}),
@@ -826,6 +895,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "relative_positions": [
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
+        (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
     ],
     "eval_matches_train": [
@@ -849,6 +919,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
         (KeepsContext, MASK),
+        (KeepsMask, MASK),
+        (KeepsLongest, {"positions": "rotary"}),
         (KeepsHalf, {"positions": "rotary"}),
     ],
     "half_precision": [(NoScaleInHalf, {})],

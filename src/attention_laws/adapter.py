@@ -19,6 +19,7 @@ Source: the conventions are those in the table of
 """
 
 import ast
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -38,6 +39,9 @@ LAYOUTS = {
     "heads_last": "blhd",
     "unbatched": "ld",
 }
+
+# Layouts of images, and of the sequences of their pixels.
+IMAGES = {"image": "bdl", "image_channels_last": "bld"}
 
 AXES = {
     "b": "batch items",
@@ -257,8 +261,10 @@ class Adapter:
     # Arguments that depend on the length, such as position ids, as source text with the
     # names of `Script.position_sizes`.
     position_args: Mapping[str, str] = field(default_factory=dict)
-    # Images, [batch_size, channels, height, width], are passed with a height of 1.
-    is_pooled: bool = False  # whether there is one output for all tokens
+    position_ids: str = ""  # the argument that may give positions, [batch, length]
+    is_pooled: bool = False  # whether its outputs are not one for each token
+    # Images, [batch_size, channels, height, width] or with the channels last, have a
+    # height of 1, or are squares if the length is fixed.
     is_image: bool = False
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
@@ -275,7 +281,6 @@ class Adapter:
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
     designs: Mapping[str, str] = field(default_factory=dict)  # of `names.designs_of`
-    masks_given: bool = False  # whether the mask arguments were not inferred
     positions: str = "none"  # one of `POSITIONS`, or "unknown"
     projections: Mapping[str, str] = field(default_factory=dict)
     cache: tuple[str, str] | None = None  # argument, and index in the result
@@ -330,11 +335,29 @@ class Adapter:
     def is_like_query(self, shape: torch.Size, query: torch.Size) -> bool:
         """Whether a tensor of this shape may be the output, whose width may differ."""
         if self.is_pooled:
-            return len(shape) == 2 and shape[0] == query[0]
+            # One vector, or one for each of its own, learned queries.
+            is_one = len(shape) == 2 or (len(shape) == 3 and shape[1] != query[1])
+            return is_one and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)
         return len(shape) == len(query) and all(
             size == expected for axis, size, expected in pairs if axis != "d"
         )
+
+    def to_image(self) -> str:
+        r"""How an input is made an image, as source text.
+
+        >>> Adapter(print, "print", "", {}, layout="bdl").to_image()
+        '[:, :, None]'
+        """
+        side = math.isqrt(self.fixed_length or 0)
+        if side * side == self.fixed_length:
+            return f".unflatten({self.layout.index('l')}, ({side}, {side}))"
+        return "[:, :, None]" if self.layout == "bdl" else "[:, None]"
+
+    def from_image(self) -> str:
+        """How an image is made a sequence, as source text."""
+        first = self.layout.index("l")
+        return f".flatten({first}, {first + 1})"
 
     def effective_mask(self, allowed: Tensor) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""
@@ -380,7 +403,7 @@ class Options:
     `headnotes check` has a flag for each option, `check` and the pytest fixture take
     them as keyword arguments.
 
-    - `layout`: one of `LAYOUTS`, or its letters;
+    - `layout`: one of `LAYOUTS` or `IMAGES`, or its letters;
     - `inputs`: the name of the one input, the names of input and context, or those of
       query, key and value;
     - `mask`: kind and axes of each mask argument, such as `{"attn_mask": "ignore:qk"}`;
@@ -483,7 +506,7 @@ def is_layout(value: Any) -> bool:
     (True, True, False)
     """
     return isinstance(value, str) and (
-        value in (*LAYOUTS, "image")
+        value in (*LAYOUTS, *IMAGES)
         or (len({*value}) == len(value) and {*"ld"} <= {*value} <= {*"blhd"})
     )
 
@@ -526,7 +549,7 @@ def are_literals(value: Any) -> bool:
 VALIDATORS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "layout": (
         is_layout,
-        f"one of {', '.join(LAYOUTS)}, image, or made of the letters b, l, h, d",
+        f"one of {', '.join([*LAYOUTS, *IMAGES])}, or made of the letters b, l, h, d",
     ),
     "inputs": (
         lambda x: are_strings(x) and len(x) in (0, 1, 2, 3),

@@ -205,8 +205,10 @@ def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
     ]
     for one, other in pairs:
         current = getattr(sizes, one)
-        # Query heads come in groups that share keys and values.
+        # Query heads come in groups that share keys and values. A rotation takes pairs
+        # of features.
         step = adapter.group_size if "heads" in (one, other) else 1
+        step *= 2 if "d_k" in (one, other) and adapter.positions == "rotary" else 1
         for n in dict.fromkeys((step, 2 * step, current - step)):
             if step <= n < current:
                 smaller = replace(sizes, **{one: n, other: n})

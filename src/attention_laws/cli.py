@@ -62,6 +62,7 @@ from torch import nn
 
 from attention_laws import names
 from attention_laws.adapter import (
+    IMAGES,
     LAYOUTS,
     MASK_KINDS,
     POSITIONS,
@@ -182,8 +183,8 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--layout",
         default="",
-        help=f"axes of the inputs: {', '.join(LAYOUTS)}, or letters such as bld (b "
-        "batch item, l position, h head, d feature)",
+        help=f"axes of the inputs: {', '.join([*LAYOUTS, *IMAGES])}, or letters such "
+        "as bld (b batch item, l position, h head, d feature)",
     )
     add(
         "--inputs",

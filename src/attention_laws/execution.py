@@ -9,6 +9,7 @@ modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,9 @@ from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CONTEXTS, CallArguments, Script
+
+# Tokens added for a long sequence, beyond the usual sizes of blocks.
+LONG = 256
 
 
 @law
@@ -193,7 +197,7 @@ def assert_masks_differ(script: Script, y: str, length: int) -> None:
         script.assert_true(claim, message.format(count))
 
 
-@law
+@law(slow=True)
 def earlier_calls(script: Script) -> None:
     r"""What was called before does not change the output.
 
@@ -203,11 +207,9 @@ def earlier_calls(script: Script) -> None:
     length, batch size or mask, they are wrong without an error. A copy of the attention
     that was never called must give the same outputs.
     """
-    adapter = script.adapter
+    adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")
-    k_len, q_len = script.sizes.k_len, script.sizes.q_len
-    q_len = k_len if adapter.single_input else q_len
-    padded = script.all_allowed(q_len, k_len)
+    padded = script.all_allowed(k_len if adapter.single_input else None)
     padded[:, k_len - 1 :, 0] = False
     masks: list[MaskArgument | None] = [
         mask for mask in script.masks_for(padded) if mask and k_len > 1
@@ -219,39 +221,42 @@ def earlier_calls(script: Script) -> None:
         for mask in tried:
             script.restart(mode)
             script.exec_line("unused = copy.deepcopy(attention)")
-            args = script.make_arguments(padded if mask else None, mask)
-            calls = [
-                args,
-                script.make_arguments(padded if mask else None, mask),
-                replace(args, mask=script.encode_mask(script.all_allowed(q_len), mask)),
-            ]
-            for batch_size, change in ((1, 0), (3, -1), (3, 2), (2, -1)):
-                shorter = script.sizes
-                script.sizes = replace(
-                    shorter, batch_size=batch_size if "b" in adapter.layout else 1
-                )
-                if adapter.fixed_length is not None or k_len + change < 1:
-                    change = 0
-                more_queries = change if adapter.single_input or adapter.causal else 0
-                allowed = script.all_allowed(q_len + more_queries, k_len + change)
-                allowed[:, :1, 0] = not (
-                    mask and mask.kind != "lengths" and k_len + change > 1
-                )
-                calls.append(script.make_arguments(allowed, mask))
-                script.sizes = shorter
-            calls.append(args)
-            for each in calls:
+            first = script.make_arguments(padded if mask else None, mask)
+            for args in [first, *other_calls(script, first, padded, mask), first]:
                 script.exec_line("fresh = copy.deepcopy(unused)")
                 try:
-                    expected = script.call(each, function="fresh")
+                    expected = script.call(args, function="fresh")
                 except ScriptError:
                     continue  # a size that it does not accept, called before or not
-                seen = script.call(each)
+                seen = script.call(args)
                 message = "{place} changes after other calls"
-                queries = script.real_queries(each)
+                queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     if script.dtype == torch.float32:
         assert_no_dtype_is_kept(script)
+
+
+def other_calls(
+    script: Script, first: CallArguments, padded: Tensor, mask: MaskArgument | None
+) -> Iterator[CallArguments]:
+    """Arguments like `first`, with other content, masks and sizes."""
+    adapter, usual = script.adapter, script.sizes
+    yield script.make_arguments(padded if mask else None, mask)
+    if mask is not None and adapter.required_mask is None:
+        yield replace(first, mask=None, allowed=torch.ones_like(padded))
+    yield replace(first, mask=script.encode_mask(torch.ones_like(padded), mask))
+    q_len, k_len = padded.shape[:2]
+    for batch_size, length in ((1, 0), (3, -1), (3, 2), (2, 1 - k_len), (1, LONG)):
+        change = 0 if adapter.fixed_length else max(length, 1 - k_len)
+        if "b" in adapter.layout:
+            script.sizes = replace(usual, batch_size=batch_size)
+        more_queries = change if adapter.single_input or adapter.causal else 0
+        allowed = script.all_allowed(q_len + more_queries, k_len + change)
+        # A long sequence fills tables; a mask of its size would be long to write.
+        hides = mask and mask.kind != "lengths" and 1 < k_len + change < LONG
+        allowed[:, :1, 0] = not hides
+        yield script.make_arguments(allowed, mask if length < LONG else None)
+        script.sizes = usual
 
 
 def assert_no_dtype_is_kept(script: Script) -> None:
@@ -360,7 +365,7 @@ def no_side_effects(script: Script) -> None:
                     script.assert_true(claim, f"`{name}` is modified by a call")
 
 
-@law
+@law(slow=True)
 def dtype_and_device(script: Script) -> None:
     r"""The output has the dtype and the device of the input.
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from attention_laws import names
 from attention_laws.adapter import (
     AXES,
+    IMAGES,
     LAYOUTS,
     MASK_KINDS,
     Adapter,
@@ -45,7 +46,7 @@ from attention_laws.script import CallArguments, Script, find_output
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
-MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk")
+MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
@@ -123,6 +124,13 @@ class CallProbe:
     def __init__(self, adapter: Adapter, options: Options) -> None:
         self.adapter = adapter
         self.options = options
+        # The module, where its sizes are its own and not those of its arguments.
+        is_module = isinstance(adapter.target, nn.Module)
+        self.built: nn.Module | None = adapter.target if is_module else None
+        # For each mode, the adapter and its call without a mask.
+        self.unmasked: dict[
+            str, tuple[Adapter, tuple[Script, CallArguments] | None]
+        ] = {}
         self.first_error = ""  # the reason why the first failing call failed
 
     def record(self, name: str, value: object, source: str, **fields: Any) -> None:
@@ -133,6 +141,12 @@ class CallProbe:
     def update(self, **fields: Any) -> None:
         """Set fields of the adapter."""
         self.adapter = replace(self.adapter, **fields)
+
+    def unmasked_call(self, mode: str) -> tuple[Script, CallArguments] | None:
+        """A call without a mask; the same for all masks that are tried."""
+        if mode not in self.unmasked or self.unmasked[mode][0] is not self.adapter:
+            self.unmasked[mode] = self.adapter, self.try_call(mode=mode)
+        return self.unmasked[mode][1]
 
     def try_call(
         self,
@@ -182,6 +196,13 @@ class CallProbe:
             return None
         script.adapter = replace(adapter, output_index=output_index)
         return script, args
+
+
+def output_of(call: tuple[Script, CallArguments]) -> Tensor:
+    """The output of one more call with the same arguments."""
+    script, args = call
+    output: Tensor = script.evaluate(script.call(args))
+    return output
 
 
 def next_token_succeeds(
@@ -249,7 +270,7 @@ def check_argument_names(probe: CallProbe) -> None:
 
 def infer_heads(probe: CallProbe) -> None:
     """The number of heads that a module has, or that a function is called with."""
-    target, options = probe.adapter.target, probe.options
+    target, options = probe.built or probe.adapter.target, probe.options
     is_instance = isinstance(target, nn.Module)
     heads = options.heads or names.size_attribute(target, "{heads}")
     kv_heads = options.kv_heads or names.size_attribute(target, "{kv_heads}")
@@ -281,12 +302,16 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     values = names.argument_values(required_by_name)
     for name, required in required_by_name.items():
         value = values[name]
+        if name == "window_size" and "window_size[" not in inspect.getsource(target):
+            value = "2"
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
-        elif required and (config := names.config_source(target, parameters[name])):
+        elif (required or name == "config") and (
+            config := names.config_source(target, parameters[name])
+        ):
             init_args[name], more = config
             namespace |= more
             present |= set(re.findall(r"{\w+}", init_args[name]))
@@ -297,28 +322,65 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
                 f"write `built = {target.__name__}(...)` in the file, and name `built`"
             )
 
-    d_model, kv_heads = sizes["{d_model}"], sizes["{kv_heads}"]
-    heads_given = bool(sizes["{heads}"])
+    imports = [names.import_source(each) for each in namespace.values()]
+    probe.update(
+        init_args=init_args,
+        namespace=namespace,
+        imports="".join([probe.adapter.imports, *imports]),
+    )
+    infer_sizes(probe, sizes, present, heads, d_k)
+    adapter = probe.adapter
+    built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def infer_sizes(
+    probe: CallProbe, given: dict[str, Any], present: set[str], heads: int, d_k: int
+) -> None:
+    """The sizes to build with: those that are `given`, and how many heads there are.
+
+    `present` are the sizes that the constructor takes, such as "{heads}".
+    """
+    d_model, kv_heads = given["{d_model}"], given["{kv_heads}"]
+    heads_given = bool(given["{heads}"])
+    most_heads = heads
     if heads_given:
-        heads = sizes["{heads}"]
+        heads = given["{heads}"]
     elif kv_heads:
         heads = GROUP_SIZE * kv_heads
     elif "{kv_heads}" in present and not d_model and heads == SIZES[0][0]:
         heads, kv_heads = 2 * GROUP_SIZE, 2
     elif "{heads}" not in present or (d_model and d_model % heads):
         heads = 1
-    imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
-        init_args=init_args,
-        namespace=namespace,
-        imports="".join([probe.adapter.imports, *imports]),
         heads=heads,
         d_k=d_model // heads if d_model else d_k,
         group_size=heads // kv_heads if kv_heads else 1,
         fixed_size=bool(heads_given or d_model),
     )
-    built_as = probe.adapter.build_expression(Sizes(2, 5, 5, heads, probe.adapter.d_k))
-    probe.record("built as", built_as, "given" if options.init_args else "inferred")
+    if d_model or heads_given:
+        return
+    with suppress(Exception):
+        if not {"{heads}", "{kv_heads}"} & present and "{d_k}" in present:
+            # As many heads of the given width as fit.
+            built = build(probe, most_heads)
+            if names.size_attribute(built, "{heads}") == most_heads:
+                probe.update(heads=most_heads)
+        if "{d_model}" not in present:
+            # Its sizes are its own, such as those of a config without arguments.
+            built = build(probe, heads)
+            if any(True for _ in built.parameters()):
+                probe.built = built
+                infer_heads(probe)
+
+
+def build(probe: CallProbe, heads: int) -> nn.Module:
+    """An instance of the class, with this number of heads."""
+    sizes = Sizes(2, 5, 5, heads, probe.adapter.d_k)
+    script = Script(probe.adapter, sizes, **probe.options.script_options())
+    script.restart()
+    built: nn.Module = script.evaluate("attention")
+    return built
 
 
 def infer_inputs(probe: CallProbe) -> None:
@@ -398,51 +460,70 @@ def infer_layout(probe: CallProbe) -> None:
 
     Raises `CallError` where no call succeeds.
     """
-    adapter, options = probe.adapter, probe.options
-    # Layouts of one group accept the same tensors, and are distinguished by their
-    # outputs.
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], ["image"], ["bdl"]]
-    if not adapter.is_module:
-        groups = [groups[1], groups[0], *groups[2:]]
-    if options.layout:
-        groups = [[LAYOUTS.get(options.layout, options.layout)]]
-    widths: list[int | None] = [None]
-    if isinstance(adapter.target, nn.Module):
-        candidates = names.candidate_widths(adapter.target)
-        widths = [options.d_model] if options.d_model else [*candidates]
-    end = time.process_time() + CALLING_SECONDS
-    parameters = names.required_by_name(names.parameters_of(adapter.target))
-    for variant in call_variants(probe):
-        masks = [
-            m for m in mask_candidates(probe) if parameters.get(m.name) or not variant
-        ]
-        for required_mask in (None, *masks):
-            for width in widths:
-                for group in groups:
-                    found = {}
-                    for layout in group:
-                        fields = {**variant, "layout": layout, "d_model": width}
-                        if layout == "image":
-                            fields |= {"layout": "bdl", "is_image": True}
-                        if width is not None:
-                            fields["d_k"] = max(1, width // adapter.heads)
-                        call = probe.try_call(required_mask=required_mask, **fields)
-                        if call is not None:
-                            fields["output_index"] = call[0].adapter.output_index
-                            found[token_mixing(*call)] = fields
-                    if found:
-                        record_layout(probe, found[max(found)], required_mask)
-                        return
-            if time.process_time() > end:
-                break
-        if time.process_time() > end:
-            break
+    # Batch items influence each other, and tokens do not: probably a wrong layout,
+    # unless no other is accepted.
+    unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
+    for choices, required_mask in ways_to_call(probe):
+        found = {}
+        for fields in choices:
+            call = probe.try_call(required_mask=required_mask, **fields)
+            if call is not None:
+                fields["output_index"] = call[0].adapter.output_index
+                found[token_mixing(*call)] = fields
+        if found and max(found) >= 0:
+            record_layout(probe, found[max(found)], required_mask)
+            return
+        if found and unlikely is None:
+            unlikely = found[max(found)], required_mask
+    if unlikely is not None:
+        record_layout(probe, *unlikely)
+        return
+    adapter = probe.adapter
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
         f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def ways_to_call(
+    probe: CallProbe,
+) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
+    """Fields of the adapter for each group of layouts, and a mask, until time is up.
+
+    Layouts of one group accept the same tensors, and are distinguished by their
+    outputs.
+    """
+    adapter, options = probe.adapter, probe.options
+    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
+    if not adapter.is_module:
+        groups = [groups[1], groups[0], *groups[2:]]
+    if options.layout:
+        groups = [[LAYOUTS.get(options.layout, options.layout)]]
+    widths: list[int | None] = [None]
+    if probe.built is not None:
+        candidates = names.candidate_widths(probe.built)
+        widths = [options.d_model] if options.d_model else [*candidates]
+    parameters = names.required_by_name(names.parameters_of(adapter.target))
+    end = time.process_time() + CALLING_SECONDS
+    for variant in call_variants(probe):
+        masks = [
+            m for m in mask_candidates(probe) if parameters.get(m.name) or not variant
+        ]
+        for required_mask in (None, *masks):
+            for width, group in itertools.product(widths, groups):
+                choices = []
+                for layout in group:
+                    fields = {**variant, "layout": layout, "d_model": width}
+                    if layout in IMAGES:
+                        fields |= {"layout": IMAGES[layout], "is_image": True}
+                    if width is not None:
+                        fields["d_k"] = max(1, width // adapter.heads)
+                    choices.append(fields)
+                yield choices, required_mask
+            if time.process_time() > end:
+                return
 
 
 def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -489,14 +570,15 @@ def record_layout(
     layout = fields["layout"]
     name = next((n for n, letters in LAYOUTS.items() if letters == layout), layout)
     source = "given" if probe.options.layout else "inferred"
-    name = "image" if fields.get("is_image") else name
+    if fields.get("is_image"):
+        name = next(n for n, letters in IMAGES.items() if letters == layout)
     probe.record(
         "layout", name.replace("_", " "), source, required_mask=required_mask, **fields
     )
     for argument, text in probe.adapter.position_args.items():
         probe.record(f"`{argument}`", text.format(**POSITION_EXAMPLE), "inferred")
     if probe.adapter.is_pooled:
-        probe.record("output", "one for all tokens", "inferred")
+        probe.record("output", "not one for each token", "inferred")
     if probe.adapter.fixed_length is not None:
         probe.record("length", f"only {probe.adapter.fixed_length}", "inferred")
 
@@ -509,8 +591,13 @@ def infer_masks(probe: CallProbe) -> None:
     # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
     unused = math.inf if given else 0.99  # the influence if the mask hides nothing
+    unused_names: dict[str, bool] = {}
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])
+        if mask.name not in unused_names:
+            unused_names[mask.name] = not given and is_unused(probe, mask.name)
+        if unused_names[mask.name]:
+            continue
         if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
             masks.append(accepted_encoding(probe, mask))
         elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
@@ -523,6 +610,8 @@ def infer_masks(probe: CallProbe) -> None:
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
+        if not masks and not unused_names[name]:
+            masks += mask_of_all_items(probe, name)
         for mask in masks:
             record_mask(probe, mask)
         if not masks and not given:
@@ -534,6 +623,39 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def is_unused(probe: CallProbe, name: str) -> bool:
+    """Whether an argument takes anything, without effect: no mask is tried for it."""
+    required = probe.adapter.required_mask
+    if required is not None and required.name == name:
+        return False
+    anything = {name: "object()"}
+    for mode in ("eval", "train"):
+        without, given = (
+            probe.unmasked_call(mode),
+            probe.try_call(more=anything, mode=mode),
+        )
+        if without is None or given is None:
+            return False
+        script, args = given
+        output = script.evaluate(script.call(args, **anything))
+        if not torch.equal(output_of(without), output):
+            return False
+    return True
+
+
+def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
+    """The first encoding that hides a key if it is hidden in all batch items alike.
+
+    An implementation that applies the mask of one item to all is checked with it.
+    """
+    for mask in mask_candidates(probe):
+        if mask.name == name:
+            leak = mask_leakage(probe, mask, alike=True)
+            if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
+                return [mask]
+    return []
 
 
 def polarity(mask: MaskArgument) -> bool:
@@ -565,7 +687,7 @@ def record_mask(probe: CallProbe, mask: MaskArgument) -> None:
 
 
 def mask_leakage(
-    probe: CallProbe, mask: MaskArgument, mode: str = "eval"
+    probe: CallProbe, mask: MaskArgument, mode: str = "eval", alike: bool = False
 ) -> float | None:
     """The influence of hidden keys, relative to visible ones; None if the call fails.
 
@@ -582,21 +704,24 @@ def mask_leakage(
 
     # Of five keys the fourth is hidden, and the output of the fifth query observed.
     # Lengths can hide only the last key, so there it is the other way round. If the
-    # mask has an axis for batch items, only the last item has a hidden key.
+    # mask has an axis for batch items, only the last item has a hidden key, unless all
+    # are `alike`.
     key = 4 if mask.kind == "lengths" else 3
     items = slice(None)
-    if set("bn") & set(mask.axes):
+    if set("bn") & set(mask.axes) and not alike:
         last_item = 1 + (probe.adapter.heads == 2)
         items = slice(last_item, None)
     hidden_key = slice(key, key + 1)
     call = probe.try_call(mask=mask, hide=(slice(None), hidden_key, items), mode=mode)
     if call is None:
         return None
+    unmasked = probe.unmasked_call(mode)
+    if unmasked is not None and torch.equal(output_of(unmasked), output_of(call)):
+        return 1.0  # the argument is not used
     query = 0 if probe.adapter.is_pooled else 7 - key
     observed = {"l": slice(query, query + 1), "b": items}
     hidden = influence(*call, {"l": hidden_key}, observed)
     visible = influence(*call, early, observed)
-    unmasked = probe.try_call(mode=mode)
     usual = visible
     if unmasked is not None:
         usual = influence(*unmasked, early, observed)
@@ -607,10 +732,10 @@ def mask_leakage(
 
 def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether the output with a mask that hides nothing is that without a mask."""
-    calls = [probe.try_call(), probe.try_call(mask=mask)]
-    if None in calls or mask.kind == "causal":
+    unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
+    if unmasked is None or masked is None or mask.kind == "causal":
         return True
-    one, other = (call[0].evaluate(call[0].call(call[1])) for call in calls if call)
+    one, other = output_of(unmasked), output_of(masked)
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
@@ -623,7 +748,7 @@ def influence_of_mask(probe: CallProbe, mask: MaskArgument, mode: str) -> bool:
         )
         if call is None:
             return True
-        outputs.append(call[0].evaluate(call[0].call(call[1])))
+        outputs.append(output_of(call))
     return not torch.equal(*outputs)
 
 
@@ -740,13 +865,32 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    probe.update(
-        designs=names.designs_of(adapter.target), masks_given=bool(options.mask)
-    )
+    probe.update(designs=names.designs_of(adapter.target))
+    infer_position_ids(probe)
     if adapter.is_module:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+
+
+def infer_position_ids(probe: CallProbe) -> None:
+    """The argument that may give each batch item positions of its own."""
+    adapter = probe.adapter
+    arguments = names.required_by_name(names.parameters_of(adapter.target))
+    call = probe.try_call()
+    assert call is not None  # as it succeeded for the layout
+    if "b" not in adapter.layout or not adapter.single_input:
+        return
+    usual = output_of(call)
+    batch_size, length = call[0].batch_and_length(call[1].inputs[0])
+    ids = f"torch.arange({length}).expand({batch_size}, -1){call[0].to_device()}"
+    for name in filter(names.POSITION_IDS_PATTERN.fullmatch, arguments):
+        given = probe.try_call(more={name: ids})
+        if given is not None:
+            output = given[0].evaluate(given[0].call(given[1], **{name: ids}))
+            if torch.allclose(output, usual, rtol=1e-3, atol=1e-3):
+                probe.update(position_ids=name)
+                return
 
 
 def infer_positions(
@@ -845,6 +989,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
+    if names.convolves_single_tokens(module):
+        designs.pop("convolution", None)
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_fused_order(probe)

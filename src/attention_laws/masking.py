@@ -9,6 +9,7 @@ Source: the cases are those of published bugs; the [bug
 museum](../../compare/museum.md) shows them.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -136,7 +137,7 @@ def assert_padding_ignored(script: Script, values: tuple[str, ...]) -> None:
                 script.assert_close(before, after, message, l=queries)
 
 
-@law
+@law(assumes="convolution")
 def padding(script: Script) -> None:
     r"""Padded keys cannot influence any output.
 
@@ -190,19 +191,25 @@ def batch_independence(script: Script) -> None:
         message = "{place} depends on batch item 0"
         script.assert_close(before, after, message, b=slice(1, None))
     for allowed, mask in item_masks(script):
-        for mode in script.modes():
-            script.restart(mode)
-            assert_items_equal_alone(script, allowed, mask)
+        script.restart()
+        assert_items_equal_alone(script, allowed, mask)
+    if script.adapter.position_ids:
+        script.restart()
+        assert_items_have_own_positions(script, script.adapter.position_ids)
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
-    """No mask, and masks that hide other keys in each batch item, none in the first."""
+    """No mask, and masks that hide none, two and one of the last keys in each item.
+
+    What an item hides is not all hidden in the next: counted over the batch, it shows.
+    """
     k_len = script.sizes.k_len
     q_len = k_len if script.adapter.single_input else script.sizes.q_len
     yield script.all_allowed(q_len, k_len), script.adapter.required_mask
     allowed = script.all_allowed(q_len, k_len)
     for item in range(script.sizes.batch_size):
-        allowed[:, k_len - item % k_len :, item] = False
+        hidden = min(2 * item % 3, k_len - 1)
+        allowed[:, k_len - hidden :, item] = False
     if not allowed.all():
         yield from ((allowed, mask) for mask in script.masks_for(allowed))
 
@@ -227,6 +234,31 @@ def assert_items_equal_alone(
             script.assert_close(f"{together}{index}", alone, message, l=queries)
 
 
+def assert_items_have_own_positions(script: Script, argument: str) -> None:
+    """Each batch item, with its own position ids, gives the same output alone.
+
+    The distances of its tokens are others than those of the other items.
+    """
+    length, batch_size = script.sizes.k_len, script.sizes.batch_size
+    args = script.make_arguments(script.all_allowed(length, length))
+    every = f"torch.arange({length}) * (1 + torch.arange({batch_size})[:, None])"
+    ids = script.assign(argument, f"({every}){script.to_device()}")
+    together = script.call(args, **{argument: ids})
+    for item in range(batch_size):
+        with script.rollback():
+            index = script.adapter.index(b=slice(item, item + 1))
+            inputs = tuple(
+                script.assign(name, f"{name}{index}") for name in args.inputs
+            )
+            own = f"{ids}[{item}:{item + 1}]"
+            alone = script.call(replace(args, inputs=inputs), **{argument: own})
+            message = (
+                f"query {{l}} of batch item {item}, with positions of its own, differs "
+                f"if the item is alone"
+            )
+            script.assert_close(f"{together}{index}", alone, message)
+
+
 @law
 def neutral_mask(script: Script) -> None:
     r"""A mask that hides nothing changes nothing.
@@ -246,16 +278,16 @@ def neutral_mask(script: Script) -> None:
         if mask.kind != "causal" and not (adapter.causal and "q" in mask.axes)
     ]
     skip_unless(applicable, "has no mask that could hide nothing")
-    for mask in applicable:
-        for mode in script.modes():
-            script.restart(mode)
-            q_len = script.sizes.k_len if adapter.single_input else None
-            args = script.make_arguments(script.all_allowed(q_len))
-            without = script.call(args)
-            encoded = script.encode_mask(script.all_allowed(q_len), mask)
-            masked = script.call(replace(args, mask=encoded))
-            message = f"{{place}} changes with a `{mask.name}` that hides nothing"
-            script.assert_close(without, masked, message)
+    # A mask of one key can lose an axis, or gain one.
+    lengths = {script.sizes.k_len, 1 if adapter.fixed_length is None else 0} - {0}
+    for mask, k_len in itertools.product(applicable, lengths):
+        script.restart()
+        allowed = script.all_allowed(k_len if adapter.single_input else None, k_len)
+        args = script.make_arguments(allowed)
+        without = script.call(args)
+        masked = script.call(replace(args, mask=script.encode_mask(allowed, mask)))
+        message = f"{{place}} changes with a `{mask.name}` that hides nothing"
+        script.assert_close(without, masked, message)
 
 
 @law
@@ -337,10 +369,9 @@ def fully_masked_rows(script: Script) -> None:
     allowed[..., 0] = False
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
-    if not script.adapter.masks_given:
-        # The caller chooses the number that an additive mask hides with, and can choose
-        # a finite one.
-        masks = [finite_mask(mask) for mask in masks]
+    # The caller chooses the number that an additive mask hides with, and can choose a
+    # finite one.
+    masks = [finite_mask(mask) for mask in masks]
     for mode in script.modes():
         for mask in masks:
             script.restart(mode)
@@ -390,19 +421,18 @@ def longer_padding(script: Script) -> None:
     longer[:, k_len:] &= adapter.causal and adapter.single_input
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
-    for mode in script.modes():
-        for mask in masks:
-            script.restart(mode)
-            allowed = script.all_allowed(q_len, k_len)
-            args = script.make_arguments(allowed)
-            before = script.call(args)
-            inputs = list(args.inputs)
-            for role in adapter.key_roles:
-                sizes = replace(script.sizes, q_len=2, k_len=2)
-                shape = adapter.input_shape(sizes, role)
-                padding = script.random_tensor("padding", *shape)
-                inputs[role] = script.concatenate(inputs[role], padding)
-            encoded = script.encode_mask(longer, mask)
-            after = script.call(CallArguments(tuple(inputs), encoded, longer))
-            real = script.assign("y", f"{after}{adapter.index(l=slice(0, q_len))}")
-            script.assert_close(before, real, "{place} depends on the padding")
+    for mask in masks:
+        script.restart()
+        allowed = script.all_allowed(q_len, k_len)
+        args = script.make_arguments(allowed)
+        before = script.call(args)
+        inputs = list(args.inputs)
+        for role in adapter.key_roles:
+            sizes = replace(script.sizes, q_len=2, k_len=2)
+            shape = adapter.input_shape(sizes, role)
+            padding = script.random_tensor("padding", *shape)
+            inputs[role] = script.concatenate(inputs[role], padding)
+        encoded = script.encode_mask(longer, mask)
+        after = script.call(CallArguments(tuple(inputs), encoded, longer))
+        real = script.assign("y", f"{after}{adapter.index(l=slice(0, q_len))}")
+        script.assert_close(before, real, "{place} depends on the padding")

@@ -69,6 +69,13 @@ CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
 )
+POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
+# Attributes for the number of features that are rotated.
+ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
+# The widths of a context, as arguments of a constructor.
+CONTEXT_WIDTH_PATTERN = re.compile(
+    r"(context|ctx|kv|key|value|encoder|cross_attention|memory)_?(in_)?dim|[kv]dim"
+)
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
@@ -90,6 +97,7 @@ DESIGNS = {
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
     "window": r"window|^local|dilat|sparse|topk",
+    "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier",
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
@@ -107,7 +115,8 @@ PROJECTION_NAMES = {
     "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark",
     "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv",
     "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
-    "linearo proj cproj fcout dense projection",
+    "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
+    "combine combineheads fc linear final projout finallinear outlayer",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
     "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
@@ -156,6 +165,9 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     {'nx': '{d_model}', 'n_head': '{heads}'}
     """
     values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
+        if required[name]:
+            values[name] = "{d_model}"
     first = next(iter(required), "")
     is_config = CONFIG_PATTERN.search(first)
     if required.get(first) and not values[first] and not is_config:
@@ -333,6 +345,24 @@ def is_unscaled(module: nn.Module) -> bool:
     return any(getattr(module, name, None) == 1.0 for name in ("scaling", "scale"))
 
 
+def convolves_single_tokens(module: nn.Module) -> bool:
+    r"""Whether all convolutions have a width of 1, and nothing is pooled.
+
+    They are linear layers of images.
+
+    >>> [convolves_single_tokens(nn.Conv2d(4, 4, width)) for width in (1, 3)]
+    [True, False]
+    """
+    widths = {
+        width
+        for part in module.modules()
+        if isinstance(part, nn.modules.conv._ConvNd)
+        for width in part.kernel_size
+    }
+    pools = re.compile(r"pool|downsample|sr_ratio", re.IGNORECASE)
+    return widths == {1} and not any(map(pools.search, identifiers(module)))
+
+
 def encodes_positions(target: Any) -> bool:
     """Whether names in the code of `target` tell of a positional encoding.
 
@@ -413,6 +443,15 @@ def size_attribute(target: Any, size: str) -> int | None:
     return None
 
 
+def rotary_width(module: Any) -> int | None:
+    """The number of features that a module, or its config, rotates."""
+    for owner in (module, getattr(module, "config", None)):
+        for name in ROTARY_WIDTHS:
+            if type(value := getattr(owner, name, None)) is int:
+                return value
+    return None
+
+
 def candidate_widths(module: nn.Module) -> list[int]:
     """Widths that the inputs of `module` may have, the most likely first."""
     found = [size_attribute(module, "{d_model}")]
@@ -448,7 +487,7 @@ def find_projections(
     if not given:
         while len(parts := parts_with_parameters(module)) == 1:
             ((name, part),) = parts.items()
-            if isinstance(part, Tensor) or normalize_name(name) in PROJECTION_ROLES:
+            if isinstance(part, Tensor) or role_of(name, part):
                 break
             # A wrapper: all parameters are those of one submodule, the attention.
             module, prefix = part, f"{prefix}{name}."
@@ -460,10 +499,8 @@ def find_projections(
                 role: projection_source(module, prefix, name)
                 for role, name in zip(roles, parts, strict=True)
             }
-        if not all(normalize_name(name) in PROJECTION_ROLES for name in parts):
-            return {}
-        given = {PROJECTION_ROLES[normalize_name(name)]: name for name in parts}
-        if len(given) < len(parts):
+        given = {role_of(name, part): name for name, part in parts.items()}
+        if "" in given or len(given) < len(parts):
             return {}
 
     names = dict(given)
@@ -492,6 +529,17 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def role_of(name: str, part: Any) -> str:
+    """The role of a submodule or a parameter, by its name; "" where it is unknown.
+
+    A linear layer named "attn" is a fused projection; any other part of this name is an
+    attention.
+    """
+    if name == "attn" and isinstance(part, nn.Linear):
+        return "fused"
+    return PROJECTION_ROLES.get(normalize_name(name), "")
 
 
 # How a fused projection may hold its parts, as source text for part `n`: one part after

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import tools
+from attention_laws import names, tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import LawViolation, ScriptError
 
@@ -77,10 +77,14 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
         parts = [(f"[{n}]", value) for n, value in enumerate(result)]
     for index, value in parts:
         if isinstance(value, Tensor) and value.is_floating_point():
-            if adapter.is_image and value.dim() == 4 and value.shape[2] == 1:
-                value, index = value[:, :, 0], f"{index}[:, :, 0]"
+            if adapter.is_image and value.dim() == 4:
+                index += adapter.from_image()
+                first = adapter.layout.index("l")
+                value = value.flatten(first, first + 1)
             if adapter.is_like_query(value.shape, query.shape):
-                return f"{index}[:, None]" if adapter.is_pooled else index
+                if adapter.is_pooled:
+                    index += "[:, None]" if value.dim() == 2 else "[:, :1]"
+                return index
     return None
 
 
@@ -135,7 +139,9 @@ class Script:
             self.exec_line(f"attention = {adapter.build_expression(self.sizes)}")
             return
         if isinstance(adapter.target, type):
-            self.exec_line(f"torch.manual_seed({self.seed})")
+            # On the CPU the same, without a stack trace for each kind of device.
+            torch.default_generator.manual_seed(self.seed)
+            self.lines.append(f"torch.manual_seed({self.seed})")
         self.exec_line(f"attention = {self.build_expression()}")
         parameters = self.namespace["attention"].parameters()
         if any(nn.parameter.is_lazy(p) for p in parameters):
@@ -159,10 +165,12 @@ class Script:
         return self.adapter.build_expression(self.sizes) + conversion
 
     def modes(self) -> list[str]:
-        """The modes in which laws are tested.
+        """The modes in which the laws that need both are tested.
 
         The law `eval_matches_train` compares the outputs of all modes, also those
-        without gradients: what holds in these two holds there.
+        without gradients: what holds in evaluation holds there. Two modes are for laws
+        whose inputs are not among those that it compares, and for those of masks that
+        are often lost in one mode.
         """
         is_module = self.adapter.is_module
         if is_module and self.adapter.reproducible_training:
@@ -348,7 +356,10 @@ class Script:
             return {}
         batch_size, length = self.batch_and_length(args.inputs[0])
         sizes = {"start": start, "stop": start + length, "batch_size": batch_size}
-        sizes |= {"d_k": self.sizes.d_k, "heads": self.sizes.heads}
+        width = names.rotary_width(self.namespace["attention"]) or self.sizes.d_k
+        if width % 2:
+            raise ValueError(f"a rotary encoding needs pairs of features, not {width}")
+        sizes |= {"d_k": width, "heads": self.sizes.heads}
         dtype, device = self.to_dtype_and_device(), self.to_device()
         return {
             name: text.format(**sizes, dtype=dtype, device=device)
@@ -366,7 +377,7 @@ class Script:
         """The arguments of a call, as written between its parentheses."""
         parts = list(args.inputs)
         if self.adapter.is_image:
-            parts = [f"{name}[:, :, None]" for name in parts]
+            parts = [f"{name}{self.adapter.to_image()}" for name in parts]
         if self.adapter.by_keyword:
             pairs = zip(self.adapter.inputs, parts, strict=True)
             parts = [f"{name}={text}" for name, text in pairs]

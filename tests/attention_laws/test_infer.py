@@ -201,6 +201,40 @@ class Unbatched(Correct):
         return super().forward(x[None], x[None], x[None])[0]
 
 
+class ChannelsLast(Correct):
+    """An image, [batch_size, height, width, channels]."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        _, height, width, _ = image.shape
+        x = image.flatten(1, 2)
+        return super().forward(x, x, x).unflatten(1, (height, width))
+
+
+class Pooled(Correct):
+    """Seven queries of its own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.queries = nn.Parameter(torch.zeros(7, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.queries.expand(len(x), -1, -1), x, x)
+
+
+class OfItsOwnSize(Correct):
+    """Its sizes are attributes of the config's class."""
+
+    def __init__(self, config: "FixedConfig") -> None:
+        super().__init__(config.hidden_size, config.heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, x, x)
+
+
+class FixedConfig:
+    hidden_size, heads = 20, 5
+
+
 def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return nn.functional.scaled_dot_product_attention(q, k, v)
 
@@ -225,10 +259,19 @@ def lengths_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (function, "bhld"),
         (lengths_first, "blhd"),
         (three_axes, "bld"),
+        (ChannelsLast, "bld"),
+        (Pooled, "bld"),
     ],
 )
 def test_the_layout_is_inferred_from_token_mixing(attention: Any, layout: str) -> None:
     assert found(attention).layout == layout
+
+
+def test_images_pooling_and_sizes_of_a_config_are_inferred() -> None:
+    assert found(ChannelsLast).is_image
+    assert found(Pooled).is_pooled
+    adapter = found(OfItsOwnSize)
+    assert (adapter.heads, adapter.d_k, adapter.fixed_size) == (5, 4, True)
 
 
 def attention_with_mask(name: str, kind: str, axes: str) -> type[Correct]:
@@ -299,6 +342,23 @@ def test_lengths_are_inferred_from_their_name() -> None:
     assert [(m.kind, m.axes) for m in masks] == [("lengths", "bq"), ("lengths", "b")]
 
 
+def test_a_mask_of_the_first_item_is_found_although_it_hides_nothing_elsewhere() -> (
+    None
+):
+    class FirstLength(Correct):
+        def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Any:  # type: ignore[override]
+            mask = None
+            if valid_lens is not None:
+                order = torch.arange(x.shape[1])
+                mask = (order < valid_lens[0].view(-1, 1)).expand(
+                    len(x), x.shape[1], -1
+                )
+            return super().forward(x, x, x, mask)
+
+    masks = found(FirstLength).masks
+    assert [(m.name, m.kind) for m in masks] == [("valid_lens", "lengths")]
+
+
 def test_a_causal_flag_is_inferred_from_its_effect() -> None:
     class Flagged(Correct):
         def forward(self, x: Tensor, is_causal: bool = False) -> Any:  # type: ignore[override]
@@ -326,6 +386,7 @@ def test_a_required_mask_is_passed_in_every_call() -> None:
             return super().forward(x, x, x, mask & True)
 
     assert found(Strict).required_mask is not None
+    assert found(Strict).masks
 
 
 def test_causality_is_inferred_or_stated() -> None:
