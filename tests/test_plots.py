@@ -108,6 +108,7 @@ def test_one_head_is_one_map_without_a_title() -> None:
     assert figure.axes[-1].get_ylabel() == f"weight, from 0 to {top:.2g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 2, 8])
 def test_one_scale_from_0_to_the_largest_weight_serves_all_heads_and_says_so(
     heads: int,
@@ -256,6 +257,7 @@ def test_the_tensor_is_not_modified_and_may_change_later() -> None:
     assert torch.equal(cells_of(figure.axes[0]), before[:, :, 0])
 
 
+@pytest.mark.slow
 def test_weights_that_are_all_zero_are_drawn_dark() -> None:
     figure = display_attention(QUERIES, KEYS, torch.zeros(5, 7, 2))
     assert mesh_of(figure.axes[0]).get_clim() == (0, 1)
@@ -268,6 +270,7 @@ def test_weights_above_1_as_after_dropout_are_drawn() -> None:
     assert mesh_of(ax).get_clim() == (0, 2)
 
 
+@pytest.mark.slow
 def test_a_heads_first_tensor_is_refused_by_its_sums() -> None:
     words = QUERIES
     right = weights(5, 5, 5)  # [q_len, k_len, heads]

@@ -44,6 +44,7 @@ def test_all_compute_their_reference(name: str) -> None:
         assert len(has_speedup) > 1
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = decoders.attention
 

@@ -202,6 +202,7 @@ def test_the_page_says_that_no_gpu_was_measured_until_one_is(
     assert ("No GPU has been measured" in text) == (kind == "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", [True, False], ids=["both", "one"])
 def test_fast_is_compared_with_the_bare_kernel_where_both_were_measured(
     page: Any, measured: bool

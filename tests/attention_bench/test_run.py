@@ -57,6 +57,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "ALL_IMPLEMENTATIONS", known)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_a_cell_has_a_result_or_a_reason_for_each_implementation(
     training: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
@@ -79,6 +80,7 @@ def test_a_cell_has_a_result_or_a_reason_for_each_implementation(
     assert cell.setting["bytes"] == setting.bytes()
 
 
+@pytest.mark.slow
 def test_decoders_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from attention_bench.decoding import DECODERS, Decoder
 
@@ -101,12 +103,14 @@ def test_decoders_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None
     assert cell.skipped["missing"] == "ImportError: not installed"
 
 
+@pytest.mark.slow
 def test_without_its_baseline_a_cell_has_no_speedups() -> None:
     suite = Suite(("core",), (), seconds=0)
     (cell,) = run_suite(suite, [Setting(2, 3, **SMALL)])
     assert "speedup" not in cell.results["core"]
 
 
+@pytest.mark.slow
 def test_one_thread_counts_operators_and_threads_are_restored() -> None:
     before = torch.get_num_threads()
     with torch_threads(3):

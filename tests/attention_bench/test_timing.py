@@ -136,6 +136,7 @@ def test_an_implementation_that_raises_does_not_stop_the_others() -> None:
     assert {name: timing.count for name, timing in timings.items()} == {"a": 4, "b": 4}
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_raised() -> None:
     def interrupted() -> float:
         raise KeyboardInterrupt
@@ -146,6 +147,7 @@ def test_an_interrupt_is_raised() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_no_garbage_is_collected_during_a_sample() -> None:
     seen: list[bool] = []
 

@@ -61,6 +61,7 @@ def test_lengths_count_the_visible_keys() -> None:
     assert read(MaskArgument("valid_lens", "lengths", "b"), same).tolist() == [2, 5]
 
 
+@pytest.mark.slow
 def test_a_short_expression_is_the_mask_that_a_literal_would_be() -> None:
     causal = torch.ones(37, 37, dtype=torch.bool).tril()
     padded = (torch.arange(41) < 3).expand(29, 41)

@@ -94,6 +94,7 @@ def test_the_counterexample_runs_on_its_own(
     assert result.stderr.splitlines()[-1].startswith("AssertionError")
 
 
+@pytest.mark.slow
 def test_the_exit_status_is_0_1_or_2(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

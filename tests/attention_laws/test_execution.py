@@ -24,6 +24,7 @@ def test_each_law_fails_on_implementations_that_violate_it(
     assert_caught(name, device.type)
 
 
+@pytest.mark.slow
 def test_an_output_on_another_device_fails(device: torch.device) -> None:
     laws = ["dtype_and_device"]
     report = check(ReturnsOnCpu, only=laws, device=device.type)

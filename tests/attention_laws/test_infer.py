@@ -359,6 +359,7 @@ def test_a_mask_of_the_first_item_is_found_although_it_hides_nothing_elsewhere()
     assert [(m.name, m.kind) for m in masks] == [("valid_lens", "lengths")]
 
 
+@pytest.mark.slow
 def test_a_causal_flag_is_inferred_from_its_effect() -> None:
     class Flagged(Correct):
         def forward(self, x: Tensor, is_causal: bool = False) -> Any:  # type: ignore[override]
@@ -389,6 +390,7 @@ def test_a_required_mask_is_passed_in_every_call() -> None:
     assert found(Strict).masks
 
 
+@pytest.mark.slow
 def test_causality_is_inferred_or_stated() -> None:
     assert found(MaskedSelfAttention).causal
     assert (

@@ -28,6 +28,7 @@ def test_fails(attention_laws):
 """
 
 
+@pytest.mark.slow
 def test_a_law_that_fails_fails_the_test_with_the_table(
     pytester: pytest.Pytester,
 ) -> None:

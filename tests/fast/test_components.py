@@ -342,6 +342,7 @@ def test_half_precision_rounds_and_no_more(name: str) -> None:
         assert error < 0.1
 
 
+@pytest.mark.slow
 def test_compiled_and_batched_calls_are_the_eager_call() -> None:
     module = module_of("all").eval()
     x = torch.randn(3, 5, 2, module.d_model).double()

@@ -340,6 +340,7 @@ def test_parameters_passed_for_one_call_are_used_for_one_call() -> None:
             assert torch.equal(module(**x), before)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SLOW)
 @pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad])
 def test_vmap_over_parameters_gives_what_a_loop_gives(grad: Any) -> None:

@@ -8,6 +8,7 @@ from headnotes import cli
 from headnotes.models import cli as models
 
 
+@pytest.mark.slow
 def test_a_complete_run_prints_its_exact_match_and_its_mistakes(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

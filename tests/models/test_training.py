@@ -85,6 +85,7 @@ def test_a_trainer_continues_bit_for_bit_from_its_state() -> None:
     assert all(value.equal(expected[n]) for n, value in resumed.state().items())
 
 
+@pytest.mark.slow
 def test_a_run_stays_in_its_folder_and_off_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def in_figures(split: Split, count: int, random: Random) -> list[Pair]:
     return [Pair(pair.target, pair.target) for pair in pairs]
 
 
+@pytest.mark.slow
 def test_the_recorded_weights_translate_held_out_dates() -> None:
     weights = training.recorded()
     pairs = dates.sample("test", 200, Random(8))

@@ -26,6 +26,7 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_run_continues_with_any_engine_from_the_state_of_any(engine: str) -> None:

@@ -187,6 +187,7 @@ def test_the_bar_leads_to_the_files_to_copy_and_the_links(tmp_path: Path) -> Non
     assert "sn-legend" not in html
 
 
+@pytest.mark.slow
 def test_the_bar_offers_what_can_be_done_with_a_recorded_run(tmp_path: Path) -> None:
     sizes = {"a.py": {"sliders": {"m": [3, 9]}}}
     html = page(tmp_path, f'"""# T"""\n{SHAPED}', execute=["*.py"], sizes=sizes)

@@ -225,6 +225,7 @@ def test_an_error_that_keeps_every_shape_is_not_found() -> None:
     assert wrong(*traced("gpt2", source.replace(old, new))) == []
 
 
+@pytest.mark.slow
 def test_sizes_that_coincide_are_weak_here_too() -> None:
     # As many texts as heads: neither is known from the other any more.
     run("llama")
@@ -236,6 +237,7 @@ def test_sizes_that_coincide_are_weak_here_too() -> None:
     assert [finding for finding in findings if expected in finding.message]
 
 
+@pytest.mark.slow
 def test_a_line_that_is_gone_is_named() -> None:
     run("llama")
     source = source_of("llama").replace("    x2 = x", "    second = x")

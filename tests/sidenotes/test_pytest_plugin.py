@@ -50,6 +50,7 @@ def test_each_comment_is_a_test(pytester: pytest.Pytester, model: Path) -> None:
     assert f"my_model.py::{CLAIM} PASSED" in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_one_comment_can_be_chosen(pytester: pytest.Pytester, model: Path) -> None:
     model.write_text(MODEL.replace("n, d = x.shape", "n, d = x.shape; y = x  # [n, d]"))
     assert run(pytester, model).parseoutcomes() == {"passed": 2}
@@ -76,6 +77,7 @@ def test_a_wrong_comment_fails_in_five_lines(
     assert text[first:].split("\n")[5].startswith("=====")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -99,6 +101,7 @@ def test_an_unverified_comment_is_listed_and_fails_if_strict(
     assert "line 11: [d, n] is unverified: " in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_a_call_replaces_the_examples(pytester: pytest.Pytester, model: Path) -> None:
     model.write_text("import torch\n\n\n" + MODEL[MODEL.index("def turn") :])
     call = ("--shapes-call", "turn(torch.zeros(2, 3))")
@@ -128,6 +131,7 @@ def test_wrong_comments_are_corrected_in_the_file(
     result.stdout.fnmatch_lines("my_model.py:11: B x n is now n x d")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -164,6 +168,7 @@ def test_a_folder_gives_the_comments_of_its_files(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+@pytest.mark.slow
 def test_a_file_of_a_folder_that_cannot_be_imported_stops_no_other(
     pytester: pytest.Pytester, model: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_the_largest_tensors_go_when_a_page_grows_too_heavy() -> None:
     assert recorder.within_budget(tensors, -1) == [None, None, None]
 
 
+@pytest.mark.slow
 def test_long_code_leaves_less_room_for_tensors(tmp_path: Path) -> None:
     long = "".join(f"x{n} = {n * n}\n" for n in range(5000))
     assert recorded(tmp_path, TENSOR + EXAMPLE)["tensors"] == [[0.0, 1.0, 2.0]]
@@ -307,6 +308,7 @@ def test_a_file_that_is_not_named_is_not_run(tmp_path: Path) -> None:
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_a_failing_example_stops_the_build_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text('def f():\n    """\n    >>> f()\n    """\n    return 1 / 0\n')
@@ -320,6 +322,7 @@ def test_a_failing_example_stops_the_build_with_its_place(tmp_path: Path) -> Non
         )
 
 
+@pytest.mark.slow
 def test_the_setup_is_executed_before_each_module(tmp_path: Path) -> None:
     files = files_of(tmp_path)
     for name in ("a", "b"):

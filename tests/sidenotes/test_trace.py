@@ -991,6 +991,7 @@ assert x.grad is not None"""
     assert seen[:3] == [("y", None), ("q", "y"), ("k", "y")]
 
 
+@pytest.mark.slow
 def test_tensors_without_memory_have_no_data(tmp_path: Path) -> None:
     source = """
     import torch

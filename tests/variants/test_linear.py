@@ -285,6 +285,7 @@ def test_the_state_of_a_long_sequence_is_near_in_half_precision(
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=near)
 
 
+@pytest.mark.slow
 def test_the_sums_of_a_long_sequence_are_in_float32() -> None:
     # 70,000 keys with a feature of 1: float16 ends at 65,504, and counts to 2,048.
     ones = torch.ones(70_000, 1, 1, 1).half()

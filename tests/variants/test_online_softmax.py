@@ -105,6 +105,7 @@ def test_the_output_is_that_of_the_loops() -> None:
     assert not output[3].any()
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_output_and_gradients_are_those_of_torch_for_all_sizes_and_blocks(

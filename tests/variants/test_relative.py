@@ -24,6 +24,7 @@ D_MODEL = HEADS * D_K
 BEHIND = K_LEN - Q_LEN
 
 
+@pytest.mark.slow
 def test_shaw_is_what_the_loops_compute() -> None:
     module = ShawAttention(HEADS, D_MODEL, max_distance=2)
 
