@@ -337,9 +337,6 @@ def incremental_decoding(script: Script) -> None:
             masks and adapter.cross_attention,
             "has no mask for new queries and past keys",
         )
-        skip_unless(
-            adapter.positions == "none", "the positions of new queries are not known"
-        )
         for mask in masks:
             script.restart()
             args = script.make_arguments(allowed, mask)
@@ -351,7 +348,13 @@ def incremental_decoding(script: Script) -> None:
             piece = script.call(CallArguments(inputs, encoded, allowed))
             whole = script.assign("y", f"{whole}{rest}")
             message = f"{{place}} differs after a call with the first {first} tokens"
-            script.assert_close(whole, piece, message)
+            try:
+                script.assert_close(whole, piece, message)
+            except LawViolation:
+                # Queries without their past may be at the first positions by intention.
+                known = adapter.positions == "none"
+                skip_unless(known, "the positions of new queries are not known")
+                raise
 
 
 def piece_lengths(length: int) -> Iterator[list[int]]:

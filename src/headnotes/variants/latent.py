@@ -278,7 +278,9 @@ class LatentAttention(nn.Module):
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
         x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
-        order = torch.arange(cache.length, cache.length + len(x), device=x.device)
+        order = torch.arange(
+            cache.length, cache.length + len(x), device=x.device
+        )  # [seq_len]
         positions = order.unsqueeze(1)  # [seq_len, 1]
         content, rotated = self.get_queries(
             x, positions
