@@ -48,6 +48,7 @@ def attend(ours: Any, layer: Any, x: Tensor, memory: Tensor) -> Tensor:
     return y.transpose(0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.MODELS)
 @torch.no_grad()
 def test_a_converted_layer_gives_the_same_output_and_converts_back_bit_for_bit(

@@ -171,6 +171,7 @@ def test_a_destination_that_is_no_folder_and_no_module_is_refused(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "link.py"]
 
 
+@pytest.mark.slow
 def test_list_names_each_module_and_what_it_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

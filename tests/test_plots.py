@@ -133,6 +133,7 @@ def test_titles_name_maps_that_are_not_heads() -> None:
     assert "one scale for all maps" in figure.axes[-1].get_ylabel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "columns", "left", "lowest"),
     [

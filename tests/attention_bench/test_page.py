@@ -127,6 +127,7 @@ def labels_of(ax: Any) -> list[str]:
     return [line.get_label() for line in ax.lines]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_settings_in_which_fast_is_slower_are_listed(page: Any) -> None:
     record = planted("inference", "A CPU", "cpu", "float32")
@@ -218,6 +219,7 @@ def test_fast_is_compared_with_the_bare_kernel_where_both_were_measured(
     assert ("times as fast as `sdpa`," in text) == measured
 
 
+@pytest.mark.slow
 def test_a_second_dtype_has_folded_tables_and_no_figures(
     page: Any,
 ) -> None:

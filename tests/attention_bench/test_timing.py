@@ -79,6 +79,7 @@ def test_samples_are_interleaved() -> None:
     assert after_a == set("bcd")
 
 
+@pytest.mark.slow
 def test_median_and_quartiles_are_those_of_the_samples() -> None:
     clock = Clock()
     calls = {"a": clock.taking(5.0, 1.0, 2.0, 3.0, 4.0), "b": clock.taking(7.0)}
@@ -89,6 +90,7 @@ def test_median_and_quartiles_are_those_of_the_samples() -> None:
     assert (timings["b"].p25, timings["b"].median, timings["b"].p75) == (7, 7, 7)
 
 
+@pytest.mark.slow
 def test_a_used_share_ends_the_samples_of_that_implementation() -> None:
     clock = Clock()
     timings, _ = time_side_by_side(
@@ -102,6 +104,7 @@ def test_a_used_share_ends_the_samples_of_that_implementation() -> None:
     assert timings["fast"].samples == (0.5,) * 10
 
 
+@pytest.mark.slow
 def test_min_rounds_are_measured_unless_one_uses_all_seconds() -> None:
     clock = Clock()
     timings, _ = time_side_by_side(
@@ -115,6 +118,7 @@ def test_min_rounds_are_measured_unless_one_uses_all_seconds() -> None:
     assert timings["slowest"].count == 1
 
 
+@pytest.mark.slow
 def test_an_implementation_that_raises_does_not_stop_the_others() -> None:
     clock = Clock()
     call = clock.taking(1.0)

@@ -227,6 +227,7 @@ def test_an_internal_error_fails_and_a_refusal_does_not() -> None:
     assert result.detail == "refused: no row may be empty"
 
 
+@pytest.mark.slow
 def test_neither_the_attention_nor_the_random_state_changes() -> None:
     attention = mha.MultiHeadAttention(3, 12)
     before = {name: tensor.clone() for name, tensor in attention.state_dict().items()}

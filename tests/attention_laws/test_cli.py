@@ -403,6 +403,7 @@ def test_a_progress_bar_is_shown_after_one_second(
     assert re.fullmatch(r"\r +\r", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_progress_is_reported_for_each_law() -> None:
     from specimens import Correct
 

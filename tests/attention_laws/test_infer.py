@@ -381,6 +381,7 @@ def test_a_stated_mask_encoding_is_used() -> None:
     assert found(Correct, mask={"none": ""}).masks == ()
 
 
+@pytest.mark.slow
 def test_a_required_mask_is_passed_in_every_call() -> None:
     class Strict(Correct):
         def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]

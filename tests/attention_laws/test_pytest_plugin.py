@@ -42,6 +42,7 @@ def test_a_law_that_fails_fails_the_test_with_the_table(
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_the_plugin_imports_neither_torch_nor_the_laws() -> None:
     program = (
         "import sys, attention_laws.pytest_plugin\n"

@@ -62,6 +62,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("question", probes.PROBES)
 def test_each_probe_finds_the_known_behavior(question: str) -> None:
     found = [probes.PROBES[question](name) for name in SYSTEMS]

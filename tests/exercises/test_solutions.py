@@ -83,6 +83,7 @@ def test_the_solution_of_a_bug_passes_the_laws_that_the_bug_violates(
     assert fixed.ok, fixed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_examples_confirm_the_shape_comments_of_a_solution(name: str) -> None:
     path = SOLUTIONS / f"{name}.py"

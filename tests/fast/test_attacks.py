@@ -705,6 +705,7 @@ def test_forward_mode_is_that_of_the_core(seq_len: int, of: str, method: str) ->
         torch.testing.assert_close(self_attention(module, x), self_attention(core, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_second_derivatives_are_those_of_the_core(

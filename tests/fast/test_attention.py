@@ -361,6 +361,7 @@ def test_first_and_second_derivatives_match_finite_differences(
     assert torch.autograd.gradgradcheck(function, x, fast_mode=True)
 
 
+@pytest.mark.slow
 @METHODS
 def test_query_key_and_value_may_be_one_tensor_or_depend_on_each_other(
     method: Callable[[Call], Any],

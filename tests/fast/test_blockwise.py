@@ -194,6 +194,7 @@ def test_a_loss_of_the_context_or_the_weights_alone_has_its_gradients(
     assert arrived[1].shape.numel() == expected[1].numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_in_half_precision_are_summed_in_float32(dtype: torch.dtype) -> None:
     # All weights of a key are equal, so its gradient is a long sum of equal numbers.

@@ -729,6 +729,7 @@ def compositions(length: int) -> Iterator[list[int]]:
             yield [first, *rest]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("few", [2, 128])
 def test_decoding_in_any_pieces_equals_one_causal_pass(
     monkeypatch: pytest.MonkeyPatch, device: torch.device, few: int

@@ -45,6 +45,7 @@ def run(model: Any, name: str) -> tuple[Tensor, Tensor | None]:
     return logits, model.generate(**inputs, max_new_tokens=6, do_sample=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", models.MODELS)
 @torch.no_grad()
 def test_logits_and_greedy_tokens_are_those_of_eager(

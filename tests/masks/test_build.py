@@ -26,6 +26,7 @@ NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch
 INTEGERS = [torch.uint8, torch.uint16, torch.int16, torch.int32, torch.int64]
 
 
+@pytest.mark.slow
 @given(q_len=st.integers(0, 9), k_len=st.integers(0, 9))
 def test_bottom_right_aligns_the_last_query_with_the_last_key(
     q_len: int, k_len: int
@@ -94,6 +95,7 @@ def test_a_wide_window_is_causal_and_one_of_1_is_the_diagonal() -> None:
     assert torch.equal(sliding_window(5, window=1).squeeze(-1), torch.eye(5).bool())
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_all_queries_attend_to_the_prefix_and_causally_to_the_rest(
     data: st.DataObject,

@@ -375,6 +375,7 @@ def test_a_bias_is_no_mask() -> None:
     assert describe(bias) == warning
 
 
+@pytest.mark.slow
 def test_correct_masks_give_no_warning() -> None:
     """None of the masks of this package, combined and padded as in practice."""
     kinds = 0
@@ -415,6 +416,7 @@ def test_a_large_mask_is_described_quickly() -> None:
     assert time.perf_counter() - begin < 4
 
 
+@pytest.mark.slow
 def test_descriptions_do_not_depend_on_the_device(device: torch.device) -> None:
     for _ in range(100):
         mask = some_mask()

@@ -26,6 +26,7 @@ def some_mask(device: torch.device, batch_size: int) -> Tensor:
     return torch.rand(q_len, k_len, batch_size, device=device) < density
 
 
+@pytest.mark.slow
 def test_mask_mods_convert_there_and_back(device: torch.device) -> None:
     # 20 sizes, 50 masks of each.
     for _ in range(20):
@@ -38,6 +39,7 @@ def test_mask_mods_convert_there_and_back(device: torch.device) -> None:
         assert torch.equal(theirs[:, 0].permute(1, 2, 0), mask)
 
 
+@pytest.mark.slow
 def test_block_masks_convert_there_and_back(device: torch.device) -> None:
     for n in range(20):
         mask = some_mask(device, 50)

@@ -86,6 +86,7 @@ def test_documents_without_queries_or_keys_are_the_same_mask(
         assert torch.equal(mask, before)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 def test_every_small_mask_is_packed_documents_or_refused(data: st.DataObject) -> None:
     q_len, k_len = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))

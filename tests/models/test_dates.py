@@ -10,6 +10,7 @@ from headnotes.models import dates
 from headnotes.models.dates import CHARACTERS, FORMS, Pair
 
 
+@pytest.mark.slow
 def test_no_text_has_two_meanings() -> None:
     # All days of years with the same and with other figures for day, month and year.
     meanings: dict[str, date] = {}

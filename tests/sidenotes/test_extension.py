@@ -213,6 +213,7 @@ def f(x):
 '''
 
 
+@pytest.mark.slow
 def test_shapes_stand_beside_the_lines_that_gave_them(tmp_path: Path) -> None:
     html = page(tmp_path, SHAPED, execute=["*.py"])
     lines = SHAPED.split("\n")
@@ -253,6 +254,7 @@ def test_without_files_to_run_nothing_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / ".cache").exists()
 
 
+@pytest.mark.slow
 def test_an_excerpt_carries_what_was_recorded_of_it_and_no_more(tmp_path: Path) -> None:
     html = page(tmp_path, SHAPED, "#f", execute=["*.py"])
     (data,) = re.findall(r'class="sn-data">(.*)</script>', html)

@@ -249,6 +249,7 @@ def test_a_line_that_is_gone_is_named() -> None:
         annotated("llama", source)
 
 
+@pytest.mark.slow
 def test_calls_are_found_through_their_wrappers() -> None:
     # Decorators, `nn.Module.__call__`, checkpointing and a table of functions lie
     # between one of these and the next, in other files.

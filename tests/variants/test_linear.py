@@ -169,6 +169,7 @@ def flops(kind: Any, length: int, **options: Any) -> int:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -295,6 +295,7 @@ def test_a_row_whose_maximum_grows_with_each_block_keeps_what_it_read(
         torch.testing.assert_close(output, (weights * value).sum(0, keepdim=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_is_rounded_once_at_the_end(
     device: torch.device, dtype: torch.dtype

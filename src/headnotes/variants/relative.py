@@ -94,10 +94,12 @@ class ShawAttention(MultiHeadAttention):
         check_sizes(max_distance=max_distance)
         self.max_distance = max_distance
         rows, d_k = 2 * max_distance + 1, self.d_k
-        self.key_table = nn.Parameter(torch.empty(rows, d_k))  # [rows, d_k]
-        self.value_table = nn.Parameter(torch.empty(rows, d_k))  # [rows, d_k]
-        nn.init.xavier_uniform_(self.key_table)
-        nn.init.xavier_uniform_(self.value_table)
+        self.key_table = nn.Parameter(
+            nn.init.xavier_uniform_(torch.empty(rows, d_k))
+        )  # [rows, d_k]
+        self.value_table = nn.Parameter(
+            nn.init.xavier_uniform_(torch.empty(rows, d_k))
+        )  # [rows, d_k]
 
     def table_index(self, q_len: int, k_len: int, device: torch.device) -> Tensor:
         """The row of the tables for each pair, `[q_len, k_len]`."""
