@@ -119,10 +119,10 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # Not converted, but refused with an error that names the option: quantized layers and
-# adapters, cross-attention of GPT-2 and BERT, dynamic and LongRoPE scaling, attention to
-# both sides of a window, pruned heads and relative positions of BERT in Transformers 4, and
-# layers of other models. T5 needs Transformers 5.16. Each error about a version names the
-# model, the version that is installed, and those that work.
+# adapters, cross-attention of GPT-2 and, from version 5 on, of BERT, dynamic and LongRoPE
+# scaling, attention to both sides of a window, in version 4 pruned heads and relative
+# positions of BERT, and layers of other models. T5 needs version 5.16. An error about a
+# version names the model, the version that is installed, and those that work.
 #
 # ## Convert back
 #
