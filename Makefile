@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Empty means unset: what is compiled is kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: site free build quick test types code-tests site-tests clean
+.PHONY: site free build quick test types code-tests site-tests transformers-4 clean
 
 # Another program on the port is reported before anything is installed or built.
 site: free $(INSTALLED)
@@ -52,6 +52,14 @@ code-tests: $(INSTALLED)
 
 site-tests: build
 	HEADNOTES_SITE=site $(BIN)/pytest -n 2 tests/site
+
+# The pins are those of Transformers 5. Its last release of major version 4, and two
+# packages that it needs in older releases, lie in a folder that Python looks into first.
+transformers-4: $(INSTALLED)
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .cache/transformers-4 \
+	  'transformers==4.57.*' 'huggingface-hub<1' 'tokenizers<0.23'
+	PYTHONPATH=.cache/transformers-4 $(BIN)/pytest tests/test_architectures.py \
+	  tests/integrations src/headnotes/convert.py src/headnotes/integrations
 
 clean:
 	rm -rf .venv .cache site

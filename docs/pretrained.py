@@ -3,8 +3,8 @@
 #
 # This page is for readers who have a model of `transformers`, such as Llama, Qwen or Gemma.
 # It loads the weights of the attention layers into the modules of Headnotes, converts them
-# back, and runs the whole model with the attention of Headnotes. Version 5.5 of the
-# package is needed: `pip install "transformers>=5.5"`.
+# back, and runs the whole model with the attention of Headnotes. It needs version 5.5 of the
+# package or newer, `pip install "transformers>=5.5"`, or 4.57, the last of major version 4.
 #
 # The models here are tiny and have random weights, so that the page is built without a
 # download. For trained weights, replace `LlamaForCausalLM(config)` by
@@ -119,8 +119,10 @@ display(Markdown("\n".join(lines)))
 
 # %% [markdown]
 # Not converted, but refused with an error that names the option: quantized layers and
-# adapters, cross-attention of GPT-2 and BERT, dynamic and LongRoPE scaling, attention to
-# both sides of a window, and layers of other models.
+# adapters, cross-attention of GPT-2 and, from version 5 on, of BERT, dynamic and LongRoPE
+# scaling, attention to both sides of a window, in version 4 pruned heads and relative
+# positions of BERT, and layers of other models. T5 needs version 5.16. An error about a
+# version names the model, the version that is installed, and those that work.
 #
 # ## Convert back
 #
@@ -163,4 +165,5 @@ assert torch.equal(tokens["eager"], tokens["headnotes"])
 # %% [markdown]
 # For trained weights, pass `attn_implementation="headnotes"` to `from_pretrained`. In
 # training, the attention dropout of the model applies. The function refuses masks that
-# differ between heads, floating-point masks and paged caches.
+# differ between heads, masks of whole heads, floating-point masks and paged caches. BERT in
+# Transformers 4.57 and T5 before 5.16 offer no choice of implementations.

@@ -1,7 +1,9 @@
 """Tiny models of `transformers` with random weights; nothing is downloaded."""
 
+from importlib.metadata import version
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -113,12 +115,35 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def require(release: str) -> None:
+    """Skip a test that the installed release of `transformers` is too old for."""
+    seen = version("transformers")
+    if [int(n) for n in seen.split(".")[:2]] < [int(n) for n in release.split(".")]:
+        pytest.skip(f"it needs transformers>={release}, but {seen} is installed")
+
+
+def configuration(kind: Any, settings: dict[str, Any]) -> Any:
+    """The configuration with these settings, under the names of the release."""
+    rope = settings.get("rope_parameters")
+    if not rope or not version("transformers").startswith("4."):
+        return kind(**settings)
+    named = {k: v for k, v in settings.items() if k != "rope_parameters"}
+    if "sliding_attention" in rope:
+        named["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    scaling = dict(rope)
+    named["rope_theta"] = named["rotary_emb_base"] = scaling.pop("rope_theta")
+    if factor := scaling.pop("partial_rotary_factor", None):
+        named["partial_rotary_factor"] = named["rotary_pct"] = factor
+    return kind(**named, rope_scaling=scaling or None)
+
+
 def build(name: str, attention: str = "eager") -> Any:
     """A model in evaluation mode, with weights for which rows of attention differ."""
     import transformers
 
     kind = getattr(transformers, name)
-    config = kind.config_class(**MODELS[name])
+    config = configuration(kind.config_class, MODELS[name])
     config._attn_implementation = attention
     model = kind(config).eval()
     with torch.no_grad():

@@ -1,5 +1,6 @@
 """With the same weights, our layers compute what those of `transformers` compute."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,6 +55,8 @@ def attend(ours: Any, layer: Any, x: Tensor, memory: Tensor) -> Tensor:
 def test_a_converted_layer_gives_the_same_output_and_converts_back_bit_for_bit(
     name: str,
 ) -> None:
+    if name.startswith("T5"):
+        models.require("5.16")
     model = models.build(name)
     layers = convert.from_transformers(model)
     (kind,) = {type(model.get_submodule(place)).__name__ for place in layers}
@@ -81,7 +84,7 @@ def llama(**settings: Any) -> Any:
     from transformers.models.llama import modeling_llama
 
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2}
-    config = modeling_llama.LlamaConfig(**sizes, **settings)
+    config = models.configuration(modeling_llama.LlamaConfig, sizes | settings)
     return modeling_llama.LlamaAttention(config, layer_idx=0)
 
 
@@ -142,6 +145,22 @@ def cross_attention() -> Any:
     return modeling_gpt2.GPT2Attention(config, is_cross_attention=True, layer_idx=0)
 
 
+def pruned() -> Any:
+    layer = llama()
+    layer.pruned_heads = {1}  # an attribute of Transformers 4
+    return layer
+
+
+def relative_positions() -> Any:
+    from transformers.models.bert import modeling_bert
+
+    config = modeling_bert.BertConfig(hidden_size=24, num_attention_heads=6)
+    config._attn_implementation = "eager"
+    layer = modeling_bert.BertAttention(config)
+    layer.self.position_embedding_type = "relative_key"
+    return layer
+
+
 def mixed() -> Any:
     layer = llama()
     layer.q_proj.half()
@@ -157,20 +176,20 @@ def later_layer_of_t5() -> Any:
 
 def deepseek(**settings: Any) -> Any:
     model = "DeepseekV3ForCausalLM"
-    config = {**models.MODELS[model], **settings}
     from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
-    return modeling_deepseek_v3.DeepseekV3Attention(
-        modeling_deepseek_v3.DeepseekV3Config(**config), layer_idx=0
-    )
+    kind = modeling_deepseek_v3.DeepseekV3Config
+    config = models.configuration(kind, models.MODELS[model] | settings)
+    return modeling_deepseek_v3.DeepseekV3Attention(config, layer_idx=0)
 
 
 def both_sides() -> Any:
     from transformers.models.gemma3 import modeling_gemma3
 
-    config = modeling_gemma3.Gemma3TextConfig(
-        **models.MODELS["Gemma3ForCausalLM"], use_bidirectional_attention=True
-    )
+    settings = models.MODELS["Gemma3ForCausalLM"] | {
+        "use_bidirectional_attention": True
+    }
+    config = models.configuration(modeling_gemma3.Gemma3TextConfig, settings)
     return modeling_gemma3.Gemma3Attention(config, layer_idx=0)
 
 
@@ -194,6 +213,12 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
         ),
         (cross_attention, ValueError, r"cross-attention \(`is_cross_attention`\)"),
         (mixed, ValueError, "`module` mixes dtypes or devices"),
+        (pruned, ValueError, "has pruned heads; load its weights into"),
+        (
+            relative_positions,
+            ValueError,
+            r"`position_embedding_type` \(='relative_key'\) of `module` adds a table",
+        ),
         (later_layer_of_t5, ValueError, "convert the model, not the layer"),
         (both_sides, ValueError, "set `use_bidirectional_attention=False`"),
         (
@@ -216,22 +241,45 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
 def test_what_our_modules_lack_is_refused_with_the_way_out(
     layer: Any, error: type[Exception], message: str
 ) -> None:
+    if layer is later_layer_of_t5:
+        models.require("5.16")
     module = layer()
     with pytest.raises(error, match=message):
         convert.from_transformers(module)
 
 
+def test_rotary_settings_are_read_as_each_release_stores_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = {"rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    old |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    old |= {"rope_local_base_freq": 7.0, "max_position_embeddings": 64}
+    # Transformers 4 keeps this entry of a newer file, and does not read it.
+    new = {"rope_parameters": {"rope_theta": 9.0}}
+    config = SimpleNamespace(**old, **new)
+    layer = SimpleNamespace(config=config, is_sliding=False)
+    bases = []
+    for release, is_sliding in (("4.57.6", False), ("4.57.6", True), ("5.5.0", False)):
+        monkeypatch.setattr(architectures, "version", lambda name, seen=release: seen)
+        layer.is_sliding = is_sliding
+        found = architectures.rotary_of(layer, "halves", width=8).frequencies
+        bases.append([round(1 / number) for number in found])
+    assert bases == [[2, 20], [1, 2, 3, 4], [1, 2, 3, 5]]
+
+
 def test_layers_of_older_transformers_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for seen in ("4.57.6", "5.4.0"):
+    for seen in ("4.56.2", "5.4.0"):
         monkeypatch.setattr(checks, "version", lambda name, seen=seen: seen)
-        message = f"`transformers` is {seen}, but must be 5.5 or newer; update with `p"
-        with pytest.raises(ImportError, match=message):
+        message = f"needs transformers~=4.57 or transformers>=5.5, but {seen} is inst"
+        with pytest.raises(ImportError, match=f"Converting Llama {message}"):
             convert.from_transformers(llama())
-        with pytest.raises(ImportError, match=message):
+        with pytest.raises(ImportError, match=f"`register` {message}"):
             transformers.register()
-    monkeypatch.setattr(checks, "version", lambda name: "5.10.0")
-    convert.from_transformers(llama())
-    with pytest.raises(ImportError, match=r"is 5\.10\.0, but must be 5\.16 or n"):
-        convert.from_transformers(later_layer_of_t5())
+    for seen in ("4.57.0", "5.10.0"):
+        monkeypatch.setattr(checks, "version", lambda name, seen=seen: seen)
+        convert.from_transformers(llama())
+        message = rf"Converting T5 needs transformers>=5\.16, but {seen} is installed"
+        with pytest.raises(ImportError, match=message):
+            convert.from_transformers(later_layer_of_t5())

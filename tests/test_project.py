@@ -12,6 +12,7 @@ import yaml
 
 import headnotes
 import sidenotes
+from headnotes import architectures
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -122,6 +123,12 @@ def test_ci_runs_the_lowest_supported_torch_on_the_lowest_python() -> None:
     # The job replaces this line.
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     assert len(re.findall(r"^torch==", pins, re.MULTILINE)) == 1
+
+
+def test_ci_runs_the_lowest_supported_transformers() -> None:
+    assert {"if": "matrix.torch", "run": "make transformers-4"} in steps("ci")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"'transformers=={architectures.SINCE[0]}.*'" in makefile
 
 
 def test_every_package_in_the_wheel_is_typed() -> None:

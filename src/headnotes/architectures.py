@@ -20,12 +20,17 @@ nothing is added, multiplied or rounded.
 
 `transformers` is not imported here, because a class is known by its name.
 
-Source: the modeling files of [Transformers
-5](https://github.com/huggingface/transformers), `models/*/modeling_*.py`.
+Transformers 4 stores the scale and the rotary settings under other names, which
+`scale_of` and `rope_options` read.
+
+Source: the modeling files of
+[Transformers](https://github.com/huggingface/transformers) 4.57 and 5,
+`models/*/modeling_*.py`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -39,8 +44,9 @@ from headnotes.variants.latent import LatentAttention
 from headnotes.variants.qk_norm import NormalizedProjection
 from headnotes.variants.relative import relative_buckets
 
-# The first release of `transformers` whose layers most rows describe.
-SINCE = "5.5"
+# The first releases of `transformers` whose layers most rows describe, one for each
+# major version.
+SINCE = ("4.57", "5.5")
 
 # Our parameters by name, each with the view of their parameters that holds the same
 # numbers. None, if they have no such parameter.
@@ -153,22 +159,24 @@ class MultiHead:
     inner: str = ""
     # A flag of the layer that means attention to another sequence.
     cross: str | None = None
-    # The first release of `transformers` whose layer it describes.
-    since: str = SINCE
+    # The first releases of `transformers` whose layer it describes.
+    since: tuple[str, ...] = SINCE
 
     def build(self, module: Any) -> nn.Module:
         """Our module with the options of `module`; its values are not initialized."""
-        if self.cross and attrgetter(self.cross)(module):
+        if self.cross and getattr(module, self.cross, False):
             raise ValueError(
                 f"`module` is cross-attention (`{self.cross}`), which is stored in "
                 f"another way; load its weights into `fast.MultiHeadAttention`"
             )
         views = self.parameters(module)
         inner = module.get_submodule(self.inner)
+        check_removed(module, inner)
         weight = views["query.linear.weight"]
         assert weight is not None
-        heads, d_model = inner.config.num_attention_heads, weight.shape[-1]
-        d_k = rows_of(weight) // heads
+        # In Transformers 4, BERT's layer has the number, but no configuration.
+        heads = getattr(inner, "config", inner).num_attention_heads
+        d_model, d_k = weight.shape[-1], rows_of(weight) // heads
         window = attrgetter(self.window)(module) if self.window else None
         if window and not inner.is_causal:
             raise ValueError(
@@ -177,7 +185,7 @@ class MultiHead:
                 "`use_bidirectional_attention=False`"
             )
         scores = fast.Scores(
-            scale=float(inner.scaling),
+            scale=scale_of(inner, d_k),
             soft_cap=attrgetter(self.soft_cap)(module) if self.soft_cap else None,
             bias=bucket_bias(module),
             sinks=hasattr(module, "sinks"),
@@ -287,7 +295,7 @@ class Latent:
             raise ValueError(
                 f"`module` multiplies rotated components by "
                 f"{angles.attention_factor:.4g}, which `LatentAttention` cannot; in "
-                f"`rope_parameters`, `mscale` and `mscale_all_dim` must be equal"
+                f"its rotary settings, `mscale` and `mscale_all_dim` must be equal"
             )
         ours = LatentAttention(
             module.num_heads,
@@ -376,13 +384,62 @@ def eps_of(norm: Any) -> float:
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
-def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
-    """The rotary positions of a layer, from its configuration.
+def check_removed(module: Any, inner: Any) -> None:
+    """Refuse options that Transformers 5 has removed."""
+    if getattr(module, "pruned_heads", None):
+        raise ValueError(
+            "`module` has pruned heads; load its weights into "
+            "`fast.MultiHeadAttention` with the heads that are left"
+        )
+    kind = getattr(inner, "position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise ValueError(
+            f"`position_embedding_type` (={kind!r}) of `module` adds a table to the "
+            f"scores, which `fast.MultiHeadAttention` lacks; see `variants.relative`"
+        )
 
-    Some models have other frequencies in layers with a window.
+
+def scale_of(module: Any, d_k: int) -> float:
+    """The factor of the dot products in a layer.
+
+    In Transformers 4, GPT-2 has two flags instead of a number, and BERT has neither.
+
+    >>> layer = nn.Module()
+    >>> layer.layer_idx, layer.scale_attn_by_inverse_layer_idx = 4, True
+    >>> scale_of(layer, d_k=4)
+    0.1
     """
-    options = module.config.rope_parameters
-    options = options.get(getattr(module, "layer_type", None), options)
+    if hasattr(module, "scaling"):
+        return float(module.scaling)
+    scale = d_k**-0.5 if getattr(module, "scale_attn_weights", True) else 1.0
+    by_layer = getattr(module, "scale_attn_by_inverse_layer_idx", False)
+    return scale / (module.layer_idx + 1) if by_layer else scale
+
+
+def rope_options(module: Any) -> dict[str, Any]:
+    """The rotary settings of a layer, from its configuration.
+
+    Some models have others in layers with a window.
+    """
+    config = module.config
+    if not version("transformers").startswith("4."):
+        options = config.rope_parameters
+        return dict(options.get(getattr(module, "layer_type", None), options))
+    # Transformers 4 reads attributes, and ignores `rope_parameters` of a newer file.
+    if hasattr(config, "rope_local_base_freq") and module.is_sliding:
+        return {"rope_theta": config.rope_local_base_freq}
+    scaling = getattr(config, "rope_scaling", None) or {}
+    return {
+        "rope_theta": config.rope_theta,
+        "rope_type": scaling.get("type", "default"),
+        "partial_rotary_factor": getattr(config, "partial_rotary_factor", 1.0),
+        **scaling,
+    }
+
+
+def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
+    """The rotary positions of a layer."""
+    options = rope_options(module)
     kind = options.get("rope_type", "default")
     if kind not in SCALINGS:
         known = ", ".join(map(repr, SCALINGS))
@@ -480,7 +537,7 @@ ARCHITECTURES: dict[str, MultiHead | Latent] = {
         cross="is_cross_attention",
     ),
     "T5Attention": MultiHead(
-        "T5", ("q", "k", "v", "o"), dropout="dropout", since="5.16"
+        "T5", ("q", "k", "v", "o"), dropout="dropout", since=("5.16",)
     ),
     "LlamaAttention": MultiHead("Llama", pairing="halves"),
     "MistralAttention": MultiHead(

@@ -164,21 +164,26 @@ def check_next(
         )
 
 
-def check_version(package: str, minimum: str) -> None:
-    """Refuse a release of a package before `minimum`, a major and a minor version.
+def check_version(purpose: str, package: str, *minimums: str) -> None:
+    """Refuse a release of a package before the minimum of its major version.
+
+    `minimums` are a major and a minor version each, in ascending order.
 
     >>> try:
-    ...     check_version("torch", "99.10")
+    ...     check_version("This function", "torch", "98.7", "99.10")
     ... except ImportError as error:
     ...     print(error)  # doctest: +ELLIPSIS
-    `torch` is ..., but must be 99.10 or newer; update with `pip install --upgrade ...`
+    This function needs torch~=98.7 or torch>=99.10, but ... is installed; update ...
     """
     seen = version(package)
-    first, second = ([int(n) for n in x.split(".")[:2]] for x in (seen, minimum))
-    if first < second:
+    release, *lowest = ([int(n) for n in x.split(".")[:2]] for x in (seen, *minimums))
+    lowest = [each for each in lowest if each[0] <= release[0]]
+    if not lowest or release < lowest[-1]:
+        kinds = [*["~="] * (len(minimums) - 1), ">="]
+        known = [f"{package}{a}{b}" for a, b in zip(kinds, minimums, strict=True)]
         raise ImportError(
-            f"`{package}` is {seen}, but must be {minimum} or newer; update with `pip "
-            f"install --upgrade {package}`"
+            f"{purpose} needs {' or '.join(known)}, but {seen} is installed; update "
+            f"with `pip install --upgrade {package}`"
         )
 
 

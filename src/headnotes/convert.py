@@ -25,8 +25,8 @@ first, and so is `"torch"` unless `batch_first` is set; the others are batch fir
 
 **Models of Hugging Face Transformers**, such as Llama, have options that the formats
 lack. `from_transformers` converts their attention layers to `fast.MultiHeadAttention`
-with these options, and `to_transformers` converts back; Transformers 5.5 is required,
-and 5.16 for T5. [Pretrained models](../pretrained.md) shows both:
+with these options, and `to_transformers` converts back. Transformers 4.57 is required,
+or 5.5 and newer; for T5, 5.16. [Pretrained models](../pretrained.md) shows both:
 
 >>> from transformers import GPT2Config, GPT2Model
 >>> gpt2 = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
@@ -524,7 +524,7 @@ def from_transformers(module: nn.Module) -> Any:
 
     Raises `TypeError` for a module that contains no known layer, or layers that are
     quantized, `ValueError` for an option that our modules lack, `ImportError` for
-    `transformers` before 5.5, or before 5.16 for T5.
+    another release of `transformers` than 4.57, or 5.5 and newer; T5 needs 5.16.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
@@ -620,7 +620,9 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
     """Convert one layer; `table` is the position table of an earlier layer of T5."""
     architecture = architecture_of(module)
     assert architecture is not None
-    check_version("transformers", architecture.since)
+    check_version(
+        f"Converting {architecture.model}", "transformers", *architecture.since
+    )
     check_mixed(module)
     [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     # On meta nothing is computed, and no random number is used; each parameter gets

@@ -183,9 +183,12 @@ class ShapeItem(UnverifiedItem):
         return self.path, self.finding.claim.line - 1, title
 
 
-def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport,
+) -> tuple[str, str, str] | None:
     """Count unverified comments as such, not as skipped tests."""
-    if report.skipped and UNVERIFIED in dict(report.user_properties):
+    # A file that is skipped as a whole has a report without properties.
+    if report.skipped and UNVERIFIED in dict(getattr(report, "user_properties", ())):
         return UNVERIFIED, "u", "UNVERIFIED"
     return None
 

@@ -168,6 +168,14 @@ def test_a_folder_gives_the_comments_of_its_files(
     assert result.parseoutcomes() == {"passed": 1}
 
 
+def test_a_test_file_that_is_skipped_as_a_whole_is_counted(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile("import pytest; pytest.importorskip('nowhere')")
+    result = pytester.runpytest("-p", "no:hypothesispytest", "-ra")
+    assert result.parseoutcomes() == {"skipped": 1}
+
+
 @pytest.mark.slow
 def test_a_file_of_a_folder_that_cannot_be_imported_stops_no_other(
     pytester: pytest.Pytester, model: Path

@@ -2,7 +2,8 @@ r"""# Running models of Hugging Face Transformers
 
 `register()` makes [`fast.attention`](../fast/attention.md) an attention implementation
 of `transformers`, beside `"eager"` and `"sdpa"`. It is for those who want to run, train
-or measure a whole model with this kernel. Transformers 5.5 is required.
+or measure a whole model with this kernel. Transformers 4.57 is required, or 5.5 and
+newer. BERT of 4.57 and T5 before 5.16 offer no choice of implementations.
 
 ```python
 from headnotes.integrations import transformers as integration
@@ -32,17 +33,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headnotes.architectures import SINCE, scale_of
 from headnotes.checks import check_version
 from headnotes.fast.attention import attention
 
-# Arguments of some models that select keys in another way than by a mask.
-UNSUPPORTED = ("cache", "indices", "block_indices", "sinks")
+# Arguments of some models that select keys in another way than by a mask. In
+# Transformers 4, a `head_mask` multiplies the weights of each head.
+UNSUPPORTED = ("cache", "indices", "block_indices", "sinks", "head_mask")
 
 
 def register() -> None:
     r"""Register the attention implementation `"headnotes"` in `transformers`.
 
-    Raises `ImportError` if `transformers` is not installed, or older than 5.5.
+    Raises `ImportError` if `transformers` is not installed, or another release than
+    4.57, or 5.5 and newer.
 
     The next tokens of a tiny Llama with random weights, after two prompts of which the
     second has two tokens of padding on the left:
@@ -64,7 +68,7 @@ def register() -> None:
     >>> torch.equal(tokens["headnotes"], tokens["eager"])
     True
     """
-    check_version("transformers", "5.5")
+    check_version("`register`", "transformers", *SINCE)
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -157,7 +161,7 @@ def attention_forward(
         mask=mask,
         is_causal=is_causal,
         window=window,
-        scale=scaling,
+        scale=scale_of(module, query.shape[-1]) if scaling is None else scaling,
         soft_cap=softcap,
         bias=bias,
         sinks=s_aux,
