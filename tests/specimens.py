@@ -315,6 +315,54 @@ class CacheForgetsPadding(WithCache):
         return Correct.forward(self, x, seen, seen, allowed), seen
 
 
+class CacheInDict(Correct):
+    """Self-attention whose cache is a dict that the caller passes and it modifies."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, cache: Any = None
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        past = cache or {"x": x[:, :0], "mask": mask[:, :0]}
+        seen, allowed = torch.cat([past["x"], x], dim=1), self.join_masks(past, mask)
+        if cache is not None:
+            cache.update(x=seen, mask=allowed)
+        ones = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device)
+        causal = ones.tril(seen.shape[1] - x.shape[1])
+        return super().forward(x, seen, seen, causal & allowed[:, None])
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([past["mask"], mask], dim=1)
+
+
+class DictForgetsPadding(CacheInDict):
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([torch.ones_like(past["mask"]), mask], dim=1)
+
+
+class StoresCache(CacheInDict):
+    """The module itself stores the cache, if a flag is given."""
+
+    stored: dict[str, Tensor]
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.stored = {}
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, incremental: bool = False
+    ) -> Any:
+        return super().forward(x, mask, self.stored if incremental else None)
+
+    def reorder(self, order: Tensor) -> None:
+        self.stored = {name: x[order] for name, x in self.stored.items()}
+
+
+class ReordersTokensOnly(StoresCache):
+    def reorder(self, order: Tensor) -> None:
+        self.stored["x"] = self.stored["x"][order]
+
+
 class TopLeftCorner(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None and not mask.all():
@@ -800,6 +848,127 @@ class SameSlopes(LinearBias):
         return super().slopes(power).repeat(2)[:heads]
 
 
+class BlocksByKeys(Correct):
+    """Only as many blocks of 64 queries are computed as there are of the keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        blocks = 64 * math.ceil(k.shape[2] / 64)
+        later = torch.arange(q.shape[2], device=q.device)[:, None] >= blocks
+        return super().score(q.masked_fill(later, 0), k)
+
+
+class CountsFromFirstToken(SelfAttention):
+    """Adds the positions of tokens, which are counted without padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        places = self.counted(mask).cumsum(1)[..., None].expand(len(x), -1, -1)
+        return Correct.forward(self, x, x, x + places, mask[:, None])
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask
+
+
+class CountsInFirstItem(CountsFromFirstToken):
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask[:1]
+
+
+class Segments(SelfAttention):
+    """A token attends to those of its own segment."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, segment_ids: Tensor | None = None
+    ) -> Any:
+        if segment_ids is None:
+            return super().forward(x)
+        ids = self.ids(segment_ids)
+        return Correct.forward(self, x, x, x, ids[:, :, None] == ids[:, None])
+
+    def ids(self, given: Tensor) -> Tensor:
+        return given
+
+
+class SegmentsOfFirstItem(Segments):
+    def ids(self, given: Tensor) -> Tensor:
+        return given[:1]
+
+
+class WeightsOnRequest(Correct):
+    """Returns its weights if they are asked for."""
+
+    kept: tuple[Tensor]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        output = super().forward(query, key, value, mask)
+        return (output, self.shown()) if need_weights else output
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.kept = (super().weigh(scores, mask),)
+        return self.kept[0]
+
+    def shown(self) -> Tensor:
+        return self.kept[0]
+
+
+class ReversedOnRequest(WeightsOnRequest):
+    def shown(self) -> Tensor:
+        return self.kept[0].flip(1)
+
+
+class KeepsWithoutScale(NeverDrops):
+    """Its attribute is the probability to keep a weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.keep_prob = 0.9
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.training:
+            weights = weights * torch.bernoulli(
+                torch.full_like(weights, self.keep_prob)
+            )
+        return weights @ v
+
+
+class RelativeTable(SelfAttention):
+    """A learned bias for each distance up to a limit, at which they are clamped."""
+
+    limit = 3
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 2 * self.limit + 1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        rows = self.rows(place[None] - place[:, None])
+        return super().score(q, k) + self.relative_bias[:, rows]
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return distance.clamp(-self.limit, self.limit) + self.limit
+
+
+class LastRowUnused(RelativeTable):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=2 * self.limit - 1)
+
+
+class FirstRowIsLast(RelativeTable):
+    """The row of the least distance is -1, the last one."""
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance) - 1
+
+
 class CacheInOrder(WithCache):
     """The cache is overwritten if a piece has more than one token."""
 
@@ -828,6 +997,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FirstItemsMask, MASK),
         (IgnoresMaskIfFirstIsFull, MASK),
         (PositionsOfFirstItem, {"positions": "rotary"}),
+        (CountsInFirstItem, {}),
+        (SegmentsOfFirstItem, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
     "combined_masks": [
@@ -848,7 +1019,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
-    "weights_match_output": [(ReturnsOtherHeads, {})],
+    "weights_match_output": [(ReturnsOtherHeads, {}), (ReversedOnRequest, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
@@ -866,12 +1037,18 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),
     ],
-    "query_independence": [(NormalizesOverQueries, {}), (SkipsOneQuery, {})],
+    "query_independence": [
+        (NormalizesOverQueries, {}),
+        (SkipsOneQuery, {}),
+        (BlocksByKeys, {}),
+    ],
     "incremental_decoding": [
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (DictForgetsPadding, {}),
+        (ReordersTokensOnly, {}),
     ],
     "long_sequences": [(LosesLastBlock, {})],
     "positions_matter": [
@@ -898,6 +1075,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
     ],
+    "relative_table": [(LastRowUnused, {}), (FirstRowIsLast, {})],
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
@@ -913,6 +1091,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllCalls, {}),
         (DropsRows, {}),
         (DropsWithoutScale, {}),
+        (KeepsWithoutScale, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],

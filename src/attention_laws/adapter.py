@@ -261,7 +261,9 @@ class Adapter:
     # Arguments that depend on the length, such as position ids, as source text with the
     # names of `Script.position_sizes`.
     position_args: Mapping[str, str] = field(default_factory=dict)
-    position_ids: str = ""  # the argument that may give positions, [batch, length]
+    # Arguments, [batch, length], that may give positions, or the parts of a sequence.
+    position_ids: str = ""
+    segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
     # Images, [batch_size, channels, height, width] or with the channels last, have a
     # height of 1, or are squares if the length is fixed.
@@ -271,6 +273,7 @@ class Adapter:
     # Where the attention weights are: "[1]" of the result, or an attribute ".attn".
     weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
+    weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them
     heads: int = 3
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
@@ -283,7 +286,11 @@ class Adapter:
     designs: Mapping[str, str] = field(default_factory=dict)  # of `names.designs_of`
     positions: str = "none"  # one of `POSITIONS`, or "unknown"
     projections: Mapping[str, str] = field(default_factory=dict)
-    cache: tuple[str, str] | None = None  # argument, and index in the result
+    # Argument of the cache, and index of the new one in the result. The index is "" if
+    # the cache is modified in place, and both are if the module stores it.
+    cache: tuple[str, str] | None = None
+    empty_cache: str = "None"  # what the first call gets, as source text
+    cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece
     reproducible_training: bool = True  # whether dropout is all that is random
     unused_parameters: tuple[str, ...] = ()  # declared to receive no gradient
     facts: tuple[Fact, ...] = ()

@@ -30,9 +30,10 @@ def rows_sum_to_one(script: Script) -> None:
 
     $$\textstyle\sum_j m_{ij} a_{ij} = 1, \quad a_{ij} \ge 0$$
 
-    Weights that are returned before the mask is applied, after dropout, or normalized
-    along another axis, are no distribution over these keys. If no weights are returned,
-    all values are made equal: every weighted mean of them is then the same.
+    Weights that are returned before the mask is applied, or normalized along another
+    axis, are no distribution over these keys. If no weights are returned, all values
+    are made equal: every weighted mean of them is then the same. With `only`, weights
+    that are returned after dropout fail, too; those of PyTorch and of many others are.
     """
     adapter = script.adapter
     returns_weights = bool(adapter.weights_source)
@@ -40,7 +41,8 @@ def rows_sum_to_one(script: Script) -> None:
         returns_weights or len(adapter.inputs) == 3,
         "returns no weights, and takes no values",
     )
-    modes = [("eval", 0.0), ("train", 0.5 if returns_weights else 0.0)]
+    dropout = 0.5 if returns_weights and script.insist else 0.0
+    modes = [("eval", 0.0), ("train", dropout)]
     for mode, dropout in modes if adapter.is_module else modes[:1]:
         for allowed, mask in script.mask_cases():
             script.restart(mode, dropout)
@@ -506,8 +508,8 @@ def large_scores(script: Script) -> None:
                 message = "{place} depends on hidden keys if scores are large"
                 script.assert_close(before, after, message, l=slice(0, 1))
     except ScriptError as failure:
-        if "not implemented for" in str(failure):
-            raise NotApplicable("float16 is not supported here") from failure
+        if script.is_unsupported(failure):
+            raise NotApplicable(f"float16 is not supported: {failure}") from failure
         raise
     finally:
         script.dtype = usual
@@ -549,7 +551,7 @@ def scale_to_large_scores(
     return scaled(factor)
 
 
-@law
+@law(assumes="inference")
 def parameter_gradients(script: Script) -> None:
     r"""Every trainable parameter receives a gradient.
 

@@ -219,10 +219,16 @@ def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
 
 
 def run_once(
-    law: Law, adapter: Adapter, sizes: Sizes, options: Options, thorough: bool
+    law: Law,
+    adapter: Adapter,
+    sizes: Sizes,
+    options: Options,
+    thorough: bool,
+    insist: bool = False,
 ) -> None:
     """Run one law at one size; raises `LawViolation` or `NotApplicable`."""
-    script = Script(adapter, sizes, thorough=thorough, **options.script_options())
+    settings = {"thorough": thorough, "insist": insist, **options.script_options()}
+    script = Script(adapter, sizes, **settings)
     try:
         law.test(script)
     except LawViolation as violation:
@@ -277,7 +283,7 @@ def check_law(
     """
 
     def attempt(sizes: Sizes) -> None:
-        run_once(law, adapter, sizes, options, thorough)
+        run_once(law, adapter, sizes, options, thorough, insist)
 
     start = time.perf_counter()
     reason, passed = "", False

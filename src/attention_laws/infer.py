@@ -42,6 +42,7 @@ from attention_laws.adapter import (
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
+from attention_laws.positions import call_with_cache, empty_cache
 from attention_laws.script import CallArguments, Script, find_output
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
@@ -205,22 +206,6 @@ def output_of(call: tuple[Script, CallArguments]) -> Tensor:
     return output
 
 
-def next_token_succeeds(
-    script: Script, args: CallArguments, more: dict[str, str]
-) -> bool:
-    """Whether one more token can be given together with `more`, such as a cache."""
-    index = script.adapter.index(l=slice(0, 1))
-    try:
-        token = script.assign("token", f"{args.inputs[0]}{index}")
-        one = replace(args, inputs=(token,))
-        output = script.call(one, **more)
-        later = script.evaluate(output)
-        with_nothing = script.evaluate(script.call(one))
-    except ScriptError:
-        return False
-    return later.shape == with_nothing.shape and not torch.equal(later, with_nothing)
-
-
 def error_location(error: Exception) -> str:
     """The last line in the traceback that is neither in torch nor in this package."""
     skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
@@ -309,6 +294,11 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
+        elif (
+            names.WINDOW_PATTERN.fullmatch(name)
+            and type(parameters[name].default) is int
+        ):
+            init_args[name] = "4"  # so that it ends within short sequences
         elif (required or name == "config") and (
             config := names.config_source(target, parameters[name])
         ):
@@ -758,11 +748,28 @@ def infer_weights(probe: CallProbe) -> None:
     Raises `CallError` if the option `weights` names a place where there are none.
     """
     adapter, options = probe.adapter, probe.options
-    call = probe.try_call()
-    if call is None or options.weights == "none":
+    if options.weights == "none":
+        return
+    flags = [
+        {parameter.name: "True"}
+        for parameter in names.parameters_of(adapter.target)
+        if parameter.default is False
+        and names.WEIGHTS_FLAG_PATTERN.search(parameter.name)
+        and parameter.name not in options.call_args
+    ]
+    for more in ({}, *flags):
+        if not probe.adapter.weights_source:
+            infer_weights_of_call(probe, more)
+
+
+def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
+    """Where the weights are if these arguments are given."""
+    adapter, options = probe.adapter, probe.options
+    call = probe.try_call(more=more)
+    if call is None:
         return
     script, args = call
-    script.exec_line(f"result = attention({script.argument_source(args)})")
+    script.exec_line(f"result = attention({script.argument_source(args, **more)})")
     given, _, axes = options.weights.partition(":")
     candidates = [given] if given else [*weights_candidates(script)]
     sizes = {"b": script.sizes.batch_size, "h": adapter.heads, "q": 5, "k": 5}
@@ -783,6 +790,7 @@ def infer_weights(probe: CallProbe) -> None:
                     "given" if options.weights else "inferred",
                     weights_source=source,
                     weights_axes=letters,
+                    weights_args=more,
                 )
                 return
         if given:
@@ -874,7 +882,7 @@ def infer_behavior(probe: CallProbe) -> None:
 
 
 def infer_position_ids(probe: CallProbe) -> None:
-    """The argument that may give each batch item positions of its own."""
+    """The arguments that may give each batch item positions or parts of its own."""
     adapter = probe.adapter
     arguments = names.required_by_name(names.parameters_of(adapter.target))
     call = probe.try_call()
@@ -884,6 +892,9 @@ def infer_position_ids(probe: CallProbe) -> None:
     usual = output_of(call)
     batch_size, length = call[0].batch_and_length(call[1].inputs[0])
     ids = f"torch.arange({length}).expand({batch_size}, -1){call[0].to_device()}"
+    for name in filter(names.SEGMENT_PATTERN.fullmatch, arguments):
+        if probe.try_call(more={name: ids.replace("arange", "zeros")}) is not None:
+            probe.update(segment_ids=name)
     for name in filter(names.POSITION_IDS_PATTERN.fullmatch, arguments):
         given = probe.try_call(more={name: ids})
         if given is not None:
@@ -929,37 +940,89 @@ def order_matters(script: Script, args: CallArguments) -> bool:
 
 
 def infer_cache(probe: CallProbe) -> None:
-    """The argument that takes a KV cache, and where the result has the new one."""
+    """How a KV cache is passed, or that the module stores one between calls."""
     adapter = probe.adapter
-    arguments = names.required_by_name(names.parameters_of(adapter.target))
-    argument = next((n for n in arguments if names.CACHE_PATTERN.match(n)), None)
-    if argument is None or not adapter.single_input or not adapter.causal:
+    if not adapter.single_input or not adapter.causal:
         return
-    use = {n: "True" for n in arguments if n == "use_cache"}
-    call = probe.try_call(more={argument: "None", **use})
-    if call is None:
-        return
-    script, args = call
-    source = script.argument_source(args, **{argument: "None"}, **use)
-    result = script.evaluate(f"attention({source})")
-    if not isinstance(result, tuple | list | dict):
-        return
-    items = result.items() if isinstance(result, dict) else enumerate(result)
-    for key, value in items:
-        index = f"[{key!r}]"
-        if index == script.adapter.output_index or value is None:
-            continue
-        script.namespace["cache"] = value
-        if next_token_succeeds(script, args, {argument: "cache", **use}):
-            probe.update(call_args={**adapter.call_args, **dict.fromkeys(use, True)})
-            probe.record(
-                "cache",
-                f"`{argument}`, {index} of the result",
-                "inferred",
-                cache=(argument, index),
-            )
+    for text, fields in cache_candidates(probe):
+        if remembers_past(replace(adapter, **fields), probe.options):
+            probe.record("cache", text, "inferred", **fields)
             return
-    probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+    if argument := cache_argument(adapter):
+        probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+
+
+def cache_argument(adapter: Adapter) -> str:
+    """The argument that is named as a cache is; empty if there is none."""
+    arguments = names.required_by_name(names.parameters_of(adapter.target))
+    return next((n for n in arguments if names.CACHE_PATTERN.match(n)), "")
+
+
+def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways in which a cache may be passed on: a text, and fields of the adapter."""
+    adapter = probe.adapter
+    parameters = names.parameters_of(adapter.target)
+    use = {p.name: "True" for p in parameters if p.name == "use_cache"}
+    argument = cache_argument(adapter)
+    if argument:
+        call = probe.try_call(more={argument: "None", **use})
+        if call is not None:
+            script, args = call
+            source = script.argument_source(args, **{argument: "None"}, **use)
+            result = script.evaluate(f"attention({source})")
+            for index in indices_of(result):
+                if index != script.adapter.output_index:
+                    fields = {"cache": (argument, index), "cache_args": use}
+                    yield f"`{argument}`, {index} of the result", fields
+        by_name = {p.name: p for p in parameters}
+        for text, classes in names.empty_caches(adapter.target, by_name[argument]):
+            fields = {"cache": (argument, ""), "empty_cache": text, "cache_args": use}
+            imports = "".join(map(names.import_source, classes.values()))
+            fields["imports"] = adapter.imports + imports
+            fields["namespace"] = {**adapter.namespace, **classes}
+            yield f"`{argument}`, modified in place, at first {text}", fields
+    if adapter.is_module:
+        for step in names.cache_steps(parameters, adapter.position_args):
+            given = ", ".join(step)
+            text = f"stored by the module, with `{given}`"
+            yield text, {"cache": ("", ""), "cache_args": step}
+
+
+def indices_of(result: Any) -> list[str]:
+    """The indices of the parts of a result that are not None."""
+    if isinstance(result, dict):
+        return [f"[{key!r}]" for key, value in result.items() if value is not None]
+    if isinstance(result, tuple | list):
+        return [f"[{n}]" for n, value in enumerate(result) if value is not None]
+    return []
+
+
+def remembers_past(adapter: Adapter, options: Options) -> bool:
+    """Whether the output of a second piece depends on the first one.
+
+    The second has two tokens or, if they are refused, one.
+    """
+    return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
+
+
+def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> bool:
+    """Whether the output of a piece of `count` tokens depends on those before."""
+    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
+    outputs = []
+    for changed in (False, True):
+        script = Script(adapter, sizes, **options.script_options())
+        try:
+            script.restart()
+            args = script.make_arguments()
+            if changed:
+                args = script.perturb(args, l=slice(0, 3))
+            _first, cache = call_with_cache(script, args, 0, 3, empty_cache(script))
+            later, _cache = call_with_cache(script, args, 3, count, cache)
+        except ScriptError:
+            return False
+        outputs.append(script.evaluate(later))
+    one, other = outputs
+    return isinstance(one, Tensor) and not torch.equal(one, other)
 
 
 def infer_module_behavior(probe: CallProbe) -> None:
@@ -991,6 +1054,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs.pop("softcap", None)
     if names.convolves_single_tokens(module):
         designs.pop("convolution", None)
+    is_wrapped = hasattr(type(module).forward, "__wrapped__")
+    if is_wrapped and not output_of(call).requires_grad:
+        designs["inference"] = "no_grad"
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_fused_order(probe)

@@ -61,11 +61,27 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|^(key|value)$",
+    r"|cross|latent|image|text|media|target|^(keys?|values?)$",
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
-CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
+CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams")
+CACHE_PATTERN = re.compile(
+    r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
+    r"history$"
+)
+# Arguments with which a module stores a cache of its own: flags, and first positions.
+CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
+CACHE_START_PATTERN = re.compile(
+    r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
+)
+# Flags for attention weights in the result, and numbers for the parts of a sequence.
+WEIGHTS_FLAG_PATTERN = re.compile(
+    r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
+)
+WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
+KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
+SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
 )
@@ -74,7 +90,8 @@ POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
-    r"(context|ctx|kv|key|value|encoder|cross_attention|memory)_?(in_)?dim|[kv]dim"
+    r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
+    r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
 )
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
@@ -88,6 +105,11 @@ POSITION_KINDS = {
     "alibi": r"alibi|slope",
     "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
 }
+# Names of parameters that hold a vector or a bias for each distance.
+TABLE_PATTERN = re.compile(
+    r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
+    re.IGNORECASE,
+)
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
@@ -98,7 +120,8 @@ DESIGNS = {
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
     "window": r"window|^local|dilat|sparse|topk",
     "dynamic": r"ntk|dynamic",
-    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier",
+    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
+    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
@@ -209,6 +232,19 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def dropout_arguments(target: Any) -> dict[str, str]:
+    r"""The arguments of a constructor that switch dropout off, and their values.
+
+    >>> dropout_arguments(nn.MultiheadAttention)
+    {'dropout': '0.0'}
+    """
+    if not isinstance(target, type):
+        return {}
+    arguments = inspect.signature(target).parameters
+    found = {n: "0.0" for n in arguments if ARGUMENT_VALUES.get(n) == "0.1"}
+    return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
+
+
 def position_templates(name: str) -> list[str]:
     """Source texts for an argument that depends on the length; "" for None."""
     if "start_pos" in name:
@@ -229,6 +265,32 @@ def position_templates(name: str) -> list[str]:
         ids = "torch.arange({start}, {stop}){device}"
         return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
     return [""]
+
+
+def empty_caches(
+    target: Any, parameter: inspect.Parameter
+) -> Iterator[tuple[str, dict[str, type]]]:
+    """Source texts for a cache that a call modifies, and the class that each names."""
+    yield "{}", {}
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    for name in re.findall(r"\w+", str(parameter.annotation)):
+        found = getattr(module, name, None)
+        if isinstance(found, type) and found.__module__ == target.__module__:
+            yield f"{name}()", {name: found}
+
+
+def cache_steps(
+    parameters: Iterable[inspect.Parameter], position_args: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """Arguments with which a module may store a cache; "{start}" is a position."""
+    found = {}
+    for each in parameters:
+        if each.default is False and CACHE_FLAG_PATTERN.search(each.name):
+            found[each.name] = "True"
+        if type(each.default) is int and CACHE_START_PATTERN.search(each.name):
+            found[each.name] = "{start}"
+    if found or "start_pos" in position_args:
+        yield found
 
 
 def config_source(
@@ -308,6 +370,23 @@ def guess_value(name: str) -> str:
 def import_source(value: type) -> str:
     """The line that imports a class."""
     return f"from {value.__module__} import {value.__name__}\n"
+
+
+def table_sizes(module: nn.Module) -> dict[str, int]:
+    r"""The learned tables of relative positions by name, with their numbers of rows.
+
+    A table of buckets has rows that no distance falls into by intention.
+
+    >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
+    {'rel_pos.weight': 9}
+    """
+    if any("bucket" in name for name in identifiers(module)):
+        return {}
+    return {
+        name: max(parameter.shape)
+        for name, parameter in module.named_parameters()
+        if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
+    }
 
 
 def designs_of(target: Any) -> dict[str, str]:
@@ -435,7 +514,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 def size_attribute(target: Any, size: str) -> int | None:
     """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
-    for owner in (target, getattr(target, "config", None)):
+    for owner in (target, *(getattr(target, name, None) for name in CONFIG_ATTRIBUTES)):
         for name in ARGUMENT_NAMES[size].split():
             value = getattr(owner, name, None)
             if type(value) is int:

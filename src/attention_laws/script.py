@@ -110,6 +110,7 @@ class Script:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         thorough: bool = False,
+        insist: bool = False,
     ) -> None:
         self.adapter = adapter
         self.sizes = sizes
@@ -117,6 +118,7 @@ class Script:
         self.dtype = dtype
         self.device = device
         self.thorough = thorough
+        self.insist = insist  # whether the law was asked for by its name
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
@@ -414,8 +416,8 @@ class Script:
         """Call the attention; return the variable of its attention weights."""
         source = self.adapter.weights_source
         if source.startswith("["):
-            result = f"attention({self.argument_source(args)})"
-            return self.assign("weights", result + source)
+            given = self.argument_source(args, **self.adapter.weights_args)
+            return self.assign("weights", f"attention({given}){source}")
         self.call(args)
         return self.assign("weights", f"attention{source}")
 
@@ -487,6 +489,15 @@ class Script:
     def assert_finite(self, name: str, message: str) -> None:
         """Raise `LawViolation` where a tensor holds NaN or infinity."""
         self.assert_true(f"{name}.isfinite().all()", message)
+
+    def is_unsupported(self, failure: ScriptError) -> bool:
+        """Whether a call raises because a dtype is not supported.
+
+        That is an operation without a kernel, or, unless the law was asked for, a fill
+        value such as -1e9 that does not fit into float16: nobody can overlook it.
+        """
+        overflows = "cannot be converted" in str(failure) and not self.insist
+        return overflows or "not implemented for" in str(failure)
 
     def fail(
         self, claim: str, message: str, difference: float, tolerance: float
