@@ -268,9 +268,10 @@ class Adapter:
     # Images, [batch_size, channels, height, width] or with the channels last, have a
     # height of 1, or are squares if the length is fixed.
     is_image: bool = False
+    input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
-    # Where the attention weights are: "[1]" of the result, or an attribute ".attn".
+    # Where the attention weights are: "[1]" or "result.attn", or an attribute ".attn".
     weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
     weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them

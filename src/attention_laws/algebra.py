@@ -551,7 +551,7 @@ def scale_to_large_scores(
     return scaled(factor)
 
 
-@law(assumes="inference")
+@law(assumes="inference axial")
 def parameter_gradients(script: Script) -> None:
     r"""Every trainable parameter receives a gradient.
 

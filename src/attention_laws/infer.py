@@ -43,7 +43,7 @@ from attention_laws.adapter import (
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.positions import call_with_cache, empty_cache
-from attention_laws.script import CallArguments, Script, find_output
+from attention_laws.script import CallArguments, Script, find_output, parts_of
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -396,6 +396,8 @@ def infer_inputs(probe: CallProbe) -> None:
     # Inputs that the signature does not name are passed to its `**kwargs`.
     has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_keyword |= has_kwargs and not takes_args and not set(inputs) & set(order)
+    key = names.input_key(adapter.target, inputs[0]) if len(inputs) == 1 else ""
+    probe.update(input_key=key)
     call_args = {
         name: None
         for name, is_required in required.items()
@@ -462,6 +464,7 @@ def infer_layout(probe: CallProbe) -> None:
                 found[token_mixing(*call)] = fields
         if found and max(found) >= 0:
             record_layout(probe, found[max(found)], required_mask)
+            infer_roles(probe)
             return
         if found and unlikely is None:
             unlikely = found[max(found)], required_mask
@@ -475,6 +478,18 @@ def infer_layout(probe: CallProbe) -> None:
         f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
         f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def infer_roles(probe: CallProbe) -> None:
+    """Which of two inputs is the query: the one that is as long as the output."""
+    adapter, options = probe.adapter, probe.options
+    if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
+        return
+    swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
+    calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
+    if calls[0] is None and calls[1] is not None:
+        probe.update(**swapped)
+        probe.record("query", swapped["inputs"][0], "inferred")
 
 
 def ways_to_call(
@@ -542,6 +557,7 @@ def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
     yield {"is_pooled": True}
     for length in FIXED_LENGTHS:
         yield {"fixed_length": length}
+    yield {"fixed_length": 9, "is_pooled": True}
 
 
 def token_mixing(script: Script, args: CallArguments) -> float:
@@ -777,7 +793,7 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
     for source in candidates:
         value = None
         with suppress(LookupError, AttributeError, TypeError):
-            owner = "result" if source.startswith("[") else "attention"
+            owner = {"[": "result", ".": "attention"}.get(source[0], "")
             value = script.evaluate(owner + source)
         for letters in [axes] if axes else WEIGHTS_AXES:
             shape = [sizes[letter] for letter in letters]
@@ -815,11 +831,8 @@ def are_weights(value: Tensor, axes: str) -> bool:
 
 def weights_candidates(script: Script) -> Iterator[str]:
     """Where weights could be: items of the result, and attributes of the module."""
-    result = script.evaluate("result")
-    if isinstance(result, tuple | list):
-        yield from (f"[{n}]" for n in range(len(result)))
-    elif isinstance(result, dict):
-        yield from (f"[{key!r}]" for key in result)
+    for index in parts_of(script.evaluate("result")):
+        yield index if index.startswith("[") else f"result{index}"
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
             for name, value in vars(module).items():
@@ -970,8 +983,8 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             script, args = call
             source = script.argument_source(args, **{argument: "None"}, **use)
             result = script.evaluate(f"attention({source})")
-            for index in indices_of(result):
-                if index != script.adapter.output_index:
+            for index, value in parts_of(result).items():
+                if value is not None and index != script.adapter.output_index:
                     fields = {"cache": (argument, index), "cache_args": use}
                     yield f"`{argument}`, {index} of the result", fields
         by_name = {p.name: p for p in parameters}
@@ -986,15 +999,6 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             given = ", ".join(step)
             text = f"stored by the module, with `{given}`"
             yield text, {"cache": ("", ""), "cache_args": step}
-
-
-def indices_of(result: Any) -> list[str]:
-    """The indices of the parts of a result that are not None."""
-    if isinstance(result, dict):
-        return [f"[{key!r}]" for key, value in result.items() if value is not None]
-    if isinstance(result, tuple | list):
-        return [f"[{n}]" for n, value in enumerate(result) if value is not None]
-    return []
 
 
 def remembers_past(adapter: Adapter, options: Options) -> bool:

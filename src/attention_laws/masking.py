@@ -419,6 +419,8 @@ def fully_masked_rows(script: Script) -> None:
                     continue
             message = "the output of a fully masked row is NaN or infinite"
             script.assert_finite(output, message)
+            if not script.evaluate(f"{output}.requires_grad"):
+                continue
             if script.sizes.batch_size == 1:
                 other_items = ""
             script.exec_line(f"{output}{other_items}.sum().backward()")

@@ -31,7 +31,7 @@ ARGUMENT_NAMES = {
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
-    "n_kv_head num_query_groups",
+    "n_kv_head num_query_groups n_groups num_groups kv_groups n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
     "head_dimension dim_per_head hidden_size_per_head head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
@@ -45,6 +45,7 @@ ARGUMENT_NAMES = {
     "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
     "has_relative_attention_bias use_cache need_weights",
     "(2, 2)": "window_size",
+    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size",
     "10000.0": "rope_theta theta base rope_base",
     "32.0": "softcap attn_logit_softcapping logit_cap",
 }
@@ -65,7 +66,7 @@ CONTEXT_PATTERN = re.compile(
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
-CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams")
+CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
     r"history$"
@@ -92,6 +93,11 @@ ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_d
 CONTEXT_WIDTH_PATTERN = re.compile(
     r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
     r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
+)
+# Required arguments of a constructor that count something, and other widths.
+COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
+WIDTH_PATTERN = re.compile(
+    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
 )
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
@@ -122,12 +128,14 @@ DESIGNS = {
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
+    "axial": r"axial|criss_?cross",
+    "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    r"(?<!head_)mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
@@ -191,6 +199,12 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
             values[name] = "{d_model}"
+    for name in filter(COUNT_PATTERN.match, required):
+        if required[name] and not values[name]:
+            values[name] = "2"
+    for name in filter(WIDTH_PATTERN.search, required):
+        if required[name] and not values[name]:
+            values[name] = "{d_model}"
     first = next(iter(required), "")
     is_config = CONFIG_PATTERN.search(first)
     if required.get(first) and not values[first] and not is_config:
@@ -230,6 +244,16 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
         return tuple(needed[:2])
     return tuple(needed[:1] or order[:1])
+
+
+def input_key(target: Any, name: str) -> str:
+    r"""The first key that the code reads from an input that is a dict; "" if none."""
+    try:
+        source = inspect.getsource(getattr(target, "forward", target))
+    except (OSError, TypeError):
+        return ""
+    keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
+    return keys[0] if keys else ""
 
 
 def dropout_arguments(target: Any) -> dict[str, str]:

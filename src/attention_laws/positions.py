@@ -104,7 +104,7 @@ def query_permutation(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution")
+@law(assumes="convolution latents")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 
@@ -180,7 +180,7 @@ EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 LONG_LENGTHS = (260, 130, 66, 34)
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution")
+NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
 
 
 @law(slow=True, assumes="dynamic")

@@ -13,6 +13,7 @@ see [defining a law](law.md).
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import io
@@ -68,14 +69,25 @@ def without_mode(line: str) -> str:
     return MODE_PATTERN.sub("", line)
 
 
+def parts_of(result: Any) -> dict[str, Any]:
+    r"""The parts of a result by their index; none if it is a single value.
+
+    >>> parts_of(("output", None)), parts_of({"out": 3})
+    ({'[0]': 'output', '[1]': None}, {"['out']": 3})
+    """
+    if isinstance(result, Mapping):
+        return {f"[{key!r}]": value for key, value in result.items()}
+    if isinstance(result, tuple | list):
+        return {f"[{n}]": value for n, value in enumerate(result)}
+    if dataclasses.is_dataclass(result):
+        names = [field.name for field in dataclasses.fields(result)]
+        return {f".{name}": getattr(result, name) for name in names}
+    return {}
+
+
 def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
     """The index of the first tensor shaped like the query, except for its width."""
-    parts: list[tuple[str, Any]] = [("", result)]
-    if isinstance(result, Mapping):
-        parts = [(f"[{key!r}]", value) for key, value in result.items()]
-    elif isinstance(result, tuple | list):
-        parts = [(f"[{n}]", value) for n, value in enumerate(result)]
-    for index, value in parts:
+    for index, value in parts_of(result).items() or [("", result)]:
         if isinstance(value, Tensor) and value.is_floating_point():
             if adapter.is_image and value.dim() == 4:
                 index += adapter.from_image()
@@ -85,6 +97,12 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 if adapter.is_pooled:
                     index += "[:, None]" if value.dim() == 2 else "[:, :1]"
                 return index
+            axis = adapter.layout.find("l")
+            if adapter.fixed_length and value.dim() == query.dim():
+                # A learned token may stand before the others, such as that of a class.
+                shape = [n - (dim == axis) for dim, n in enumerate(value.shape)]
+                if adapter.is_like_query(torch.Size(shape), query.shape):
+                    return f"{index}[{':, ' * axis}1:]"
     return None
 
 
@@ -380,6 +398,8 @@ class Script:
         parts = list(args.inputs)
         if self.adapter.is_image:
             parts = [f"{name}{self.adapter.to_image()}" for name in parts]
+        if self.adapter.input_key:
+            parts = [f"{{{self.adapter.input_key!r}: {parts[0]}}}"]
         if self.adapter.by_keyword:
             pairs = zip(self.adapter.inputs, parts, strict=True)
             parts = [f"{name}={text}" for name, text in pairs]
@@ -415,9 +435,10 @@ class Script:
     def call_for_weights(self, args: CallArguments) -> str:
         """Call the attention; return the variable of its attention weights."""
         source = self.adapter.weights_source
-        if source.startswith("["):
+        if not source.startswith("."):
             given = self.argument_source(args, **self.adapter.weights_args)
-            return self.assign("weights", f"attention({given}){source}")
+            index = source.removeprefix("result")
+            return self.assign("weights", f"attention({given}){index}")
         self.call(args)
         return self.assign("weights", f"attention{source}")
 

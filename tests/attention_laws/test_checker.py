@@ -1,6 +1,7 @@
 """Correct attention passes, and reports are complete."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS, check
-from attention_laws.adapter import Adapter, Sizes
-from attention_laws.checker import size_grid, smaller_sizes
+from attention_laws.adapter import Adapter, Options, Sizes
+from attention_laws.checker import check_law, size_grid, smaller_sizes
+from attention_laws.infer import infer_adapter
+from attention_laws.law import LawViolation
+from attention_laws.script import Script
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from specimens import MASK, PASSING, VIOLATING, Correct, MultipliesByMask, ScalesByWidth
@@ -271,3 +275,16 @@ def test_smaller_sizes_are_smaller_and_fit() -> None:
     for smaller in smaller_sizes(Sizes(3, 7, 7, heads=4, d_k=4), fixed):
         assert (smaller.heads, smaller.d_k) == (4, 4)
         assert smaller.q_len == smaller.k_len
+
+
+@pytest.mark.parametrize(("difference", "status"), [(0.003, "pass"), (0.3, "fail")])
+def test_a_small_difference_that_disappears_in_float64_is_rounding(
+    difference: float, status: str
+) -> None:
+    def differ(script: Script) -> None:
+        if script.dtype == torch.float32:
+            raise LawViolation("differs", difference, 0.002, "")
+
+    law = replace(LAWS["causality"], test=differ)
+    adapter = infer_adapter(Correct, "Correct", "", Options())
+    assert check_law(law, adapter, Options(), thorough=False).status == status

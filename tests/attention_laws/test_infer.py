@@ -1,6 +1,7 @@
 """The calling convention is inferred and reported."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -425,6 +426,85 @@ def test_weights_are_found_in_results_and_in_attributes() -> None:
     assert (adapter.weights_source, adapter.weights_axes) == (".attn", "bhqk")
     assert found(ReturnsWeights, weights="none").weights_source == ""
     assert found(Correct).weights_source == ""
+
+
+@dataclass
+class Result:
+    output: Tensor
+    weights: Tensor
+
+
+class InDataclass(ReturnsWeights):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return Result(*super().forward(query, key, value))
+
+
+def test_output_and_weights_are_found_in_a_dataclass() -> None:
+    adapter = found(InDataclass)
+    assert (adapter.output_index, adapter.weights_source) == (
+        ".output",
+        "result.weights",
+    )
+
+
+class FromDict(Correct):
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        x = batch["tokens"]
+        return {"y": super().forward(x, x, x)}
+
+
+def test_an_input_in_a_dict_is_passed_by_its_key() -> None:
+    adapter = found(FromDict)
+    assert (adapter.input_key, adapter.output_index) == ("tokens", "['y']")
+
+
+class LatentsAttend(Correct):
+    def forward(self, x: Tensor, latents: Tensor) -> Tensor:  # type: ignore[override]
+        both = torch.cat([x, latents], dim=1)
+        return super().forward(latents, both, both)
+
+
+def test_of_two_inputs_the_query_is_the_one_that_is_as_long_as_the_output() -> None:
+    adapter = found(LatentsAttend)
+    assert (adapter.inputs, adapter.by_keyword) == (("latents", "x"), True)
+    assert adapter.cross_attention
+
+
+class WithClassToken(Correct):
+    def __init__(self, d_model: int, heads: int, num_patches: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.token = nn.Parameter(torch.zeros(1, 1, d_model))
+        self.table = nn.Parameter(torch.zeros(1 + num_patches, d_model))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.table
+        return super().forward(x, x, x)
+
+
+def test_a_learned_token_before_the_others_is_left_out_of_the_output() -> None:
+    adapter = found(WithClassToken)
+    assert (adapter.fixed_length, adapter.output_index) == (4, "[:, 1:]")
+
+
+class CountsAndWidths(Correct):
+    def __init__(self, query_size: int, num_heads: int, num_seeds: int) -> None:
+        super().__init__(query_size, num_heads)
+        self.seeds = nn.Parameter(torch.zeros(num_seeds, query_size))
+
+    def forward(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        y = super().forward(self.seeds.expand(len(x), -1, -1), x, x)
+        return y if head_mask is None else y * head_mask.mean()
+
+
+def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks() -> (
+    None
+):
+    adapter = found(CountsAndWidths)
+    assert facts(adapter)["built as"] == (
+        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2) (inferred)"
+    )
+    assert adapter.is_pooled
+    assert facts(adapter)["mask"] == "none (inferred)"
 
 
 def test_random_training_is_not_checked() -> None:
