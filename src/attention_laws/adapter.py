@@ -326,6 +326,8 @@ class Adapter:
             **vars(sizes),
             "kv_heads": max(1, sizes.heads // self.group_size),
             "d_model": self.d_model or sizes.heads * sizes.d_k,
+            # So narrow that it ends within short sequences.
+            "window": self.window or 4,
         }
 
     def input_shape(self, sizes: Sizes, role: int) -> list[int]:

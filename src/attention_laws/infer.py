@@ -82,7 +82,8 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     first_error: CallError | None = None
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     for heads, d_k in sizes:
-        probe = CallProbe(Adapter(attention, name, imports, {}), options)
+        adapter = Adapter(attention, name, imports, {}, window=options.window)
+        probe = CallProbe(adapter, options)
         if isinstance(attention, type):
             infer_init_args(probe, heads, d_k)
         else:
@@ -289,16 +290,14 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         value = values[name]
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
+        is_window = value == "{window}"
+        if is_window and not required and type(parameters[name].default) is not int:
+            continue  # has no window
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
-        elif (
-            names.WINDOW_PATTERN.fullmatch(name)
-            and type(parameters[name].default) is int
-        ):
-            init_args[name] = "4"  # so that it ends within short sequences
         elif (required or name == "config") and (
             config := names.config_source(target, parameters[name])
         ):

@@ -187,7 +187,7 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     >>> argument_values({"nx": True, "n_head": True})
     {'nx': '{d_model}', 'n_head': '{heads}'}
     """
-    values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    values = {name: value_of(name) for name in required}
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
             values[name] = "{d_model}"
@@ -197,6 +197,17 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def value_of(name: str) -> str:
+    r"""The value of a constructor argument or of a field of a config; "" if unknown.
+
+    >>> value_of("n_head"), value_of("H"), value_of("sliding_window")
+    ('{heads}', '{heads}', '{window}')
+    """
+    if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
+        return "{window}"
+    return ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
@@ -310,14 +321,14 @@ def config_source(
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
     read = dict.fromkeys(keys or fields)
-    values = {n: ARGUMENT_VALUES.get(n) or guess_value(n) for n in read}
+    values = {n: value_of(n) or guess_value(n) for n in read}
     config = find_config_class(target, parameter)
     if config is not None:
         accepted = inspect.signature(config).parameters
         sizes = {
-            n: ARGUMENT_VALUES[n]
+            n: value_of(n)
             for n in [*accepted, *read]
-            if ARGUMENT_VALUES.get(n, "").startswith("{")
+            if re.match("{(?!window)", value_of(n))
             and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }

@@ -396,6 +396,9 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     script.assert_close(whole, script.concatenate(*outputs), message)
+    if script.adapter.cache != ("", ""):
+        message = f"{{place}} differs after decoding in pieces of {text}"
+        script.assert_close(whole, script.call(args), message)
 
 
 def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
@@ -516,7 +519,11 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     allowed = args.allowed.flip(2)
     mask = script.encode_mask(allowed, how["mask"]) if how else None
     other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
-    whole = f"{script.call(other, function='fresh')}"
+    function = "attention"
+    if script.adapter.cache == ("", ""):
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        function = "fresh"
+    whole = script.call(other, function=function)
     last_token = script.adapter.index(l=slice(length - 1, None))
     whole = script.assign("y", f"{whole}{last_token}")
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
@@ -533,7 +540,6 @@ def flip_cache(script: Script, cache: str) -> str:
     assert script.adapter.cache is not None
     argument, _ = script.adapter.cache
     batch_size = script.sizes.batch_size
-    script.exec_line("fresh = copy.deepcopy(attention)")
     if argument:
         if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
             return ""
