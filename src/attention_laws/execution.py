@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
@@ -529,6 +529,30 @@ def copy_after_call(script: Script) -> None:
     script.exec_line("copied = copy.deepcopy(attention)")
     after = script.call(args, function="copied")
     script.assert_close(output, after, "the output of a deep copy differs at {place}")
+
+
+@law(slow=True)
+def own_layers(script: Script) -> None:
+    r"""Each layer of a list is a layer of its own.
+
+    $$\theta_i \not\equiv \theta_j \quad \text{for } i \neq j$$
+
+    `nn.ModuleList([layer] * 4)` has four names for one layer. Projections or heads that
+    were meant to differ then share their weights, and the model is smaller than it
+    seems.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no layers")
+    script.restart()
+    lists = [
+        name
+        for name, part in script.evaluate("attention").named_modules()
+        if isinstance(part, nn.ModuleList) and any(True for _ in part.parameters())
+    ]
+    skip_unless(lists, "has no list of layers")
+    for name in lists:
+        layers = f"[*attention.get_submodule({name!r})]"
+        claim = f"len({{*map(id, {layers})}}) == len({layers})"
+        script.assert_true(claim, f"`{name}` holds one layer several times")
 
 
 @law(slow=True)

@@ -44,6 +44,7 @@ from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.positions import call_with_cache, empty_cache
 from attention_laws.script import CallArguments, Script, find_output
+from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -197,6 +198,7 @@ class CallProbe:
             self.first_error = self.first_error or message
             return None
         script.adapter = replace(adapter, output_index=output_index)
+        script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
 
 
@@ -724,6 +726,8 @@ def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
     if unmasked is None or masked is None or mask.kind == "causal":
         return True
+    if unmasked[0].result_shapes != masked[0].result_shapes:
+        return False  # a mask with too many axes, which broadcasts
     one, other = output_of(unmasked), output_of(masked)
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
 
@@ -878,6 +882,8 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+        infer_memory(probe)
+        infer_context_cache(probe)
 
 
 def infer_position_ids(probe: CallProbe) -> None:
@@ -985,6 +991,38 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             given = ", ".join(step)
             text = f"stored by the module, with `{given}`"
             yield text, {"cache": ("", ""), "cache_args": step}
+
+
+def infer_context_cache(probe: CallProbe) -> None:
+    """The argument for a dict in which cross-attention stores what it projected."""
+    adapter, argument = probe.adapter, cache_argument(probe.adapter)
+    call = probe.try_call()
+    if call is None or len(adapter.inputs) != 2 or not argument:
+        return
+    script, args = call
+    with suppress(ScriptError):
+        cache = script.assign("cache", "{}")
+        script.call(args, **{argument: cache})
+        if script.evaluate(cache):
+            probe.record("cache", f"`{argument}`, of the context", "inferred")
+            probe.update(context_cache=argument)
+
+
+def infer_memory(probe: CallProbe) -> None:
+    """The argument that takes the tokens before the first one, as they were given."""
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.cache is not None:
+        return
+    call, name = probe.try_call(), names.memory_argument(adapter.target)
+    assert call is not None  # as it succeeded for the layout
+    if name:
+        shape = call[0].evaluate(call[1].inputs[0]).shape
+        past = call[0].random_expression(*shape)
+        given = probe.try_call(more={name: past})
+        if given is not None:
+            output = given[0].evaluate(given[0].call(given[1], **{name: past}))
+            if not torch.equal(output, output_of(call)):
+                probe.record("memory", f"`{name}`", "inferred", memory=name)
 
 
 def indices_of(result: Any) -> list[str]:

@@ -70,6 +70,7 @@ CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
     r"history$"
 )
+MEMORY_PATTERN = re.compile(r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?)")
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
 CACHE_START_PATTERN = re.compile(
@@ -145,6 +146,7 @@ PROJECTION_NAMES = {
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
     "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
 }
+OUTER_ROLES = ("value", "out")  # of any width
 PROJECTION_ROLES = {
     name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
 }
@@ -276,6 +278,14 @@ def position_templates(name: str) -> list[str]:
         ids = "torch.arange({start}, {stop}){device}"
         return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
     return [""]
+
+
+def memory_argument(target: Any) -> str:
+    """The optional argument for the tokens before the input; "" if there is none."""
+    for name, is_required in required_by_name(parameters_of(target)).items():
+        if not is_required and MEMORY_PATTERN.fullmatch(name):
+            return name
+    return ""
 
 
 def empty_caches(
@@ -619,6 +629,40 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
+    r"""The linear layers of an attention by role, where their sizes are the usual ones.
+
+    >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
+    {'fused': 'qkv'}
+    """
+    sizes = {"query": width, "fused": 3 * width}
+    found: dict[str, str] = {}
+    for path, part in module.named_modules():
+        role = role_of(path.rpartition(".")[2], part)
+        is_usual = getattr(part, "out_features", None) == sizes.get(role, width)
+        if isinstance(part, nn.Linear) and role and (is_usual or role in OUTER_ROLES):
+            if role in found:
+                return {}  # several attentions
+            found[role] = path
+    return found
+
+
+def has_wide_norm(module: nn.Module, d_k: int) -> bool:
+    r"""Whether there is a normalization layer that is not for single heads.
+
+    >>> norm = nn.LayerNorm(4)
+    >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
+    (False, True)
+    """
+    norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
+    return any(
+        [w.numel() for w in norm.parameters() if w.numel() != d_k]
+        or not any(True for _ in norm.parameters())
+        for norm in norms
+        if norm is not module or not any(True for _ in norm.children())
+    )
 
 
 def role_of(name: str, part: Any) -> str:

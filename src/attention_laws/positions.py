@@ -336,6 +336,13 @@ def incremental_decoding(script: Script) -> None:
         decode_with_padding(script)
         reorder_cache(script)
         return
+    if adapter.context_cache:
+        assert_context_is_cached(script)
+        return
+    if adapter.memory:
+        for first in range(1, length):
+            assert_equal_after_memory(script, first)
+        return
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
         skip_unless(
@@ -370,6 +377,52 @@ def incremental_decoding(script: Script) -> None:
                 known = adapter.positions == "none"
                 skip_unless(known, "the positions of new queries are not known")
                 raise
+
+
+def assert_context_is_cached(script: Script) -> None:
+    """With a cache of the context, outputs are those without.
+
+    An implementation that notices a context of another length has to notice one with
+    other content.
+    """
+    usual, argument = script.sizes, script.adapter.context_cache
+    script.restart()
+    first, other = script.make_arguments(), script.make_arguments()
+    script.sizes = replace(usual, k_len=usual.k_len + 1)
+    longer = script.make_arguments()
+    script.sizes = usual
+    cache = script.assign("cache", "{}")
+    given = {argument: cache}
+    for _ in range(2):
+        message = "{place} differs with a cache of the context"
+        script.assert_close(script.call(first), script.call(first, **given), message)
+    try:
+        with script.rollback():
+            script.assert_close(script.call(longer), script.call(longer, **given), "")
+    except (LawViolation, ScriptError):
+        return  # it keeps the first context by intention
+    script.exec_line(f"{cache}.clear()")
+    script.call(first, **given)
+    message = "{place} differs with the cache of another context"
+    script.assert_close(script.call(other), script.call(other, **given), message)
+
+
+def assert_equal_after_memory(script: Script, first: int) -> None:
+    """The last tokens give the same outputs if those before are given as memory."""
+    length = script.sizes.k_len
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole = script.call(args)
+    (tokens,) = args.inputs
+    past, rest = (
+        script.adapter.index(l=each) for each in (slice(first), slice(first, None))
+    )
+    token = script.assign("token", f"{tokens}{rest}")
+    last = replace(args, inputs=(token,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: f"{tokens}{past}"})
+    whole = script.assign("y", f"{whole}{rest}")
+    message = f"{{place}} differs if the first {first} tokens are given as memory"
+    script.assert_close(whole, piece, message)
 
 
 def piece_lengths(length: int) -> Iterator[list[int]]:
