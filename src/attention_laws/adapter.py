@@ -279,6 +279,7 @@ class Adapter:
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
     group_size: int = 1  # query heads that share one head of keys and values
     fixed_size: bool = False  # whether heads and d_k cannot shrink
+    free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
     causal: bool = False
     window: int | None = None

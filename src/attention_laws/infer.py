@@ -321,6 +321,15 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     )
     infer_sizes(probe, sizes, present, heads, d_k)
     adapter = probe.adapter
+    named = adapter.named_sizes(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    for name, value in options.init_args.items():
+        # A given size is that of an example.
+        size = values.get(name, "")
+        if size.startswith("{") and named.get(size[1:-1]) == value:
+            init_args[name] = size
+    is_free = adapter.fixed_size and "{heads}" in str(init_args)
+    probe.update(init_args=init_args, free_heads=is_free)
+    adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
 
@@ -985,7 +994,8 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             imports = "".join(map(names.import_source, classes.values()))
             fields["imports"] = adapter.imports + imports
             fields["namespace"] = {**adapter.namespace, **classes}
-            yield f"`{argument}`, modified in place, at first {text}", fields
+            shown = text.partition("(")[0]
+            yield f"`{argument}`, modified in place, at first a new {shown}", fields
     if adapter.is_module:
         for step in names.cache_steps(parameters, adapter.position_args):
             given = ", ".join(step)

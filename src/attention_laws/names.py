@@ -125,6 +125,7 @@ DESIGNS = {
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
+    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
@@ -245,6 +246,19 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def dropout_of_function(function: Any) -> str:
+    r"""The argument of a function that is a dropout probability; "" if there is none.
+
+    >>> dropout_of_function(lambda query, dropout_p=0.0: None)
+    'dropout_p'
+    """
+    for parameter in parameters_of(function):
+        is_number = isinstance(parameter.default, float)
+        if is_number and ARGUMENT_VALUES.get(parameter.name) == "0.1":
+            return parameter.name
+    return ""
+
+
 def dropout_arguments(target: Any) -> dict[str, str]:
     r"""The arguments of a constructor that switch dropout off, and their values.
 
@@ -292,12 +306,26 @@ def empty_caches(
     target: Any, parameter: inspect.Parameter
 ) -> Iterator[tuple[str, dict[str, type]]]:
     """Source texts for a cache that a call modifies, and the class that each names."""
-    yield "{}", {}
+    yield "dict()", {}
     module = sys.modules.get(getattr(target, "__module__", ""))
     for name in re.findall(r"\w+", str(parameter.annotation)):
         found = getattr(module, name, None)
         if isinstance(found, type) and found.__module__ == target.__module__:
-            yield f"{name}()", {name: found}
+            given = required_by_name(inspect.signature(found).parameters.values())
+            sizes = {n: cache_size(n) for n, required in given.items() if required}
+            if all(sizes.values()):
+                text = ", ".join(f"{n}={value}" for n, value in sizes.items())
+                yield f"{name}({text})", {name: found}
+
+
+def cache_size(name: str) -> str:
+    r"""The value of an argument with which a cache is built; "" if it is unknown.
+
+    >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
+    ('{batch_size}', '320', '')
+    """
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
+    return "{batch_size}" if is_batch else value_of(name)
 
 
 def cache_steps(

@@ -502,7 +502,8 @@ def empty_cache(script: Script) -> str:
         is_new = "unused" not in script.namespace
         copied, other = ("unused", "attention") if is_new else ("attention", "unused")
         script.exec_line(f"{copied} = copy.deepcopy({other})")
-    text = script.adapter.empty_cache
+    sizes = script.adapter.named_sizes(script.sizes)
+    text = script.adapter.empty_cache.format(**sizes)
     return text if text == "None" else script.assign("cache", text)
 
 
