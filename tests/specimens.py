@@ -1,5 +1,6 @@
 """A correct attention module, and modules that violate each law; for tests only."""
 
+import copy
 import math
 from typing import Any
 
@@ -969,6 +970,110 @@ class FirstRowIsLast(RelativeTable):
         return super().rows(distance) - 1
 
 
+class InvertsMask(Correct):
+    """With a bool mask `~` is right, and of ones and zeros it makes -2 and -1."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            mask = ~(~mask).bool()
+        return super().weigh(scores, mask)
+
+
+class OneLayerFourTimes(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers = nn.ModuleList(self.copies(self.query))
+
+    def copies(self, layer: nn.Module) -> list[nn.Module]:
+        return [layer] * 4
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        q, k, v = (self.layers[n](x) for n, x in enumerate((query, key, value)))
+        return self.layers[3](super().forward(q, k, v, mask))
+
+
+class FourLayers(OneLayerFourTimes):
+    def copies(self, layer: nn.Module) -> list[nn.Module]:
+        return [copy.deepcopy(layer) for _ in range(4)]
+
+
+class NormalizesOverHeads(Correct):
+    axis = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=self.axis) for x in (q, k))
+        return 4 * super().score(q, k)
+
+
+class NormalizesHeads(NormalizesOverHeads):
+    axis = -1
+
+
+class NormalizesValues(SelfAttention):
+    """A norm for queries and keys is applied to the values, too."""
+
+    parts = 3
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        projected = [
+            self.split(layer(x)) for layer in (self.query, self.key, self.value)
+        ]
+        normed = [nn.functional.normalize(each, dim=-1) for each in projected]
+        q, k, v = normed[: self.parts] + projected[self.parts :]
+        return self.join(self.read(self.weigh(4 * self.score(q, k), None), v))
+
+
+class NormalizesQueriesAndKeys(NormalizesValues):
+    parts = 2
+
+
+class WithMemory(SelfAttention):
+    """Adds positions; the tokens before the first one may be given as memory."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else torch.cat([mems, x], dim=1)
+        places = torch.arange(seen.shape[1], device=x.device, dtype=x.dtype)[:, None]
+        first = self.first(seen.shape[1] - x.shape[1])
+        placed = seen + places
+        return Correct.forward(self, placed[:, first:][:, : x.shape[1]], placed, seen)
+
+    def first(self, past: int) -> int:
+        return past
+
+
+class MemoryWithoutOffset(WithMemory):
+    def first(self, past: int) -> int:
+        return 0
+
+
+class CachesContext(Correct):
+    """Stores the last context, and its projection, in a dict of the caller."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        if cache is None:
+            return super().forward(x, context, context)
+        if not (cache and self.is_same(cache["context"], context)):
+            cache["context"] = context
+        return super().forward(x, cache["context"], cache["context"])
+
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one is other
+
+
+class CachesContextOfOneShape(CachesContext):
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one.shape == other.shape
+
+
+class KeepProbabilityAsDropout(Correct):
+    def __init__(self, d_model: int, heads: int, keep_prob: float = 0.9) -> None:
+        super().__init__(d_model, heads, dropout=keep_prob)
+
+
 class CacheInOrder(WithCache):
     """The cache is overwritten if a piece has more than one token."""
 
@@ -1001,6 +1106,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SegmentsOfFirstItem, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
+    "integer_mask": [(InvertsMask, {})],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
@@ -1024,7 +1130,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
     "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
-    "linear_in_value": [(NonlinearInValues, {})],
+    "head_independence": [(NormalizesOverHeads, {})],
+    "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
     "gradients": [(DetachesQueries, {})],
     "large_scores": [
         (FillValueTooHigh, {}),
@@ -1049,6 +1156,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (DictForgetsPadding, {}),
         (ReordersTokensOnly, {}),
+        (MemoryWithoutOffset, {}),
+        (CachesContextOfOneShape, {}),
     ],
     "long_sequences": [(LosesLastBlock, {})],
     "positions_matter": [
@@ -1092,6 +1201,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsRows, {}),
         (DropsWithoutScale, {}),
         (KeepsWithoutScale, {}),
+        (KeepProbabilityAsDropout, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],
@@ -1113,6 +1223,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
+    "own_layers": [(OneLayerFourTimes, {})],
     "state_dict": [(TensorNotInStateDict, {}), (CopyDiffers, {})],
 }
 

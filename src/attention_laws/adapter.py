@@ -280,6 +280,7 @@ class Adapter:
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
     group_size: int = 1  # query heads that share one head of keys and values
     fixed_size: bool = False  # whether heads and d_k cannot shrink
+    free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
     causal: bool = False
     window: int | None = None
@@ -290,6 +291,8 @@ class Adapter:
     # Argument of the cache, and index of the new one in the result. The index is "" if
     # the cache is modified in place, and both are if the module stores it.
     cache: tuple[str, str] | None = None
+    memory: str = ""  # the argument that takes the tokens before the input
+    context_cache: str = ""  # the argument of a dict for the projected context
     empty_cache: str = "None"  # what the first call gets, as source text
     cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece
     reproducible_training: bool = True  # whether dropout is all that is random
@@ -327,6 +330,8 @@ class Adapter:
             **vars(sizes),
             "kv_heads": max(1, sizes.heads // self.group_size),
             "d_model": self.d_model or sizes.heads * sizes.d_k,
+            # So narrow that it ends within short sequences.
+            "window": self.window or 4,
         }
 
     def input_shape(self, sizes: Sizes, role: int) -> list[int]:

@@ -184,8 +184,10 @@ def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
     for batch_size, q_len, k_len in lengths:
         heads, d_k = adapter.heads, adapter.d_k
         # One item, one head, and more queries than keys: cases with paths of their own.
-        if batch_size == 1 and not adapter.fixed_size:
+        if batch_size == 1 and (adapter.free_heads or not adapter.fixed_size):
             heads = adapter.group_size
+        elif batch_size == q_len and adapter.free_heads:
+            heads = 3 * adapter.group_size
         if not adapter.cross_attention:
             q_len = k_len
         if "b" not in adapter.layout:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
@@ -85,7 +85,11 @@ def dropout(script: Script) -> None:
     that of evaluation; calls, copies, queries and heads must not share one mask.
     """
     adapter = script.adapter
-    skip_unless(adapter.is_module, "is a function, and has no modes")
+    if not adapter.is_module:
+        argument = names.dropout_of_function(adapter.target)
+        skip_unless(argument, "is a function without dropout")
+        assert_dropout_is_fair(script, argument)
+        return
     skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
     skip_unless("b" in adapter.layout, "takes one sequence at a time")
     script.restart("train")
@@ -95,8 +99,8 @@ def dropout(script: Script) -> None:
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
     if "weights" not in changed.values():
         for place in places:
-            names = script.evaluate(f"dropout_names(attention, {place!r})")
-            idle = [name for name in names if "att" in name and not changed[place]]
+            found = script.evaluate(f"dropout_names(attention, {place!r})")
+            idle = [name for name in found if "att" in name and not changed[place]]
             message = f"`{', '.join(idle)}` has no effect, and other dropout does"
             if idle and any(changed.values()):
                 script.fail("False, " + repr(message), message, math.nan, 0.0)
@@ -147,7 +151,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
     # After a norm, equal tokens give equal outputs, whichever of their weights remain.
     for equal in (False,) if "norm" in adapter.designs else (False, True):
         with script.rollback():
-            script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
+            apply_dropout(script, 0.5, place)
             each = make_equal_tokens(script, args) if equal else args
             inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in each.inputs]
             many = replace(
@@ -162,7 +166,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
             in_order = f"{output}.movedim({copies_first(script)}, [0, 1])"
             y = script.assign("y", f"{in_order}.detach()")
             if bool(script.evaluate(f"({y} == {y}[0]).all()")):
-                script.exec_line("set_dropout(attention, 0.0)")
+                apply_dropout(script, 0.0, place)
                 usual = script.call(many)
                 message = "all batch items share one dropout mask"
                 claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
@@ -172,7 +176,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 again = script.call(many)
                 message = "two calls in training share one dropout mask"
                 script.assert_true(f"not torch.equal({output}, {again})", message)
-                assert_mean_is_kept(script, many, y)
+                assert_mean_is_kept(script, many, y, place)
             elif "h" not in adapter.layout:
                 assert_masks_differ(script, y, length)
                 rank = script.evaluate(
@@ -187,11 +191,26 @@ def copies_first(script: Script) -> list[int]:
     return [script.adapter.layout.index(axis) for axis in "bl"]
 
 
-def assert_mean_is_kept(script: Script, many: CallArguments, y: str) -> None:
+def apply_dropout(script: Script, p: float, place: str) -> None:
+    """Set a dropout of the module, or give the argument of a function."""
+    adapter = script.adapter
+    if adapter.is_module:
+        where = f", {place!r}" if p else ""
+        script.exec_line(f"set_dropout(attention, {p}{where})")
+        return
+    given = {place: p}
+    if "training" in names.required_by_name(names.parameters_of(adapter.target)):
+        given["training"] = True
+    script.adapter = replace(adapter, call_args={**adapter.call_args, **given})
+
+
+def assert_mean_is_kept(
+    script: Script, many: CallArguments, y: str, place: str
+) -> None:
     """The mean over the copies is the output without dropout."""
     if "norm" in script.adapter.designs:
         return  # What follows a norm does not keep a mean.
-    script.exec_line("set_dropout(attention, 0.0)")
+    apply_dropout(script, 0.0, place)
     usual = script.call(many)
     error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
     message = (
@@ -531,6 +550,33 @@ def copy_after_call(script: Script) -> None:
     script.assert_close(output, after, "the output of a deep copy differs at {place}")
 
 
+@law(slow=True, assumes="tied")
+def own_layers(script: Script) -> None:
+    r"""Each layer of a list is a layer of its own.
+
+    $$\theta_i \not\equiv \theta_j \quad \text{for } i \neq j$$
+
+    `nn.ModuleList([layer] * 4)` has four names for one layer. Projections or heads that
+    were meant to differ then share their weights, and the model is smaller than it
+    seems. Nor does one parameter have two names.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no layers")
+    script.restart()
+    script.exec_line("named = [*attention.named_parameters(remove_duplicate=False)]")
+    claim = "len({id(weight) for _, weight in named}) == len(named)"
+    message = "a parameter is registered under several names"
+    lists = [
+        name
+        for name, part in script.evaluate("attention").named_modules()
+        if isinstance(part, nn.ModuleList) and any(True for _ in part.parameters())
+    ]
+    for name in lists:
+        layers = f"[*attention.get_submodule({name!r})]"
+        own = f"len({{*map(id, {layers})}}) == len({layers})"
+        script.assert_true(own, f"`{name}` holds one layer several times")
+    script.assert_true(claim, message)
+
+
 @law(slow=True)
 def state_dict(script: Script) -> None:
     r"""A copy, and a module loaded from the state dict, compute the same.
@@ -550,6 +596,13 @@ def state_dict(script: Script) -> None:
     copied = script.call(args, function="copied")
     message = "the output of a copy differs at {place}"
     script.assert_close(output, copied, message)
+    if script.evaluate("any(True for _ in copied.parameters())"):
+        script.exec_line("for weight in copied.parameters(): weight.data.mul_(0.5)")
+        moved = script.call(args, function="copied")
+        message = "a copy does not use its own parameters"
+        script.assert_true(f"not torch.equal({moved}, {output})", message)
+        message = "the output at {place} changes with the parameters of a copy"
+        script.assert_close(output, script.call(args), message)
     script.exec_line("import io")
     script.exec_line("torch.save(attention.state_dict(), file := io.BytesIO())")
     script.exec_line(f"torch.manual_seed({script.seed + 1})")

@@ -44,6 +44,7 @@ from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.positions import call_with_cache, empty_cache
 from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -82,7 +83,8 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     first_error: CallError | None = None
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     for heads, d_k in sizes:
-        probe = CallProbe(Adapter(attention, name, imports, {}), options)
+        adapter = Adapter(attention, name, imports, {}, window=options.window)
+        probe = CallProbe(adapter, options)
         if isinstance(attention, type):
             infer_init_args(probe, heads, d_k)
         else:
@@ -196,6 +198,7 @@ class CallProbe:
             self.first_error = self.first_error or message
             return None
         script.adapter = replace(adapter, output_index=output_index)
+        script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
 
 
@@ -289,16 +292,14 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         value = values[name]
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
+        is_window = value == "{window}"
+        if is_window and not required and type(parameters[name].default) is not int:
+            continue  # has no window
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
-        elif (
-            names.WINDOW_PATTERN.fullmatch(name)
-            and type(parameters[name].default) is int
-        ):
-            init_args[name] = "4"  # so that it ends within short sequences
         elif (required or name == "config") and (
             config := names.config_source(target, parameters[name])
         ):
@@ -319,6 +320,15 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         imports="".join([probe.adapter.imports, *imports]),
     )
     infer_sizes(probe, sizes, present, heads, d_k)
+    adapter = probe.adapter
+    named = adapter.named_sizes(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    for name, value in options.init_args.items():
+        # A given size is that of an example.
+        size = values.get(name, "")
+        if size.startswith("{") and named.get(size[1:-1]) == value:
+            init_args[name] = size
+    is_free = adapter.fixed_size and "{heads}" in str(init_args)
+    probe.update(init_args=init_args, free_heads=is_free)
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
@@ -741,6 +751,8 @@ def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
     if unmasked is None or masked is None or mask.kind == "causal":
         return True
+    if unmasked[0].result_shapes != masked[0].result_shapes:
+        return False  # a mask with too many axes, which broadcasts
     one, other = output_of(unmasked), output_of(masked)
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
 
@@ -892,6 +904,8 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+        infer_memory(probe)
+        infer_context_cache(probe)
 
 
 def infer_position_ids(probe: CallProbe) -> None:
@@ -993,12 +1007,45 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             imports = "".join(map(names.import_source, classes.values()))
             fields["imports"] = adapter.imports + imports
             fields["namespace"] = {**adapter.namespace, **classes}
-            yield f"`{argument}`, modified in place, at first {text}", fields
+            shown = text.partition("(")[0]
+            yield f"`{argument}`, modified in place, at first a new {shown}", fields
     if adapter.is_module:
         for step in names.cache_steps(parameters, adapter.position_args):
             given = ", ".join(step)
             text = f"stored by the module, with `{given}`"
             yield text, {"cache": ("", ""), "cache_args": step}
+
+
+def infer_context_cache(probe: CallProbe) -> None:
+    """The argument for a dict in which cross-attention stores what it projected."""
+    adapter, argument = probe.adapter, cache_argument(probe.adapter)
+    call = probe.try_call()
+    if call is None or len(adapter.inputs) != 2 or not argument:
+        return
+    script, args = call
+    with suppress(ScriptError):
+        cache = script.assign("cache", "{}")
+        script.call(args, **{argument: cache})
+        if script.evaluate(cache):
+            probe.record("cache", f"`{argument}`, of the context", "inferred")
+            probe.update(context_cache=argument)
+
+
+def infer_memory(probe: CallProbe) -> None:
+    """The argument that takes the tokens before the first one, as they were given."""
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.cache is not None:
+        return
+    call, name = probe.try_call(), names.memory_argument(adapter.target)
+    assert call is not None  # as it succeeded for the layout
+    if name:
+        shape = call[0].evaluate(call[1].inputs[0]).shape
+        past = call[0].random_expression(*shape)
+        given = probe.try_call(more={name: past})
+        if given is not None:
+            output = given[0].evaluate(given[0].call(given[1], **{name: past}))
+            if not torch.equal(output, output_of(call)):
+                probe.record("memory", f"`{name}`", "inferred", memory=name)
 
 
 def remembers_past(adapter: Adapter, options: Options) -> bool:

@@ -319,6 +319,41 @@ def neutral_mask(script: Script) -> None:
 
 
 @law
+def integer_mask(script: Script) -> None:
+    r"""A mask of ones and zeros hides what one of True and False hides, or is refused.
+
+    $$y(x, m) = y\big(x, [m = \text{True}]\big)$$
+
+    Tokenizers return masks of integers. The operator `~` inverts a bool mask, and makes
+    1 and 0 of integers -2 and -1, both of which are true: all keys are then hidden.
+    """
+    padded = script.all_allowed(
+        script.sizes.k_len if script.adapter.single_input else None
+    )
+    padded[:, script.sizes.k_len // 2 + 1 :, 0] = False
+    masks = [
+        mask
+        for mask in script.masks_for(padded)
+        if mask and mask.kind in ("attend", "ignore")
+    ]
+    skip_unless(masks and not padded.all(), "takes no bool mask for keys")
+    accepted = False
+    for mask in masks:
+        script.restart()
+        args = script.make_arguments(padded, mask)
+        usual = script.call(args)
+        assert args.mask is not None
+        integers = replace(args, mask=(mask.name, f"{args.mask[1]}.long()"))
+        with suppress(ScriptError):
+            seen = script.call(integers)
+            accepted = True
+            message = f"{{place}} changes if `{mask.name}` holds 1 and 0"
+            queries = script.real_queries(args)
+            script.assert_close(usual, seen, message, l=queries)
+    skip_unless(accepted, "refuses a mask of integers")
+
+
+@law
 def combined_masks(script: Script) -> None:
     r"""A causal mask and one for padding hold at the same time.
 

@@ -71,6 +71,7 @@ CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
     r"history$"
 )
+MEMORY_PATTERN = re.compile(r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?)")
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
 CACHE_START_PATTERN = re.compile(
@@ -132,6 +133,7 @@ DESIGNS = {
     "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
+    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
@@ -153,6 +155,7 @@ PROJECTION_NAMES = {
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
     "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
 }
+OUTER_ROLES = ("value", "out")  # of any width
 PROJECTION_ROLES = {
     name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
 }
@@ -195,7 +198,7 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     >>> argument_values({"nx": True, "n_head": True})
     {'nx': '{d_model}', 'n_head': '{heads}'}
     """
-    values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    values = {name: value_of(name) for name in required}
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
             values[name] = "{d_model}"
@@ -211,6 +214,17 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def value_of(name: str) -> str:
+    r"""The value of a constructor argument or of a field of a config; "" if unknown.
+
+    >>> value_of("n_head"), value_of("H"), value_of("sliding_window")
+    ('{heads}', '{heads}', '{window}')
+    """
+    if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
+        return "{window}"
+    return ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
@@ -256,6 +270,19 @@ def input_key(target: Any, name: str) -> str:
     return keys[0] if keys else ""
 
 
+def dropout_of_function(function: Any) -> str:
+    r"""The argument of a function that is a dropout probability; "" if there is none.
+
+    >>> dropout_of_function(lambda query, dropout_p=0.0: None)
+    'dropout_p'
+    """
+    for parameter in parameters_of(function):
+        is_number = isinstance(parameter.default, float)
+        if is_number and ARGUMENT_VALUES.get(parameter.name) == "0.1":
+            return parameter.name
+    return ""
+
+
 def dropout_arguments(target: Any) -> dict[str, str]:
     r"""The arguments of a constructor that switch dropout off, and their values.
 
@@ -291,16 +318,38 @@ def position_templates(name: str) -> list[str]:
     return [""]
 
 
+def memory_argument(target: Any) -> str:
+    """The optional argument for the tokens before the input; "" if there is none."""
+    for name, is_required in required_by_name(parameters_of(target)).items():
+        if not is_required and MEMORY_PATTERN.fullmatch(name):
+            return name
+    return ""
+
+
 def empty_caches(
     target: Any, parameter: inspect.Parameter
 ) -> Iterator[tuple[str, dict[str, type]]]:
     """Source texts for a cache that a call modifies, and the class that each names."""
-    yield "{}", {}
+    yield "dict()", {}
     module = sys.modules.get(getattr(target, "__module__", ""))
     for name in re.findall(r"\w+", str(parameter.annotation)):
         found = getattr(module, name, None)
         if isinstance(found, type) and found.__module__ == target.__module__:
-            yield f"{name}()", {name: found}
+            given = required_by_name(inspect.signature(found).parameters.values())
+            sizes = {n: cache_size(n) for n, required in given.items() if required}
+            if all(sizes.values()):
+                text = ", ".join(f"{n}={value}" for n, value in sizes.items())
+                yield f"{name}({text})", {name: found}
+
+
+def cache_size(name: str) -> str:
+    r"""The value of an argument with which a cache is built; "" if it is unknown.
+
+    >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
+    ('{batch_size}', '320', '')
+    """
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
+    return "{batch_size}" if is_batch else value_of(name)
 
 
 def cache_steps(
@@ -334,14 +383,14 @@ def config_source(
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
     read = dict.fromkeys(keys or fields)
-    values = {n: ARGUMENT_VALUES.get(n) or guess_value(n) for n in read}
+    values = {n: value_of(n) or guess_value(n) for n in read}
     config = find_config_class(target, parameter)
     if config is not None:
         accepted = inspect.signature(config).parameters
         sizes = {
-            n: ARGUMENT_VALUES[n]
+            n: value_of(n)
             for n in [*accepted, *read]
-            if ARGUMENT_VALUES.get(n, "").startswith("{")
+            if re.match("{(?!window)", value_of(n))
             and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }
@@ -632,6 +681,40 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
+    r"""The linear layers of an attention by role, where their sizes are the usual ones.
+
+    >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
+    {'fused': 'qkv'}
+    """
+    sizes = {"query": width, "fused": 3 * width}
+    found: dict[str, str] = {}
+    for path, part in module.named_modules():
+        role = role_of(path.rpartition(".")[2], part)
+        is_usual = getattr(part, "out_features", None) == sizes.get(role, width)
+        if isinstance(part, nn.Linear) and role and (is_usual or role in OUTER_ROLES):
+            if role in found:
+                return {}  # several attentions
+            found[role] = path
+    return found
+
+
+def has_wide_norm(module: nn.Module, d_k: int) -> bool:
+    r"""Whether there is a normalization layer that is not for single heads.
+
+    >>> norm = nn.LayerNorm(4)
+    >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
+    (False, True)
+    """
+    norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
+    return any(
+        [w.numel() for w in norm.parameters() if w.numel() != d_k]
+        or not any(True for _ in norm.parameters())
+        for norm in norms
+        if norm is not module or not any(True for _ in norm.children())
+    )
 
 
 def role_of(name: str, part: Any) -> str:

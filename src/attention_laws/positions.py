@@ -336,6 +336,13 @@ def incremental_decoding(script: Script) -> None:
         decode_with_padding(script)
         reorder_cache(script)
         return
+    if adapter.context_cache:
+        assert_context_is_cached(script)
+        return
+    if adapter.memory:
+        for first in range(1, length):
+            assert_equal_after_memory(script, first)
+        return
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
         skip_unless(
@@ -372,6 +379,52 @@ def incremental_decoding(script: Script) -> None:
                 raise
 
 
+def assert_context_is_cached(script: Script) -> None:
+    """With a cache of the context, outputs are those without.
+
+    An implementation that notices a context of another length has to notice one with
+    other content.
+    """
+    usual, argument = script.sizes, script.adapter.context_cache
+    script.restart()
+    first, other = script.make_arguments(), script.make_arguments()
+    script.sizes = replace(usual, k_len=usual.k_len + 1)
+    longer = script.make_arguments()
+    script.sizes = usual
+    cache = script.assign("cache", "{}")
+    given = {argument: cache}
+    for _ in range(2):
+        message = "{place} differs with a cache of the context"
+        script.assert_close(script.call(first), script.call(first, **given), message)
+    try:
+        with script.rollback():
+            script.assert_close(script.call(longer), script.call(longer, **given), "")
+    except (LawViolation, ScriptError):
+        return  # it keeps the first context by intention
+    script.exec_line(f"{cache}.clear()")
+    script.call(first, **given)
+    message = "{place} differs with the cache of another context"
+    script.assert_close(script.call(other), script.call(other, **given), message)
+
+
+def assert_equal_after_memory(script: Script, first: int) -> None:
+    """The last tokens give the same outputs if those before are given as memory."""
+    length = script.sizes.k_len
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole = script.call(args)
+    (tokens,) = args.inputs
+    past, rest = (
+        script.adapter.index(l=each) for each in (slice(first), slice(first, None))
+    )
+    token = script.assign("token", f"{tokens}{rest}")
+    last = replace(args, inputs=(token,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: f"{tokens}{past}"})
+    whole = script.assign("y", f"{whole}{rest}")
+    message = f"{{place}} differs if the first {first} tokens are given as memory"
+    script.assert_close(whole, piece, message)
+
+
 def piece_lengths(length: int) -> Iterator[list[int]]:
     """Two pieces, pieces of unequal lengths, and single tokens."""
     yield from ([first, length - first] for first in range(1, length))
@@ -396,6 +449,9 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     script.assert_close(whole, script.concatenate(*outputs), message)
+    if script.adapter.cache != ("", ""):
+        message = f"{{place}} differs after decoding in pieces of {text}"
+        script.assert_close(whole, script.call(args), message)
 
 
 def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
@@ -446,7 +502,8 @@ def empty_cache(script: Script) -> str:
         is_new = "unused" not in script.namespace
         copied, other = ("unused", "attention") if is_new else ("attention", "unused")
         script.exec_line(f"{copied} = copy.deepcopy({other})")
-    text = script.adapter.empty_cache
+    sizes = script.adapter.named_sizes(script.sizes)
+    text = script.adapter.empty_cache.format(**sizes)
     return text if text == "None" else script.assign("cache", text)
 
 
@@ -516,7 +573,11 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     allowed = args.allowed.flip(2)
     mask = script.encode_mask(allowed, how["mask"]) if how else None
     other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
-    whole = f"{script.call(other, function='fresh')}"
+    function = "attention"
+    if script.adapter.cache == ("", ""):
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        function = "fresh"
+    whole = script.call(other, function=function)
     last_token = script.adapter.index(l=slice(length - 1, None))
     whole = script.assign("y", f"{whole}{last_token}")
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
@@ -533,7 +594,6 @@ def flip_cache(script: Script, cache: str) -> str:
     assert script.adapter.cache is not None
     argument, _ = script.adapter.cache
     batch_size = script.sizes.batch_size
-    script.exec_line("fresh = copy.deepcopy(attention)")
     if argument:
         if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
             return ""

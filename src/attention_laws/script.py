@@ -141,6 +141,7 @@ class Script:
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
         self.succeeded: set[str] = set()  # programs, without their modes, that ran
+        self.result_shapes: list[torch.Size] = []  # of the tensors of a first call
         self.context = ""  # the context in which calls run, such as "torch.no_grad()"
 
     # Building the attention

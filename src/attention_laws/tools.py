@@ -312,6 +312,20 @@ def recorded_weights(
     return found[0] if len(found) == 1 else None
 
 
+def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
+    r"""The first input of a layer during a call.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> captured_input(lambda: layer(torch.ones(2)), layer)
+    tensor([1., 1.])
+    """
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    call()
+    handle.remove()
+    return seen[0]
+
+
 def loss(output: Tensor) -> Tensor:
     r"""A scalar to differentiate: the sum of the output times fixed random weights.
 
