@@ -195,6 +195,8 @@ def batch_independence(script: Script) -> None:
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
     assert_long_items_equal_alone(script)
+    if len(script.adapter.inputs) == 2:
+        assert_context_is_shared(script)
     length, items = script.sizes.k_len, f"torch.arange({script.sizes.batch_size})"
     tokens = f"torch.arange({length})"
     # The distances of the tokens of an item are others than those of the other items,
@@ -226,6 +228,29 @@ def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
             allowed[:, keys, item] = False
         if not allowed.all():
             yield from ((allowed, mask) for mask in script.masks_for(allowed))
+
+
+def assert_context_is_shared(script: Script) -> None:
+    """If fewer contexts than queries are accepted, neighbors share one.
+
+    A beam search has several hypotheses for each source, side by side.
+    """
+    usual = script.sizes
+    script.restart()
+    args = script.make_arguments()
+    script.sizes = replace(usual, batch_size=2 * usual.batch_size)
+    query = script.random_tensor("query", *script.adapter.input_shape(script.sizes, 0))
+    script.sizes = usual
+    beams = replace(args, inputs=(query, args.inputs[1]))
+    with suppress(ScriptError):
+        shared = script.call(beams)
+        axis = script.adapter.layout.index("b")
+        each = script.assign(
+            "context", f"{args.inputs[1]}.repeat_interleave(2, {axis})"
+        )
+        usual_output = script.call(replace(beams, inputs=(query, each)))
+        message = "{place} differs if two queries share a context"
+        script.assert_close(usual_output, shared, message)
 
 
 def assert_long_items_equal_alone(script: Script) -> None:
