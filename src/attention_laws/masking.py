@@ -356,11 +356,10 @@ def integer_mask(script: Script) -> None:
         script.sizes.k_len if script.adapter.single_input else None
     )
     padded[:, script.sizes.k_len // 2 + 1 :, 0] = False
-    masks = [
-        mask
-        for mask in script.masks_for(padded)
-        if mask and mask.kind in ("attend", "ignore")
-    ]
+    masks = [mask for mask in script.masks_for(padded) if mask]
+    # Where numbers are added to the scores, 1 and 0 are numbers.
+    added = {mask.name for mask in masks if mask.kind.startswith("additive")}
+    masks = [m for m in masks if m.kind in ("attend", "ignore") and m.name not in added]
     skip_unless(masks and not padded.all(), "takes no bool mask for keys")
     accepted = False
     for mask in masks:
