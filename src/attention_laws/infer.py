@@ -66,8 +66,8 @@ POSITION_EXAMPLE: dict[str, Any] = {
 }
 POSITION_EXAMPLE |= {"dtype": "", "device": ""}
 
-# Time in which ways to call an attention are tried.
-CALLING_SECONDS = 10.0
+# Time in which ways to call an attention are tried, at each of the sizes.
+CALLING_SECONDS = 3.0
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
