@@ -42,7 +42,11 @@ from attention_laws.adapter import (
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
-from attention_laws.positions import call_with_cache, empty_cache
+from attention_laws.positions import (
+    call_with_cache,
+    empty_cache,
+    restart_with_cache,
+)
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import tensors_in
 
@@ -1059,7 +1063,7 @@ def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> boo
     for changed in (False, True):
         script = Script(adapter, sizes, **options.script_options())
         try:
-            script.restart()
+            restart_with_cache(script)
             args = script.make_arguments()
             if changed:
                 args = script.perturb(args, l=slice(0, 3))

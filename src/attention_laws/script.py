@@ -237,6 +237,16 @@ class Script:
         del self.lines[length:]
         self.counters = counters
 
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Remove the lines of this block if a call in it is refused, and go on."""
+        length, counters = len(self.lines), dict(self.counters)
+        try:
+            yield
+        except ScriptError:
+            del self.lines[length:]
+            self.counters = counters
+
     # Inputs and masks
 
     def random_expression(self, *shape: int) -> str:
