@@ -970,13 +970,13 @@ class FirstRowIsLast(RelativeTable):
         return super().rows(distance) - 1
 
 
-class InvertsMask(Correct):
+class InvertsMask(SelfAttention):
     """With a bool mask `~` is right, and of ones and zeros it makes -2 and -1."""
 
-    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
         if mask is not None:
-            mask = ~(~mask).bool()
-        return super().weigh(scores, mask)
+            mask = ~(~mask).bool()[:, None]
+        return Correct.forward(self, x, x, x, mask)
 
 
 class OneLayerFourTimes(Correct):

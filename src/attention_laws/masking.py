@@ -358,9 +358,11 @@ def integer_mask(script: Script) -> None:
     masks = [
         mask
         for mask in script.masks_for(padded)
-        if mask and mask.kind in ("attend", "ignore")
+        if mask and mask.kind in ("attend", "ignore") and "q" not in mask.axes
     ]
-    skip_unless(masks and not padded.all(), "takes no bool mask for keys")
+    added = {m.name for m in script.adapter.masks if m.kind.startswith("additive")}
+    masks = [mask for mask in masks if mask.name not in added]
+    skip_unless(masks and not padded.all(), "takes no bool mask of keys")
     accepted = False
     for mask in masks:
         script.restart()
