@@ -121,12 +121,9 @@ def assert_argument_switches_off(script: Script) -> None:
     given = names.dropout_arguments(adapter.target)
     if not given:
         return
-    usual = replace(adapter, init_args={**adapter.init_args, **given})
-    script.restart("train")
+    script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
+    script.restart("train", dropout=None)
     args = script.make_arguments()
-    script.adapter = usual
-    script.exec_line(f"attention = {script.build_expression()}")
-    script.exec_line("randomize_parameters(attention)")
     trained = script.call(args)
     script.exec_line("attention.eval()")
     text = ", ".join(f"{name}={value}" for name, value in given.items())

@@ -128,10 +128,11 @@ class Script:
 
     # Building the attention
 
-    def restart(self, mode: str = "eval", dropout: float = 0.0) -> None:
+    def restart(self, mode: str = "eval", dropout: float | None = 0.0) -> None:
         """Discard all lines and build the attention anew, in one of its `modes`.
 
         Dropout is 0 unless given: two outputs with random dropout cannot be compared.
+        With None, it is as it was built.
         """
         adapter = self.adapter
         self.lines, self.counters, self.context = [], {}, CONTEXTS.get(mode, "")
@@ -153,7 +154,8 @@ class Script:
             self.call(self.make_arguments())
             self.lines[-1] += "  # initializes lazy weights"
         self.exec_line("randomize_parameters(attention)")
-        if tools.set_dropout(self.namespace["attention"], dropout):
+        attention = self.namespace["attention"]
+        if dropout is not None and tools.set_dropout(attention, dropout):
             self.lines.append(f"set_dropout(attention, {dropout})")
         self.exec_line(f"attention.{mode}()")
 
