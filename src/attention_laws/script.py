@@ -118,7 +118,7 @@ class Script:
         self.dtype = dtype
         self.device = device
         self.thorough = thorough
-        self.insist = insist  # whether the law was asked for by its name
+        self.insist = insist  # whether `only` names the law
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
@@ -506,7 +506,7 @@ class Script:
     def is_unsupported(self, failure: ScriptError) -> bool:
         """Whether a call raises because a dtype is not supported.
 
-        That is an operation without a kernel, or, unless the law was asked for, a fill
+        That is an operation without a kernel, or, unless `only` names the law, a fill
         value such as -1e9 that does not fit into float16: nobody can overlook it.
         """
         overflows = "cannot be converted" in str(failure) and not self.insist
