@@ -970,13 +970,13 @@ class FirstRowIsLast(RelativeTable):
         return super().rows(distance) - 1
 
 
-class InvertsMask(Correct):
+class InvertsMask(SelfAttention):
     """With a bool mask `~` is right, and of ones and zeros it makes -2 and -1."""
 
-    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
         if mask is not None:
-            mask = ~(~mask).bool()
-        return super().weigh(scores, mask)
+            mask = ~(~mask).bool()[:, None]
+        return Correct.forward(self, x, x, x, mask)
 
 
 class OneLayerFourTimes(Correct):
@@ -1074,6 +1074,88 @@ class KeepProbabilityAsDropout(Correct):
         super().__init__(d_model, heads, dropout=keep_prob)
 
 
+class OddHeads(Correct):
+    """Its path for an odd number of heads has another scale."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (2 if self.heads % 2 else 1)
+
+
+class TiedKeys(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key.weight = self.query.weight
+
+
+class CopyUsesOriginal(Correct):
+    """The function is that of the first instance, also in a copy."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.last = (lambda layer: lambda x: layer(x))(self.out)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.last(context.transpose(1, 2).flatten(2))
+        return joined
+
+
+def drops_without_scale(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0
+) -> Tensor:
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    return weights * (torch.rand_like(weights) >= dropout_p) @ value
+
+
+class Store:
+    """A cache of tokens."""
+
+    def __init__(self, max_batch_size: int, max_len: int) -> None:
+        self.seen = [torch.zeros(max_batch_size, 0)]
+
+    def append(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return torch.cat(self.seen[1:], dim=1)
+
+
+class CacheOfClass(CacheTopLeft):
+    def forward(self, x: Tensor, cache: Store | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
+
+
+class SharesContext(Correct):
+    """Several queries, side by side, may have one context."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        shared = self.repeat(context, len(x) // len(context))
+        return super().forward(x, shared, shared)
+
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat_interleave(count, dim=0)
+
+
+class SharesContextInTurns(SharesContext):
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat(count, 1, 1)
+
+
+class ScalesByLongest(CountsFromFirstToken):
+    """Beyond 8 tokens, scores are scaled by the length of the longest item."""
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask * mask.sum(1).max().clamp(min=8)
+
+
+class WithBatchNorm(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.BatchNorm1d(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.norm(x.mT).mT)
+
+
 class CacheInOrder(WithCache):
     """The cache is overwritten if a piece has more than one token."""
 
@@ -1103,6 +1185,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (IgnoresMaskIfFirstIsFull, MASK),
         (PositionsOfFirstItem, {"positions": "rotary"}),
         (CountsInFirstItem, {}),
+        (ScalesByLongest, {}),
+        (SharesContextInTurns, {}),
         (SegmentsOfFirstItem, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
@@ -1129,7 +1213,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
-    "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
+    "formula": [
+        (ScalesByWidth, {}),
+        (DependsOnKeyCount, {}),
+        (OddHeads, {"heads": 4, "d_model": 16}),
+    ],
     "head_independence": [(NormalizesOverHeads, {})],
     "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
     "gradients": [(DetachesQueries, {})],
@@ -1156,6 +1244,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (DictForgetsPadding, {}),
         (ReordersTokensOnly, {}),
+        (CacheOfClass, {}),
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
     ],
@@ -1202,6 +1291,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsWithoutScale, {}),
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
+        (drops_without_scale, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],
@@ -1223,14 +1313,20 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
-    "own_layers": [(OneLayerFourTimes, {})],
-    "state_dict": [(TensorNotInStateDict, {}), (CopyDiffers, {})],
+    "own_layers": [(OneLayerFourTimes, {}), (TiedKeys, {})],
+    "state_dict": [
+        (TensorNotInStateDict, {}),
+        (CopyDiffers, {}),
+        (CopyUsesOriginal, {}),
+    ],
 }
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
+    ("batch_independence", SharesContext),
+    ("batch_independence", WithBatchNorm),
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
     ("linear_in_value", NormalizesQueriesAndKeys),

@@ -42,7 +42,11 @@ from attention_laws.adapter import (
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
-from attention_laws.positions import call_with_cache, empty_cache
+from attention_laws.positions import (
+    call_with_cache,
+    empty_cache,
+    restart_with_cache,
+)
 from attention_laws.script import CallArguments, Script, find_output, parts_of
 from attention_laws.tools import tensors_in
 
@@ -1063,7 +1067,7 @@ def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> boo
     for changed in (False, True):
         script = Script(adapter, sizes, **options.script_options())
         try:
-            script.restart()
+            restart_with_cache(script)
             args = script.make_arguments()
             if changed:
                 args = script.perturb(args, l=slice(0, 3))
@@ -1082,12 +1086,18 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
+    # Statistics over the batch mix its items by intention, and refuse a single token.
+    reproducible &= call is None or not names.has_batch_norm(
+        call[0].evaluate("attention")
+    )
     probe.update(
         reproducible_training=reproducible,
         unused_parameters=options.unused_parameters,
     )
     if not reproducible:
-        text = "random even with dropout 0; only evaluation is checked"
+        text = (
+            "random, or over the batch, even with dropout 0; only evaluation is checked"
+        )
         probe.record("training", text, "inferred")
     call = probe.try_call()
     assert call is not None

@@ -125,7 +125,7 @@ DESIGNS = {
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
-    "window": r"window|^local|dilat|sparse|topk",
+    "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
@@ -699,6 +699,12 @@ def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
                 return {}  # several attentions
             found[role] = path
     return found
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether there are statistics over the items of a batch."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, kind) for part in module.modules())
 
 
 def has_wide_norm(module: nn.Module, d_k: int) -> bool:

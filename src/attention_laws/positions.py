@@ -11,7 +11,6 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -144,12 +143,13 @@ def query_independence(script: Script) -> None:
                 raise
             last = range(q_len - count, q_len)
             assert_equal_without_others(script, args, together, last)
-    if adapter.cross_attention and q_len > script.sizes.k_len:
+    has_no_positions = adapter.positions == "none" and adapter.cross_attention
+    if has_no_positions and q_len > script.sizes.k_len:
         # Queries may be computed in blocks, whose number must not be that of the keys'.
         script.sizes = replace(script.sizes, q_len=MANY)
         script.restart()
         args = script.make_arguments()
-        with suppress(ScriptError):  # more than its tables have positions
+        with script.attempt():  # more than its tables have positions
             together = script.call(args)
             assert_equal_without_others(script, args, together, range(MANY - 2, MANY))
 
@@ -438,7 +438,7 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 def decode_with_cache(script: Script, pieces: list[int]) -> None:
     """Compute piece after piece, each with the cache that was returned before."""
     length = script.sizes.k_len
-    script.restart()
+    restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
     cache, outputs, start = empty_cache(script), [], 0
@@ -466,7 +466,7 @@ def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
         assert mask is not None
         if "q" in mask.axes:
             allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
-        script.restart()
+        restart_with_cache(script)
         yield replace(script.make_arguments(allowed, mask), allowed=allowed), mask
 
 
@@ -481,7 +481,7 @@ def decode_with_padding(script: Script) -> None:
     for args, mask in padded_past(script):
         whole = script.call(args)
         for only_new in (False, True):
-            with suppress(ScriptError), script.rollback():
+            with script.attempt():
                 cache = empty_cache(script)
                 how: dict[str, Any] = {"mask": mask, "only_new": only_new}
                 start, cache = call_with_cache(script, args, 0, first, cache, **how)
@@ -496,12 +496,17 @@ def decode_with_padding(script: Script) -> None:
                 break
 
 
+def restart_with_cache(script: Script) -> None:
+    """Restart, and keep a copy of a module that stores its cache."""
+    script.restart()
+    if script.adapter.cache == ("", ""):
+        script.exec_line("unused = copy.deepcopy(attention)")
+
+
 def empty_cache(script: Script) -> str:
     """What the first call gets as its cache; a module that stores it begins anew."""
     if script.adapter.cache == ("", ""):
-        is_new = "unused" not in script.namespace
-        copied, other = ("unused", "attention") if is_new else ("attention", "unused")
-        script.exec_line(f"{copied} = copy.deepcopy({other})")
+        script.exec_line("attention = copy.deepcopy(unused)")
     sizes = script.adapter.named_sizes(script.sizes)
     text = script.adapter.empty_cache.format(**sizes)
     return text if text == "None" else script.assign("cache", text)
@@ -551,11 +556,11 @@ def reorder_cache(script: Script) -> None:
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     if batch_size < 2 or length < 2 or "b" not in script.adapter.layout:
         return
-    script.restart()
+    restart_with_cache(script)
     assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
     for args, mask in padded_past(script):
         for only_new in (False, True):
-            with suppress(ScriptError):
+            with script.attempt():
                 assert_reordered(script, args, mask=mask, only_new=only_new)
                 break
 
@@ -918,7 +923,7 @@ def restart_with_all_distances(script: Script, rows: int) -> CallArguments | Non
         script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))
-        with suppress(ScriptError):
+        with script.attempt():
             with script.rollback():
                 script.call(args)
             return args

@@ -136,7 +136,7 @@ class Script:
         self.dtype = dtype
         self.device = device
         self.thorough = thorough
-        self.insist = insist  # whether the law was asked for by its name
+        self.insist = insist  # whether `only` names the law
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
@@ -146,10 +146,11 @@ class Script:
 
     # Building the attention
 
-    def restart(self, mode: str = "eval", dropout: float = 0.0) -> None:
+    def restart(self, mode: str = "eval", dropout: float | None = 0.0) -> None:
         """Discard all lines and build the attention anew, in one of its `modes`.
 
         Dropout is 0 unless given: two outputs with random dropout cannot be compared.
+        With None, it is as it was built.
         """
         adapter = self.adapter
         self.lines, self.counters, self.context = [], {}, CONTEXTS.get(mode, "")
@@ -171,7 +172,8 @@ class Script:
             self.call(self.make_arguments())
             self.lines[-1] += "  # initializes lazy weights"
         self.exec_line("randomize_parameters(attention)")
-        if tools.set_dropout(self.namespace["attention"], dropout):
+        attention = self.namespace["attention"]
+        if dropout is not None and tools.set_dropout(attention, dropout):
             self.lines.append(f"set_dropout(attention, {dropout})")
         self.exec_line(f"attention.{mode}()")
 
@@ -254,6 +256,16 @@ class Script:
         yield
         del self.lines[length:]
         self.counters = counters
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Remove the lines of this block if a call in it is refused, and go on."""
+        length, counters = len(self.lines), dict(self.counters)
+        try:
+            yield
+        except ScriptError:
+            del self.lines[length:]
+            self.counters = counters
 
     # Inputs and masks
 
@@ -515,7 +527,7 @@ class Script:
     def is_unsupported(self, failure: ScriptError) -> bool:
         """Whether a call raises because a dtype is not supported.
 
-        That is an operation without a kernel, or, unless the law was asked for, a fill
+        That is an operation without a kernel, or, unless `only` names the law, a fill
         value such as -1e9 that does not fit into float16: nobody can overlook it.
         """
         overflows = "cannot be converted" in str(failure) and not self.insist

@@ -146,7 +146,8 @@ def is_kept(name: str) -> bool:
 
 def uses_random(part: nn.Module) -> bool:
     """Whether a method of the class names a function that draws random numbers."""
-    functions = [part.forward, *vars(type(part)).values()]
+    methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
+    functions = [part.forward, *methods]
     codes = [c for f in functions if (c := getattr(f, "__code__", None)) is not None]
     found = " ".join(name for code in codes for name in code.co_names)
     return re.search(r"dropout|bernoulli|\brand", found) is not None

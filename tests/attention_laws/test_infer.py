@@ -507,6 +507,33 @@ def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks(
     assert facts(adapter)["mask"] == "none (inferred)"
 
 
+def test_a_mask_with_too_many_axes_is_not_inferred() -> None:
+    # Its mask is [q_len, k_len]; one of four axes broadcasts, and so do the weights.
+    class AddsTwoAxes(Correct):
+        def forward(
+            self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        ) -> Any:
+            output = super().forward(query, key, value, mask)
+            return output, self.weights.mean(dim=1)
+
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                least = torch.finfo(scores.dtype).min
+                scores = scores.masked_fill(~mask[None, None], least)
+            self.weights = scores.softmax(dim=-1)
+            return self.weights.reshape(-1, self.heads, *scores.shape[-2:])
+
+    assert [mask.axes for mask in found(AddsTwoAxes).masks] == ["qk"]
+
+
+def test_a_decorator_for_inference_is_a_design() -> None:
+    class ForInference(Correct):
+        forward = torch.no_grad()(Correct.forward)
+
+    assert "inference" in found(ForInference).designs
+    assert "inference" not in found(Correct).designs
+
+
 def test_random_training_is_not_checked() -> None:
     class Noisy(Correct):
         def join(self, context: Tensor) -> Tensor:
