@@ -1086,19 +1086,15 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
-    # Statistics over the batch mix its items by intention, and refuse a single token.
-    reproducible &= call is None or not names.has_batch_norm(
-        call[0].evaluate("attention")
-    )
+    text = "" if reproducible else "random even with dropout 0"
+    if call is not None and names.has_batch_norm(call[0].evaluate("attention")):
+        text = "its batch norm mixes batch items"
     probe.update(
-        reproducible_training=reproducible,
+        reproducible_training=not text,
         unused_parameters=options.unused_parameters,
     )
-    if not reproducible:
-        text = (
-            "random, or over the batch, even with dropout 0; only evaluation is checked"
-        )
-        probe.record("training", text, "inferred")
+    if text:
+        probe.record("training", f"{text}; only evaluation is checked", "inferred")
     call = probe.try_call()
     assert call is not None
     module = call[0].evaluate("attention")
