@@ -204,17 +204,35 @@ def apply_dropout(script: Script, p: float, place: str) -> None:
 def assert_mean_is_kept(
     script: Script, many: CallArguments, y: str, place: str
 ) -> None:
-    """The mean over the copies is the output without dropout."""
-    if "norm" in script.adapter.designs:
-        return  # What follows a norm does not keep a mean.
-    apply_dropout(script, 0.0, place)
-    usual = script.call(many)
+    """The mean over the copies is the output without dropout.
+
+    What follows a norm does not keep a mean; with one, what the last projection gets
+    is compared.
+    """
+    first = f".movedim({copies_first(script)}, [0, 1])"
+    if "norm" in script.adapter.designs and script.adapter.is_module:
+        width = script.sizes.heads * script.sizes.d_k
+        layers = names.layers_by_role(script.evaluate("attention"), width)
+        if "out" not in layers or "talking" in script.adapter.designs:
+            return
+        last = f"attention.get_submodule({layers['out']!r})"
+        call = (
+            f"captured_input(lambda: attention({script.argument_source(many)}), {last})"
+        )
+        if script.evaluate(call).dim() != 3:
+            return
+        y = script.assign("y", f"{call}{first}.detach()")
+        apply_dropout(script, 0.0, place)
+        usual = script.assign("usual", call)
+    else:
+        apply_dropout(script, 0.0, place)
+        usual = script.call(many)
     error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
     message = (
         "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
         "not applied to the weights after the softmax"
     )
-    usual = f"{usual}.movedim({copies_first(script)}, [0, 1])[0]"
+    usual = f"{usual}{first}[0]"
     difference = f"({y}.mean(dim=0) - {usual}).abs()"
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
 

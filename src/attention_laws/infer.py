@@ -281,7 +281,11 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     `heads` and `d_k` are the sizes to build with, where no option gives them.
     """
     target, options = probe.adapter.target, probe.options
-    init_args = {name: repr(value) for name, value in options.init_args.items()}
+    # Braces stand for sizes, so those of a dict are doubled.
+    init_args = {
+        name: repr(value).replace("{", "{{").replace("}", "}}")
+        for name, value in options.init_args.items()
+    }
     sizes: dict[str, Any] = {
         "{heads}": options.heads,
         "{d_model}": options.d_model,
@@ -326,12 +330,16 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     infer_sizes(probe, sizes, present, heads, d_k)
     adapter = probe.adapter
     named = adapter.named_sizes(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    is_free = adapter.fixed_size
     for name, value in options.init_args.items():
-        # A given size is that of an example.
+        # A given size is that of an example, unless it is an unknown one that may have
+        # to equal another.
         size = values.get(name, "")
         if size.startswith("{") and named.get(size[1:-1]) == value:
             init_args[name] = size
-    is_free = adapter.fixed_size and "{heads}" in str(init_args)
+        elif type(value) is int and value in named.values():
+            is_free = False
+    is_free = is_free and "{heads}" in str(init_args)
     probe.update(init_args=init_args, free_heads=is_free)
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))

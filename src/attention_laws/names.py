@@ -564,7 +564,9 @@ def identifiers(target: Any) -> set[str]:
         seen.add(code)
         scope = function.__globals__
         for part in code_objects(code):
-            found |= {*part.co_names, *part.co_varnames}
+            # The sum that a softmax divides by is often called a norm.
+            local = {n for n in part.co_varnames if not re.fullmatch("norms?", n)}
+            found |= {*part.co_names, *local}
             for name in part.co_names:
                 value = scope.get(name)
                 if getattr(value, "__module__", "") != function.__module__:

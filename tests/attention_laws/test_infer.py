@@ -543,7 +543,8 @@ def test_random_training_is_not_checked() -> None:
     adapter = found(Noisy)
     assert not adapter.reproducible_training
     assert facts(adapter)["training"] == (
-        "random even with dropout 0; only evaluation is checked (inferred)"
+        "random, or over the batch, even with dropout 0; only evaluation is checked "
+        "(inferred)"
     )
 
 
