@@ -784,6 +784,31 @@ class DropsWithoutScale(NeverDrops):
         return weights * kept @ v
 
 
+class DropsWithoutScaleAfterNorm(DropsWithoutScale):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        x = self.norm(x)
+        return super().forward(x, x, x)
+
+
+def forgets_to_rescale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """An online softmax over blocks of 16 keys whose `norm` is never rescaled."""
+    query = query / query.shape[-1] ** 0.5
+    largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
+    norm, context = torch.zeros_like(largest), torch.zeros_like(query)
+    for k, v in zip(key.split(16, -2), value.split(16, -2), strict=True):
+        scores = query @ k.mT
+        larger = scores.amax(-1, keepdim=True).maximum(largest)
+        weights = (scores - larger).exp()
+        norm = norm + weights.sum(-1, keepdim=True)
+        context = context * (largest - larger).exp() + weights @ v
+        largest = larger
+    return context / norm
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -1248,7 +1273,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
     ],
-    "long_sequences": [(LosesLastBlock, {})],
+    "long_sequences": [(LosesLastBlock, {}), (forgets_to_rescale, {})],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
     ],
@@ -1289,6 +1314,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllCalls, {}),
         (DropsRows, {}),
         (DropsWithoutScale, {}),
+        (DropsWithoutScaleAfterNorm, {}),
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
         (drops_without_scale, {}),

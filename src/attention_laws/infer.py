@@ -638,6 +638,7 @@ def infer_masks(probe: CallProbe) -> None:
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
+        masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name)
         for mask in masks:
@@ -671,6 +672,20 @@ def is_unused(probe: CallProbe, name: str) -> bool:
         if not torch.equal(output_of(without), output):
             return False
     return True
+
+
+def leaking_mask_of_items(
+    masks: list[MaskArgument], candidate: MaskArgument | None = None
+) -> list[MaskArgument]:
+    """The `candidate` for a mask of each item, where those found are of all items.
+
+    An argument may take both. If it hides keys in the wrong items, the laws show it.
+    """
+    if candidate is None or candidate.axes != "bqk":
+        return []
+    if any(set("bn") & set(mask.axes) for mask in masks):
+        return []
+    return [candidate] if candidate.kind in {mask.kind for mask in masks} else []
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:

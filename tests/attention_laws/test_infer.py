@@ -526,6 +526,41 @@ def test_a_mask_with_too_many_axes_is_not_inferred() -> None:
     assert [mask.axes for mask in found(AddsTwoAxes).masks] == ["qk"]
 
 
+def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> None:
+    class RepeatsInWrongOrder(Correct):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+            return super().forward(x, x, x, mask)
+
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                if mask.dim() == 3:
+                    mask = mask.repeat(self.heads, 1, 1).view(scores.shape)
+                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            return scores.softmax(dim=-1)
+
+    assert {mask.axes for mask in found(RepeatsInWrongOrder).masks} == {"qk", "bqk"}
+
+
+def test_a_dict_may_be_given_to_the_constructor() -> None:
+    class FromConfig(Correct):
+        def __init__(self, cfg: dict[str, int]) -> None:
+            super().__init__(cfg["width"], cfg["heads"])
+
+    cfg = {"width": 20, "heads": 5}
+    adapter = found(FromConfig, init_args={"cfg": cfg}, d_model=20, heads=5)
+    assert facts(adapter)["built as"] == f"FromConfig(cfg={cfg}) (given)"
+
+
+def test_a_given_size_of_unknown_meaning_fixes_the_others() -> None:
+    class OfTwoWidths(Correct):
+        def __init__(self, dim: int, heads: int, other_width: int = 12) -> None:
+            super().__init__(other_width, heads)
+
+    given = {"dim": 12, "heads": 3}
+    assert found(OfTwoWidths, init_args=given).free_heads
+    assert not found(OfTwoWidths, init_args=given | {"other_width": 12}).free_heads
+
+
 def test_a_decorator_for_inference_is_a_design() -> None:
     class ForInference(Correct):
         forward = torch.no_grad()(Correct.forward)
@@ -543,8 +578,7 @@ def test_random_training_is_not_checked() -> None:
     adapter = found(Noisy)
     assert not adapter.reproducible_training
     assert facts(adapter)["training"] == (
-        "random, or over the batch, even with dropout 0; only evaluation is checked "
-        "(inferred)"
+        "random even with dropout 0; only evaluation is checked (inferred)"
     )
 
 
