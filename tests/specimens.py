@@ -1,5 +1,6 @@
 """A correct attention module, and modules that violate each law; for tests only."""
 
+import copy
 import math
 from typing import Any
 
@@ -313,6 +314,54 @@ class CacheForgetsPadding(WithCache):
             is_past = torch.arange(seen.shape[1]) < seen.shape[1] - x.shape[1]
             allowed = allowed & (mask | is_past)[:, None]
         return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class CacheInDict(Correct):
+    """Self-attention whose cache is a dict that the caller passes and it modifies."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, cache: Any = None
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        past = cache or {"x": x[:, :0], "mask": mask[:, :0]}
+        seen, allowed = torch.cat([past["x"], x], dim=1), self.join_masks(past, mask)
+        if cache is not None:
+            cache.update(x=seen, mask=allowed)
+        ones = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device)
+        causal = ones.tril(seen.shape[1] - x.shape[1])
+        return super().forward(x, seen, seen, causal & allowed[:, None])
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([past["mask"], mask], dim=1)
+
+
+class DictForgetsPadding(CacheInDict):
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([torch.ones_like(past["mask"]), mask], dim=1)
+
+
+class StoresCache(CacheInDict):
+    """The module itself stores the cache, if a flag is given."""
+
+    stored: dict[str, Tensor]
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.stored = {}
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, incremental: bool = False
+    ) -> Any:
+        return super().forward(x, mask, self.stored if incremental else None)
+
+    def reorder(self, order: Tensor) -> None:
+        self.stored = {name: x[order] for name, x in self.stored.items()}
+
+
+class ReordersTokensOnly(StoresCache):
+    def reorder(self, order: Tensor) -> None:
+        self.stored["x"] = self.stored["x"][order]
 
 
 class TopLeftCorner(Correct):
@@ -735,6 +784,31 @@ class DropsWithoutScale(NeverDrops):
         return weights * kept @ v
 
 
+class DropsWithoutScaleAfterNorm(DropsWithoutScale):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        x = self.norm(x)
+        return super().forward(x, x, x)
+
+
+def forgets_to_rescale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """An online softmax over blocks of 16 keys whose `norm` is never rescaled."""
+    query = query / query.shape[-1] ** 0.5
+    largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
+    norm, context = torch.zeros_like(largest), torch.zeros_like(query)
+    for k, v in zip(key.split(16, -2), value.split(16, -2), strict=True):
+        scores = query @ k.mT
+        larger = scores.amax(-1, keepdim=True).maximum(largest)
+        weights = (scores - larger).exp()
+        norm = norm + weights.sum(-1, keepdim=True)
+        context = context * (largest - larger).exp() + weights @ v
+        largest = larger
+    return context / norm
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -800,6 +874,313 @@ class SameSlopes(LinearBias):
         return super().slopes(power).repeat(2)[:heads]
 
 
+class BlocksByKeys(Correct):
+    """Only as many blocks of 64 queries are computed as there are of the keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        blocks = 64 * math.ceil(k.shape[2] / 64)
+        later = torch.arange(q.shape[2], device=q.device)[:, None] >= blocks
+        return super().score(q.masked_fill(later, 0), k)
+
+
+class CountsFromFirstToken(SelfAttention):
+    """Adds the positions of tokens, which are counted without padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        places = self.counted(mask).cumsum(1)[..., None].expand(len(x), -1, -1)
+        return Correct.forward(self, x, x, x + places, mask[:, None])
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask
+
+
+class CountsInFirstItem(CountsFromFirstToken):
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask[:1]
+
+
+class Segments(SelfAttention):
+    """A token attends to those of its own segment."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, segment_ids: Tensor | None = None
+    ) -> Any:
+        if segment_ids is None:
+            return super().forward(x)
+        ids = self.ids(segment_ids)
+        return Correct.forward(self, x, x, x, ids[:, :, None] == ids[:, None])
+
+    def ids(self, given: Tensor) -> Tensor:
+        return given
+
+
+class SegmentsOfFirstItem(Segments):
+    def ids(self, given: Tensor) -> Tensor:
+        return given[:1]
+
+
+class WeightsOnRequest(Correct):
+    """Returns its weights if they are asked for."""
+
+    kept: tuple[Tensor]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        output = super().forward(query, key, value, mask)
+        return (output, self.shown()) if need_weights else output
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.kept = (super().weigh(scores, mask),)
+        return self.kept[0]
+
+    def shown(self) -> Tensor:
+        return self.kept[0]
+
+
+class ReversedOnRequest(WeightsOnRequest):
+    def shown(self) -> Tensor:
+        return self.kept[0].flip(1)
+
+
+class KeepsWithoutScale(NeverDrops):
+    """Its attribute is the probability to keep a weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.keep_prob = 0.9
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.training:
+            weights = weights * torch.bernoulli(
+                torch.full_like(weights, self.keep_prob)
+            )
+        return weights @ v
+
+
+class RelativeTable(SelfAttention):
+    """A learned bias for each distance up to a limit, at which they are clamped."""
+
+    limit = 3
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 2 * self.limit + 1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        rows = self.rows(place[None] - place[:, None])
+        return super().score(q, k) + self.relative_bias[:, rows]
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return distance.clamp(-self.limit, self.limit) + self.limit
+
+
+class LastRowUnused(RelativeTable):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=2 * self.limit - 1)
+
+
+class FirstRowIsLast(RelativeTable):
+    """The row of the least distance is -1, the last one."""
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance) - 1
+
+
+class InvertsMask(SelfAttention):
+    """With a bool mask `~` is right, and of ones and zeros it makes -2 and -1."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = ~(~mask).bool()[:, None]
+        return Correct.forward(self, x, x, x, mask)
+
+
+class OneLayerFourTimes(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers = nn.ModuleList(self.copies(self.query))
+
+    def copies(self, layer: nn.Module) -> list[nn.Module]:
+        return [layer] * 4
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        q, k, v = (self.layers[n](x) for n, x in enumerate((query, key, value)))
+        return self.layers[3](super().forward(q, k, v, mask))
+
+
+class FourLayers(OneLayerFourTimes):
+    def copies(self, layer: nn.Module) -> list[nn.Module]:
+        return [copy.deepcopy(layer) for _ in range(4)]
+
+
+class NormalizesOverHeads(Correct):
+    axis = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=self.axis) for x in (q, k))
+        return 4 * super().score(q, k)
+
+
+class NormalizesHeads(NormalizesOverHeads):
+    axis = -1
+
+
+class NormalizesValues(SelfAttention):
+    """A norm for queries and keys is applied to the values, too."""
+
+    parts = 3
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        projected = [
+            self.split(layer(x)) for layer in (self.query, self.key, self.value)
+        ]
+        normed = [nn.functional.normalize(each, dim=-1) for each in projected]
+        q, k, v = normed[: self.parts] + projected[self.parts :]
+        return self.join(self.read(self.weigh(4 * self.score(q, k), None), v))
+
+
+class NormalizesQueriesAndKeys(NormalizesValues):
+    parts = 2
+
+
+class WithMemory(SelfAttention):
+    """Adds positions; the tokens before the first one may be given as memory."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else torch.cat([mems, x], dim=1)
+        places = torch.arange(seen.shape[1], device=x.device, dtype=x.dtype)[:, None]
+        first = self.first(seen.shape[1] - x.shape[1])
+        placed = seen + places
+        return Correct.forward(self, placed[:, first:][:, : x.shape[1]], placed, seen)
+
+    def first(self, past: int) -> int:
+        return past
+
+
+class MemoryWithoutOffset(WithMemory):
+    def first(self, past: int) -> int:
+        return 0
+
+
+class CachesContext(Correct):
+    """Stores the last context, and its projection, in a dict of the caller."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        if cache is None:
+            return super().forward(x, context, context)
+        if not (cache and self.is_same(cache["context"], context)):
+            cache["context"] = context
+        return super().forward(x, cache["context"], cache["context"])
+
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one is other
+
+
+class CachesContextOfOneShape(CachesContext):
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one.shape == other.shape
+
+
+class KeepProbabilityAsDropout(Correct):
+    def __init__(self, d_model: int, heads: int, keep_prob: float = 0.9) -> None:
+        super().__init__(d_model, heads, dropout=keep_prob)
+
+
+class OddHeads(Correct):
+    """Its path for an odd number of heads has another scale."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (2 if self.heads % 2 else 1)
+
+
+class TiedKeys(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key.weight = self.query.weight
+
+
+class CopyUsesOriginal(Correct):
+    """The function is that of the first instance, also in a copy."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.last = (lambda layer: lambda x: layer(x))(self.out)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.last(context.transpose(1, 2).flatten(2))
+        return joined
+
+
+def drops_without_scale(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0
+) -> Tensor:
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    return weights * (torch.rand_like(weights) >= dropout_p) @ value
+
+
+class Store:
+    """A cache of tokens."""
+
+    def __init__(self, max_batch_size: int, max_len: int) -> None:
+        self.seen = [torch.zeros(max_batch_size, 0)]
+
+    def append(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return torch.cat(self.seen[1:], dim=1)
+
+
+class CacheOfClass(CacheTopLeft):
+    def forward(self, x: Tensor, cache: Store | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
+
+
+class SharesContext(Correct):
+    """Several queries, side by side, may have one context."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        shared = self.repeat(context, len(x) // len(context))
+        return super().forward(x, shared, shared)
+
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat_interleave(count, dim=0)
+
+
+class SharesContextInTurns(SharesContext):
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat(count, 1, 1)
+
+
+class ScalesByLongest(CountsFromFirstToken):
+    """Beyond 8 tokens, scores are scaled by the length of the longest item."""
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask * mask.sum(1).max().clamp(min=8)
+
+
+class WithBatchNorm(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.BatchNorm1d(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.norm(x.mT).mT)
+
+
 class CacheInOrder(WithCache):
     """The cache is overwritten if a piece has more than one token."""
 
@@ -828,8 +1209,13 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FirstItemsMask, MASK),
         (IgnoresMaskIfFirstIsFull, MASK),
         (PositionsOfFirstItem, {"positions": "rotary"}),
+        (CountsInFirstItem, {}),
+        (ScalesByLongest, {}),
+        (SharesContextInTurns, {}),
+        (SegmentsOfFirstItem, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
+    "integer_mask": [(InvertsMask, {})],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
@@ -848,12 +1234,17 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
-    "weights_match_output": [(ReturnsOtherHeads, {})],
+    "weights_match_output": [(ReturnsOtherHeads, {}), (ReversedOnRequest, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
-    "formula": [(ScalesByWidth, {}), (DependsOnKeyCount, {})],
-    "linear_in_value": [(NonlinearInValues, {})],
+    "formula": [
+        (ScalesByWidth, {}),
+        (DependsOnKeyCount, {}),
+        (OddHeads, {"heads": 4, "d_model": 16}),
+    ],
+    "head_independence": [(NormalizesOverHeads, {})],
+    "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
     "gradients": [(DetachesQueries, {})],
     "large_scores": [
         (FillValueTooHigh, {}),
@@ -866,14 +1257,23 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),
     ],
-    "query_independence": [(NormalizesOverQueries, {}), (SkipsOneQuery, {})],
+    "query_independence": [
+        (NormalizesOverQueries, {}),
+        (SkipsOneQuery, {}),
+        (BlocksByKeys, {}),
+    ],
     "incremental_decoding": [
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (DictForgetsPadding, {}),
+        (ReordersTokensOnly, {}),
+        (CacheOfClass, {}),
+        (MemoryWithoutOffset, {}),
+        (CachesContextOfOneShape, {}),
     ],
-    "long_sequences": [(LosesLastBlock, {})],
+    "long_sequences": [(LosesLastBlock, {}), (forgets_to_rescale, {})],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
     ],
@@ -898,6 +1298,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
     ],
+    "relative_table": [(LastRowUnused, {}), (FirstRowIsLast, {})],
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
@@ -913,6 +1314,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllCalls, {}),
         (DropsRows, {}),
         (DropsWithoutScale, {}),
+        (DropsWithoutScaleAfterNorm, {}),
+        (KeepsWithoutScale, {}),
+        (KeepProbabilityAsDropout, {}),
+        (drops_without_scale, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],
@@ -934,8 +1339,30 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
-    "state_dict": [(TensorNotInStateDict, {}), (CopyDiffers, {})],
+    "own_layers": [(OneLayerFourTimes, {}), (TiedKeys, {})],
+    "state_dict": [
+        (TensorNotInStateDict, {}),
+        (CopyDiffers, {}),
+        (CopyUsesOriginal, {}),
+    ],
 }
+
+# Modules that pass a law, and differ little from those that violate it.
+PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
+    ("batch_independence", CountsFromFirstToken),
+    ("batch_independence", Segments),
+    ("batch_independence", SharesContext),
+    ("batch_independence", WithBatchNorm),
+    ("weights_match_output", WeightsOnRequest),
+    ("head_independence", NormalizesHeads),
+    ("linear_in_value", NormalizesQueriesAndKeys),
+    ("incremental_decoding", CacheInDict),
+    ("incremental_decoding", StoresCache),
+    ("incremental_decoding", WithMemory),
+    ("incremental_decoding", CachesContext),
+    ("relative_table", RelativeTable),
+    ("own_layers", FourLayers),
+]
 
 # Modules that pass all laws.
 PASSING: list[tuple[type[nn.Module], dict[str, Any]]] = [

@@ -19,7 +19,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from torch import Tensor
 
+from headnotes.variants.soft_cap import SoftCapAttention
 from hostile import (
     attention,
     encodings,
@@ -144,6 +146,25 @@ def test_it_answers_rightly_or_refuses(
     # An attack that never gets through tests no answer, and one that always does, no
     # refusal.
     assert counts["answered"] > 0
+
+
+def test_an_attack_finds_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    get_scores = SoftCapAttention.get_scores
+
+    def doubled(module: SoftCapAttention, query: Tensor, key: Tensor) -> Tensor:
+        return get_scores(module, 2 * query, key)
+
+    monkeypatch.setattr(SoftCapAttention, "get_scores", doubled)
+    attack = ATTACKS["variants.soft_cap.SoftCapAttention.forward"]
+    failed = 0
+    for number in range(EXAMPLES):
+        dice = Dice(random.Random(number).randbytes(200), torch.device("cpu"))
+        try:
+            outcome(attack(dice))
+        except AssertionError:
+            failed += 1
+    # One that is found in thirty calls by chance is not found in the next thirty.
+    assert failed > EXAMPLES // 10
 
 
 def named_in_the_reference() -> Iterator[tuple[str, Any]]:

@@ -75,8 +75,9 @@
 # ```
 #
 # A law that assumes plain attention is skipped, with the reason, if it fails and the code
-# names another design, such as a gate or a residual connection. `--only` runs a law even
-# so.
+# names another design, such as a gate or a residual connection. So are three habits of
+# many libraries: NaN in a fully masked row, weights that are returned after dropout, and
+# a fill value that raises an error in float16. `--only` runs a law even so.
 #
 # ## The laws
 

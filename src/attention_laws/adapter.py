@@ -261,21 +261,26 @@ class Adapter:
     # Arguments that depend on the length, such as position ids, as source text with the
     # names of `Script.position_sizes`.
     position_args: Mapping[str, str] = field(default_factory=dict)
-    position_ids: str = ""  # the argument that may give positions, [batch, length]
+    # Arguments, [batch, length], that may give positions, or the parts of a sequence.
+    position_ids: str = ""
+    segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
     # Images, [batch_size, channels, height, width] or with the channels last, have a
     # height of 1, or are squares if the length is fixed.
     is_image: bool = False
+    input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
-    # Where the attention weights are: "[1]" of the result, or an attribute ".attn".
+    # Where the attention weights are: "[1]" or "result.attn", or an attribute ".attn".
     weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
+    weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them
     heads: int = 3
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
     group_size: int = 1  # query heads that share one head of keys and values
     fixed_size: bool = False  # whether heads and d_k cannot shrink
+    free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
     causal: bool = False
     window: int | None = None
@@ -283,7 +288,13 @@ class Adapter:
     designs: Mapping[str, str] = field(default_factory=dict)  # of `names.designs_of`
     positions: str = "none"  # one of `POSITIONS`, or "unknown"
     projections: Mapping[str, str] = field(default_factory=dict)
-    cache: tuple[str, str] | None = None  # argument, and index in the result
+    # Argument of the cache, and index of the new one in the result. The index is "" if
+    # the cache is modified in place, and both are if the module stores it.
+    cache: tuple[str, str] | None = None
+    memory: str = ""  # the argument that takes the tokens before the input
+    context_cache: str = ""  # the argument of a dict for the projected context
+    empty_cache: str = "None"  # what the first call gets, as source text
+    cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece
     reproducible_training: bool = True  # whether dropout is all that is random
     unused_parameters: tuple[str, ...] = ()  # declared to receive no gradient
     facts: tuple[Fact, ...] = ()
@@ -319,6 +330,8 @@ class Adapter:
             **vars(sizes),
             "kv_heads": max(1, sizes.heads // self.group_size),
             "d_model": self.d_model or sizes.heads * sizes.d_k,
+            # So narrow that it ends within short sequences.
+            "window": self.window or 4,
         }
 
     def input_shape(self, sizes: Sizes, role: int) -> list[int]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
@@ -30,9 +31,10 @@ def rows_sum_to_one(script: Script) -> None:
 
     $$\textstyle\sum_j m_{ij} a_{ij} = 1, \quad a_{ij} \ge 0$$
 
-    Weights that are returned before the mask is applied, after dropout, or normalized
-    along another axis, are no distribution over these keys. If no weights are returned,
-    all values are made equal: every weighted mean of them is then the same.
+    Weights that are returned before the mask is applied, or normalized along another
+    axis, are no distribution over these keys. If no weights are returned, all values
+    are made equal: every weighted mean of them is then the same. With `only`, weights
+    that are returned after dropout fail, too; those of PyTorch and of many others are.
     """
     adapter = script.adapter
     returns_weights = bool(adapter.weights_source)
@@ -40,7 +42,8 @@ def rows_sum_to_one(script: Script) -> None:
         returns_weights or len(adapter.inputs) == 3,
         "returns no weights, and takes no values",
     )
-    modes = [("eval", 0.0), ("train", 0.5 if returns_weights else 0.0)]
+    dropout = 0.5 if returns_weights and script.insist else 0.0
+    modes = [("eval", 0.0), ("train", dropout)]
     for mode, dropout in modes if adapter.is_module else modes[:1]:
         for allowed, mask in script.mask_cases():
             script.restart(mode, dropout)
@@ -381,6 +384,85 @@ def score_independence(script: Script) -> None:
     script.assert_true(claim, message)
 
 
+@law(slow=True, assumes="talking features convolution")
+def head_independence(script: Script) -> None:
+    r"""The weights of a head depend on its own queries only.
+
+    $$\partial a^{(h)} / \partial q^{(h')} = 0 \quad \text{for } h \neq h'$$
+
+    Heads are computed side by side, in axes that are easily confused. A norm or a
+    softmax over the axis of the heads mixes them. A row of the projection may have
+    influence on one head, or with grouped keys on the heads of a group.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no projections")
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    layers = plain_layers(script)
+    name = layers.get("query", layers.get("fused", ""))
+    skip_unless(name and script.sizes.heads > 1, "has no projection for several heads")
+    weights = record_weights(script, script.make_arguments())
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    script.exec_line(f"rows = attention.get_submodule({name!r}).weight")
+    script.exec_line("counts = 0")
+    for head in range(script.sizes.heads):
+        of_head = f"loss({weights}[{head}].log().clamp(min=-50))"
+        grad = f"torch.autograd.grad({of_head}, rows, retain_graph=True)[0]"
+        size = script.assign("size", f"{grad}.flatten(1).norm(dim=1)")
+        script.exec_line(f"counts = counts + ({size} > 1e-3 * {size}.max())")
+    message = f"a row of `{name}` has influence on the weights of several heads"
+    script.assert_true(f"counts.max() <= {adapter.group_size}", message)
+
+
+def plain_layers(script: Script) -> dict[str, str]:
+    """The projections by role, if there is no norm over the whole width."""
+    attention = script.evaluate("attention")
+    skip_unless(
+        not names.has_wide_norm(attention, script.sizes.d_k),
+        "has a norm over the whole width",
+    )
+    return names.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
+
+
+def assert_linear_in_value_weights(script: Script) -> None:
+    """What the last projection gets is linear in the weights of the value projection.
+
+    In a fused projection, they are the weights without influence on the scores.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function of one input")
+    script.restart()
+    layers = plain_layers(script)
+    name = layers.get("value", layers.get("fused", ""))
+    skip_unless(name and "out" in layers, "takes no values of their own")
+    args = script.make_arguments()
+    script.exec_line(f"layer = attention.get_submodule({name!r})")
+    rows = "[:]"
+    if "value" not in layers:
+        weights = record_weights(script, args)
+        skip_unless(weights, "its weights are neither returned nor those of a softmax")
+        of_rows = f"torch.autograd.grad(loss({weights}), layer.weight)[0]"
+        rows = script.assign("rows", f"{of_rows}.flatten(1).norm(dim=1) == 0")
+        width = script.sizes.heads // adapter.group_size * script.sizes.d_k
+        # Where the scores of some heads were not found, so were their queries and keys.
+        are_values = script.evaluate(f"{rows}.sum()") == width
+        skip_unless(are_values, "the rows of its values were not found")
+        rows = f"[{rows}]"
+    call = f"lambda: attention({script.argument_source(args)})"
+    last = f"attention.get_submodule({layers['out']!r})"
+    contexts = []
+    for factor in (1, 2, 0):
+        if factor != 1:
+            script.exec_line(f"layer.weight.data{rows} *= {factor}")
+        contexts.append(script.assign("context", f"captured_input({call}, {last})"))
+    one, two, zero = contexts
+    tolerance = script.tolerance(one, two)
+    claim = f"({two} - {zero} - 2 * ({one} - {zero})).abs().max() <= {tolerance}"
+    message = "if the values are doubled, the context vectors are not"
+    script.assert_true(claim, message)
+
+
 def record_weights(script: Script, args: CallArguments) -> str:
     """A variable of the weights of the first batch item, `[heads, q_len, k_len]`.
 
@@ -395,16 +477,22 @@ def record_weights(script: Script, args: CallArguments) -> str:
     return weights if script.evaluate(f"{weights} is not None") else ""
 
 
-@law(assumes="norm residual gate convolution")
+@law(assumes="residual gate convolution features talking")
 def linear_in_value(script: Script) -> None:
     r"""The output is linear in the values, up to a constant.
 
     $$y(v) + y(v') = y(v + v') + y(0)$$
 
     The output is a weighted sum of the values, and the weights depend on queries and
-    keys only. (The constant is the biases of the projections.)
+    keys only. (The constant is the biases of the projections.) Where values are no
+    input, the weights of their projection are changed: a norm that is meant for queries
+    and keys must not be applied to them.
     """
-    skip_unless(len(script.adapter.inputs) == 3, "takes no values of their own")
+    if len(script.adapter.inputs) != 3:
+        assert_linear_in_value_weights(script)
+        return
+    norm = script.adapter.designs.get("norm")
+    skip_unless(not norm or script.insist, f"its code has `{norm}`")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -506,8 +594,8 @@ def large_scores(script: Script) -> None:
                 message = "{place} depends on hidden keys if scores are large"
                 script.assert_close(before, after, message, l=slice(0, 1))
     except ScriptError as failure:
-        if "not implemented for" in str(failure):
-            raise NotApplicable("float16 is not supported here") from failure
+        if script.is_unsupported(failure):
+            raise NotApplicable(f"float16 is not supported: {failure}") from failure
         raise
     finally:
         script.dtype = usual
@@ -549,7 +637,7 @@ def scale_to_large_scores(
     return scaled(factor)
 
 
-@law
+@law(assumes="inference axial")
 def parameter_gradients(script: Script) -> None:
     r"""Every trainable parameter receives a gradient.
 

@@ -9,12 +9,14 @@ modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 """
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
@@ -83,17 +85,22 @@ def dropout(script: Script) -> None:
     that of evaluation; calls, copies, queries and heads must not share one mask.
     """
     adapter = script.adapter
-    skip_unless(adapter.is_module, "is a function, and has no modes")
+    if not adapter.is_module:
+        argument = names.dropout_of_function(adapter.target)
+        skip_unless(argument, "is a function without dropout")
+        assert_dropout_is_fair(script, argument)
+        return
     skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
     skip_unless("b" in adapter.layout, "takes one sequence at a time")
     script.restart("train")
     places = script.evaluate("dropout_places(attention)")
     skip_unless(places, "has no dropout")
+    assert_argument_switches_off(script)
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
     if "weights" not in changed.values():
         for place in places:
-            names = script.evaluate(f"dropout_names(attention, {place!r})")
-            idle = [name for name in names if "att" in name and not changed[place]]
+            found = script.evaluate(f"dropout_names(attention, {place!r})")
+            idle = [name for name in found if "att" in name and not changed[place]]
             message = f"`{', '.join(idle)}` has no effect, and other dropout does"
             if idle and any(changed.values()):
                 script.fail("False, " + repr(message), message, math.nan, 0.0)
@@ -103,6 +110,26 @@ def dropout(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_argument_switches_off(script: Script) -> None:
+    """Built with a dropout of 0, or a probability to keep of 1, nothing is dropped.
+
+    The others of these tests set the probabilities of a module that was built.
+    """
+    adapter = script.adapter
+    given = names.dropout_arguments(adapter.target)
+    if not given:
+        return
+    script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
+    script.restart("train", dropout=None)
+    args = script.make_arguments()
+    trained = script.call(args)
+    script.exec_line("attention.eval()")
+    text = ", ".join(f"{name}={value}" for name, value in given.items())
+    message = f"{{place}} differs in training, though it is built with `{text}`"
+    script.assert_close(script.call(args), trained, message)
+    script.adapter = adapter
 
 
 def assert_dropout_is_fair(script: Script, place: str) -> str:
@@ -121,7 +148,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
     # After a norm, equal tokens give equal outputs, whichever of their weights remain.
     for equal in (False,) if "norm" in adapter.designs else (False, True):
         with script.rollback():
-            script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
+            apply_dropout(script, 0.5, place)
             each = make_equal_tokens(script, args) if equal else args
             inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in each.inputs]
             many = replace(
@@ -133,10 +160,10 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 ),
             )
             output = script.call(many)
-            by_item = f"{output}.movedim({adapter.layout.index('b')}, 0)"
-            y = script.assign("y", f"{by_item}.detach()")
+            in_order = f"{output}.movedim({copies_first(script)}, [0, 1])"
+            y = script.assign("y", f"{in_order}.detach()")
             if bool(script.evaluate(f"({y} == {y}[0]).all()")):
-                script.exec_line("set_dropout(attention, 0.0)")
+                apply_dropout(script, 0.0, place)
                 usual = script.call(many)
                 message = "all batch items share one dropout mask"
                 claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
@@ -146,8 +173,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 again = script.call(many)
                 message = "two calls in training share one dropout mask"
                 script.assert_true(f"not torch.equal({output}, {again})", message)
-                assert_mean_is_kept(script, many, y)
-            elif adapter.layout.replace("b", "")[0] == "l":
+                assert_mean_is_kept(script, many, y, place)
+            elif "h" not in adapter.layout:
                 assert_masks_differ(script, y, length)
                 rank = script.evaluate(
                     f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
@@ -156,19 +183,57 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
     return "weights"  # or not known
 
 
-def assert_mean_is_kept(script: Script, many: CallArguments, y: str) -> None:
-    """The mean over the copies is the output without dropout."""
-    if "norm" in script.adapter.designs:
-        return  # What follows a norm does not keep a mean.
-    script.exec_line("set_dropout(attention, 0.0)")
-    usual = script.call(many)
-    first = script.adapter.index(b=0)
+def copies_first(script: Script) -> list[int]:
+    """The axes of batch items and of positions."""
+    return [script.adapter.layout.index(axis) for axis in "bl"]
+
+
+def apply_dropout(script: Script, p: float, place: str) -> None:
+    """Set a dropout of the module, or give the argument of a function."""
+    adapter = script.adapter
+    if adapter.is_module:
+        where = f", {place!r}" if p else ""
+        script.exec_line(f"set_dropout(attention, {p}{where})")
+        return
+    given = {place: p}
+    if "training" in names.required_by_name(names.parameters_of(adapter.target)):
+        given["training"] = True
+    script.adapter = replace(adapter, call_args={**adapter.call_args, **given})
+
+
+def assert_mean_is_kept(
+    script: Script, many: CallArguments, y: str, place: str
+) -> None:
+    """The mean over the copies is the output without dropout.
+
+    What follows a norm does not keep a mean; with one, what the last projection gets
+    is compared.
+    """
+    first = f".movedim({copies_first(script)}, [0, 1])"
+    if "norm" in script.adapter.designs and script.adapter.is_module:
+        width = script.sizes.heads * script.sizes.d_k
+        layers = names.layers_by_role(script.evaluate("attention"), width)
+        if "out" not in layers or "talking" in script.adapter.designs:
+            return
+        last = f"attention.get_submodule({layers['out']!r})"
+        call = (
+            f"captured_input(lambda: attention({script.argument_source(many)}), {last})"
+        )
+        if script.evaluate(call).dim() != 3:
+            return
+        y = script.assign("y", f"{call}{first}.detach()")
+        apply_dropout(script, 0.0, place)
+        usual = script.assign("usual", call)
+    else:
+        apply_dropout(script, 0.0, place)
+        usual = script.call(many)
     error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
     message = (
         "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
         "not applied to the weights after the softmax"
     )
-    difference = f"({y}.mean(dim=0) - {usual}{first}).abs()"
+    usual = f"{usual}{first}[0]"
+    difference = f"({y}.mean(dim=0) - {usual}).abs()"
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
 
 
@@ -317,7 +382,7 @@ def assert_half_is_close(
         queries = script.real_queries(args)
         script.assert_close(single, f"{half}.float()", message, relative=0.1, l=queries)
     except ScriptError as failure:
-        if "not implemented for" not in str(failure):
+        if not script.is_unsupported(failure):
             raise
     finally:
         script.dtype = usual
@@ -331,7 +396,7 @@ def no_side_effects(script: Script) -> None:
 
     The caller may pass the same tensors to the next layer. A mask that is modified in
     place is right in the first layer only. (In training, buffers may change, as those
-    of a batch normalization do.)
+    of a batch normalization do, and at any time those of a cache.)
     """
     for mode in script.modes():
         for allowed, mask in script.mask_cases():
@@ -359,6 +424,8 @@ def no_side_effects(script: Script) -> None:
                 script.assert_true(claim, message)
             if script.adapter.is_module:
                 for name in script.evaluate("list(state_before)"):
+                    if re.search(r"cache|past", name):
+                        continue
                     claim = (
                         f"torch.equal(dict(state)[{name!r}], state_before[{name!r}])"
                     )
@@ -384,7 +451,7 @@ def dtype_and_device(script: Script) -> None:
                     args = script.make_arguments(allowed, mask)
                     output = script.call(args)
                 except ScriptError as failure:
-                    if "not implemented for" in str(failure):
+                    if script.is_unsupported(failure):
                         continue
                     raise
                 name = args.inputs[0]
@@ -498,6 +565,33 @@ def copy_after_call(script: Script) -> None:
     script.assert_close(output, after, "the output of a deep copy differs at {place}")
 
 
+@law(slow=True, assumes="tied")
+def own_layers(script: Script) -> None:
+    r"""Each layer of a list is a layer of its own.
+
+    $$\theta_i \not\equiv \theta_j \quad \text{for } i \neq j$$
+
+    `nn.ModuleList([layer] * 4)` has four names for one layer. Projections or heads that
+    were meant to differ then share their weights, and the model is smaller than it
+    seems. Nor does one parameter have two names.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no layers")
+    script.restart()
+    script.exec_line("named = [*attention.named_parameters(remove_duplicate=False)]")
+    claim = "len({id(weight) for _, weight in named}) == len(named)"
+    message = "a parameter is registered under several names"
+    lists = [
+        name
+        for name, part in script.evaluate("attention").named_modules()
+        if isinstance(part, nn.ModuleList) and any(True for _ in part.parameters())
+    ]
+    for name in lists:
+        layers = f"[*attention.get_submodule({name!r})]"
+        own = f"len({{*map(id, {layers})}}) == len({layers})"
+        script.assert_true(own, f"`{name}` holds one layer several times")
+    script.assert_true(claim, message)
+
+
 @law(slow=True)
 def state_dict(script: Script) -> None:
     r"""A copy, and a module loaded from the state dict, compute the same.
@@ -517,6 +611,12 @@ def state_dict(script: Script) -> None:
     copied = script.call(args, function="copied")
     message = "the output of a copy differs at {place}"
     script.assert_close(output, copied, message)
+    change = "for weight in attention.parameters(): weight.data.mul_({})"
+    script.exec_line(change.format(0.5))
+    after = script.call(args, function="copied")
+    message = "the output of a copy changes at {place} with the original's parameters"
+    script.assert_close(copied, after, message)
+    script.exec_line(change.format(2.0))
     script.exec_line("import io")
     script.exec_line("torch.save(attention.state_dict(), file := io.BytesIO())")
     script.exec_line(f"torch.manual_seed({script.seed + 1})")

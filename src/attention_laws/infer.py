@@ -42,7 +42,13 @@ from attention_laws.adapter import (
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
-from attention_laws.script import CallArguments, Script, find_output
+from attention_laws.positions import (
+    call_with_cache,
+    empty_cache,
+    restart_with_cache,
+)
+from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -64,8 +70,8 @@ POSITION_EXAMPLE: dict[str, Any] = {
 }
 POSITION_EXAMPLE |= {"dtype": "", "device": ""}
 
-# Time in which ways to call an attention are tried.
-CALLING_SECONDS = 10.0
+# Time in which ways to call an attention are tried, at each of the sizes.
+CALLING_SECONDS = 3.0
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
@@ -81,7 +87,8 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     first_error: CallError | None = None
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     for heads, d_k in sizes:
-        probe = CallProbe(Adapter(attention, name, imports, {}), options)
+        adapter = Adapter(attention, name, imports, {}, window=options.window)
+        probe = CallProbe(adapter, options)
         if isinstance(attention, type):
             infer_init_args(probe, heads, d_k)
         else:
@@ -195,6 +202,7 @@ class CallProbe:
             self.first_error = self.first_error or message
             return None
         script.adapter = replace(adapter, output_index=output_index)
+        script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
 
 
@@ -203,22 +211,6 @@ def output_of(call: tuple[Script, CallArguments]) -> Tensor:
     script, args = call
     output: Tensor = script.evaluate(script.call(args))
     return output
-
-
-def next_token_succeeds(
-    script: Script, args: CallArguments, more: dict[str, str]
-) -> bool:
-    """Whether one more token can be given together with `more`, such as a cache."""
-    index = script.adapter.index(l=slice(0, 1))
-    try:
-        token = script.assign("token", f"{args.inputs[0]}{index}")
-        one = replace(args, inputs=(token,))
-        output = script.call(one, **more)
-        later = script.evaluate(output)
-        with_nothing = script.evaluate(script.call(one))
-    except ScriptError:
-        return False
-    return later.shape == with_nothing.shape and not torch.equal(later, with_nothing)
 
 
 def error_location(error: Exception) -> str:
@@ -289,7 +281,11 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     `heads` and `d_k` are the sizes to build with, where no option gives them.
     """
     target, options = probe.adapter.target, probe.options
-    init_args = {name: repr(value) for name, value in options.init_args.items()}
+    # Braces stand for sizes, so those of a dict are doubled.
+    init_args = {
+        name: repr(value).replace("{", "{{").replace("}", "}}")
+        for name, value in options.init_args.items()
+    }
     sizes: dict[str, Any] = {
         "{heads}": options.heads,
         "{d_model}": options.d_model,
@@ -304,6 +300,9 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         value = values[name]
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
+        is_window = value == "{window}"
+        if is_window and not required and type(parameters[name].default) is not int:
+            continue  # has no window
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
@@ -329,6 +328,19 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         imports="".join([probe.adapter.imports, *imports]),
     )
     infer_sizes(probe, sizes, present, heads, d_k)
+    adapter = probe.adapter
+    named = adapter.named_sizes(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    is_free = adapter.fixed_size
+    for name, value in options.init_args.items():
+        # A given size is that of an example, unless it is an unknown one that may have
+        # to equal another.
+        size = values.get(name, "")
+        if size.startswith("{") and named.get(size[1:-1]) == value:
+            init_args[name] = size
+        elif type(value) is int and value in named.values():
+            is_free = False
+    is_free = is_free and "{heads}" in str(init_args)
+    probe.update(init_args=init_args, free_heads=is_free)
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
@@ -406,6 +418,8 @@ def infer_inputs(probe: CallProbe) -> None:
     # Inputs that the signature does not name are passed to its `**kwargs`.
     has_kwargs = any(p.kind is p.VAR_KEYWORD for p in parameters)
     by_keyword |= has_kwargs and not takes_args and not set(inputs) & set(order)
+    key = names.input_key(adapter.target, inputs[0]) if len(inputs) == 1 else ""
+    probe.update(input_key=key)
     call_args = {
         name: None
         for name, is_required in required.items()
@@ -472,6 +486,7 @@ def infer_layout(probe: CallProbe) -> None:
                 found[token_mixing(*call)] = fields
         if found and max(found) >= 0:
             record_layout(probe, found[max(found)], required_mask)
+            infer_roles(probe)
             return
         if found and unlikely is None:
             unlikely = found[max(found)], required_mask
@@ -485,6 +500,18 @@ def infer_layout(probe: CallProbe) -> None:
         f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
         f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def infer_roles(probe: CallProbe) -> None:
+    """Which of two inputs is the query: the one that is as long as the output."""
+    adapter, options = probe.adapter, probe.options
+    if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
+        return
+    swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
+    calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
+    if calls[0] is None and calls[1] is not None:
+        probe.update(**swapped)
+        probe.record("query", swapped["inputs"][0], "inferred")
 
 
 def ways_to_call(
@@ -552,6 +579,7 @@ def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
     yield {"is_pooled": True}
     for length in FIXED_LENGTHS:
         yield {"fixed_length": length}
+    yield {"fixed_length": 9, "is_pooled": True}
 
 
 def token_mixing(script: Script, args: CallArguments) -> float:
@@ -610,6 +638,7 @@ def infer_masks(probe: CallProbe) -> None:
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
+        masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name)
         for mask in masks:
@@ -643,6 +672,20 @@ def is_unused(probe: CallProbe, name: str) -> bool:
         if not torch.equal(output_of(without), output):
             return False
     return True
+
+
+def leaking_mask_of_items(
+    masks: list[MaskArgument], candidate: MaskArgument | None = None
+) -> list[MaskArgument]:
+    """The `candidate` for a mask of each item, where those found are of all items.
+
+    An argument may take both. If it hides keys in the wrong items, the laws show it.
+    """
+    if candidate is None or candidate.axes != "bqk":
+        return []
+    if any(set("bn") & set(mask.axes) for mask in masks):
+        return []
+    return [candidate] if candidate.kind in {mask.kind for mask in masks} else []
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
@@ -735,6 +778,8 @@ def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
     if unmasked is None or masked is None or mask.kind == "causal":
         return True
+    if unmasked[0].result_shapes != masked[0].result_shapes:
+        return False  # a mask with too many axes, which broadcasts
     one, other = output_of(unmasked), output_of(masked)
     return torch.allclose(one, other, rtol=1e-3, atol=1e-3)
 
@@ -758,11 +803,28 @@ def infer_weights(probe: CallProbe) -> None:
     Raises `CallError` if the option `weights` names a place where there are none.
     """
     adapter, options = probe.adapter, probe.options
-    call = probe.try_call()
-    if call is None or options.weights == "none":
+    if options.weights == "none":
+        return
+    flags = [
+        {parameter.name: "True"}
+        for parameter in names.parameters_of(adapter.target)
+        if parameter.default is False
+        and names.WEIGHTS_FLAG_PATTERN.search(parameter.name)
+        and parameter.name not in options.call_args
+    ]
+    for more in ({}, *flags):
+        if not probe.adapter.weights_source:
+            infer_weights_of_call(probe, more)
+
+
+def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
+    """Where the weights are if these arguments are given."""
+    adapter, options = probe.adapter, probe.options
+    call = probe.try_call(more=more)
+    if call is None:
         return
     script, args = call
-    script.exec_line(f"result = attention({script.argument_source(args)})")
+    script.exec_line(f"result = attention({script.argument_source(args, **more)})")
     given, _, axes = options.weights.partition(":")
     candidates = [given] if given else [*weights_candidates(script)]
     sizes = {"b": script.sizes.batch_size, "h": adapter.heads, "q": 5, "k": 5}
@@ -770,7 +832,7 @@ def infer_weights(probe: CallProbe) -> None:
     for source in candidates:
         value = None
         with suppress(LookupError, AttributeError, TypeError):
-            owner = "result" if source.startswith("[") else "attention"
+            owner = {"[": "result", ".": "attention"}.get(source[0], "")
             value = script.evaluate(owner + source)
         for letters in [axes] if axes else WEIGHTS_AXES:
             shape = [sizes[letter] for letter in letters]
@@ -783,6 +845,7 @@ def infer_weights(probe: CallProbe) -> None:
                     "given" if options.weights else "inferred",
                     weights_source=source,
                     weights_axes=letters,
+                    weights_args=more,
                 )
                 return
         if given:
@@ -807,11 +870,8 @@ def are_weights(value: Tensor, axes: str) -> bool:
 
 def weights_candidates(script: Script) -> Iterator[str]:
     """Where weights could be: items of the result, and attributes of the module."""
-    result = script.evaluate("result")
-    if isinstance(result, tuple | list):
-        yield from (f"[{n}]" for n in range(len(result)))
-    elif isinstance(result, dict):
-        yield from (f"[{key!r}]" for key in result)
+    for index in parts_of(script.evaluate("result")):
+        yield index if index.startswith("[") else f"result{index}"
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
             for name, value in vars(module).items():
@@ -871,10 +931,12 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
         infer_cache(probe)
+        infer_memory(probe)
+        infer_context_cache(probe)
 
 
 def infer_position_ids(probe: CallProbe) -> None:
-    """The argument that may give each batch item positions of its own."""
+    """The arguments that may give each batch item positions or parts of its own."""
     adapter = probe.adapter
     arguments = names.required_by_name(names.parameters_of(adapter.target))
     call = probe.try_call()
@@ -884,6 +946,9 @@ def infer_position_ids(probe: CallProbe) -> None:
     usual = output_of(call)
     batch_size, length = call[0].batch_and_length(call[1].inputs[0])
     ids = f"torch.arange({length}).expand({batch_size}, -1){call[0].to_device()}"
+    for name in filter(names.SEGMENT_PATTERN.fullmatch, arguments):
+        if probe.try_call(more={name: ids.replace("arange", "zeros")}) is not None:
+            probe.update(segment_ids=name)
     for name in filter(names.POSITION_IDS_PATTERN.fullmatch, arguments):
         given = probe.try_call(more={name: ids})
         if given is not None:
@@ -929,37 +994,113 @@ def order_matters(script: Script, args: CallArguments) -> bool:
 
 
 def infer_cache(probe: CallProbe) -> None:
-    """The argument that takes a KV cache, and where the result has the new one."""
+    """How a KV cache is passed, or that the module stores one between calls."""
     adapter = probe.adapter
-    arguments = names.required_by_name(names.parameters_of(adapter.target))
-    argument = next((n for n in arguments if names.CACHE_PATTERN.match(n)), None)
-    if argument is None or not adapter.single_input or not adapter.causal:
+    if not adapter.single_input or not adapter.causal:
         return
-    use = {n: "True" for n in arguments if n == "use_cache"}
-    call = probe.try_call(more={argument: "None", **use})
-    if call is None:
+    for text, fields in cache_candidates(probe):
+        if remembers_past(replace(adapter, **fields), probe.options):
+            probe.record("cache", text, "inferred", **fields)
+            return
+    if argument := cache_argument(adapter):
+        probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+
+
+def cache_argument(adapter: Adapter) -> str:
+    """The argument that is named as a cache is; empty if there is none."""
+    arguments = names.required_by_name(names.parameters_of(adapter.target))
+    return next((n for n in arguments if names.CACHE_PATTERN.match(n)), "")
+
+
+def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways in which a cache may be passed on: a text, and fields of the adapter."""
+    adapter = probe.adapter
+    parameters = names.parameters_of(adapter.target)
+    use = {p.name: "True" for p in parameters if p.name == "use_cache"}
+    argument = cache_argument(adapter)
+    if argument:
+        call = probe.try_call(more={argument: "None", **use})
+        if call is not None:
+            script, args = call
+            source = script.argument_source(args, **{argument: "None"}, **use)
+            result = script.evaluate(f"attention({source})")
+            for index, value in parts_of(result).items():
+                if value is not None and index != script.adapter.output_index:
+                    fields = {"cache": (argument, index), "cache_args": use}
+                    yield f"`{argument}`, {index} of the result", fields
+        by_name = {p.name: p for p in parameters}
+        for text, classes in names.empty_caches(adapter.target, by_name[argument]):
+            fields = {"cache": (argument, ""), "empty_cache": text, "cache_args": use}
+            imports = "".join(map(names.import_source, classes.values()))
+            fields["imports"] = adapter.imports + imports
+            fields["namespace"] = {**adapter.namespace, **classes}
+            shown = text.partition("(")[0]
+            yield f"`{argument}`, modified in place, at first a new {shown}", fields
+    if adapter.is_module:
+        for step in names.cache_steps(parameters, adapter.position_args):
+            given = ", ".join(step)
+            text = f"stored by the module, with `{given}`"
+            yield text, {"cache": ("", ""), "cache_args": step}
+
+
+def infer_context_cache(probe: CallProbe) -> None:
+    """The argument for a dict in which cross-attention stores what it projected."""
+    adapter, argument = probe.adapter, cache_argument(probe.adapter)
+    call = probe.try_call()
+    if call is None or len(adapter.inputs) != 2 or not argument:
         return
     script, args = call
-    source = script.argument_source(args, **{argument: "None"}, **use)
-    result = script.evaluate(f"attention({source})")
-    if not isinstance(result, tuple | list | dict):
+    with suppress(ScriptError):
+        cache = script.assign("cache", "{}")
+        script.call(args, **{argument: cache})
+        if script.evaluate(cache):
+            probe.record("cache", f"`{argument}`, of the context", "inferred")
+            probe.update(context_cache=argument)
+
+
+def infer_memory(probe: CallProbe) -> None:
+    """The argument that takes the tokens before the first one, as they were given."""
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.cache is not None:
         return
-    items = result.items() if isinstance(result, dict) else enumerate(result)
-    for key, value in items:
-        index = f"[{key!r}]"
-        if index == script.adapter.output_index or value is None:
-            continue
-        script.namespace["cache"] = value
-        if next_token_succeeds(script, args, {argument: "cache", **use}):
-            probe.update(call_args={**adapter.call_args, **dict.fromkeys(use, True)})
-            probe.record(
-                "cache",
-                f"`{argument}`, {index} of the result",
-                "inferred",
-                cache=(argument, index),
-            )
-            return
-    probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+    call, name = probe.try_call(), names.memory_argument(adapter.target)
+    assert call is not None  # as it succeeded for the layout
+    if name:
+        shape = call[0].evaluate(call[1].inputs[0]).shape
+        past = call[0].random_expression(*shape)
+        given = probe.try_call(more={name: past})
+        if given is not None:
+            output = given[0].evaluate(given[0].call(given[1], **{name: past}))
+            if not torch.equal(output, output_of(call)):
+                probe.record("memory", f"`{name}`", "inferred", memory=name)
+
+
+def remembers_past(adapter: Adapter, options: Options) -> bool:
+    """Whether the output of a second piece depends on the first one.
+
+    The second has two tokens or, if they are refused, one.
+    """
+    return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
+
+
+def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> bool:
+    """Whether the output of a piece of `count` tokens depends on those before."""
+    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
+    outputs = []
+    for changed in (False, True):
+        script = Script(adapter, sizes, **options.script_options())
+        try:
+            restart_with_cache(script)
+            args = script.make_arguments()
+            if changed:
+                args = script.perturb(args, l=slice(0, 3))
+            _first, cache = call_with_cache(script, args, 0, 3, empty_cache(script))
+            later, _cache = call_with_cache(script, args, 3, count, cache)
+        except ScriptError:
+            return False
+        outputs.append(script.evaluate(later))
+    one, other = outputs
+    return isinstance(one, Tensor) and not torch.equal(one, other)
 
 
 def infer_module_behavior(probe: CallProbe) -> None:
@@ -968,13 +1109,15 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
+    text = "" if reproducible else "random even with dropout 0"
+    if call is not None and names.has_batch_norm(call[0].evaluate("attention")):
+        text = "its batch norm mixes batch items"
     probe.update(
-        reproducible_training=reproducible,
+        reproducible_training=not text,
         unused_parameters=options.unused_parameters,
     )
-    if not reproducible:
-        text = "random even with dropout 0; only evaluation is checked"
-        probe.record("training", text, "inferred")
+    if text:
+        probe.record("training", f"{text}; only evaluation is checked", "inferred")
     call = probe.try_call()
     assert call is not None
     module = call[0].evaluate("attention")
@@ -991,6 +1134,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs.pop("softcap", None)
     if names.convolves_single_tokens(module):
         designs.pop("convolution", None)
+    is_wrapped = hasattr(type(module).forward, "__wrapped__")
+    if is_wrapped and not output_of(call).requires_grad:
+        designs["inference"] = "no_grad"
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_fused_order(probe)

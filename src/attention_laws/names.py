@@ -31,7 +31,7 @@ ARGUMENT_NAMES = {
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
-    "n_kv_head num_query_groups",
+    "n_kv_head num_query_groups n_groups num_groups kv_groups n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
     "head_dimension dim_per_head hidden_size_per_head head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
@@ -45,6 +45,7 @@ ARGUMENT_NAMES = {
     "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
     "has_relative_attention_bias use_cache need_weights",
     "(2, 2)": "window_size",
+    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size",
     "10000.0": "rope_theta theta base rope_base",
     "32.0": "softcap attn_logit_softcapping logit_cap",
 }
@@ -61,11 +62,28 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|^(key|value)$",
+    r"|cross|latent|image|text|media|target|^(keys?|values?)$",
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
-CACHE_PATTERN = re.compile(r"(layer_)?past|(kv_?)?cache$|mems$|past_key")
+CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
+CACHE_PATTERN = re.compile(
+    r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
+    r"history$"
+)
+MEMORY_PATTERN = re.compile(r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?)")
+# Arguments with which a module stores a cache of its own: flags, and first positions.
+CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
+CACHE_START_PATTERN = re.compile(
+    r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
+)
+# Flags for attention weights in the result, and numbers for the parts of a sequence.
+WEIGHTS_FLAG_PATTERN = re.compile(
+    r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
+)
+WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
+KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
+SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
 )
@@ -74,7 +92,13 @@ POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
-    r"(context|ctx|kv|key|value|encoder|cross_attention|memory)_?(in_)?dim|[kv]dim"
+    r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
+    r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
+)
+# Required arguments of a constructor that count something, and other widths.
+COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
+WIDTH_PATTERN = re.compile(
+    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
 )
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
@@ -88,6 +112,11 @@ POSITION_KINDS = {
     "alibi": r"alibi|slope",
     "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
 }
+# Names of parameters that hold a vector or a bias for each distance.
+TABLE_PATTERN = re.compile(
+    r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
+    re.IGNORECASE,
+)
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
@@ -96,15 +125,19 @@ DESIGNS = {
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
-    "window": r"window|^local|dilat|sparse|topk",
+    "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
-    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier",
+    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
+    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
+    "axial": r"axial|criss_?cross",
+    "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|pool|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
+    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    r"(?<!head_)mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
@@ -122,6 +155,7 @@ PROJECTION_NAMES = {
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
     "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
 }
+OUTER_ROLES = ("value", "out")  # of any width
 PROJECTION_ROLES = {
     name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
 }
@@ -164,9 +198,15 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     >>> argument_values({"nx": True, "n_head": True})
     {'nx': '{d_model}', 'n_head': '{heads}'}
     """
-    values = {name: ARGUMENT_VALUES.get(name, "") for name in required}
+    values = {name: value_of(name) for name in required}
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
+            values[name] = "{d_model}"
+    for name in filter(COUNT_PATTERN.match, required):
+        if required[name] and not values[name]:
+            values[name] = "2"
+    for name in filter(WIDTH_PATTERN.search, required):
+        if required[name] and not values[name]:
             values[name] = "{d_model}"
     first = next(iter(required), "")
     is_config = CONFIG_PATTERN.search(first)
@@ -174,6 +214,17 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def value_of(name: str) -> str:
+    r"""The value of a constructor argument or of a field of a config; "" if unknown.
+
+    >>> value_of("n_head"), value_of("H"), value_of("sliding_window")
+    ('{heads}', '{heads}', '{window}')
+    """
+    if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
+        return "{window}"
+    return ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
@@ -209,6 +260,42 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def input_key(target: Any, name: str) -> str:
+    r"""The first key that the code reads from an input that is a dict; "" if none."""
+    try:
+        source = inspect.getsource(getattr(target, "forward", target))
+    except (OSError, TypeError):
+        return ""
+    keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
+    return keys[0] if keys else ""
+
+
+def dropout_of_function(function: Any) -> str:
+    r"""The argument of a function that is a dropout probability; "" if there is none.
+
+    >>> dropout_of_function(lambda query, dropout_p=0.0: None)
+    'dropout_p'
+    """
+    for parameter in parameters_of(function):
+        is_number = isinstance(parameter.default, float)
+        if is_number and ARGUMENT_VALUES.get(parameter.name) == "0.1":
+            return parameter.name
+    return ""
+
+
+def dropout_arguments(target: Any) -> dict[str, str]:
+    r"""The arguments of a constructor that switch dropout off, and their values.
+
+    >>> dropout_arguments(nn.MultiheadAttention)
+    {'dropout': '0.0'}
+    """
+    if not isinstance(target, type):
+        return {}
+    arguments = inspect.signature(target).parameters
+    found = {n: "0.0" for n in arguments if ARGUMENT_VALUES.get(n) == "0.1"}
+    return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
+
+
 def position_templates(name: str) -> list[str]:
     """Source texts for an argument that depends on the length; "" for None."""
     if "start_pos" in name:
@@ -231,6 +318,54 @@ def position_templates(name: str) -> list[str]:
     return [""]
 
 
+def memory_argument(target: Any) -> str:
+    """The optional argument for the tokens before the input; "" if there is none."""
+    for name, is_required in required_by_name(parameters_of(target)).items():
+        if not is_required and MEMORY_PATTERN.fullmatch(name):
+            return name
+    return ""
+
+
+def empty_caches(
+    target: Any, parameter: inspect.Parameter
+) -> Iterator[tuple[str, dict[str, type]]]:
+    """Source texts for a cache that a call modifies, and the class that each names."""
+    yield "dict()", {}
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    for name in re.findall(r"\w+", str(parameter.annotation)):
+        found = getattr(module, name, None)
+        if isinstance(found, type) and found.__module__ == target.__module__:
+            given = required_by_name(inspect.signature(found).parameters.values())
+            sizes = {n: cache_size(n) for n, required in given.items() if required}
+            if all(sizes.values()):
+                text = ", ".join(f"{n}={value}" for n, value in sizes.items())
+                yield f"{name}({text})", {name: found}
+
+
+def cache_size(name: str) -> str:
+    r"""The value of an argument with which a cache is built; "" if it is unknown.
+
+    >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
+    ('{batch_size}', '320', '')
+    """
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
+    return "{batch_size}" if is_batch else value_of(name)
+
+
+def cache_steps(
+    parameters: Iterable[inspect.Parameter], position_args: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """Arguments with which a module may store a cache; "{start}" is a position."""
+    found = {}
+    for each in parameters:
+        if each.default is False and CACHE_FLAG_PATTERN.search(each.name):
+            found[each.name] = "True"
+        if type(each.default) is int and CACHE_START_PATTERN.search(each.name):
+            found[each.name] = "{start}"
+    if found or "start_pos" in position_args:
+        yield found
+
+
 def config_source(
     target: type, parameter: inspect.Parameter
 ) -> tuple[str, dict[str, Any]] | None:
@@ -248,14 +383,14 @@ def config_source(
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
     read = dict.fromkeys(keys or fields)
-    values = {n: ARGUMENT_VALUES.get(n) or guess_value(n) for n in read}
+    values = {n: value_of(n) or guess_value(n) for n in read}
     config = find_config_class(target, parameter)
     if config is not None:
         accepted = inspect.signature(config).parameters
         sizes = {
-            n: ARGUMENT_VALUES[n]
+            n: value_of(n)
             for n in [*accepted, *read]
-            if ARGUMENT_VALUES.get(n, "").startswith("{")
+            if re.match("{(?!window)", value_of(n))
             and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }
@@ -308,6 +443,23 @@ def guess_value(name: str) -> str:
 def import_source(value: type) -> str:
     """The line that imports a class."""
     return f"from {value.__module__} import {value.__name__}\n"
+
+
+def table_sizes(module: nn.Module) -> dict[str, int]:
+    r"""The learned tables of relative positions by name, with their numbers of rows.
+
+    A table of buckets has rows that no distance falls into by intention.
+
+    >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
+    {'rel_pos.weight': 9}
+    """
+    if any("bucket" in name for name in identifiers(module)):
+        return {}
+    return {
+        name: max(parameter.shape)
+        for name, parameter in module.named_parameters()
+        if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
+    }
 
 
 def designs_of(target: Any) -> dict[str, str]:
@@ -412,7 +564,9 @@ def identifiers(target: Any) -> set[str]:
         seen.add(code)
         scope = function.__globals__
         for part in code_objects(code):
-            found |= {*part.co_names, *part.co_varnames}
+            # The sum that a softmax divides by is often called a norm.
+            local = {n for n in part.co_varnames if not re.fullmatch("norms?", n)}
+            found |= {*part.co_names, *local}
             for name in part.co_names:
                 value = scope.get(name)
                 if getattr(value, "__module__", "") != function.__module__:
@@ -435,7 +589,7 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 
 def size_attribute(target: Any, size: str) -> int | None:
     """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
-    for owner in (target, getattr(target, "config", None)):
+    for owner in (target, *(getattr(target, name, None) for name in CONFIG_ATTRIBUTES)):
         for name in ARGUMENT_NAMES[size].split():
             value = getattr(owner, name, None)
             if type(value) is int:
@@ -529,6 +683,46 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
+    r"""The linear layers of an attention by role, where their sizes are the usual ones.
+
+    >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
+    {'fused': 'qkv'}
+    """
+    sizes = {"query": width, "fused": 3 * width}
+    found: dict[str, str] = {}
+    for path, part in module.named_modules():
+        role = role_of(path.rpartition(".")[2], part)
+        is_usual = getattr(part, "out_features", None) == sizes.get(role, width)
+        if isinstance(part, nn.Linear) and role and (is_usual or role in OUTER_ROLES):
+            if role in found:
+                return {}  # several attentions
+            found[role] = path
+    return found
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether there are statistics over the items of a batch."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, kind) for part in module.modules())
+
+
+def has_wide_norm(module: nn.Module, d_k: int) -> bool:
+    r"""Whether there is a normalization layer that is not for single heads.
+
+    >>> norm = nn.LayerNorm(4)
+    >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
+    (False, True)
+    """
+    norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
+    return any(
+        [w.numel() for w in norm.parameters() if w.numel() != d_k]
+        or not any(True for _ in norm.parameters())
+        for norm in norms
+        if norm is not module or not any(True for _ in norm.children())
+    )
 
 
 def role_of(name: str, part: Any) -> str:

@@ -9,11 +9,14 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 [RoFormer](https://arxiv.org/abs/2104.09864), section 3.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
+from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import (
     PLAIN,
@@ -30,7 +33,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.script import CONTEXTS, CallArguments, Script, find_output
 
 
 def reorder(script: Script, name: str, order: list[int]) -> str:
@@ -100,7 +103,7 @@ def query_permutation(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution")
+@law(assumes="convolution latents")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 
@@ -140,6 +143,15 @@ def query_independence(script: Script) -> None:
                 raise
             last = range(q_len - count, q_len)
             assert_equal_without_others(script, args, together, last)
+    has_no_positions = adapter.positions == "none" and adapter.cross_attention
+    if has_no_positions and q_len > script.sizes.k_len:
+        # Queries may be computed in blocks, whose number must not be that of the keys'.
+        script.sizes = replace(script.sizes, q_len=MANY)
+        script.restart()
+        args = script.make_arguments()
+        with script.attempt():  # more than its tables have positions
+            together = script.call(args)
+            assert_equal_without_others(script, args, together, range(MANY - 2, MANY))
 
 
 def assert_equal_without_others(
@@ -157,6 +169,9 @@ def assert_equal_without_others(
         script.assert_close(among_all, alone, message)
 
 
+# Queries that fill more than two blocks of 64.
+MANY = 130
+
 # Lengths at which a path for blocks, or for one token, begins or ends.
 EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 
@@ -165,7 +180,7 @@ EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 LONG_LENGTHS = (260, 130, 66, 34)
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution")
+NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
 
 
 @law(slow=True, assumes="dynamic")
@@ -204,7 +219,8 @@ def long_sequences(script: Script) -> None:
             message = f"{{place}} of a long sequence differs under {context}"
             script.assert_close(whole, other, message)
         is_plain = not set(PLAIN.split()) & set(adapter.designs)
-        if adapter.projections and adapter.positions == "none" and is_plain:
+        has_formula = adapter.projections or not adapter.is_module
+        if has_formula and adapter.positions == "none" and is_plain:
             with script.rollback():
                 assert_formula(script, args, whole, relative=rounding(script))
         for n in (n for n in EDGES if n < length):
@@ -321,6 +337,13 @@ def incremental_decoding(script: Script) -> None:
         decode_with_padding(script)
         reorder_cache(script)
         return
+    if adapter.context_cache:
+        assert_context_is_cached(script)
+        return
+    if adapter.memory:
+        for first in range(1, length):
+            assert_equal_after_memory(script, first)
+        return
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
         skip_unless(
@@ -357,6 +380,52 @@ def incremental_decoding(script: Script) -> None:
                 raise
 
 
+def assert_context_is_cached(script: Script) -> None:
+    """With a cache of the context, outputs are those without.
+
+    An implementation that notices a context of another length has to notice one with
+    other content.
+    """
+    usual, argument = script.sizes, script.adapter.context_cache
+    script.restart()
+    first, other = script.make_arguments(), script.make_arguments()
+    script.sizes = replace(usual, k_len=usual.k_len + 1)
+    longer = script.make_arguments()
+    script.sizes = usual
+    cache = script.assign("cache", "{}")
+    given = {argument: cache}
+    for _ in range(2):
+        message = "{place} differs with a cache of the context"
+        script.assert_close(script.call(first), script.call(first, **given), message)
+    try:
+        with script.rollback():
+            script.assert_close(script.call(longer), script.call(longer, **given), "")
+    except (LawViolation, ScriptError):
+        return  # it keeps the first context by intention
+    script.exec_line(f"{cache}.clear()")
+    script.call(first, **given)
+    message = "{place} differs with the cache of another context"
+    script.assert_close(script.call(other), script.call(other, **given), message)
+
+
+def assert_equal_after_memory(script: Script, first: int) -> None:
+    """The last tokens give the same outputs if those before are given as memory."""
+    length = script.sizes.k_len
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole = script.call(args)
+    (tokens,) = args.inputs
+    past, rest = (
+        script.adapter.index(l=each) for each in (slice(first), slice(first, None))
+    )
+    token = script.assign("token", f"{tokens}{rest}")
+    last = replace(args, inputs=(token,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: f"{tokens}{past}"})
+    whole = script.assign("y", f"{whole}{rest}")
+    message = f"{{place}} differs if the first {first} tokens are given as memory"
+    script.assert_close(whole, piece, message)
+
+
 def piece_lengths(length: int) -> Iterator[list[int]]:
     """Two pieces, pieces of unequal lengths, and single tokens."""
     yield from ([first, length - first] for first in range(1, length))
@@ -370,10 +439,10 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 def decode_with_cache(script: Script, pieces: list[int]) -> None:
     """Compute piece after piece, each with the cache that was returned before."""
     length = script.sizes.k_len
-    script.restart()
+    restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
-    cache, outputs, start = "None", [], 0
+    cache, outputs, start = empty_cache(script), [], 0
     for piece in pieces:
         output, cache = call_with_cache(script, args, start, piece, cache)
         outputs.append(output)
@@ -381,33 +450,67 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     script.assert_close(whole, script.concatenate(*outputs), message)
+    if script.adapter.cache != ("", ""):
+        message = f"{{place}} differs after decoding in pieces of {text}"
+        script.assert_close(whole, script.call(args), message)
 
 
-def decode_with_padding(script: Script) -> None:
-    """Decode with the first key of one batch item hidden, as after left padding.
+def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
+    """Arguments whose first key is hidden in one batch item, as after left padding.
 
-    The mask is for all keys so far. Where it is refused, nothing is tested.
+    The script is restarted before each.
     """
     length = script.sizes.k_len
     allowed = script.all_allowed(length, length)
     allowed[:, :1, 0] = False
-    first = length // 2
     for mask in script.masks_for(allowed) if length > 2 else []:
         assert mask is not None
         if "q" in mask.axes:
             allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
-        script.restart()
-        args = script.make_arguments(allowed, mask)
+        restart_with_cache(script)
+        yield replace(script.make_arguments(allowed, mask), allowed=allowed), mask
+
+
+def decode_with_padding(script: Script) -> None:
+    """Decode with the first key of one batch item hidden.
+
+    The mask is for all keys so far, or where this is refused, for the new ones. Where
+    both are refused, nothing is tested.
+    """
+    length = script.sizes.k_len
+    first = length // 2
+    for args, mask in padded_past(script):
         whole = script.call(args)
-        args = replace(args, allowed=allowed)
-        try:
-            start, cache = call_with_cache(script, args, 0, first, "None", mask)
-            rest, _ = call_with_cache(script, args, first, length - first, cache, mask)
-        except ScriptError:
-            continue
-        message = f"with padding, {{place}} differs after a call with {first} tokens"
-        pieces = script.concatenate(start, rest)
-        script.assert_close(whole, pieces, message, l=script.real_queries(args))
+        for only_new in (False, True):
+            with script.attempt():
+                cache = empty_cache(script)
+                how: dict[str, Any] = {"mask": mask, "only_new": only_new}
+                start, cache = call_with_cache(script, args, 0, first, cache, **how)
+                rest, _ = call_with_cache(
+                    script, args, first, length - first, cache, **how
+                )
+                message = (
+                    f"with padding, {{place}} differs after a call with {first} tokens"
+                )
+                pieces = script.concatenate(start, rest)
+                script.assert_close(whole, pieces, message, l=script.real_queries(args))
+                break
+
+
+def restart_with_cache(script: Script) -> None:
+    """Restart, and keep a copy of a module that stores its cache."""
+    script.restart()
+    if script.adapter.cache == ("", ""):
+        script.exec_line("unused = copy.deepcopy(attention)")
+
+
+def empty_cache(script: Script) -> str:
+    """What the first call gets as its cache; a module that stores it begins anew."""
+    if script.adapter.cache == ("", ""):
+        script.exec_line("attention = copy.deepcopy(unused)")
+    sizes = script.adapter.named_sizes(script.sizes)
+    text = script.adapter.empty_cache.format(**sizes)
+    return text if text == "None" else script.assign("cache", text)
 
 
 def call_with_cache(
@@ -417,56 +520,96 @@ def call_with_cache(
     count: int,
     cache: str,
     mask: MaskArgument | None = None,
+    only_new: bool = False,
 ) -> tuple[str, str]:
-    """Compute `count` tokens from `start` on; return the output and the new cache."""
+    """Compute `count` tokens from `start` on; return the output and the new cache.
+
+    The mask is for all keys so far, or for those of this call only.
+    """
     adapter = script.adapter
     assert adapter.cache is not None
     argument, cache_index = adapter.cache
-    index = adapter.index(l=slice(start, start + count))
+    stop = start + count
+    index = adapter.index(l=slice(start, stop))
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-    allowed = script.all_allowed(count, start + count)
+    allowed = script.all_allowed(count, stop)
     if mask is not None:
-        allowed = args.allowed[start : start + count, : start + count]
+        allowed = args.allowed[start:stop, start * only_new : stop]
+    more = {name: text.format(start=start) for name, text in adapter.cache_args.items()}
+    if argument:
+        more[argument] = cache
     source = script.argument_source(
-        CallArguments(inputs, script.encode_mask(allowed, mask), allowed),
-        start,
-        **{argument: cache},
+        CallArguments(inputs, script.encode_mask(allowed, mask), allowed), start, **more
     )
     result = script.assign("result", f"attention({source})")
-    output = script.assign("y", f"{result}{adapter.output_index}")
-    return output, script.assign("cache", f"{result}{cache_index}")
+    found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
+    output = script.assign("y", f"{result}{found or ''}")
+    if cache_index:
+        cache = script.assign("cache", f"{result}{cache_index}")
+    return output, cache
 
 
 def reorder_cache(script: Script) -> None:
     """After one step, the batch items are exchanged in the input and in the cache.
 
-    A beam search does so. A part of the cache is reordered along the axis that has the
-    batch size.
+    A beam search does so, also with sequences of unequal lengths.
     """
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     if batch_size < 2 or length < 2 or "b" not in script.adapter.layout:
         return
-    script.restart()
-    args = script.make_arguments(script.all_allowed(length, length))
-    _first, cache = call_with_cache(script, args, 0, length - 1, "None")
-    tensors = script.evaluate(cache)
-    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    is_list = isinstance(tensors, tuple | list)
-    if not is_list or not all(
-        isinstance(t, torch.Tensor) and list(t.shape).count(batch_size) == 1
-        for t in tensors
-    ):
+    restart_with_cache(script)
+    assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
+    for args, mask in padded_past(script):
+        for only_new in (False, True):
+            with script.attempt():
+                assert_reordered(script, args, mask=mask, only_new=only_new)
+                break
+
+
+def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
+    """The last token gives the same output if all items were exchanged before."""
+    length, batch_size = script.sizes.k_len, script.sizes.batch_size
+    cache = empty_cache(script)
+    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
+    cache = flip_cache(script, cache)
+    if not cache:
         return
-    flipped = script.assign("cache", f"flip_items({cache}, {batch_size})")
     index = script.adapter.index(b=[*range(batch_size)][::-1])
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-    other = replace(args, inputs=inputs)
-    whole = script.assign(
-        "y", f"{script.call(other)}{script.adapter.index(l=slice(length - 1, None))}"
-    )
-    last, _cache = call_with_cache(script, other, length - 1, 1, flipped)
+    allowed = args.allowed.flip(2)
+    mask = script.encode_mask(allowed, how["mask"]) if how else None
+    other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
+    function = "attention"
+    if script.adapter.cache == ("", ""):
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        function = "fresh"
+    whole = script.call(other, function=function)
+    last_token = script.adapter.index(l=slice(length - 1, None))
+    whole = script.assign("y", f"{whole}{last_token}")
+    last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
     message = "{place} differs if the batch items of the cache are reordered"
     script.assert_close(whole, last, message)
+
+
+def flip_cache(script: Script, cache: str) -> str:
+    """Reverse the batch items of a cache; return its variable, "" where it cannot be.
+
+    A part of a cache that was returned is reordered along the axis that has the batch
+    size. A module that stores its cache has a method for it, named as fairseq's.
+    """
+    assert script.adapter.cache is not None
+    argument, _ = script.adapter.cache
+    batch_size = script.sizes.batch_size
+    if argument:
+        if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
+            return ""
+        return script.assign("cache", f"flip_items({cache}, {batch_size})")
+    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+    if not methods:
+        return ""
+    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    script.exec_line(f"attention.{methods[0]}({order})")
+    return cache
 
 
 @law
@@ -711,7 +854,8 @@ def relative_positions(script: Script) -> None:
     # Where no mask can hide tokens in front of the others, weights show the same.
     length = max(4, script.sizes.k_len)
     weights = weights_of_equal_tokens(script, length)
-    assert_weights_shift(script, weights, range(1, length - 2))
+    farthest = min(length - 2, adapter.window or length)
+    assert_weights_shift(script, weights, range(1, farthest))
     is_normed = {"norm", "scale", "talking"} & set(adapter.designs)
     if adapter.positions == "rotary" and adapter.projections and not is_normed:
         assert_rotation_starts_at_zero(script)
@@ -745,6 +889,108 @@ def assert_rotation_starts_at_zero(script: Script) -> None:
 
 
 @law(slow=True)
+def relative_table(script: Script) -> None:
+    r"""Each distance has its row in a table of relative positions, in their order.
+
+    $$j - i \le j' - i' \;\Rightarrow\; r(j - i) \le r(j' - i')$$
+
+    A learned relative encoding has a row for each distance, or for each up to a limit,
+    where the distances are clamped. If the index is off by one, two distances share a
+    row at one end, and another row keeps its initial value; or the index is -1, and
+    Python takes the last row. The sequence is as long as the table, so that each
+    distance occurs. In causal attention, half of the rows are enough.
+    """
+    adapter = script.adapter
+    skip_unless(
+        adapter.positions in ("relative", "unknown"), "`positions` is not relative"
+    )
+    skip_unless(adapter.is_module, "is a function, and has no parameters")
+    script.restart()
+    tables = names.table_sizes(script.evaluate("attention"))
+    tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}
+    skip_unless(tables, "has no table with a name such as `relative_bias`")
+    for name, rows in tables.items():
+        args = restart_with_all_distances(script, rows)
+        if args is not None:
+            assert_all_rows_used(script, args, name, rows)
+            if adapter.fixed_length is None:  # otherwise distances may have two axes
+                assert_rows_in_order(script, args, name, rows)
+
+
+def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
+    """A call that needs all rows of a table; None if it takes no sequence so long."""
+    fixed = script.adapter.fixed_length
+    # A table of all distances has nearly two rows for each token.
+    for length in [fixed] if fixed else [rows, (rows + 1) // 2]:
+        script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        with script.attempt():
+            with script.rollback():
+                script.call(args)
+            return args
+    return None
+
+
+def assert_all_rows_used(
+    script: Script, args: CallArguments, name: str, rows: int
+) -> None:
+    """Each row receives a gradient; in causal attention, half of them are enough."""
+    script.exec_line(f"loss({script.call(args)}).backward()")
+    grad = script.assign("grad", f"attention.get_parameter({name!r}).grad")
+    if script.evaluate(f"{grad} is None"):
+        return  # the law of gradients reports it
+    by_row = f"{grad}.movedim({axis_of(script, name, rows)}, 0).flatten(1)"
+    used = script.assign("used", f"{by_row}.any(dim=1).sum().item()")
+    expected = [(rows + 1) // 2, rows] if script.adapter.causal else [rows]
+    message = f"only {script.evaluate(used)} of {rows} rows of `{name}` are used"
+    script.assert_true(f"{used} in {expected}", message)
+
+
+def axis_of(script: Script, name: str, rows: int) -> int:
+    """The axis of a table that has this number of rows."""
+    shape = f"attention.get_parameter({name!r}).shape"
+    found: int = script.evaluate(f"list({shape}).index({rows})")
+    return found
+
+
+def assert_rows_in_order(
+    script: Script, args: CallArguments, name: str, rows: int
+) -> None:
+    """From key to key, the row in the table only grows, or only falls.
+
+    The ratio of the weights of two neighboring keys depends on their two rows only.
+    """
+    weights = record_weights(script, args)
+    if not weights:
+        return
+    length, axis = script.sizes.k_len, axis_of(script, name, rows)
+    table = script.assign("table", f"attention.get_parameter({name!r})")
+    keys = range(length - 1) if length < 50 else (0, 1, length - 3, length - 2)
+    grows = falls = True
+    for query in [length - 1] if script.adapter.causal else [0, length - 1]:
+        last: list[int] = []
+        for key in keys:
+            log = f"{weights}[:, {query}, {key}:{key + 2}].log()"
+            grad = (
+                f"torch.autograd.grad({log}.diff().sum(), {table}, retain_graph=True)"
+                f"[0].movedim({axis}, 0).flatten(1).norm(dim=1)"
+            )
+            size = script.evaluate(grad)
+            if not size.isfinite().all():
+                return
+            # Two distances that share a row leave rounding errors.
+            found = (size > max(1e-3 * size.max(), 1e-4)).nonzero().flatten().tolist()
+            if found and last:
+                grows &= found[0] >= last[-1]
+                falls &= found[-1] <= last[0]
+            last = found or last
+    if not (grows or falls):
+        message = f"the rows of `{name}` are not in the order of the distances"
+        script.fail("False, " + repr(message), message, math.nan, 0.0)
+
+
+@law(slow=True)
 def distant_positions(script: Script) -> None:
     r"""Positions far from the start are as exact as the first, in half precision, too.
 
@@ -764,9 +1010,11 @@ def distant_positions(script: Script) -> None:
         assert_half_is_close(script, dtype)
     if adapter.positions in ("rotary", "alibi"):
         assert_last_weights_differ(script, FAR)
+    if adapter.positions in ("rotary", "alibi", "relative"):
         weights = weights_of_equal_tokens(script, FAR)
         # The weights of far keys may be too small for a ratio.
-        assert_weights_shift(script, weights, range(1, 20), factor=10)
+        farthest = min(20, adapter.window or 20)
+        assert_weights_shift(script, weights, range(1, farthest), factor=10)
 
 
 def takes_length(script: Script) -> bool:

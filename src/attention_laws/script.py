@@ -13,6 +13,7 @@ see [defining a law](law.md).
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import io
@@ -68,14 +69,25 @@ def without_mode(line: str) -> str:
     return MODE_PATTERN.sub("", line)
 
 
+def parts_of(result: Any) -> dict[str, Any]:
+    r"""The parts of a result by their index; none if it is a single value.
+
+    >>> parts_of(("output", None)), parts_of({"out": 3})
+    ({'[0]': 'output', '[1]': None}, {"['out']": 3})
+    """
+    if isinstance(result, Mapping):
+        return {f"[{key!r}]": value for key, value in result.items()}
+    if isinstance(result, tuple | list):
+        return {f"[{n}]": value for n, value in enumerate(result)}
+    if dataclasses.is_dataclass(result):
+        names = [field.name for field in dataclasses.fields(result)]
+        return {f".{name}": getattr(result, name) for name in names}
+    return {}
+
+
 def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
     """The index of the first tensor shaped like the query, except for its width."""
-    parts: list[tuple[str, Any]] = [("", result)]
-    if isinstance(result, Mapping):
-        parts = [(f"[{key!r}]", value) for key, value in result.items()]
-    elif isinstance(result, tuple | list):
-        parts = [(f"[{n}]", value) for n, value in enumerate(result)]
-    for index, value in parts:
+    for index, value in parts_of(result).items() or [("", result)]:
         if isinstance(value, Tensor) and value.is_floating_point():
             if adapter.is_image and value.dim() == 4:
                 index += adapter.from_image()
@@ -85,6 +97,12 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 if adapter.is_pooled:
                     index += "[:, None]" if value.dim() == 2 else "[:, :1]"
                 return index
+            axis = adapter.layout.find("l")
+            if adapter.fixed_length and value.dim() == query.dim():
+                # A learned token may stand before the others, such as that of a class.
+                shape = [n - (dim == axis) for dim, n in enumerate(value.shape)]
+                if adapter.is_like_query(torch.Size(shape), query.shape):
+                    return f"{index}[{':, ' * axis}1:]"
     return None
 
 
@@ -110,6 +128,7 @@ class Script:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         thorough: bool = False,
+        insist: bool = False,
     ) -> None:
         self.adapter = adapter
         self.sizes = sizes
@@ -117,18 +136,21 @@ class Script:
         self.dtype = dtype
         self.device = device
         self.thorough = thorough
+        self.insist = insist  # whether `only` names the law
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
         self.counters: dict[str, int] = {}  # how many variables have each name
         self.succeeded: set[str] = set()  # programs, without their modes, that ran
+        self.result_shapes: list[torch.Size] = []  # of the tensors of a first call
         self.context = ""  # the context in which calls run, such as "torch.no_grad()"
 
     # Building the attention
 
-    def restart(self, mode: str = "eval", dropout: float = 0.0) -> None:
+    def restart(self, mode: str = "eval", dropout: float | None = 0.0) -> None:
         """Discard all lines and build the attention anew, in one of its `modes`.
 
         Dropout is 0 unless given: two outputs with random dropout cannot be compared.
+        With None, it is as it was built.
         """
         adapter = self.adapter
         self.lines, self.counters, self.context = [], {}, CONTEXTS.get(mode, "")
@@ -150,7 +172,8 @@ class Script:
             self.call(self.make_arguments())
             self.lines[-1] += "  # initializes lazy weights"
         self.exec_line("randomize_parameters(attention)")
-        if tools.set_dropout(self.namespace["attention"], dropout):
+        attention = self.namespace["attention"]
+        if dropout is not None and tools.set_dropout(attention, dropout):
             self.lines.append(f"set_dropout(attention, {dropout})")
         self.exec_line(f"attention.{mode}()")
 
@@ -233,6 +256,16 @@ class Script:
         yield
         del self.lines[length:]
         self.counters = counters
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Remove the lines of this block if a call in it is refused, and go on."""
+        length, counters = len(self.lines), dict(self.counters)
+        try:
+            yield
+        except ScriptError:
+            del self.lines[length:]
+            self.counters = counters
 
     # Inputs and masks
 
@@ -378,6 +411,8 @@ class Script:
         parts = list(args.inputs)
         if self.adapter.is_image:
             parts = [f"{name}{self.adapter.to_image()}" for name in parts]
+        if self.adapter.input_key:
+            parts = [f"{{{self.adapter.input_key!r}: {parts[0]}}}"]
         if self.adapter.by_keyword:
             pairs = zip(self.adapter.inputs, parts, strict=True)
             parts = [f"{name}={text}" for name, text in pairs]
@@ -413,9 +448,10 @@ class Script:
     def call_for_weights(self, args: CallArguments) -> str:
         """Call the attention; return the variable of its attention weights."""
         source = self.adapter.weights_source
-        if source.startswith("["):
-            result = f"attention({self.argument_source(args)})"
-            return self.assign("weights", result + source)
+        if not source.startswith("."):
+            given = self.argument_source(args, **self.adapter.weights_args)
+            index = source.removeprefix("result")
+            return self.assign("weights", f"attention({given}){index}")
         self.call(args)
         return self.assign("weights", f"attention{source}")
 
@@ -487,6 +523,15 @@ class Script:
     def assert_finite(self, name: str, message: str) -> None:
         """Raise `LawViolation` where a tensor holds NaN or infinity."""
         self.assert_true(f"{name}.isfinite().all()", message)
+
+    def is_unsupported(self, failure: ScriptError) -> bool:
+        """Whether a call raises because a dtype is not supported.
+
+        That is an operation without a kernel, or, unless `only` names the law, a fill
+        value such as -1e9 that does not fit into float16: nobody can overlook it.
+        """
+        overflows = "cannot be converted" in str(failure) and not self.insist
+        return overflows or "not implemented for" in str(failure)
 
     def fail(
         self, claim: str, message: str, difference: float, tolerance: float

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attention_laws.names import KEEP_PATTERN
+
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
     r"""Normally distributed random numbers, the same on every device.
@@ -46,11 +48,18 @@ def randomize_parameters(module: nn.Module) -> None:
     >>> round(linear.weight.std().item(), 2)  # 1.5 / 10
     0.15
     """
+    convolutions = {
+        id(part.weight)
+        for part in module.modules()
+        if isinstance(part, nn.modules.conv._ConvNd)
+    }
     with torch.no_grad():
         for n, weight in enumerate(p for p in module.parameters() if p.requires_grad):
             noise = seeded_randn(1000 + n, *weight.shape).to(weight)
-            if weight.dim() > 1:
-                weight.copy_(1.5 * noise / weight.shape[-1] ** 0.5)
+            if weight.dim() > 1 and not (weight == 1).all():
+                is_convolution = id(weight) in convolutions
+                fan_in = weight[0].numel() if is_convolution else weight.shape[-1]
+                weight.copy_(1.5 * noise / fan_in**0.5)
             else:
                 # Added, not copied: the weight of a normalization layer stays near 1.
                 weight.add_(0.3 * noise)
@@ -115,21 +124,32 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities.
 
-    A number named `p` is one in a dropout layer, and where `forward` is random.
+    A number named `p` or `keep` is one in a dropout layer, and in code that is random.
     """
     is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
-        if "drop" in name.lower() or (is_random and name == "p")
+        if "drop" in name.lower() or (is_random and (name == "p" or is_kept(name)))
         if type(value) in (int, float) and 0 <= value <= 1
     ]
 
 
+def is_kept(name: str) -> bool:
+    r"""Whether an attribute is the probability to keep a number, not to drop it.
+
+    >>> is_kept("keep_prob"), is_kept("keepdim")
+    (True, False)
+    """
+    return KEEP_PATTERN.fullmatch(name) is not None
+
+
 def uses_random(part: nn.Module) -> bool:
-    """Whether the code of `forward` names a function that draws random numbers."""
-    code = getattr(part.forward, "__code__", None)
-    found = " ".join(code.co_names) if code else ""
+    """Whether a method of the class names a function that draws random numbers."""
+    methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
+    functions = [part.forward, *methods]
+    codes = [c for f in functions if (c := getattr(f, "__code__", None)) is not None]
+    found = " ".join(name for code in codes for name in code.co_names)
     return re.search(r"dropout|bernoulli|\brand", found) is not None
 
 
@@ -149,8 +169,9 @@ def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:
     for path, part in module.named_modules():
         if place in (None, place_of(path)):
             for name in probabilities(part):
-                changed |= getattr(part, name) != p
-                setattr(part, name, p)
+                value = 1 - p if is_kept(name) else p
+                changed |= getattr(part, name) != value
+                setattr(part, name, value)
     return changed
 
 
@@ -178,12 +199,27 @@ def rotary_complex(start: int, stop: int, width: int) -> Tensor:
 def flip_items(cache: Any, batch_size: int) -> Any:
     r"""The tensors of a cache, with their batch items in reverse order.
 
-    >>> flip_items((torch.tensor([1, 2]),), 2)
-    (tensor([2, 1]),)
+    >>> flip_items({"key": torch.tensor([1, 2]), "length": 1}, 2)
+    {'key': tensor([2, 1]), 'length': 1}
     """
     if isinstance(cache, Tensor):
         return cache.flip(list(cache.shape).index(batch_size))
-    return tuple(flip_items(each, batch_size) for each in cache)
+    if isinstance(cache, dict):
+        return {name: flip_items(each, batch_size) for name, each in cache.items()}
+    if isinstance(cache, tuple | list):
+        return tuple(flip_items(each, batch_size) for each in cache)
+    return cache
+
+
+def can_flip_items(cache: Any, batch_size: int) -> bool:
+    r"""Whether each tensor of a cache has one axis of the batch size.
+
+    >>> can_flip_items((torch.zeros(2, 3),), 2), can_flip_items(torch.zeros(2, 2), 2)
+    (True, False)
+    """
+    tensors = tensors_in(cache)
+    is_known = isinstance(cache, Tensor | dict | list | tuple)
+    return is_known and all([*t.shape].count(batch_size) == 1 for t in tensors)
 
 
 def count_outcomes(samples: Tensor) -> int:
@@ -275,6 +311,20 @@ def recorded_weights(
         ]:
             found.append(by_key.reshape(heads, q_len, k_len))
     return found[0] if len(found) == 1 else None
+
+
+def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
+    r"""The first input of a layer during a call.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> captured_input(lambda: layer(torch.ones(2)), layer)
+    tensor([1., 1.])
+    """
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    call()
+    handle.remove()
+    return seen[0]
 
 
 def loss(output: Tensor) -> Tensor:

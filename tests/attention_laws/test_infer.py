@@ -1,6 +1,7 @@
 """The calling convention is inferred and reported."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -426,6 +427,147 @@ def test_weights_are_found_in_results_and_in_attributes() -> None:
     assert (adapter.weights_source, adapter.weights_axes) == (".attn", "bhqk")
     assert found(ReturnsWeights, weights="none").weights_source == ""
     assert found(Correct).weights_source == ""
+
+
+@dataclass
+class Result:
+    output: Tensor
+    weights: Tensor
+
+
+class InDataclass(ReturnsWeights):
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return Result(*super().forward(query, key, value))
+
+
+def test_output_and_weights_are_found_in_a_dataclass() -> None:
+    adapter = found(InDataclass)
+    assert (adapter.output_index, adapter.weights_source) == (
+        ".output",
+        "result.weights",
+    )
+
+
+class FromDict(Correct):
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
+        x = batch["tokens"]
+        return {"y": super().forward(x, x, x)}
+
+
+def test_an_input_in_a_dict_is_passed_by_its_key() -> None:
+    adapter = found(FromDict)
+    assert (adapter.input_key, adapter.output_index) == ("tokens", "['y']")
+
+
+class LatentsAttend(Correct):
+    def forward(self, x: Tensor, latents: Tensor) -> Tensor:  # type: ignore[override]
+        both = torch.cat([x, latents], dim=1)
+        return super().forward(latents, both, both)
+
+
+def test_of_two_inputs_the_query_is_the_one_that_is_as_long_as_the_output() -> None:
+    adapter = found(LatentsAttend)
+    assert (adapter.inputs, adapter.by_keyword) == (("latents", "x"), True)
+    assert adapter.cross_attention
+
+
+class WithClassToken(Correct):
+    def __init__(self, d_model: int, heads: int, num_patches: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.token = nn.Parameter(torch.zeros(1, 1, d_model))
+        self.table = nn.Parameter(torch.zeros(1 + num_patches, d_model))
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.table
+        return super().forward(x, x, x)
+
+
+def test_a_learned_token_before_the_others_is_left_out_of_the_output() -> None:
+    adapter = found(WithClassToken)
+    assert (adapter.fixed_length, adapter.output_index) == (4, "[:, 1:]")
+
+
+class CountsAndWidths(Correct):
+    def __init__(self, query_size: int, num_heads: int, num_seeds: int) -> None:
+        super().__init__(query_size, num_heads)
+        self.seeds = nn.Parameter(torch.zeros(num_seeds, query_size))
+
+    def forward(self, x: Tensor, head_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        y = super().forward(self.seeds.expand(len(x), -1, -1), x, x)
+        return y if head_mask is None else y * head_mask.mean()
+
+
+def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks() -> (
+    None
+):
+    adapter = found(CountsAndWidths)
+    assert facts(adapter)["built as"] == (
+        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2) (inferred)"
+    )
+    assert adapter.is_pooled
+    assert facts(adapter)["mask"] == "none (inferred)"
+
+
+def test_a_mask_with_too_many_axes_is_not_inferred() -> None:
+    # Its mask is [q_len, k_len]; one of four axes broadcasts, and so do the weights.
+    class AddsTwoAxes(Correct):
+        def forward(
+            self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+        ) -> Any:
+            output = super().forward(query, key, value, mask)
+            return output, self.weights.mean(dim=1)
+
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                least = torch.finfo(scores.dtype).min
+                scores = scores.masked_fill(~mask[None, None], least)
+            self.weights = scores.softmax(dim=-1)
+            return self.weights.reshape(-1, self.heads, *scores.shape[-2:])
+
+    assert [mask.axes for mask in found(AddsTwoAxes).masks] == ["qk"]
+
+
+def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> None:
+    class RepeatsInWrongOrder(Correct):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+            return super().forward(x, x, x, mask)
+
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if mask is not None:
+                if mask.dim() == 3:
+                    mask = mask.repeat(self.heads, 1, 1).view(scores.shape)
+                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            return scores.softmax(dim=-1)
+
+    assert {mask.axes for mask in found(RepeatsInWrongOrder).masks} == {"qk", "bqk"}
+
+
+def test_a_dict_may_be_given_to_the_constructor() -> None:
+    class FromConfig(Correct):
+        def __init__(self, cfg: dict[str, int]) -> None:
+            super().__init__(cfg["width"], cfg["heads"])
+
+    cfg = {"width": 20, "heads": 5}
+    adapter = found(FromConfig, init_args={"cfg": cfg}, d_model=20, heads=5)
+    assert facts(adapter)["built as"] == f"FromConfig(cfg={cfg}) (given)"
+
+
+def test_a_given_size_of_unknown_meaning_fixes_the_others() -> None:
+    class OfTwoWidths(Correct):
+        def __init__(self, dim: int, heads: int, other_width: int = 12) -> None:
+            super().__init__(other_width, heads)
+
+    given = {"dim": 12, "heads": 3}
+    assert found(OfTwoWidths, init_args=given).free_heads
+    assert not found(OfTwoWidths, init_args=given | {"other_width": 12}).free_heads
+
+
+def test_a_decorator_for_inference_is_a_design() -> None:
+    class ForInference(Correct):
+        forward = torch.no_grad()(Correct.forward)
+
+    assert "inference" in found(ForInference).designs
+    assert "inference" not in found(Correct).designs
 
 
 def test_random_training_is_not_checked() -> None:

@@ -1,6 +1,7 @@
 """The dictionary of names: arguments, sizes and projections."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ def test_sizes_are_found_under_each_of_their_names() -> None:
     assert names.size_attribute(nn.MultiheadAttention(12, 3), "{heads}") == 3
     assert names.size_attribute(nn.MultiheadAttention(12, 3), "{d_model}") == 12
     assert names.size_attribute(nn.Linear(1, 1), "{heads}") is None
+
+
+def test_a_config_has_sizes_under_each_of_its_names() -> None:
+    module = nn.Identity()
+    module.cfg = SimpleNamespace(n_head=3)  # type: ignore[assignment]
+    assert names.size_attribute(module, "{heads}") == 3
+    assert names.find_inputs({"queries": True, "keys": True}) == ("queries", "keys")
+    assert names.argument_values({"hidden": True, "source": True})["source"]
 
 
 def test_the_most_likely_width_comes_first() -> None:

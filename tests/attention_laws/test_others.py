@@ -73,8 +73,7 @@ class Llama(nn.Module):
 LEAST = {"mask": {"mask": "additive_min:b1qk"}}
 
 OTHERS: list[tuple[Any, dict[str, Any], set[str]]] = [
-    # In training, its weights are returned after dropout: a true violation.
-    (Gpt2, LEAST, {"rows_sum_to_one"}),
+    (Gpt2, LEAST, set()),
     (Bert, LEAST, set()),
     (FastBert, {}, set()),
     (Llama, {**LEAST, "kv_heads": 2, "positions": "rotary"}, set()),

@@ -50,6 +50,15 @@ def test_parameters_that_are_not_trained_and_buffers_stay() -> None:
     assert module.bias.any()
 
 
+def test_a_convolution_is_randomized_like_a_layer_of_its_fan_in() -> None:
+    convolution, norm = nn.Conv2d(100, 100, 1), nn.Module()
+    norm.gain = nn.Parameter(torch.ones(1, 50, 1, 1))
+    randomize_parameters(convolution)
+    randomize_parameters(norm)
+    assert 0.1 < convolution.weight.std() < 0.2
+    assert 0.8 < norm.gain.mean() < 1.2
+
+
 def test_every_dropout_is_set_in_layers_and_attributes() -> None:
     class Part(nn.Module):
         def __init__(self) -> None:
