@@ -187,6 +187,11 @@ def test_no_change_leaves_a_stale_page_of_an_api_reference(
     # A module that the documented one imports: an alias may lead there.
     edit(tmp_path / "src/p/b.py", '"""# B"""', '"""# The second"""')
     assert make() == ["api.md", "source/b.md"]
+    # The docstring of a module is not in the documentation of a function.
+    edit(tmp_path / "docs/api.md", "::: p.b\n", "")
+    assert make() == ["api.md"]
+    edit(tmp_path / "src/p/b.py", '"""# The second"""', '"""# The third"""')
+    assert make() == ["source/b.md"]
     options["show_source"] = True
     assert "api.md" in make()
     # The reference shows the source with its comments: it depends on more.
