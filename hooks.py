@@ -179,14 +179,15 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def archive(paths: list[Path]) -> bytes:
     """The copies of some modules in one file."""
-    return zipped({copied_name(path): edition(path) for path in paths})
+    return zipped(tuple((copied_name(path), edition(path)) for path in paths))
 
 
-def zipped(texts: dict[str, str]) -> bytes:
+@cache  # for a served site, which is built after each change
+def zipped(texts: tuple[tuple[str, str], ...]) -> bytes:
     """Some files in one, which is the same at each build."""
     content = io.BytesIO()
     with ZipFile(content, "w", ZIP_DEFLATED) as file:
-        for name, text in texts.items():
+        for name, text in texts:
             file.writestr(ZipInfo(name), text, ZIP_DEFLATED)
     return content.getvalue()
 
@@ -208,7 +209,7 @@ def notebooks(config: MkDocsConfig) -> dict[str, str | bytes]:
         name = page.rpartition(".")[0]
         for suffix, content in made.items():
             texts[f"{name}{suffix}"] = content
-    return {**texts, "headnotes-notebooks.zip": zipped(texts)}
+    return {**texts, "headnotes-notebooks.zip": zipped(tuple(texts.items()))}
 
 
 def notebook(page: str, text: str, site_url: str) -> dict[str, str]:

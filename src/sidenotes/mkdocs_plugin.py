@@ -28,6 +28,7 @@ from mkdocs.utils.templates import TemplateContext
 
 from sidenotes.cache import prune
 from sidenotes.extension import SidenotesExtension, no_links
+from sidenotes.output_cache import Entries, remember_files, searchable
 from sidenotes.page_cache import render_cached, site_key
 from sidenotes.split import LiterateError, read
 
@@ -41,26 +42,6 @@ PERCENT = re.compile(r"# %%(\s|$)")
 
 # The title of a module: the first line of its docstring.
 TITLE = re.compile(r'(?:#.*\n|\s)*r?"""\s*# (.+)')
-
-# Excluded from the search: the buttons of a module, and its code, since a name that
-# occurs in each line would hide the page that explains it; and the elements around or
-# before its first heading, with which the search plugin does not find the title.
-UNSEARCHED = re.compile(
-    r'<pre class="sn-code.*?</pre>'
-    r'|<p class="sn-bar">.*?</p>'
-    r'|<div class="sn-anchors">.*?</div>'
-    r"|</?(?:div|section)\b[^>]*>",
-    re.DOTALL,
-)
-
-# The search index needs text only: the markup of highlighted code, figures and formulas
-# would slow the indexing down.
-BLOCK = re.compile(r"<(pre|svg|math)\b[^>]*>(.*?)</\1>", re.DOTALL)
-MARKUP = {
-    "pre": re.compile(r"</?(span|a)\b[^>]*>"),
-    "svg": re.compile(r"<[^>]*>"),
-    "math": re.compile(r"<[^>]*>"),
-}
 
 
 class Options(Config):  # type: ignore[no-untyped-call]
@@ -252,6 +233,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         folder = self.cache / "templates"
         folder.mkdir(parents=True, exist_ok=True)
         env.bytecode_cache = FileSystemBytecodeCache(str(folder))
+        remember_files(env, config, self.cache / "outputs")
         return env
 
     @event_priority(-100)  # after all other plugins have changed the text
@@ -289,11 +271,17 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         config: MkDocsConfig,
         nav: Navigation,
     ) -> None:
-        """Before the search plugin reads the page: reduce code and figures to text."""
+        """Before the search plugin reads the page: reduce code and figures to text.
+
+        Of a page whose entries are known, the search plugin sees nothing.
+        """
         self.content = page.content or ""
-        content = UNSEARCHED.sub("", self.content).strip()
-        page.content = BLOCK.sub(lambda m: MARKUP[m[1]].sub("", m[0]), content)
-        self.searched = page.content
+        self.entries = None
+        # A fourth method would be that of another plugin, which could change the page.
+        if len(config.plugins.events["page_context"]) == 3:
+            self.entries = Entries(page, config, self.cache / "outputs")
+        known = self.entries and self.entries.known is not None
+        page.content = self.searched = "" if known else searchable(self.content)
 
     @event_priority(-100)
     def show_markup(
@@ -305,6 +293,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
         nav: Navigation,
     ) -> None:
         """After the search plugin: restore the page, unless a plugin has changed it."""
+        if self.entries:
+            self.entries.complete()
         if page.content == self.searched:
             page.content = self.content
 

@@ -18,7 +18,7 @@ import tokenize
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,7 @@ def own_code(source: str) -> str:
     return hash_of([*code_lines(source).values(), *examples_in(source)])
 
 
+@cache  # the recorder and the build ask for those of each source twice
 def code_lines(source: str) -> dict[int, str]:
     r"""The lines of code by number: without blank lines and lines of comments only.
 

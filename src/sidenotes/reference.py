@@ -45,21 +45,32 @@ def documented(text: str, config: MkDocsConfig, memory: Memory) -> list[str] | N
     paths = handlers.get("python", {}).get("paths", ["."])
     imports = Imports([root / path for path in paths], memory)
     files: set[Path] = set()
+    show = definitions_in
     for name in names:
         parts = name.split(".")
         count = len([*imports.files_of(Import(name, "", "", False))])
         if not count:
             return None  # installed, perhaps in a way that permits editing
+        if count == len(parts):
+            show = contents_of
         files |= imports.closure([Import(".".join(parts[:count]), "", "", False)])
     if any(BLOCK.search(imports.text(file)) for file in files):
         return None  # a docstring with blocks of its own
     # Which files these are follows from the names and from the imports.
-    return [memory(definitions_in, imports.text(file)) for file in sorted(files)]
+    return [memory(show, imports.text(file)) for file in sorted(files)]
+
+
+def contents_of(source: str) -> str:
+    """A hash of all that the documentation of a module shows: no comments."""
+    return hash_of([ast.dump(ast.parse(source))])
 
 
 def definitions_in(source: str) -> str:
-    """A hash of all but comments and the format."""
-    return hash_of([ast.dump(ast.parse(source))])
+    """A hash of what the documentation of a class or a function shows."""
+    tree = ast.parse(source)
+    if ast.get_docstring(tree) is not None:
+        tree.body = tree.body[1:]
+    return hash_of([ast.dump(tree)])
 
 
 @contextmanager

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import Template
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, PluginError
+from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from sidenotes import page_cache
+from sidenotes import cache, output_cache, page_cache
+from sidenotes.cache import load
 from sidenotes.split import LiterateError
 
 MODULE = '''"""# Title
@@ -66,6 +69,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
         render(page, *args)
 
     monkeypatch.setattr(Page, "render", counted)
+    # The files of the theme: to list them takes half the time of a build.
+    monkeypatch.setattr(Files, "add_files_from_theme", lambda *_: None)
     # Nothing may depend on the working directory.
     monkeypatch.chdir(tmp_path.parent)
 
@@ -182,6 +187,11 @@ def test_no_change_leaves_a_stale_page_of_an_api_reference(
     # A module that the documented one imports: an alias may lead there.
     edit(tmp_path / "src/p/b.py", '"""# B"""', '"""# The second"""')
     assert make() == ["api.md", "source/b.md"]
+    # The docstring of a module is not in the documentation of a function.
+    edit(tmp_path / "docs/api.md", "::: p.b\n", "")
+    assert make() == ["api.md"]
+    edit(tmp_path / "src/p/b.py", '"""# The second"""', '"""# The third"""')
+    assert make() == ["source/b.md"]
     options["show_source"] = True
     assert "api.md" in make()
     # The reference shows the source with its comments: it depends on more.
@@ -297,3 +307,111 @@ def test_the_search_knows_a_module_by_its_title_and_notes(
     assert "boost" not in entries["lesson/"]
     html = (tmp_path / "site/source/b/index.html").read_text()
     assert re.search(r'href="\.\./a/"[^>]*>\s*<span class="md-ellipsis">\s*Title', html)
+
+
+def files_in(folder: Path) -> dict[Path, bytes]:
+    found = [path for path in folder.rglob("*.*") if path.suffix in (".html", ".json")]
+    return {path: path.read_bytes() for path in found}
+
+
+# Hooks: one changes pages, two change what templates show.
+CHANGE = """
+def on_env(env, config, files):
+    files.src_uris["index.md"].page.content += "changed"
+def on_page_context(context, page, **_):
+    page.content += "and again"
+"""
+PASS = """
+from pathlib import Path
+def on_page_context(context, **_):
+    context["word"] = (Path(__file__).parent / "word").read_text()
+"""
+FILTER = """
+from pathlib import Path
+def on_env(env, **_):
+    word = (Path(__file__).parent / "word").read_text()
+    env.filters["say"] = lambda text: text + word
+"""
+FOOTER = '{% extends "base.html" %}{% block footer %}TEXT{% endblock %}'
+THEME = {**OPTIONS["theme"], "custom_dir": "own"}
+
+# Changes of a site, one after the other: files, and options.
+CHANGES: list[tuple[dict[str, str], dict[str, Any]]] = [
+    ({"own/main.html": FOOTER}, {}),
+    ({"docs/index.md": "# Start\n"}, {}),
+    ({"docs/index.md": "---\ntags: [x]\n---\n# Start\n"}, {}),
+    ({"docs/index.md": "---\nicon: material/home\n---\n# Start\n"}, {}),
+    ({"docs/index.md": "---\nsearch: {exclude: true}\n---\n# Start\n"}, {}),
+    ({}, {"nav": ["lesson.md", "index.md", "source/a.md", "source/b.md"]}),
+    ({}, {"copyright": "C", "repo_url": "https://example.org/r"}),
+    ({}, {"theme": {**OPTIONS["theme"], "features": ["navigation.tabs"]}}),
+    ({}, {"theme": THEME}),
+    ({"own/main.html": FOOTER.replace("TEXT", "one")}, {"theme": THEME}),
+    ({"change.py": CHANGE}, {"hooks": ["change.py"]}),
+    (
+        {"own/main.html": FOOTER.replace("TEXT", "{{ word }}")},
+        {"theme": THEME, "hooks": ["pass.py"]},
+    ),
+    ({"word": "second"}, {"theme": THEME, "hooks": ["pass.py"]}),
+    (
+        {"own/main.html": FOOTER.replace("TEXT", "{{ config.site_name | say }}")},
+        {"theme": THEME, "hooks": ["filter.py"]},
+    ),
+    ({"word": "third"}, {"theme": THEME, "hooks": ["filter.py"]}),
+]
+
+
+@pytest.mark.slow
+def test_a_cached_page_is_what_the_theme_would_make_now(
+    site: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store(path: Path, text: str) -> None:
+        """All is made anew; where the cache has a text, it must be the same."""
+        assert load(path) in (None, text), options
+        cache.store(path, text)
+
+    monkeypatch.setattr(output_cache, "load", lambda path: None)
+    monkeypatch.setattr(output_cache, "store", store)
+    (tmp_path / "docs/lesson.py").rename(tmp_path / "docs/lesson.md")
+    (tmp_path / "own").mkdir()
+    hooks = {"pass.py": PASS, "filter.py": FILTER, "word": "first"}
+    for files, options in [(hooks, {}), *CHANGES]:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        site(**{"nav": None} | options)
+    assert "Tinythird" in (tmp_path / "site/index.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_theme_makes_only_pages_that_have_changed(
+    site: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docs/lesson.py").rename(tmp_path / "docs/lesson.md")
+    made: list[str] = []
+    render = Template.render
+
+    def counted(template: Template, context: dict[str, Any]) -> str:
+        if context.get("page"):
+            made.append(context["page"].file.src_uri)
+        return render(template, context)
+
+    monkeypatch.setattr(Template, "render", counted)
+    site()
+    files = files_in(tmp_path / "site")
+    assert sorted(made) == ALL
+    for old, new, pages in (
+        ("[A]", "[The module]", ["index.md"]),
+        ("[The module]", "[A]", []),
+        ("# Home", "# Start", ALL),  # the navigation of all pages names it
+        ("# Start", "# Home", []),
+    ):
+        made.clear()
+        edit(tmp_path / "docs/index.md", old, new)
+        site()
+        assert sorted(made) == pages
+    assert files_in(tmp_path / "site") == files
+    (tmp_path / "change.py").write_text(CHANGE)
+    for _ in range(2):
+        site(hooks=["change.py"])
+        before, files = files, files_in(tmp_path / "site")
+    assert before == files
