@@ -534,6 +534,8 @@ def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> No
 
         def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
             if mask is not None:
+                if mask.dim() > 3:
+                    raise ValueError("mask")
                 if mask.dim() == 3:
                     mask = mask.repeat(self.heads, 1, 1).view(scores.shape)
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
