@@ -18,7 +18,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -328,12 +328,22 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
         imports="".join([probe.adapter.imports, *imports]),
     )
     infer_sizes(probe, sizes, present, heads, d_k)
+    free_given_sizes(probe, values)
     adapter = probe.adapter
+    built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def free_given_sizes(probe: CallProbe, values: Mapping[str, str]) -> None:
+    """Let the sizes that are given vary, as examples, if the heads may.
+
+    `values` has the size that each argument of the constructor is. A given number that
+    is none, and equals one, may have to equal it.
+    """
+    adapter, init_args = probe.adapter, dict(probe.adapter.init_args)
     named = adapter.named_sizes(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     is_free = adapter.fixed_size
-    for name, value in options.init_args.items():
-        # A given size is that of an example, unless it is an unknown one that may have
-        # to equal another.
+    for name, value in probe.options.init_args.items():
         size = values.get(name, "")
         if size.startswith("{") and named.get(size[1:-1]) == value:
             init_args[name] = size
@@ -341,9 +351,6 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
             is_free = False
     is_free = is_free and "{heads}" in str(init_args)
     probe.update(init_args=init_args, free_heads=is_free)
-    adapter = probe.adapter
-    built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
-    probe.record("built as", built_as, "given" if options.init_args else "inferred")
 
 
 def infer_sizes(
