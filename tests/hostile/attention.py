@@ -42,6 +42,17 @@ def whole(x: Any, like: Tensor) -> None:
     need(not x.is_quantized, "they are quantised")
 
 
+def item_order(index: Any, like: Tensor, batch_size: int) -> list[int]:
+    """The batch items that `index` names, for the reordering of a cache."""
+    whole(index, like)
+    need(index.dtype in (torch.int32, torch.int64), "they are no integers")
+    need(index.dim() == 1 and len(index) > 0, "it is no list of items")
+    need(not index.is_meta, "there are no values")
+    order: list[int] = index.tolist()
+    need(all(0 <= n < batch_size for n in order), "there is no such item")
+    return order
+
+
 def allowed(mask: Tensor | None, full: tuple[int, ...]) -> Tensor:
     """A mask `[q_len or 1, k_len, batch_size or 1]` as bool, in full, on the CPU."""
     if mask is None:

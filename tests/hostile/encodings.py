@@ -13,6 +13,7 @@ from hostile.attention import (
     call,
     compare,
     dense,
+    item_order,
     need,
     whole,
 )
@@ -629,13 +630,7 @@ def latent_reorder(dice: Dice) -> Call:
     dice.tame = not given["index"].is_meta  # there is nothing to be read of
 
     def judge(result: Any) -> None:
-        index = given["index"]
-        whole(index, held)
-        need(index.dtype in (torch.int32, torch.int64), "they are no integers")
-        need(index.dim() == 1 and len(index) > 0, "it is no list of items")
-        need(not index.is_meta, "there are no values")
-        order = index.tolist()
-        need(all(0 <= n < batch_size for n in order), "there is no such item")
+        order = item_order(given["index"], held, batch_size)
         compare(cache.latents, wide(held[:, order]), held)
 
     return call(dice, cache.reorder, given, judge)

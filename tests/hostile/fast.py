@@ -20,6 +20,7 @@ from hostile.attention import (
     compare,
     dense,
     inputs,
+    item_order,
     linear,
     need,
     new_mask,
@@ -312,13 +313,7 @@ def reorder(dice: Dice) -> Call:
     dice.tame = not index.is_meta  # there is nothing to be read of
 
     def judge(result: Any) -> None:
-        index = given["index"]
-        whole(index, held)
-        need(index.dtype in (torch.int32, torch.int64), "they are no integers")
-        need(index.dim() == 1 and len(index) > 0, "it is no list of items")
-        need(not index.is_meta, "there are no values")
-        order = index.tolist()
-        need(all(0 <= n < batch_size for n in order), "there is no such item")
+        order = item_order(given["index"], held, batch_size)
         for kept, old in zip((cache.keys, cache.values), held, strict=True):
             compare(kept.permute(2, 0, 1, 3), wide(old[:, order]), held)
 

@@ -20,8 +20,8 @@ from hostile.attention import (
     call,
     compare,
     dense,
+    item_order,
     need,
-    whole,
 )
 from hostile.dice import Dice
 from hostile.forward import by_loops, forward, wide
@@ -172,13 +172,7 @@ def reorder(dice: Dice) -> Call:
     dice.tame = not given["index"].is_meta  # there is nothing to be read of
 
     def judge(result: Any) -> None:
-        index = given["index"]
-        whole(index, ring.buffer)
-        need(index.dtype in (torch.int32, torch.int64), "they are no integers")
-        need(index.dim() == 1 and len(index) > 0, "it is no list of items")
-        need(not index.is_meta, "there are no values")
-        order = index.tolist()
-        need(all(0 <= n < batch_size for n in order), "there is no such item")
+        order = item_order(given["index"], ring.buffer, batch_size)
         kept, _ = ring.in_order()
         assert torch.equal(kept.nan_to_num(7), held[:, order].nan_to_num(7))
 
