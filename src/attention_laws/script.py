@@ -80,8 +80,8 @@ def parts_of(result: Any) -> dict[str, Any]:
     if isinstance(result, tuple | list):
         return {f"[{n}]": value for n, value in enumerate(result)}
     if dataclasses.is_dataclass(result):
-        names = [field.name for field in dataclasses.fields(result)]
-        return {f".{name}": getattr(result, name) for name in names}
+        fields = dataclasses.fields(result)
+        return {f".{field.name}": getattr(result, field.name) for field in fields}
     return {}
 
 

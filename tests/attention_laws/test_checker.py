@@ -317,3 +317,15 @@ def test_a_small_difference_that_disappears_in_float64_is_rounding(
     law = replace(LAWS["causality"], test=differ)
     adapter = infer_adapter(Correct, "Correct", "", Options())
     assert check_law(law, adapter, Options(), thorough=False).status == status
+
+
+def test_rounding_at_one_size_does_not_hide_a_violation_at_another() -> None:
+    def differ(script: Script) -> None:
+        if script.dtype == torch.float32:
+            raise LawViolation("differs", 0.003, 0.002, "")
+        if script.sizes.batch_size == 1:
+            raise LawViolation("differs in float64, too", 0.003, 0.002, "")
+
+    law = replace(LAWS["causality"], test=differ)
+    adapter = infer_adapter(Correct, "Correct", "", Options())
+    assert check_law(law, adapter, Options(), thorough=False).status == "fail"
