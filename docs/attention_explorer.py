@@ -126,9 +126,11 @@ def table(label, example, rows):
             f'<td style="--w:{w / 10:.0f}">{w / 1000:.3f}</td>' for w in row
         )
         body += f'<tr><th scope="row">{character}</th>{cells}</tr>'
+    # A browser paints a map before all of it has come; the columns keep their width.
+    columns = f'<colgroup><col span="{len(example["text"]) + 1}"></colgroup>'
     return (
-        f'<table class="xp-map" aria-label="{label}"><thead><tr><td></td>{head}</tr>'
-        f"</thead><tbody>{body}</tbody></table>"
+        f'<table class="xp-map" aria-label="{label}">{columns}<thead><tr><td></td>'
+        f"{head}</tr></thead><tbody>{body}</tbody></table>"
     )
 
 
@@ -161,7 +163,7 @@ def explorer(examples):
     cards = "".join(card(n, first) for n in range(len(HEADS)))
     data = dumps(examples, separators=(",", ":"))
     return (
-        '<div class="xp"><link rel="stylesheet" href="assets/explorer.css">'
+        '<div class="xp">'
         f'<script type="application/json">{data}</script><div class="xp-player">'
         f'<p class="xp-choice"><label>Text <select hidden>{options}</select></label> '
         f'<span class="xp-note">{first["note"]}</span></p>'

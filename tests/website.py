@@ -89,3 +89,9 @@ def end_transitions(page: Page) -> None:
 def text_of(html: str) -> str:
     """The text of a page, without its markup."""
     return unescape(re.sub(r"<[^>]*>", "", html))
+
+
+def code_lines(html: str) -> dict[int, str]:
+    """The lines that a page shows as code, as their reader would copy them."""
+    line = r'<span id="L(\d+)"[^>]*><a [^>]*></a>(.*?)(?:<samp .*</samp>)?\n</span>'
+    return {int(n): text_of(line) for n, line in re.findall(line, html)}

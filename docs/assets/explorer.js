@@ -44,6 +44,7 @@ for (const root of document.querySelectorAll(".xp")) {
     return make(
       "table",
       { role: "grid", className: "xp-map", "aria-label": label },
+      make("colgroup", {}, make("col", { span: example.text.length + 1 })),
       make("thead", {}, head),
       make("tbody", {}, ...lines),
     );

@@ -195,7 +195,7 @@ def converter():
     cards = "".join(map(card, CONVENTIONS))
     data = dumps(scores.permute(2, 0, 1).tolist(), separators=(",", ":"))
     return (
-        '<div class="mk"><link rel="stylesheet" href="../assets/masks.css">'
+        '<div class="mk">'
         f'<script type="application/json">{data}</script>'
         '<div class="mk-left">'
         '<p class="mk-paste"><label for="mk-text">Mask as text: edit it, or paste a '

@@ -10,14 +10,9 @@ import pytest
 
 from sidenotes.extension import SidenotesExtension
 from sidenotes.split import LiterateError
+from website import code_lines
 
 ROOT = Path(__file__).parent.parent.parent
-# The renderer itself has no pages.
-FILES = sorted(
-    p
-    for p in (ROOT / "src").rglob("*.py")
-    if p.stem != "__init__" and "sidenotes" not in p.parts
-)
 
 
 def convert(text: str, **options: object) -> str:
@@ -39,24 +34,6 @@ def convert(text: str, **options: object) -> str:
 def page(tmp_path: Path, source: str, symbol: str = "", **options: object) -> str:
     (tmp_path / "a.py").write_text(source, encoding="utf-8")
     return convert(f"::literate a.py{symbol}", root=str(tmp_path), **options)
-
-
-def code_lines(html: str) -> dict[int, str]:
-    """The lines that a page shows as code, as their reader would copy them."""
-    line = r'<span id="L(\d+)"[^>]*><a [^>]*></a>(.*?)(?:<samp .*</samp>)?\n</span>'
-    shown = re.findall(line, html)
-    return {int(n): unescape(re.sub(r"<[^>]+>", "", line)) for n, line in shown}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_every_line_of_each_module_has_one_place_on_its_page(path: Path) -> None:
-    html = convert(f"::literate {path}")
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    anchors = [int(n) for n in re.findall(r' id="L(\d+)"', html)]
-    assert sorted(anchors) == list(range(1, len(lines) + 1))
-    for number, text in code_lines(html).items():
-        assert text == lines[number - 1]
 
 
 def test_a_string_over_several_lines_is_highlighted_on_each(tmp_path: Path) -> None:

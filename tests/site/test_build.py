@@ -17,13 +17,14 @@ import pytest
 from fontTools.ttLib import TTFont
 
 from headnotes.cli import companions, copied_name, copy, edition, modules
-from website import ADDRESS, INDEX, ROOT, text_of
+from website import ADDRESS, INDEX, ROOT, code_lines, text_of
 
 OWN = [
     "assets/sidenotes.css",
     "assets/sidenotes.js",
     "assets/site.css",
     "assets/site.js",
+    "assets/source.css",
 ]
 
 
@@ -212,6 +213,22 @@ def test_an_archive_holds_what_the_command_line_copies(
         "mha.py",
         "rotary.py",
     ]
+
+
+def test_every_line_of_each_source_has_one_place_on_its_page(site: Path) -> None:
+    numbered = 0
+    for path in site.glob("source/**/*.html"):
+        html = path.read_text(encoding="utf-8")
+        source = re.search(r'/edit/main/(\S+\.py)" title="Edit', html)
+        if source is None:  # a page of tests, or an overview
+            continue
+        lines = (ROOT / source[1]).read_text(encoding="utf-8").split("\n")[:-1]
+        anchors = [int(n) for n in re.findall(r' id="L(\d+)"', html)]
+        assert sorted(anchors) == list(range(1, len(lines) + 1)), path
+        for number, text in code_lines(html).items():
+            assert text == lines[number - 1], path
+        numbered += 1
+    assert numbered > 50
 
 
 def test_every_module_page_shows_its_tests(

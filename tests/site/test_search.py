@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 from website import INDEX, ROOT
 
@@ -27,16 +27,13 @@ def test_each_query_finds_its_page_among_the_first_three(
     assert len(QUERIES) >= 40
     page.goto(f"{searchable}/index.html")
     box = page.locator(".md-search__input")
-    results = page.locator(".md-search-result__item")
+    results = page.locator(".md-search-result__item:not([data-old])")
     box.click()
     misses = []
     for query, wanted in QUERIES.items():
-        # The search listens to keys.
-        box.fill("")
-        box.press("End")
-        expect(results).to_have_count(0)
+        results.evaluate_all("all => all.forEach(e => e.dataset.old = '')")
         box.fill(query)
-        box.press("End")
+        box.press("End")  # the search listens to keys
         results.first.wait_for()
         found = results.evaluate_all(PAGES)[:3]
         if not set(found) & set(wanted):
