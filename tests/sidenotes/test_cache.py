@@ -78,14 +78,14 @@ def test_sources_may_be_parsed_by_several_threads() -> None:
     # parses, the collector of garbage may run, and let the other in.
     gc.callbacks.append(lambda *_: time.sleep(0))
     sources = [path.read_text() for path in Path(cache.__file__).parent.glob("*.py")]
-    memory = [Memory() for _ in range(24)]
+    memory = [Memory() for _ in range(12)]
 
     def parse_all(number: int) -> list[str]:
         return [memory[number](code_in, source) for source in sources]
 
     try:
         with ThreadPoolExecutor(max_workers=4) as threads:
-            first, *others = threads.map(parse_all, range(24))
+            first, *others = threads.map(parse_all, range(12))
     finally:
         gc.callbacks.pop()
     assert all(other == first for other in others)
