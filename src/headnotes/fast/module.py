@@ -511,7 +511,7 @@ class KeyValueCache:
         # Keys are used first, then values: one half of the buffer each.
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
-            self.buffer = torch.empty(
+            self.buffer = torch.zeros(
                 2,
                 batch_size,
                 heads,
@@ -684,7 +684,7 @@ class KeyValueCache:
             capacity = min(capacity, self.window)
         *sizes, _, width = self.buffer.shape
         with torch.inference_mode(False):
-            buffer = self.buffer.new_empty(*sizes, capacity, width)  # [..., width]
+            buffer = self.buffer.new_zeros(*sizes, capacity, width)  # [..., width]
             buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
 

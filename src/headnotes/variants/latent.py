@@ -379,7 +379,7 @@ class LatentCache:
         check_sizes(batch_size=batch_size, width=width, capacity=capacity)
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(False):
-            self.buffer = torch.empty(
+            self.buffer = torch.zeros(
                 capacity, batch_size, width, dtype=dtype, device=device
             )  # [capacity, batch_size, width]
         self.length = 0
@@ -463,7 +463,7 @@ class LatentCache:
         while capacity < needed:
             capacity *= 2
         with torch.inference_mode(False):
-            buffer = self.buffer.new_empty(
+            buffer = self.buffer.new_zeros(
                 capacity, *self.buffer.shape[1:]
             )  # [capacity, batch_size, width]
             buffer[: self.length] = self.latents

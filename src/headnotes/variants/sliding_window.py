@@ -441,7 +441,7 @@ class RingCache:
         self.sink_tokens = sink_tokens
         self.length = 0  # all positions so far, also the overwritten ones
         slots = sink_tokens + window
-        self.buffer = torch.empty(
+        self.buffer = torch.zeros(
             2, slots, batch_size, heads, d_k, dtype=dtype, device=device
         )  # [2, slots, batch_size, heads, d_k]
 
