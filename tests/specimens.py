@@ -809,6 +809,22 @@ def forgets_to_rescale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return context / norm
 
 
+def forgets_to_rescale_late(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Blocks of 256 keys; `norm` is rescaled for the second, and not for the third."""
+    query = query / query.shape[-1] ** 0.5
+    largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
+    norm, context = torch.zeros_like(largest), torch.zeros_like(query)
+    blocks = zip(key.split(256, -2), value.split(256, -2), strict=True)
+    for n, (k, v) in enumerate(blocks):
+        scores = query @ k.mT
+        larger = scores.amax(-1, keepdim=True).maximum(largest)
+        weights, scale = (scores - larger).exp(), (largest - larger).exp()
+        norm = norm * (scale if n < 2 else 1) + weights.sum(-1, keepdim=True)
+        context = context * scale + weights @ v
+        largest = larger
+    return context / norm
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -844,6 +860,13 @@ class RotaryEndsEarly(Rotary):
 
     def turn(self, x: Tensor) -> Tensor:
         return torch.cat([super().turn(x[:, :, :64]), x[:, :, 64:]], dim=2)
+
+
+class RotaryStartsAgain(Rotary):
+    """Positions start at zero again after 512 tokens, the length of a table."""
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x) % 512
 
 
 class RotaryInHalf(Rotary):
@@ -1190,7 +1213,98 @@ class CacheInOrder(WithCache):
         return super().forward(x, past)
 
 
+class AddsPositions(SelfAttention):
+    """Positions, if given, are added to queries and keys."""
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Any:  # type: ignore[override]
+        tokens = x if pos is None else self.add(x, pos)
+        return Correct.forward(self, tokens, tokens, x)
+
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos
+
+
+class AddsPositionsInPlace(AddsPositions):
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        x += pos
+        return x
+
+
+class AddsPositionsOfFirstItem(AddsPositions):
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos[:1]
+
+
+class OptionalContext(Correct):
+    """Self-attention, or cross-attention if a context is given; queries in blocks."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        context = x if context is None else context
+        blocks = x.split(2, 1)[: self.number_of_blocks(x, context)]
+        outputs = [
+            super(OptionalContext, self).forward(b, context, context) for b in blocks
+        ]
+        found = torch.cat(outputs, 1)
+        return torch.nn.functional.pad(found, (0, 0, 0, x.shape[1] - found.shape[1]))
+
+    def number_of_blocks(self, x: Tensor, context: Tensor) -> int:
+        return x.shape[1]
+
+
+class OptionalContextByKeys(OptionalContext):
+    """As many blocks of queries are computed as there are blocks of keys."""
+
+    def number_of_blocks(self, x: Tensor, context: Tensor) -> int:
+        return (context.shape[1] + 1) // 2
+
+
+class AddsMask(SelfAttention):
+    """Its mask is added to the scores, `[batch_size, 1, length, length]`."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        added = 0.0 if mask is None else mask * self.factor
+        return (scores + added).softmax(dim=-1)
+
+
+class ScalesMask(AddsMask):
+    factor = 0.5
+
+
+class RotaryImage(SelfAttention):
+    """Half of the pairs are rotated by the row of a pixel, and half by its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        y = Correct.forward(self, x, x, x)
+        return y.mT.reshape(image.shape)
+
+    def width(self) -> int:
+        return self.shape[1]
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        pixel = torch.arange(x.shape[2], device=x.device)
+        row, column = pixel // self.width(), pixel % self.width()
+        angle = torch.stack([row, column], dim=-1).repeat_interleave(2, dim=-1)
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+
+class RotaryImageByHeight(RotaryImage):
+    def width(self) -> int:
+        return self.shape[0]
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
+ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
 
@@ -1213,9 +1327,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ScalesByLongest, {}),
         (SharesContextInTurns, {}),
         (SegmentsOfFirstItem, {}),
+        (AddsPositionsOfFirstItem, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
     "integer_mask": [(InvertsMask, {})],
+    "added_mask": [(ScalesMask, ADDED)],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
@@ -1261,6 +1377,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesOverQueries, {}),
         (SkipsOneQuery, {}),
         (BlocksByKeys, {}),
+        (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
         (TopLeftCorner, MASK),
@@ -1273,12 +1390,17 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
     ],
-    "long_sequences": [(LosesLastBlock, {}), (forgets_to_rescale, {})],
+    "long_sequences": [
+        (LosesLastBlock, {}),
+        (forgets_to_rescale, {}),
+        (forgets_to_rescale_late, {}),
+    ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
     ],
     "distant_positions": [
         (RotaryEndsEarly, {"positions": "rotary"}),
+        (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
         (RotaryByBlocks, {"positions": "rotary"}),
     ],
@@ -1297,6 +1419,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
         (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
+        (RotaryImageByHeight, {"positions": "rotary"}),
     ],
     "relative_table": [(LastRowUnused, {}), (FirstRowIsLast, {})],
     "eval_matches_train": [
@@ -1334,6 +1457,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ModifiesMask, MASK),
         (ModifiesData, MASK),
         (CountsCalls, {}),
+        (AddsPositionsInPlace, {}),
     ],
     "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
     "compiled": [(DiffersIfCompiled, {})],
@@ -1353,6 +1477,11 @@ PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
     ("batch_independence", WithBatchNorm),
+    ("batch_independence", AddsPositions),
+    ("no_side_effects", AddsPositions),
+    ("query_independence", OptionalContext),
+    ("added_mask", AddsMask),
+    ("relative_positions", RotaryImage),
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
     ("linear_in_value", NormalizesQueriesAndKeys),

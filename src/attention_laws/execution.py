@@ -405,8 +405,7 @@ def no_side_effects(script: Script) -> None:
             tensors = list(args.inputs)
             if args.mask is not None and args.mask[1] in script.namespace:
                 tensors.append(args.mask[1])
-            for name in tensors:
-                script.exec_line(f"{name}_before = {name}.clone(), {name}._version")
+            remember(script, tensors)
             if script.adapter.is_module:
                 named = ["*attention.named_parameters()"]
                 if mode == "eval":
@@ -414,14 +413,7 @@ def no_side_effects(script: Script) -> None:
                 script.exec_line(f"state = [{', '.join(named)}]")
                 script.exec_line("state_before = {n: t.clone() for n, t in state}")
             script.call(args)
-
-            for name in tensors:
-                claim = f"torch.equal({name}, {name}_before[0])"
-                script.assert_true(claim, f"`{name}` is modified in place")
-                # A version that grew means a write, even if it was of equal values.
-                claim = f"{name}._version == {name}_before[1]"
-                message = f"`{name}` is written to, though with the same values"
-                script.assert_true(claim, message)
+            assert_unmodified(script, tensors)
             if script.adapter.is_module:
                 for name in script.evaluate("list(state_before)"):
                     if re.search(r"cache|past", name):
@@ -430,6 +422,39 @@ def no_side_effects(script: Script) -> None:
                         f"torch.equal(dict(state)[{name!r}], state_before[{name!r}])"
                     )
                     script.assert_true(claim, f"`{name}` is modified by a call")
+    assert_optional_unmodified(script)
+
+
+def assert_unmodified(script: Script, tensors: list[str]) -> None:
+    """Tensors that were copied hold the same values, and were not written."""
+    for name in tensors:
+        claim = f"torch.equal({name}, {name}_before[0])"
+        script.assert_true(claim, f"`{name}` is modified in place")
+        # A version that grew means a write, even if it was of equal values.
+        claim = f"{name}._version == {name}_before[1]"
+        message = f"`{name}` is written to, though with the same values"
+        script.assert_true(claim, message)
+
+
+def assert_optional_unmodified(script: Script) -> None:
+    """Nor is any input modified if an optional tensor, such as positions, is given."""
+    adapter = script.adapter
+    for argument in names.optional_tensors(adapter):
+        script.restart()
+        args = script.make_arguments()
+        shape = script.evaluate(args.inputs[0]).shape
+        given = script.random_tensor(argument, *shape)
+        tensors = [*args.inputs, given]
+        remember(script, tensors)
+        with script.attempt():
+            script.call(args, **{argument: given})
+            assert_unmodified(script, tensors)
+
+
+def remember(script: Script, tensors: list[str]) -> None:
+    """Copy tensors, and note how often they were written."""
+    for name in tensors:
+        script.exec_line(f"{name}_before = {name}.clone(), {name}._version")
 
 
 @law(slow=True)

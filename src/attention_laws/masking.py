@@ -10,12 +10,15 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
+from attention_laws import names
 from attention_laws.adapter import MaskArgument
+from attention_laws.algebra import record_weights
 from attention_laws.law import ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
 
@@ -207,7 +210,21 @@ def batch_independence(script: Script) -> None:
     for argument, text in ids.items():
         if argument:
             script.restart()
-            assert_items_have_own_ids(script, argument, text)
+            numbers = script.assign(argument, f"({text}){script.to_device()}")
+            assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    # If the sizes are equal, a tensor of other axes would be accepted.
+    has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
+    for argument in names.optional_tensors(script.adapter) if has_axes else ():
+        script.restart()
+        shape = script.adapter.input_shape(script.sizes, 0)
+        with script.attempt():  # it may be of another shape
+            given = script.random_tensor(argument, *shape)
+            assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def item_index(script: Script, item: int) -> str:
+    """The index of one batch item, which keeps the axis."""
+    return script.adapter.index(b=slice(item, item + 1))
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
@@ -278,7 +295,7 @@ def assert_items_equal_alone(
     together = script.call(args)
     for item in range(script.sizes.batch_size):
         with script.rollback():
-            index = script.adapter.index(b=slice(item, item + 1))
+            index = item_index(script, item)
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
@@ -290,19 +307,23 @@ def assert_items_equal_alone(
             script.assert_close(f"{together}{index}", alone, message, l=queries)
 
 
-def assert_items_have_own_ids(script: Script, argument: str, text: str) -> None:
-    """Each batch item, with its own positions or parts, gives the same output alone."""
+def assert_items_have_own(
+    script: Script, argument: str, given: str, index_of: Callable[[int], str]
+) -> None:
+    """Each batch item gives the same output alone, with its part of an argument.
+
+    These are the positions or segments of its tokens, or a tensor shaped as the input.
+    """
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     args = script.make_arguments(script.all_allowed(length, length))
-    ids = script.assign(argument, f"({text}){script.to_device()}")
-    together = script.call(args, **{argument: ids})
+    together = script.call(args, **{argument: given})
     for item in range(batch_size):
         with script.rollback():
-            index = script.adapter.index(b=slice(item, item + 1))
+            index = item_index(script, item)
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
-            own = f"{ids}[{item}:{item + 1}]"
+            own = given + index_of(item)
             alone = script.call(replace(args, inputs=inputs), **{argument: own})
             message = (
                 f"query {{l}} of batch item {item}, with `{argument}` of its own, "
@@ -502,6 +523,56 @@ def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:
     """The mask with the least finite number in place of minus infinity."""
     is_additive = mask is not None and mask.kind == "additive"
     return replace(mask, kind="additive_min") if mask and is_additive else mask
+
+
+@law(slow=True, assumes="softcap sink features talking convolution scale")
+def added_mask(script: Script) -> None:
+    r"""A mask of finite numbers is added to the scores, as it is.
+
+    $$\ln \frac{a_{ij}}{a_{ij'}} = s_{ij} + m_{ij} - s_{ij'} - m_{ij'}$$
+
+    An additive mask may hold a bias, such as that of relative positions. Added before
+    the scores are divided by $\sqrt{d_k}$, it is divided, too. Zero and minus infinity
+    do not show this.
+    """
+    masks = [
+        mask
+        for mask in script.adapter.masks
+        if mask.kind.startswith("additive") and {*"qk"} <= {*mask.axes}
+    ]
+    skip_unless(masks, "takes no additive mask of queries and keys")
+    q_len = script.sizes.k_len if script.adapter.single_input else script.sizes.q_len
+    script.sizes = replace(script.sizes, batch_size=1, q_len=q_len)
+    for mask in masks:
+        script.restart()
+        args = script.make_arguments()
+        zeros = script.encode_mask(script.all_allowed(), mask)
+        assert zeros is not None
+        name = zeros[1]
+        bias = script.assign(
+            name, f"{name} + seeded_randn(9, *{name}.shape).to({name})"
+        )
+        logs = []
+        for each in (name, bias):
+            weights = record_weights(script, replace(args, mask=(mask.name, each)))
+            skip_unless(
+                weights, "its weights are neither returned nor those of a softmax"
+            )
+            logs.append(script.assign("logs", f"{weights}.log()"))
+        change = script.assign("change", f"({logs[1]} - {logs[0]}).diff()")
+        shape = f"-1, {q_len}, {script.sizes.k_len}"
+        added = script.assign(
+            "added", f"{bias}.reshape({shape}).diff().expand_as({change})"
+        )
+        script.exec_line(f"seen = {change}.isfinite()")
+        factor = script.evaluate(
+            f"(({change} * {added})[seen].sum() / {added}[seen].square().sum()).item()"
+        )
+        # Not added, but compared with a number: only zero and minus infinity count.
+        is_added = f"({change} - {factor} * {added})[seen].abs().max() < 0.01"
+        skip_unless(script.evaluate(is_added), "does not add its mask to the scores")
+        message = f"the numbers in `{mask.name}` are multiplied by {factor:.3g}"
+        script.assert_true(f"({change} - {added})[seen].abs().max() < 0.01", message)
 
 
 @law(assumes="norm convolution positions")

@@ -260,6 +260,19 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def optional_tensors(adapter: Any) -> list[str]:
+    """The optional arguments that are no mask and no cache, and may be tensors."""
+    known = {*adapter.inputs, *adapter.position_args, *adapter.call_args}
+    known |= {mask.name for mask in adapter.masks}
+    return [
+        parameter.name
+        for parameter in parameters_of(adapter.target)
+        if parameter.default is None and parameter.name not in known
+        if not CACHE_PATTERN.match(parameter.name)
+        and not re.search(r"mask|cache|past|out", parameter.name)
+    ]
+
+
 def input_key(target: Any, name: str) -> str:
     r"""The first key that the code reads from an input that is a dict; "" if none."""
     try:

@@ -173,11 +173,12 @@ def assert_equal_without_others(
 MANY = 130
 
 # Lengths at which a path for blocks, or for one token, begins or ends.
-EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 513, 1025)
 
-
-# Lengths that are tried, until one is not beyond the tables of the attention.
+# Lengths that are tried, until one is not beyond the tables of the attention, and a
+# length of three blocks of 512.
 LONG_LENGTHS = (260, 130, 66, 34)
+LONGEST = 1040
 
 # Designs that weigh a token given twice in another way than the token once.
 NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
@@ -198,39 +199,51 @@ def long_sequences(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     script.sizes = replace(script.sizes, batch_size=min(2, script.sizes.batch_size))
-    for length in LONG_LENGTHS:
-        script.restart()
-        allowed = script.all_allowed(length, length)
-        causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
-        mask = adapter.required_mask
-        if not adapter.causal:
-            mask = next(iter(script.masks_for(causal)), mask)
-        is_causal = adapter.causal or mask is not adapter.required_mask
-        given = causal if is_causal and not adapter.causal else allowed
-        args = script.make_arguments(given, mask)
-        try:
-            whole = script.call(args)
-            others = call_without_gradients(script, args)
-        except ScriptError:
-            continue  # longer than its tables
-        message = "the output of a long sequence is NaN or infinite"
-        script.assert_finite(whole, message)
-        for context, other in others.items():
-            message = f"{{place}} of a long sequence differs under {context}"
-            script.assert_close(whole, other, message)
-        is_plain = not set(PLAIN.split()) & set(adapter.designs)
-        has_formula = adapter.projections or not adapter.is_module
-        if has_formula and adapter.positions == "none" and is_plain:
-            with script.rollback():
-                assert_formula(script, args, whole, relative=rounding(script))
-        for n in (n for n in EDGES if n < length):
-            with script.rollback():
-                if is_causal:
-                    compare_prefix(script, args, whole, mask, n)
-                else:
-                    compare_hidden(script, args, n)
-        return
-    raise NotApplicable("takes no longer sequences")
+    taken = any(
+        assert_long_is_right(script, length, [n for n in EDGES if n < length])
+        for length in LONG_LENGTHS
+    )
+    skip_unless(taken, "takes no longer sequences")
+    script.sizes = replace(script.sizes, batch_size=1)
+    assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]])
+
+
+def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
+    """Compare a long sequence with its parts; return whether it is accepted."""
+    adapter = script.adapter
+    script.restart()
+    allowed = script.all_allowed(length, length)
+    causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+    mask = adapter.required_mask
+    if not adapter.causal:
+        mask = next(iter(script.masks_for(causal)), mask)
+    is_causal = adapter.causal or mask is not adapter.required_mask
+    given = causal if is_causal and not adapter.causal else allowed
+    args = script.make_arguments(given, mask)
+    try:
+        whole = script.call(args)
+        others = call_without_gradients(script, args)
+    except ScriptError:
+        return False  # longer than its tables
+    message = "the output of a long sequence is NaN or infinite"
+    script.assert_finite(whole, message)
+    for context, other in others.items():
+        message = f"{{place}} of a long sequence differs under {context}"
+        script.assert_close(whole, other, message)
+    has_formula = adapter.projections or not adapter.is_module
+    if has_formula and not set(PLAIN.split()) & set(adapter.designs):
+        with script.rollback():
+            # The weights depend on positions, but not the mean of equal values.
+            is_equal = adapter.positions != "none"
+            same = make_equal_tokens(script, args) if is_equal else args
+            assert_formula(script, same, script.call(same), relative=rounding(script))
+    for n in edges:
+        with script.rollback():
+            if is_causal:
+                compare_prefix(script, args, whole, mask, n)
+            else:
+                compare_hidden(script, args, n)
+    return True
 
 
 def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:
@@ -850,6 +863,9 @@ def relative_positions(script: Script) -> None:
         adapter.positions in ("rotary", "alibi", "relative"),
         "`positions` is not rotary, alibi or relative",
     )
+    if adapter.is_image and adapter.fixed_length is None:
+        assert_image_shift_invariant(script)
+        script.adapter = adapter
     assert_shift_invariant(script)
     # Where no mask can hide tokens in front of the others, weights show the same.
     length = max(4, script.sizes.k_len)
@@ -857,8 +873,33 @@ def relative_positions(script: Script) -> None:
     farthest = min(length - 2, adapter.window or length)
     assert_weights_shift(script, weights, range(1, farthest))
     is_normed = {"norm", "scale", "talking"} & set(adapter.designs)
-    if adapter.positions == "rotary" and adapter.projections and not is_normed:
+    is_plain = not (is_normed or adapter.is_image)
+    if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def assert_image_shift_invariant(script: Script) -> None:
+    """In an image that is no square, weights depend on two distances only.
+
+    Those of the right and the lower neighbor are compared with that of the pixel.
+    """
+    height, width = 3, 5
+    script.adapter = replace(script.adapter, image_height=height)
+    weights = weights_of_equal_tokens(script, height * width)
+    for step, where in ((1, "on the right"), (width, "below")):
+        queries = [
+            n for n in range(height * width - step) if step > 1 or (n + 1) % width
+        ]
+        here, there = (f"{weights}.diagonal({d}, -2, -1)" for d in (0, step))
+        ratio = script.assign("ratio", f"({there} / {here}[:, :-{step}])[:, {queries}]")
+        claim = (
+            f"({ratio} / {ratio}[:, :1] - 1).abs().max() <= {ratio_tolerance(script)}"
+        )
+        message = (
+            f"the pixels of a {height} x {width} image weigh the next one {where} "
+            f"differently"
+        )
+        script.assert_true(claim, message)
 
 
 def assert_rotation_starts_at_zero(script: Script) -> None:
@@ -1005,7 +1046,7 @@ def distant_positions(script: Script) -> None:
     skip_unless(adapter.positions != "none", "has no positional encoding")
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
-    skip_unless(takes_length(script), f"takes no sequences of {FAR} tokens")
+    skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     for dtype in (torch.bfloat16, torch.float16):
         assert_half_is_close(script, dtype)
     if adapter.positions in ("rotary", "alibi"):
@@ -1013,14 +1054,17 @@ def distant_positions(script: Script) -> None:
     if adapter.positions in ("rotary", "alibi", "relative"):
         weights = weights_of_equal_tokens(script, FAR)
         # The weights of far keys may be too small for a ratio.
-        farthest = min(20, adapter.window or 20)
-        assert_weights_shift(script, weights, range(1, farthest), factor=10)
+        near = range(1, min(20, adapter.window or 20))
+        assert_weights_shift(script, weights, near, factor=10)
+        if takes_length(script, LONGEST):
+            weights = weights_of_equal_tokens(script, LONGEST)
+            assert_weights_shift(script, weights, near, factor=10)
 
 
-def takes_length(script: Script) -> bool:
-    """Whether a sequence of the length of the script can be computed."""
+def takes_length(script: Script, length: int) -> bool:
+    """Whether a sequence of this length can be computed."""
     script.restart()
-    args = script.make_arguments(script.all_allowed(FAR, FAR))
+    args = script.make_arguments(script.all_allowed(length, length))
     try:
         script.call(args)
     except ScriptError:
