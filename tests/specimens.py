@@ -208,7 +208,7 @@ class DetachesQueries(Correct):
 class FillValueTooHigh(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
-            scores = scores.masked_fill(~mask[:, None], -1e4)
+            scores = scores.masked_fill(~mask[:, None], -1e3)
         return scores.softmax(dim=-1)
 
 
@@ -1213,6 +1213,112 @@ class CacheInOrder(WithCache):
         return super().forward(x, past)
 
 
+class AttendsByColumns(SelfAttention):
+    """The weights are transposed: each column sums to one, not each row."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
+class DropsTwice(Correct):
+    """The weights that it returns are dropped again, by other random numbers."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.attn = self.dropout(weights)
+        return weights @ v
+
+
+class NormalizesCausally(MaskedSelfAttention):
+    """Causal, with a norm over all heads at once."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
+        return super().score(q, k)
+
+
+class UnpaddedIfOneToken(CacheInDict):
+    """A single new token attends to all tokens before it, and to padding."""
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        joined = super().join_masks(past, mask)
+        return joined | True if mask.shape[1] == 1 else joined
+
+
+class ReordersDict(CacheInDict):
+    """The cache has a method for its order, which also moves the masks."""
+
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        for name in ("x", "mask"):
+            cache[name] = cache[name][new_order]
+
+
+class ReordersTensorOnly(ReordersDict):
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        cache["x"] = cache["x"][new_order]
+
+
+def never_drops(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0
+) -> Tensor:
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    nn.functional.dropout(weights, dropout_p)
+    return weights @ value
+
+
+class Buckets(RelativeTable):
+    """Distances up to 4 have a row each, and larger ones the buckets of T5."""
+
+    limit, max_distance = 8, 32
+
+    def rows(self, distance: Tensor) -> Tensor:
+        bucket = distance.abs()
+        large = 4 + 4 * (bucket.clamp(min=1) / 4).log() / math.log(self.growth())
+        bucket = torch.where(bucket < 4, bucket, large.long().clamp(max=7))
+        return bucket + 8 * (distance > 0)
+
+    def growth(self) -> float:
+        return self.max_distance / 4
+
+
+class BucketsOfLargestDistance(Buckets):
+    """The logarithms are divided by that of the largest distance itself."""
+
+    def growth(self) -> float:
+        return self.max_distance
+
+
+class BucketsThatEndEarly(Buckets):
+    def growth(self) -> float:
+        return 2
+
+
+class HalvingSlopes(LinearBias):
+    """The slopes of 8 heads, cut off for fewer."""
+
+    def slopes(self, heads: int) -> Tensor:
+        return 0.5 ** torch.arange(1, heads + 1)
+
+
+def causal_from_last_key(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """The last query attends to all keys; `mask` is `[batch_size, k_len]`."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    q_len, k_len = scores.shape[-2:]
+    allowed = torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+    allowed = allowed if mask is None else allowed & mask[:, None, None]
+    return (
+        scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) @ value
+    )
+
+
+class FillsWithTenThousand(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores + (1.0 - mask[:, None].to(scores)) * -1e4
+        return scores.softmax(dim=-1)
+
+
 class AddsPositions(SelfAttention):
     """Positions, if given, are added to queries and keys."""
 
@@ -1350,16 +1456,21 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
-    "weights_match_output": [(ReturnsOtherHeads, {}), (ReversedOnRequest, {})],
+    "weights_match_output": [
+        (ReturnsOtherHeads, {}),
+        (ReversedOnRequest, {}),
+        (DropsTwice, {}),
+    ],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
+    "equal_values": [(AttendsByColumns, {})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
     "formula": [
         (ScalesByWidth, {}),
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
     ],
-    "head_independence": [(NormalizesOverHeads, {})],
+    "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
     "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
     "gradients": [(DetachesQueries, {})],
     "large_scores": [
@@ -1386,6 +1497,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (DictForgetsPadding, {}),
         (ReordersTokensOnly, {}),
+        (ReordersTensorOnly, {}),
+        (UnpaddedIfOneToken, {}),
         (CacheOfClass, {}),
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
@@ -1421,7 +1534,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BiasOfSums, {"positions": "relative"}),
         (RotaryImageByHeight, {"positions": "rotary"}),
     ],
-    "relative_table": [(LastRowUnused, {}), (FirstRowIsLast, {})],
+    "relative_table": [
+        (LastRowUnused, {}),
+        (FirstRowIsLast, {}),
+        (BucketsOfLargestDistance, {}),
+        (BucketsThatEndEarly, {}),
+    ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
@@ -1441,6 +1559,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
         (drops_without_scale, {}),
+        (never_drops, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],
@@ -1472,7 +1591,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 }
 
 # Modules that pass a law, and differ little from those that violate it.
-PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
+PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
@@ -1489,7 +1608,11 @@ PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
     ("incremental_decoding", StoresCache),
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
+    ("incremental_decoding", ReordersDict),
     ("relative_table", RelativeTable),
+    ("relative_table", Buckets),
+    ("longer_padding", causal_from_last_key),
+    ("large_scores", FillsWithTenThousand),
     ("own_layers", FourLayers),
 ]
 

@@ -586,10 +586,12 @@ def longer_padding(script: Script) -> None:
     include them, even if the mask of the attention is right.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
-    q_len = k_len if adapter.single_input else script.sizes.q_len
-    longer = script.all_allowed(q_len + 2 * adapter.single_input, k_len + 2)
-    # A causal self-attention hides the tokens at the end from the others by itself.
-    longer[:, k_len:] &= adapter.causal and adapter.single_input
+    # The queries of causal attention may be counted from the last key: they get
+    # padding, too, which is hidden from the others by itself.
+    is_self = adapter.single_input or adapter.causal
+    q_len = k_len if is_self else script.sizes.q_len
+    longer = script.all_allowed(q_len + 2 * is_self, k_len + 2)
+    longer[:, k_len:] &= adapter.causal
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
     for mask in masks:
@@ -598,7 +600,7 @@ def longer_padding(script: Script) -> None:
         args = script.make_arguments(allowed)
         before = script.call(args)
         inputs = list(args.inputs)
-        for role in adapter.key_roles:
+        for role in range(len(inputs)) if is_self else adapter.key_roles:
             sizes = replace(script.sizes, q_len=2, k_len=2)
             shape = adapter.input_shape(sizes, role)
             padding = script.random_tensor("padding", *shape)

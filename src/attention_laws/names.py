@@ -124,7 +124,8 @@ DESIGNS = {
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
-    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
+    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
+    r"|^bias_[kv]$|zero_att",
     "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
@@ -144,9 +145,11 @@ CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 # Names of submodules and parameters, normalized: lower case, without underscores.
 PROJECTION_NAMES = {
-    "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq",
-    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark",
-    "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv",
+    "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq "
+    "queryconv convq",
+    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk",
+    "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv "
+    "valueconv convv",
     "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
     "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
     "combine combineheads fc linear final projout finallinear outlayer",
@@ -461,18 +464,32 @@ def import_source(value: type) -> str:
 def table_sizes(module: nn.Module) -> dict[str, int]:
     r"""The learned tables of relative positions by name, with their numbers of rows.
 
-    A table of buckets has rows that no distance falls into by intention.
-
     >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
     {'rel_pos.weight': 9}
     """
-    if any("bucket" in name for name in identifiers(module)):
-        return {}
     return {
         name: max(parameter.shape)
         for name, parameter in module.named_parameters()
         if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
     }
+
+
+def has_buckets(module: nn.Module) -> bool:
+    """Whether several distances share a row of a table, by intention."""
+    return any("bucket" in name for name in identifiers(module))
+
+
+def largest_distance(module: nn.Module) -> int | None:
+    """The distance from which on all share a row: an attribute of a part or config."""
+    parts: list[Any] = [*module.modules()]
+    parts += [part.config for part in parts if hasattr(part, "config")]
+    for part in parts:
+        for name in dir(part):
+            if re.search(r"max_?(rel\w*_)?dist", name):
+                value = getattr(part, name)
+                if type(value) is int and value > 1:
+                    return value
+    return None
 
 
 def designs_of(target: Any) -> dict[str, str]:
@@ -698,18 +715,25 @@ def find_projections(
     return found if {"query", "key", "value"} <= set(found) else {}
 
 
-def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
+def layers_by_role(
+    module: nn.Module, width: int, any_width: bool = False
+) -> dict[str, str]:
     r"""The linear layers of an attention by role, where their sizes are the usual ones.
+
+    A fused projection has up to three times the width: grouped keys have less. With
+    `any_width`, layers of all sizes are found, and convolutions of single tokens.
 
     >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
     {'fused': 'qkv'}
     """
-    sizes = {"query": width, "fused": 3 * width}
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d) if any_width else nn.Linear
     found: dict[str, str] = {}
     for path, part in module.named_modules():
         role = role_of(path.rpartition(".")[2], part)
-        is_usual = getattr(part, "out_features", None) == sizes.get(role, width)
-        if isinstance(part, nn.Linear) and role and (is_usual or role in OUTER_ROLES):
+        size = getattr(part, "out_features", 0)
+        is_usual = width < size <= 3 * width if role == "fused" else size == width
+        is_usual |= any_width or role in OUTER_ROLES
+        if isinstance(part, kinds) and role and is_usual:
             if role in found:
                 return {}  # several attentions
             found[role] = path

@@ -9,7 +9,9 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 [RoFormer](https://arxiv.org/abs/2104.09864), section 3.
 """
 
+import inspect
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -491,23 +493,29 @@ def decode_with_padding(script: Script) -> None:
     both are refused, nothing is tested.
     """
     length = script.sizes.k_len
-    first = length // 2
-    for args, mask in padded_past(script):
-        whole = script.call(args)
-        for only_new in (False, True):
-            with script.attempt():
-                cache = empty_cache(script)
-                how: dict[str, Any] = {"mask": mask, "only_new": only_new}
-                start, cache = call_with_cache(script, args, 0, first, cache, **how)
-                rest, _ = call_with_cache(
-                    script, args, first, length - first, cache, **how
-                )
-                message = (
-                    f"with padding, {{place}} differs after a call with {first} tokens"
-                )
-                pieces = script.concatenate(start, rest)
-                script.assert_close(whole, pieces, message, l=script.real_queries(args))
-                break
+    for first in sorted({length // 2, length - 1}):
+        for args, mask in padded_past(script):
+            decode_padded_pieces(script, args, mask, first)
+
+
+def decode_padded_pieces(
+    script: Script, args: CallArguments, mask: MaskArgument, first: int
+) -> None:
+    """Decode the first tokens, and then the rest, each with its part of the mask."""
+    length = script.sizes.k_len
+    whole = script.call(args)
+    for only_new in (False, True):
+        with script.attempt():
+            cache = empty_cache(script)
+            how: dict[str, Any] = {"mask": mask, "only_new": only_new}
+            start, cache = call_with_cache(script, args, 0, first, cache, **how)
+            rest, _ = call_with_cache(script, args, first, length - first, cache, **how)
+            message = (
+                f"with padding, {{place}} differs after a call with {first} tokens"
+            )
+            pieces = script.concatenate(start, rest)
+            script.assert_close(whole, pieces, message, l=script.real_queries(args))
+            break
 
 
 def restart_with_cache(script: Script) -> None:
@@ -613,14 +621,22 @@ def flip_cache(script: Script, cache: str) -> str:
     assert script.adapter.cache is not None
     argument, _ = script.adapter.cache
     batch_size = script.sizes.batch_size
+    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    if argument and methods:
+        method = f"attention.{methods[0]}"
+        given = [*inspect.signature(script.evaluate(method)).parameters]
+        texts = [order if re.search("order|idx|ind", n) else cache for n in given]
+        with script.attempt():
+            moved = script.assign("moved", f"{method}({', '.join(texts)})")
+            is_moved = script.evaluate(f"{moved} is not None")
+            return moved if is_moved else cache
     if argument:
         if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
             return ""
         return script.assign("cache", f"flip_items({cache}, {batch_size})")
-    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
     if not methods:
         return ""
-    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
     script.exec_line(f"attention.{methods[0]}({order})")
     return cache
 
@@ -826,11 +842,17 @@ def linear_bias(script: Script) -> None:
             f"({ratio} / {ratio}[:, :1] - 1).abs().max() <= {ratio_tolerance(script)}"
         )
         script.assert_true(claim, message)
-        exponents = alibi_exponents(script.sizes.heads)
+        heads = script.sizes.heads
         slopes = script.assign("slopes", f"{ratio}[:, 0].log().sort().values")
+        # Some have 1/2, 1/4, and so on for each number of heads.
+        halves = f"2.0 ** torch.arange(-{heads}, 0)"
+        tolerance = ratio_tolerance(script)
+        if script.evaluate(f"({slopes} - {halves}).abs().max() <= {tolerance}"):
+            continue
+        exponents = alibi_exponents(heads)
         expected = script.assign("expected", f"2.0 ** torch.tensor({exponents})")
-        message = f"the slopes of {len(exponents)} heads are not those of ALiBi"
-        claim = f"({slopes} - {expected}).abs().max() <= {ratio_tolerance(script)}"
+        message = f"the slopes of {heads} heads are not those of ALiBi"
+        claim = f"({slopes} - {expected}).abs().max() <= {tolerance}"
         script.assert_true(claim, message)
 
 
@@ -939,7 +961,8 @@ def relative_table(script: Script) -> None:
     where the distances are clamped. If the index is off by one, two distances share a
     row at one end, and another row keeps its initial value; or the index is -1, and
     Python takes the last row. The sequence is as long as the table, so that each
-    distance occurs. In causal attention, half of the rows are enough.
+    distance occurs. In causal attention, half of the rows are enough. Where distances
+    share rows, as the buckets of T5, the last row begins near the largest distance.
     """
     adapter = script.adapter
     skip_unless(
@@ -950,12 +973,48 @@ def relative_table(script: Script) -> None:
     tables = names.table_sizes(script.evaluate("attention"))
     tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}
     skip_unless(tables, "has no table with a name such as `relative_bias`")
+    if names.has_buckets(script.evaluate("attention")):
+        assert_buckets_reach(script, tables)
+        return
     for name, rows in tables.items():
         args = restart_with_all_distances(script, rows)
         if args is not None:
             assert_all_rows_used(script, args, name, rows)
             if adapter.fixed_length is None:  # otherwise distances may have two axes
                 assert_rows_in_order(script, args, name, rows)
+
+
+def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
+    """Up to the largest distance nearly all buckets are used, and far ones differ.
+
+    The bucket of distance 0, counted as positive, is empty. Buckets are logarithmic, so
+    that a third of the largest distance is not in the last one.
+    """
+    far = names.largest_distance(script.evaluate("attention"))
+    skip_unless(far and far < LONGEST, "its largest distance is not known")
+    assert far is not None
+    length = far + 1
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    skip_unless(takes_length(script, length), "takes no sequences of that length")
+    for name, rows in tables.items():
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        output, weights = script.call(args), record_weights(script, args)
+        table = script.assign("table", f"attention.get_parameter({name!r})")
+        axis = axis_of(script, name, rows)
+        by_row = f"[0].movedim({axis}, 0).flatten(1).any(dim=1)"
+        grad = f"torch.autograd.grad(loss({output}), {table}, retain_graph=True)"
+        used = script.assign("used", f"{grad}{by_row}.sum().item()")
+        found, enough = script.evaluate(used), 0.9 * rows - 1
+        if script.adapter.causal and found <= (rows + 1) // 2:
+            enough = 0.45 * rows - 1
+        message = f"only {found} of {rows} buckets of `{name}` are used up to {far}"
+        script.assert_true(f"{used} >= {enough:.3g}", message)
+        if weights:
+            ratio = f"{weights}[:, -1, [0, {far - far // 3}]].log().diff(dim=-1)"
+            script.exec_line(f"grad = torch.autograd.grad({ratio}.sum(), {table})[0]")
+            message = f"distances {far // 3} and {far} share a bucket of `{name}`"
+            script.assert_true("grad.abs().max() > 1e-3", message)
 
 
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
