@@ -444,15 +444,30 @@ class Rotary(MaskedSelfAttention):
     def turn(self, x: Tensor) -> Tensor:
         place = self.places(x)[:, None]
         pair = torch.arange(x.shape[3] // 2, device=x.device)
-        angle = self.angles(place * 0.3**pair)
+        angle = self.angles(place * self.speed(pair, x.shape[3]))
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
         return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 0.3**pair
 
     def places(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[2], device=x.device)
 
     def angles(self, angle: Tensor) -> Tensor:
         return angle.repeat_interleave(2, dim=-1)
+
+
+class RotaryWithBase(Rotary):
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 10000.0 ** (-2 * pair / width)
+
+
+class RotaryOfModelWidth(RotaryWithBase):
+    """The angles are computed with the width of the model."""
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, width * self.heads)
 
 
 class RotaryWrongPairs(Rotary):
@@ -1409,6 +1424,26 @@ class RotaryImageByHeight(RotaryImage):
         return self.shape[0]
 
 
+class WindowedImage(SelfAttention):
+    """Attention in windows of 4 x 4 pixels; each window has a factor of its own."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        windows = image.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        x = windows.reshape(-1, 16, c)
+        x = x * (1 + self.place(torch.arange(len(x)), b)[:, None, None])
+        y = Correct.forward(self, x, x, x).reshape(windows.shape)
+        return y.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
+
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number % (len(number) // batch_size)
+
+
+class WindowedImageOutOfOrder(WindowedImage):
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number // batch_size
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
@@ -1434,6 +1469,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SharesContextInTurns, {}),
         (SegmentsOfFirstItem, {}),
         (AddsPositionsOfFirstItem, {}),
+        (WindowedImageOutOfOrder, {}),
     ],
     "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
     "integer_mask": [(InvertsMask, {})],
@@ -1534,6 +1570,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BiasOfSums, {"positions": "relative"}),
         (RotaryImageByHeight, {"positions": "rotary"}),
     ],
+    "rotary_angles": [(RotaryOfModelWidth, {"positions": "rotary"})],
     "relative_table": [
         (LastRowUnused, {}),
         (FirstRowIsLast, {}),
@@ -1597,6 +1634,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", SharesContext),
     ("batch_independence", WithBatchNorm),
     ("batch_independence", AddsPositions),
+    ("batch_independence", WindowedImage),
     ("no_side_effects", AddsPositions),
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),
@@ -1609,6 +1647,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
     ("incremental_decoding", ReordersDict),
+    ("rotary_angles", RotaryWithBase),
     ("relative_table", RelativeTable),
     ("relative_table", Buckets),
     ("longer_padding", causal_from_last_key),

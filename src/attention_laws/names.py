@@ -10,6 +10,7 @@ and in the usual tutorials.
 """
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -578,12 +579,29 @@ def identifiers(target: Any) -> set[str]:
         found |= {n for n, _ in target.named_buffers() if "masked_bias" not in n}
         found |= {n for n, _ in target.named_parameters()}
         found = {part for name in found for part in name.split(".")}
+    for each in classes:
+        bases = [base for base in each.__mro__ if is_of_user(base)]
+        found |= {base.__name__ for base in bases}
+    for code in codes_of(target):
+        # The sum that a softmax divides by is often called a norm.
+        local = {n for n in code.co_varnames if not re.fullmatch("norms?", n)}
+        found |= {*code.co_names, *local}
+    return found
+
+
+def is_of_user(base: type) -> bool:
+    """Whether a class is neither of PyTorch nor `object`."""
+    return not base.__module__.startswith("torch.nn") and base is not object
+
+
+def codes_of(target: Any) -> Iterator[CodeType]:
+    """The code of `target` and of what it calls in its file, as far as it is Python."""
+    classes: list[Any] = [target] if isinstance(target, type) else []
+    if isinstance(target, nn.Module):
+        classes = [type(module) for module in target.modules()]
     functions = [] if classes else [target]
     for each in classes:
-        for base in each.__mro__:
-            if base.__module__.startswith("torch.nn") or base is object:
-                continue
-            found.add(base.__name__)
+        for base in filter(is_of_user, each.__mro__):
             functions += [f for f in vars(base).values() if inspect.isfunction(f)]
     seen: set[Any] = set()
     while functions:
@@ -594,9 +612,7 @@ def identifiers(target: Any) -> set[str]:
         seen.add(code)
         scope = function.__globals__
         for part in code_objects(code):
-            # The sum that a softmax divides by is often called a norm.
-            local = {n for n in part.co_varnames if not re.fullmatch("norms?", n)}
-            found |= {*part.co_names, *local}
+            yield part
             for name in part.co_names:
                 value = scope.get(name)
                 if getattr(value, "__module__", "") != function.__module__:
@@ -606,7 +622,29 @@ def identifiers(target: Any) -> set[str]:
                 if isinstance(value, type):
                     members = vars(value).values()
                     functions += [f for f in members if inspect.isfunction(f)]
-    return found
+
+
+def large_numbers(module: nn.Module) -> list[float]:
+    r"""Numbers from 100 on in the code of a module, its defaults and attributes.
+
+    Among them is the base of a rotary encoding.
+
+    >>> class Rotary(nn.Module):
+    ...     def forward(self, x, base=10000): ...
+    >>> large_numbers(Rotary())
+    [10000.0]
+    """
+    found: list[Any] = [each for code in codes_of(module) for each in code.co_consts]
+    for part in module.modules():
+        scope = vars(sys.modules[type(part).__module__])
+        found += vars(part).values()
+        for each in (*vars(type(part)).values(), *scope.values()):
+            members = vars(each).values() if isinstance(each, type) else [each]
+            for function in members:
+                found += getattr(function, "__defaults__", None) or ()
+                found.append(function)  # a default of a dataclass, or a constant
+    numbers = [n for n in found if type(n) in (int, float) and 100 <= n < math.inf]
+    return sorted({float(n) for n in numbers})
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:

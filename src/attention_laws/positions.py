@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
@@ -949,6 +950,73 @@ def assert_rotation_starts_at_zero(script: Script) -> None:
             "and 2: the positions of queries and keys do not start at the same number"
         )
         script.fail("False, " + repr(message), message, off, 0.02)
+
+
+@law(slow=True, assumes="dynamic norm scale talking")
+def rotary_angles(script: Script) -> None:
+    r"""The angles of a rotary encoding fall from 1 to nearly the inverse of its base.
+
+    $$\theta_n = b^{-2n/d}, \quad 0 \le n < d/2$$
+
+    Here $d$ is the width of a head, or of the part of it that is rotated. Computed with
+    the width of the model, the angles fall too slowly: all pairs are rotated fast, and
+    none can tell far tokens apart. The base is a number in the code, such as 10,000.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.positions == "rotary", "`positions` is not rotary")
+    skip_unless(adapter.projections and adapter.is_module, "projections not found")
+    skip_unless(not (adapter.is_image or adapter.position_args), "gets its angles")
+    d_k = script.sizes.d_k if adapter.fixed_size else max(8, script.sizes.d_k)
+    script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2, d_k=d_k)
+    script.restart()
+    attention = script.evaluate("attention")
+    scaled = [n for n in names.identifiers(attention) if SCALED_PATTERN.search(n)]
+    bases = names.large_numbers(attention)
+    skip_unless(bases and not scaled, "its base is not known")
+    args = script.make_arguments(script.all_allowed(2, 2))
+    args = make_equal_tokens(script, args)
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    weights = record_weights(script, args)
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    with script.rollback():
+        q, rotated = score_gradients(script, args, weights, query=1)
+    width = names.rotary_width(attention) or d_k
+    angles = rotation_angles(q[:, :width], rotated[:, :width])
+    skip_unless(len(angles) > 1, "its pairs of features were not found")
+    ratio = (angles[1] / angles[0]).item()
+    series = ratio ** torch.arange(len(angles))
+    is_series = ((angles - series).abs() <= 0.01 * series + 1e-4).all()
+    skip_unless(is_series, "its angles are not a geometric series from 1 on")
+    base = ratio ** -len(angles)
+    nearest = min(bases, key=lambda b: abs(math.log(b / base)))
+    off = abs(math.log(nearest / base))
+    if off > 0.1:
+        message = (
+            f"the angles are those of a base of {base:.3g} for {width} features, which "
+            f"is not in the code"
+        )
+        script.fail("False, " + repr(message), message, off, 0.1)
+
+
+# Names in code whose angles are others than those of the base, by intention.
+SCALED_PATTERN = re.compile(r"scaling|factor|yarn|ntk|xpos|partial|axial|2d", re.I)
+
+
+def rotation_angles(before: Tensor, after: Tensor) -> Tensor:
+    """The angles between pairs of features, `[heads, features]`; empty if unknown.
+
+    A rotation of a pair keeps its length.
+    """
+    for pairs in ((2, -1), (-1, 2)):
+        axis = pairs.index(2) - 2
+        a, b = before.unflatten(-1, pairs).unbind(axis)
+        c, d = after.unflatten(-1, pairs).unbind(axis)
+        is_kept = torch.allclose(a.hypot(b), c.hypot(d), rtol=0.01, atol=1e-3)
+        if is_kept:
+            cosine, sine = a * c + b * d, a * d - b * c
+            return torch.atan2(sine.sum(dim=0), cosine.sum(dim=0)).abs().cpu()
+    return torch.empty(0)
 
 
 @law(slow=True)
