@@ -1334,6 +1334,47 @@ class FillsWithTenThousand(Correct):
         return scores.softmax(dim=-1)
 
 
+class WritesToOutput(SelfAttention):
+    """Outputs of one shape are in memory that each call reuses."""
+
+    kept: Tensor | None = None
+
+    def join(self, context: Tensor) -> Tensor:
+        output = super().join(context)
+        if self.kept is None or self.kept.shape != output.shape:
+            self.kept = torch.empty_like(output)
+        self.kept.data.copy_(output)
+        return self.kept
+
+
+class ReadsMemoryInOrder(SelfAttention):
+    def forward(self, x: Tensor) -> Any:
+        size = x.shape[1:]
+        strides = (x.shape[1] * x.shape[2], x.shape[2], 1)
+        return super().forward(x.as_strided((len(x), *size), strides))
+
+
+class HalvesInputsWithGradients(Correct):
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x) / (1 + self.needs_gradient)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        self.needs_gradient = query.requires_grad
+        return super().forward(query, key, value, mask)
+
+
+class WritesToCache(WithCache):
+    """The tokens of the cache are negated, so that a second call finds others."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        if past is not None:
+            past.neg_()
+        return output, seen
+
+
 class AddsPositions(SelfAttention):
     """Positions, if given, are added to queries and keys."""
 
@@ -1530,6 +1571,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
+        (WritesToCache, CACHE),
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (DictForgetsPadding, {}),
         (ReordersTokensOnly, {}),
@@ -1580,10 +1622,15 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
+        (HalvesInputsWithGradients, {}),
         (UnmaskedInEval, CAUSAL),
         (UnmaskedUnderNoGrad, CAUSAL),
     ],
-    "deterministic": [(DropoutInEval, {})],
+    "deterministic": [
+        (DropoutInEval, {}),
+        (WritesToOutput, {}),
+    ],
+    "memory_layout": [(ReadsMemoryInOrder, {})],
     "dropout": [
         (DropsScores, {}),
         (DropsForAllItems, {}),

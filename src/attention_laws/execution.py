@@ -48,6 +48,13 @@ def eval_matches_train(script: Script) -> None:
             script.context = context
             outputs[f" under {context}"] = script.call(args)
         script.context = ""
+        with script.attempt():
+            needing = [script.assign(n, f"{n}.clone()") for n in args.inputs]
+            for name in needing:
+                script.exec_line(f"{name}.requires_grad_()")
+            outputs[" if its inputs require gradients"] = script.assign(
+                "y", f"{script.call(replace(args, inputs=tuple(needing)))}.detach()"
+            )
         script.exec_line("set_dropout(attention, 0.0)")
         script.exec_line("attention.train()")
         trained = script.call(args)
@@ -63,7 +70,8 @@ def deterministic(script: Script) -> None:
     $$y_{\text{eval}} = y_{\text{eval}}$$
 
     `eval` switches dropout layers off, but not a dropout probability that the module
-    passes to a function: it has to pass 0 itself.
+    passes to a function: it has to pass 0 itself. Nor may a later call write to the
+    output of an earlier one.
     """
     for allowed, mask in script.mask_cases():
         script.restart("eval", dropout=0.5)
@@ -71,6 +79,37 @@ def deterministic(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "two calls in evaluation differ at {place}"
         script.assert_close(one, other, message, relative=0.0)
+        before = script.assign("before", f"{one}.clone()")
+        inputs = [script.assign(n, f"-2 * {n}") for n in args.inputs]
+        script.call(replace(args, inputs=tuple(inputs)))
+        message = "an output changes at {place} by a later call"
+        script.assert_close(before, one, message, relative=0.0)
+
+
+@law
+def memory_layout(script: Script) -> None:
+    r"""Where the numbers of an input are in memory does not matter.
+
+    $$y(x) = y(\mathrm{contiguous}(x))$$
+
+    A slice or a transposed tensor has gaps in memory, or another order. Code that reads
+    memory in order, as a kernel or `as_strided` does, has to make a copy, or to refuse
+    such an input.
+    """
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        usual = script.call(args)
+        inputs = [
+            script.assign(name, f"torch.stack([{name}, {name}], -1)[..., 0]")
+            for name in args.inputs
+        ]
+        try:
+            apart = script.call(replace(args, inputs=tuple(inputs)))
+        except ScriptError as failure:
+            raise NotApplicable("requires contiguous inputs") from failure
+        message = "{place} differs if the inputs are not contiguous"
+        script.assert_close(usual, apart, message)
 
 
 @law(slow=True)
