@@ -1327,6 +1327,29 @@ def causal_from_last_key(
     )
 
 
+def causal_from_first_key(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """As the function above, but without a mask the first query has the first key."""
+    if mask is not None:
+        return causal_from_last_key(query, key, value, mask)
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class AddsBiasInPlace(SelfAttention):
+    """A bias for each head is added to the mask, `[batch, heads, length, length]`."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        bias = torch.arange(self.heads).to(scores)[:, None, None]
+        if mask is None:
+            return (scores + bias).softmax(dim=-1)
+        mask += bias
+        return (scores + mask).softmax(dim=-1)
+
+
 class FillsWithTenThousand(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
@@ -1512,7 +1535,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsPositionsOfFirstItem, {}),
         (WindowedImageOutOfOrder, {}),
     ],
-    "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
+    "neutral_mask": [
+        (OtherPathWithoutMask, MASK),
+        (LosesAxisOfOneKey, MASK),
+        (causal_from_first_key, CAUSAL),
+    ],
     "integer_mask": [(InvertsMask, {})],
     "added_mask": [(ScalesMask, ADDED)],
     "combined_masks": [
@@ -1661,6 +1688,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ModifiesData, MASK),
         (CountsCalls, {}),
         (AddsPositionsInPlace, {}),
+        (AddsBiasInPlace, {}),
     ],
     "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
     "compiled": [(DiffersIfCompiled, {})],

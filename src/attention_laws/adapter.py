@@ -158,7 +158,8 @@ class MaskArgument:
         # All heads have the same mask. Writing it once keeps the text short.
         if "h" in self.axes:
             sizes = [heads if axis == "h" else -1 for axis in self.axes]
-            text += f".expand({', '.join(map(str, sizes))})"
+            # With memory of its own for each head, as the mask of a user has.
+            text += f".expand({', '.join(map(str, sizes))}).contiguous()"
         if "n" in self.axes:
             text += f".repeat_interleave({heads}, dim={self.axes.index('n')})"
         return text

@@ -361,6 +361,8 @@ def neutral_mask(script: Script) -> None:
         # A mask for queries and keys may replace the causal mask that is built in.
         if mask.kind != "causal" and not (adapter.causal and "q" in mask.axes)
     ]
+    if adapter.causal and not adapter.single_input:
+        assert_mask_moves_no_query(script)
     skip_unless(applicable, "has no mask that could hide nothing")
     # A mask of one key can lose an axis, or gain one.
     lengths = {script.sizes.k_len, 1 if adapter.fixed_length is None else 0} - {0}
@@ -372,6 +374,32 @@ def neutral_mask(script: Script) -> None:
         masked = script.call(replace(args, mask=script.encode_mask(allowed, mask)))
         message = f"{{place}} changes with a `{mask.name}` that hides nothing"
         script.assert_close(without, masked, message)
+
+
+def assert_mask_moves_no_query(script: Script) -> None:
+    """Fewer queries than keys are at the same positions with a mask and without.
+
+    A mask that replaces the causal one changes the output for equal lengths, too.
+    """
+    usual, k_len = script.sizes, script.sizes.k_len
+    for mask in script.adapter.masks:
+        for q_len in (k_len, 1 + k_len // 2):
+            script.sizes = replace(usual, q_len=q_len)
+            script.restart()
+            args = script.make_arguments()
+            try:
+                without = script.call(args)
+                encoded = script.encode_mask(script.all_allowed(), mask)
+                masked = script.call(replace(args, mask=encoded))
+            except ScriptError:
+                break  # there may have to be as many queries as keys
+            if q_len == k_len:
+                if not script.evaluate(f"torch.allclose({without}, {masked})"):
+                    break
+                continue
+            message = f"{{place}} changes with a `{mask.name}` that hides nothing"
+            script.assert_close(without, masked, message)
+    script.sizes = usual
 
 
 @law(slow=True)
