@@ -1488,6 +1488,10 @@ class RotaryImageByHeight(RotaryImage):
         return self.shape[0]
 
 
+class AxialRotation(RotaryImageByHeight):
+    """By its name it could also be attention along rows and columns."""
+
+
 class WindowedImage(SelfAttention):
     """Attention in windows of 4 x 4 pixels; each window has a factor of its own."""
 
@@ -1638,6 +1642,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
         (RotaryImageByHeight, {"positions": "rotary"}),
+        (AxialRotation, {}),
     ],
     "rotary_angles": [(RotaryOfModelWidth, {"positions": "rotary"})],
     "relative_table": [

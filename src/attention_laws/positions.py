@@ -890,10 +890,13 @@ def relative_positions(script: Script) -> None:
     relative bias is indexed by anything but the distance.
     """
     adapter = script.adapter
-    skip_unless(
-        adapter.positions in ("rotary", "alibi", "relative"),
-        "`positions` is not rotary, alibi or relative",
+    is_known = adapter.positions in ("rotary", "alibi", "relative")
+    # Rows and columns may be encoded as in "axial" attention, which has other weights.
+    rotates = re.compile(names.POSITION_KINDS["rotary"], re.I).search
+    is_known |= adapter.is_image and any(
+        map(rotates, names.identifiers(adapter.target))
     )
+    skip_unless(is_known, "`positions` is not rotary, alibi or relative")
     if adapter.is_image and adapter.fixed_length is None:
         assert_image_shift_invariant(script)
         script.adapter = adapter
