@@ -1243,6 +1243,23 @@ class DropsTwice(Correct):
         return weights @ v
 
 
+class FusedMultiQuery(nn.Module):
+    """Queries of all heads, one key and one value, by one projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.d_k = heads, d_model // heads
+        self.qkv = nn.Linear(d_model, d_model + 2 * self.d_k)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.qkv(x).split([self.heads * self.d_k, self.d_k, self.d_k], -1)
+        q = q.unflatten(-1, (self.heads, self.d_k)).transpose(1, 2)
+        scores = q @ k[:, None].mT / math.sqrt(self.d_k)
+        context = scores.softmax(dim=-1) @ v[:, None]
+        return self.proj(context.transpose(1, 2).flatten(2))
+
+
 class NormalizesCausally(MaskedSelfAttention):
     """Causal, with a norm over all heads at once."""
 
@@ -1721,12 +1738,14 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_positions", RotaryImage),
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
+    ("head_independence", FusedMultiQuery),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
     ("incremental_decoding", ReordersDict),
+    ("rotary_angles", Rotary),
     ("rotary_angles", RotaryWithBase),
     ("relative_table", RelativeTable),
     ("relative_table", Buckets),

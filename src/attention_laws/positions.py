@@ -10,6 +10,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 """
 
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -999,15 +1000,18 @@ def rotary_angles(script: Script) -> None:
     series = ratio ** torch.arange(len(angles))
     is_series = ((angles - series).abs() <= 0.01 * series + 1e-4).all()
     skip_unless(is_series, "its angles are not a geometric series from 1 on")
-    base = ratio ** -len(angles)
-    nearest = min(bases, key=lambda b: abs(math.log(b / base)))
-    off = abs(math.log(nearest / base))
-    if off > 0.1:
-        message = (
-            f"the angles are those of a base of {base:.3g} for {width} features, which "
-            f"is not in the code"
-        )
-        script.fail("False, " + repr(message), message, off, 0.1)
+    base, heads = ratio ** -len(angles), script.sizes.heads
+    is_known = any(abs(math.log(base / known)) < 0.02 for known in bases)
+    # Computed with the width of the model, or with twice the pairs or half of them.
+    for known, power in itertools.product(bases, (1 / heads, heads, 0.5, 2)):
+        expected = math.log(known) * power
+        off = abs(math.log(base) / expected - 1)
+        if power != 1 and off < 0.01 and not is_known:
+            message = (
+                f"the angles of {width} features are those of a base of {base:.3g}; in "
+                f"the code it is {known:.6g}"
+            )
+            script.fail("False, " + repr(message), message, off, 0.0)
 
 
 # Names in code whose angles are others than those of the base, by intention.
