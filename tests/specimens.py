@@ -208,7 +208,7 @@ class DetachesQueries(Correct):
 class FillValueTooHigh(Correct):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
-            scores = scores.masked_fill(~mask[:, None], -1e4)
+            scores = scores.masked_fill(~mask[:, None], -1e3)
         return scores.softmax(dim=-1)
 
 
@@ -444,15 +444,30 @@ class Rotary(MaskedSelfAttention):
     def turn(self, x: Tensor) -> Tensor:
         place = self.places(x)[:, None]
         pair = torch.arange(x.shape[3] // 2, device=x.device)
-        angle = self.angles(place * 0.3**pair)
+        angle = self.angles(place * self.speed(pair, x.shape[3]))
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
         return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 0.3**pair
 
     def places(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[2], device=x.device)
 
     def angles(self, angle: Tensor) -> Tensor:
         return angle.repeat_interleave(2, dim=-1)
+
+
+class RotaryWithBase(Rotary):
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 10000.0 ** (-2 * pair / width)
+
+
+class RotaryOfModelWidth(RotaryWithBase):
+    """The angles are computed with the width of the model."""
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, width * self.heads)
 
 
 class RotaryWrongPairs(Rotary):
@@ -809,6 +824,22 @@ def forgets_to_rescale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return context / norm
 
 
+def forgets_to_rescale_late(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Blocks of 256 keys; `norm` is rescaled for the second, and not for the third."""
+    query = query / query.shape[-1] ** 0.5
+    largest = query.new_full((*query.shape[:-1], 1), -torch.inf)
+    norm, context = torch.zeros_like(largest), torch.zeros_like(query)
+    blocks = zip(key.split(256, -2), value.split(256, -2), strict=True)
+    for n, (k, v) in enumerate(blocks):
+        scores = query @ k.mT
+        larger = scores.amax(-1, keepdim=True).maximum(largest)
+        weights, scale = (scores - larger).exp(), (largest - larger).exp()
+        norm = norm * (scale if n < 2 else 1) + weights.sum(-1, keepdim=True)
+        context = context * scale + weights @ v
+        largest = larger
+    return context / norm
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -844,6 +875,13 @@ class RotaryEndsEarly(Rotary):
 
     def turn(self, x: Tensor) -> Tensor:
         return torch.cat([super().turn(x[:, :, :64]), x[:, :, 64:]], dim=2)
+
+
+class RotaryStartsAgain(Rotary):
+    """Positions start at zero again after 512 tokens, the length of a table."""
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x) % 512
 
 
 class RotaryInHalf(Rotary):
@@ -1190,7 +1228,309 @@ class CacheInOrder(WithCache):
         return super().forward(x, past)
 
 
+class AttendsByColumns(SelfAttention):
+    """The weights are transposed: each column sums to one, not each row."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
+class DropsTwice(Correct):
+    """The weights that it returns are dropped again, by other random numbers."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.attn = self.dropout(weights)
+        return weights @ v
+
+
+class FusedMultiQuery(nn.Module):
+    """Queries of all heads, one key and one value, by one projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.d_k = heads, d_model // heads
+        self.qkv = nn.Linear(d_model, d_model + 2 * self.d_k)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.qkv(x).split([self.heads * self.d_k, self.d_k, self.d_k], -1)
+        q = q.unflatten(-1, (self.heads, self.d_k)).transpose(1, 2)
+        scores = q @ k[:, None].mT / math.sqrt(self.d_k)
+        context = scores.softmax(dim=-1) @ v[:, None]
+        return self.proj(context.transpose(1, 2).flatten(2))
+
+
+class NormalizesCausally(MaskedSelfAttention):
+    """Causal, with a norm over all heads at once."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
+        return super().score(q, k)
+
+
+class UnpaddedIfOneToken(CacheInDict):
+    """A single new token attends to all tokens before it, and to padding."""
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        joined = super().join_masks(past, mask)
+        return joined | True if mask.shape[1] == 1 else joined
+
+
+class ReordersDict(CacheInDict):
+    """The cache has a method for its order, which also moves the masks."""
+
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        for name in ("x", "mask"):
+            cache[name] = cache[name][new_order]
+
+
+class ReordersTensorOnly(ReordersDict):
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        cache["x"] = cache["x"][new_order]
+
+
+def never_drops(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0
+) -> Tensor:
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    nn.functional.dropout(weights, dropout_p)
+    return weights @ value
+
+
+class Buckets(RelativeTable):
+    """Distances up to 4 have a row each, and larger ones the buckets of T5."""
+
+    limit, max_distance = 8, 32
+
+    def rows(self, distance: Tensor) -> Tensor:
+        bucket = distance.abs()
+        large = 4 + 4 * (bucket.clamp(min=1) / 4).log() / math.log(self.growth())
+        bucket = torch.where(bucket < 4, bucket, large.long().clamp(max=7))
+        return bucket + 8 * (distance > 0)
+
+    def growth(self) -> float:
+        return self.max_distance / 4
+
+
+class BucketsOfLargestDistance(Buckets):
+    """The logarithms are divided by that of the largest distance itself."""
+
+    def growth(self) -> float:
+        return self.max_distance
+
+
+class BucketsThatEndEarly(Buckets):
+    def growth(self) -> float:
+        return 2
+
+
+class HalvingSlopes(LinearBias):
+    """The slopes of 8 heads, cut off for fewer."""
+
+    def slopes(self, heads: int) -> Tensor:
+        return 0.5 ** torch.arange(1, heads + 1)
+
+
+def causal_from_last_key(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """The last query attends to all keys; `mask` is `[batch_size, k_len]`."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    q_len, k_len = scores.shape[-2:]
+    allowed = torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+    allowed = allowed if mask is None else allowed & mask[:, None, None]
+    return (
+        scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) @ value
+    )
+
+
+def causal_from_first_key(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """As the function above, but without a mask the first query has the first key."""
+    if mask is not None:
+        return causal_from_last_key(query, key, value, mask)
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class AddsBiasInPlace(SelfAttention):
+    """A bias for each head is added to the mask, `[batch, heads, length, length]`."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        bias = torch.arange(self.heads).to(scores)[:, None, None]
+        if mask is None:
+            return (scores + bias).softmax(dim=-1)
+        mask += bias
+        return (scores + mask).softmax(dim=-1)
+
+
+class FillsWithTenThousand(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores + (1.0 - mask[:, None].to(scores)) * -1e4
+        return scores.softmax(dim=-1)
+
+
+class WritesToOutput(SelfAttention):
+    """Outputs of one shape are in memory that each call reuses."""
+
+    kept: Tensor | None = None
+
+    def join(self, context: Tensor) -> Tensor:
+        output = super().join(context)
+        if self.kept is None or self.kept.shape != output.shape:
+            self.kept = torch.empty_like(output)
+        self.kept.data.copy_(output)
+        return self.kept
+
+
+class ReadsMemoryInOrder(SelfAttention):
+    def forward(self, x: Tensor) -> Any:
+        size = x.shape[1:]
+        strides = (x.shape[1] * x.shape[2], x.shape[2], 1)
+        return super().forward(x.as_strided((len(x), *size), strides))
+
+
+class HalvesInputsWithGradients(Correct):
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x) / (1 + self.needs_gradient)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        self.needs_gradient = query.requires_grad
+        return super().forward(query, key, value, mask)
+
+
+class WritesToCache(WithCache):
+    """The tokens of the cache are negated, so that a second call finds others."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        if past is not None:
+            past.neg_()
+        return output, seen
+
+
+class AddsPositions(SelfAttention):
+    """Positions, if given, are added to queries and keys."""
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Any:  # type: ignore[override]
+        tokens = x if pos is None else self.add(x, pos)
+        return Correct.forward(self, tokens, tokens, x)
+
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos
+
+
+class AddsPositionsInPlace(AddsPositions):
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        x += pos
+        return x
+
+
+class AddsPositionsOfFirstItem(AddsPositions):
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos[:1]
+
+
+class OptionalContext(Correct):
+    """Self-attention, or cross-attention if a context is given; queries in blocks."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        context = x if context is None else context
+        blocks = x.split(2, 1)[: self.number_of_blocks(x, context)]
+        outputs = [
+            super(OptionalContext, self).forward(b, context, context) for b in blocks
+        ]
+        found = torch.cat(outputs, 1)
+        return torch.nn.functional.pad(found, (0, 0, 0, x.shape[1] - found.shape[1]))
+
+    def number_of_blocks(self, x: Tensor, context: Tensor) -> int:
+        return x.shape[1]
+
+
+class OptionalContextByKeys(OptionalContext):
+    """As many blocks of queries are computed as there are blocks of keys."""
+
+    def number_of_blocks(self, x: Tensor, context: Tensor) -> int:
+        return (context.shape[1] + 1) // 2
+
+
+class AddsMask(SelfAttention):
+    """Its mask is added to the scores, `[batch_size, 1, length, length]`."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        added = 0.0 if mask is None else mask * self.factor
+        return (scores + added).softmax(dim=-1)
+
+
+class ScalesMask(AddsMask):
+    factor = 0.5
+
+
+class RotaryImage(SelfAttention):
+    """Half of the pairs are rotated by the row of a pixel, and half by its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        y = Correct.forward(self, x, x, x)
+        return y.mT.reshape(image.shape)
+
+    def width(self) -> int:
+        return self.shape[1]
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        pixel = torch.arange(x.shape[2], device=x.device)
+        row, column = pixel // self.width(), pixel % self.width()
+        angle = torch.stack([row, column], dim=-1).repeat_interleave(2, dim=-1)
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+
+class RotaryImageByHeight(RotaryImage):
+    def width(self) -> int:
+        return self.shape[0]
+
+
+class AxialRotation(RotaryImageByHeight):
+    """By its name it could also be attention along rows and columns."""
+
+
+class WindowedImage(SelfAttention):
+    """Attention in windows of 4 x 4 pixels; each window has a factor of its own."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        windows = image.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        x = windows.reshape(-1, 16, c)
+        x = x * (1 + self.place(torch.arange(len(x)), b)[:, None, None])
+        y = Correct.forward(self, x, x, x).reshape(windows.shape)
+        return y.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
+
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number % (len(number) // batch_size)
+
+
+class WindowedImageOutOfOrder(WindowedImage):
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number // batch_size
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
+ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
 
@@ -1213,9 +1553,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ScalesByLongest, {}),
         (SharesContextInTurns, {}),
         (SegmentsOfFirstItem, {}),
+        (AddsPositionsOfFirstItem, {}),
+        (WindowedImageOutOfOrder, {}),
     ],
-    "neutral_mask": [(OtherPathWithoutMask, MASK), (LosesAxisOfOneKey, MASK)],
+    "neutral_mask": [
+        (OtherPathWithoutMask, MASK),
+        (LosesAxisOfOneKey, MASK),
+        (causal_from_first_key, CAUSAL),
+    ],
     "integer_mask": [(InvertsMask, {})],
+    "added_mask": [(ScalesMask, ADDED)],
     "combined_masks": [
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
@@ -1234,16 +1581,21 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
     ],
-    "weights_match_output": [(ReturnsOtherHeads, {}), (ReversedOnRequest, {})],
+    "weights_match_output": [
+        (ReturnsOtherHeads, {}),
+        (ReversedOnRequest, {}),
+        (DropsTwice, {}),
+    ],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
+    "equal_values": [(AttendsByColumns, {})],
     "allowed_keys_attended": [(HidesFirstKey, {})],
     "formula": [
         (ScalesByWidth, {}),
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
     ],
-    "head_independence": [(NormalizesOverHeads, {})],
+    "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
     "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
     "gradients": [(DetachesQueries, {})],
     "large_scores": [
@@ -1261,24 +1613,33 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesOverQueries, {}),
         (SkipsOneQuery, {}),
         (BlocksByKeys, {}),
+        (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
+        (WritesToCache, CACHE),
         (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (DictForgetsPadding, {}),
         (ReordersTokensOnly, {}),
+        (ReordersTensorOnly, {}),
+        (UnpaddedIfOneToken, {}),
         (CacheOfClass, {}),
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
     ],
-    "long_sequences": [(LosesLastBlock, {}), (forgets_to_rescale, {})],
+    "long_sequences": [
+        (LosesLastBlock, {}),
+        (forgets_to_rescale, {}),
+        (forgets_to_rescale_late, {}),
+    ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
     ],
     "distant_positions": [
         (RotaryEndsEarly, {"positions": "rotary"}),
+        (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
         (RotaryByBlocks, {"positions": "rotary"}),
     ],
@@ -1297,15 +1658,28 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
         (RotaryKeysAhead, {"positions": "rotary"}),
         (BiasOfSums, {"positions": "relative"}),
+        (RotaryImageByHeight, {"positions": "rotary"}),
+        (AxialRotation, {}),
     ],
-    "relative_table": [(LastRowUnused, {}), (FirstRowIsLast, {})],
+    "rotary_angles": [(RotaryOfModelWidth, {"positions": "rotary"})],
+    "relative_table": [
+        (LastRowUnused, {}),
+        (FirstRowIsLast, {}),
+        (BucketsOfLargestDistance, {}),
+        (BucketsThatEndEarly, {}),
+    ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
+        (HalvesInputsWithGradients, {}),
         (UnmaskedInEval, CAUSAL),
         (UnmaskedUnderNoGrad, CAUSAL),
     ],
-    "deterministic": [(DropoutInEval, {})],
+    "deterministic": [
+        (DropoutInEval, {}),
+        (WritesToOutput, {}),
+    ],
+    "memory_layout": [(ReadsMemoryInOrder, {})],
     "dropout": [
         (DropsScores, {}),
         (DropsForAllItems, {}),
@@ -1318,6 +1692,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
         (drops_without_scale, {}),
+        (never_drops, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
     ],
@@ -1334,6 +1709,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ModifiesMask, MASK),
         (ModifiesData, MASK),
         (CountsCalls, {}),
+        (AddsPositionsInPlace, {}),
+        (AddsBiasInPlace, {}),
     ],
     "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
     "compiled": [(DiffersIfCompiled, {})],
@@ -1348,19 +1725,32 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 }
 
 # Modules that pass a law, and differ little from those that violate it.
-PASSING_ONE: list[tuple[str, type[nn.Module]]] = [
+PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
     ("batch_independence", WithBatchNorm),
+    ("batch_independence", AddsPositions),
+    ("batch_independence", WindowedImage),
+    ("no_side_effects", AddsPositions),
+    ("query_independence", OptionalContext),
+    ("added_mask", AddsMask),
+    ("relative_positions", RotaryImage),
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
+    ("head_independence", FusedMultiQuery),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
+    ("incremental_decoding", ReordersDict),
+    ("rotary_angles", Rotary),
+    ("rotary_angles", RotaryWithBase),
     ("relative_table", RelativeTable),
+    ("relative_table", Buckets),
+    ("longer_padding", causal_from_last_key),
+    ("large_scores", FillsWithTenThousand),
     ("own_layers", FourLayers),
 ]
 

@@ -158,7 +158,8 @@ class MaskArgument:
         # All heads have the same mask. Writing it once keeps the text short.
         if "h" in self.axes:
             sizes = [heads if axis == "h" else -1 for axis in self.axes]
-            text += f".expand({', '.join(map(str, sizes))})"
+            # With memory of its own for each head, as the mask of a user has.
+            text += f".expand({', '.join(map(str, sizes))}).contiguous()"
         if "n" in self.axes:
             text += f".repeat_interleave({heads}, dim={self.axes.index('n')})"
         return text
@@ -265,9 +266,10 @@ class Adapter:
     position_ids: str = ""
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
-    # Images, [batch_size, channels, height, width] or with the channels last, have a
-    # height of 1, or are squares if the length is fixed.
+    # Images, [batch_size, channels, height, width] or with the channels last. They are
+    # squares if the length is fixed.
     is_image: bool = False
+    image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
@@ -365,6 +367,8 @@ class Adapter:
         side = math.isqrt(self.fixed_length or 0)
         if side * side == self.fixed_length:
             return f".unflatten({self.layout.index('l')}, ({side}, {side}))"
+        if self.image_height > 1:
+            return f".unflatten({self.layout.index('l')}, ({self.image_height}, -1))"
         return "[:, :, None]" if self.layout == "bdl" else "[:, None]"
 
     def from_image(self) -> str:

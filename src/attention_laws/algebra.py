@@ -20,7 +20,10 @@ from torch import Tensor
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
-from attention_laws.script import CallArguments, Script
+from attention_laws.script import CallArguments, Script, find_output
+
+# Keys that fill more than one block.
+MANY_KEYS = 300
 
 PLAIN = "norm residual gate softcap features sink window scale convolution talking"
 
@@ -59,6 +62,54 @@ def rows_sum_to_one(script: Script) -> None:
             tolerance = script.tolerance(sums)
             script.assert_true(f"({sums} - 1).abs().max() <= {tolerance}", message)
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
+
+
+@law(assumes="norm gate features sink convolution")
+def equal_values(script: Script) -> None:
+    r"""If all values are equal, they have the same part in each output.
+
+    $$v_1 = \dots = v_n \;\Rightarrow\; y_i(v) - y_i(0) = y_{i'}(v) - y_{i'}(0)$$
+
+    Whatever the scores are, the weights of a row sum to one. Values that are mixed by
+    the columns of the weights, or a sum that was not rescaled with a larger maximum,
+    have another part in each output. The output of the value projection is replaced by
+    ones, and by zeros. Long sequences show it where weights are computed in blocks.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
+    usual, fixed = script.sizes, adapter.fixed_length
+    for length in [fixed] if fixed else [usual.k_len, MANY_KEYS]:
+        script.sizes = replace(usual, k_len=length)
+        if adapter.single_input:
+            script.sizes = replace(script.sizes, q_len=length)
+        script.restart()
+        layers = names.layers_by_role(
+            script.evaluate("attention"), usual.heads * usual.d_k, any_width=True
+        )
+        skip_unless("value" in layers, "has no value projection")
+        script.exec_line(f"layer = attention.get_submodule({layers['value']!r})")
+        try:
+            y = [output_for_values(script, each) for each in ("ones", "zeros")]
+        except ScriptError:
+            if length == MANY_KEYS:
+                continue  # more keys than its tables have positions
+            raise
+        part = script.assign("part", f"{y[0]} - {y[1]}")
+        first = f"{part}{adapter.index(l=slice(0, 1))}.expand_as({part})"
+        message = "{place} has another part of the values, which are all equal"
+        script.assert_close(first, part, message, relative=1e-4)
+
+
+def output_for_values(script: Script, values: str) -> str:
+    """The output of a call in which all values are ones, or zeros."""
+    script.counters.pop("seeded_randn", None)  # the same inputs in each call
+    args = script.make_arguments()
+    script.exec_line(
+        f"hook = layer.register_forward_hook(lambda _, x, v: torch.{values}_like(v))"
+    )
+    output = script.call(args)
+    script.exec_line("hook.remove()")
+    return output
 
 
 def assert_hidden_weights_are_zero(
@@ -127,19 +178,9 @@ def weights_match_output(script: Script) -> None:
             args = script.make_arguments(allowed, mask)
             output = script.call(args)
             weights = script.call_for_weights(args)
-            _q, _k, v = project(script, args)
-            axes = f".permute({order}).double()" + "[None]" * (
-                "b" not in adapter.weights_axes
-            )
-            v = f"{v}.repeat_interleave({adapter.group_size}, dim=1)"
-            expected = script.assign("expected", f"{weights}{axes} @ {v}")
-            compare_projected(
-                script,
-                args,
-                expected,
-                output,
-                "{place} is not what the returned weights give",
-            )
+            message = "{place} is not what the returned weights give"
+            compare_weighted(script, args, weights, output, order, message)
+    assert_dropped_weights_match(script, order)
 
 
 @law(assumes="window")
@@ -207,6 +248,48 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         norm = adapter.projections.get(f"{role}_norm", "{}")
         found.append(script.assign(role[0], norm.replace("{}", text)))
     return tuple(found)
+
+
+def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
+    """In training, weights of which some are dropped are those of the same call.
+
+    Many return the weights before dropout: they are compared only if some are zero.
+    """
+    adapter = script.adapter
+    if not (adapter.is_module and adapter.reproducible_training):
+        return
+    script.restart("train")
+    for place in script.evaluate("dropout_places(attention)"):
+        script.restart("train")
+        script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
+        args = script.make_arguments()
+        given = script.argument_source(args, **adapter.weights_args)
+        result = script.assign("result", f"attention({given})")
+        value, query = script.namespace[result], script.evaluate(args.inputs[0])
+        output = script.assign("y", f"{result}{find_output(value, query, adapter)}")
+        source = adapter.weights_source.removeprefix("result")
+        of_call = "attention" if source.startswith(".") else result
+        weights = script.assign("weights", of_call + source)
+        if script.evaluate(f"({weights} == 0).any()"):
+            message = "{place} is not what the returned weights, with dropout, give"
+            compare_weighted(script, args, weights, output, order, message)
+
+
+def compare_weighted(
+    script: Script,
+    args: CallArguments,
+    weights: str,
+    output: str,
+    order: list[int],
+    message: str,
+) -> None:
+    """Compare the output with the values, weighted by the weights that are returned."""
+    adapter = script.adapter
+    _q, _k, v = project(script, args)
+    axes = f".permute({order}).double()" + "[None]" * ("b" not in adapter.weights_axes)
+    v = f"{v}.repeat_interleave({adapter.group_size}, dim=1)"
+    expected = script.assign("expected", f"{weights}{axes} @ {v}")
+    compare_projected(script, args, expected, output, message)
 
 
 def compare_projected(
@@ -407,12 +490,17 @@ def head_independence(script: Script) -> None:
     script.exec_line(f"rows = attention.get_submodule({name!r}).weight")
     script.exec_line("counts = 0")
     for head in range(script.sizes.heads):
-        of_head = f"loss({weights}[{head}].log().clamp(min=-50))"
+        # The weights of future keys are zero, and have no logarithm.
+        of_head = f"loss({weights}[{head}].clamp(min=1e-30).log())"
         grad = f"torch.autograd.grad({of_head}, rows, retain_graph=True)[0]"
         size = script.assign("size", f"{grad}.flatten(1).norm(dim=1)")
         script.exec_line(f"counts = counts + ({size} > 1e-3 * {size}.max())")
     message = f"a row of `{name}` has influence on the weights of several heads"
-    script.assert_true(f"counts.max() <= {adapter.group_size}", message)
+    # In a fused projection, the width tells how many heads share their keys.
+    rows, heads = script.evaluate("len(rows)"), script.sizes.heads
+    kv_heads = heads if "query" in layers else (rows // script.sizes.d_k - heads) // 2
+    group_size = max(adapter.group_size, heads // max(1, kv_heads))
+    script.assert_true(f"counts.max() <= {group_size}", message)
 
 
 def plain_layers(script: Script) -> dict[str, str]:
@@ -567,7 +655,7 @@ def large_scores(script: Script) -> None:
     $$|q \cdot k| \approx 60{,}000 \lt 65{,}504$$
 
     The largest number of float16 is 65,504. A fill value of $-10^9$ overflows, one of
-    $-10^4$ is above real scores, so that hidden keys win; a softmax that does not
+    $-10^3$ is above large scores, so that hidden keys win; a softmax that does not
     subtract the maximum overflows for scores above 11.
     """
     usual, script.dtype = script.dtype, torch.float16
@@ -588,7 +676,8 @@ def large_scores(script: Script) -> None:
             for sign in (1, -1):
                 script.restart()
                 args = script.make_arguments(allowed, mask)
-                args = scale_to_large_scores(script, args, sign)
+                # Scores in the thousands: many hide keys with -10,000.
+                args = scale_to_large_scores(script, args, sign, largest=6000)
                 before = script.call(args)
                 after = script.call(script.perturb(args, l=slice(1, None)))
                 message = "{place} depends on hidden keys if scores are large"
@@ -602,12 +691,12 @@ def large_scores(script: Script) -> None:
 
 
 def scale_to_large_scores(
-    script: Script, args: CallArguments, sign: int = 1
+    script: Script, args: CallArguments, sign: int = 1, largest: int = 60000
 ) -> CallArguments:
-    """Scale queries and keys so that the largest score is near the limit of float16.
+    """Scale queries and keys, by default so that scores are near the limit of float16.
 
-    Where the projections are known, the largest product comes close to 60,000, or with
-    a positional encoding, which may rotate them, the product of the largest norms;
+    Where the projections are known, the largest product comes close to `largest`, or
+    with a positional encoding, which may rotate them, the product of the largest norms;
     otherwise the inputs are multiplied by 8. `sign` is that of the queries.
     """
     adapter = script.adapter
@@ -630,10 +719,10 @@ def scale_to_large_scores(
                 products = f"({q} @ {k}.mT).abs()"
                 if adapter.positions != "none":
                     products = f"{q}.norm(dim=-1).max() * {k}.norm(dim=-1)"
-                largest = script.evaluate(f"({products}).max().item()")
-            if abs(largest / 60000 - 1) < 0.01:
+                found = script.evaluate(f"({products}).max().item()")
+            if abs(found / largest - 1) < 0.01:
                 break
-            factor *= (60000 / max(largest, 1e-3)) ** 0.5
+            factor *= (largest / max(found, 1e-3)) ** 0.5
     return scaled(factor)
 
 

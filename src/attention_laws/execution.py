@@ -48,6 +48,13 @@ def eval_matches_train(script: Script) -> None:
             script.context = context
             outputs[f" under {context}"] = script.call(args)
         script.context = ""
+        with script.attempt():
+            needing = [script.assign(n, f"{n}.clone()") for n in args.inputs]
+            for name in needing:
+                script.exec_line(f"{name}.requires_grad_()")
+            outputs[" if its inputs require gradients"] = script.assign(
+                "y", f"{script.call(replace(args, inputs=tuple(needing)))}.detach()"
+            )
         script.exec_line("set_dropout(attention, 0.0)")
         script.exec_line("attention.train()")
         trained = script.call(args)
@@ -63,7 +70,8 @@ def deterministic(script: Script) -> None:
     $$y_{\text{eval}} = y_{\text{eval}}$$
 
     `eval` switches dropout layers off, but not a dropout probability that the module
-    passes to a function: it has to pass 0 itself.
+    passes to a function: it has to pass 0 itself. Nor may a later call write to the
+    output of an earlier one.
     """
     for allowed, mask in script.mask_cases():
         script.restart("eval", dropout=0.5)
@@ -71,6 +79,37 @@ def deterministic(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "two calls in evaluation differ at {place}"
         script.assert_close(one, other, message, relative=0.0)
+        before = script.assign("before", f"{one}.clone()")
+        inputs = [script.assign(n, f"-2 * {n}") for n in args.inputs]
+        script.call(replace(args, inputs=tuple(inputs)))
+        message = "an output changes at {place} by a later call"
+        script.assert_close(before, one, message, relative=0.0)
+
+
+@law
+def memory_layout(script: Script) -> None:
+    r"""Where the numbers of an input are in memory does not matter.
+
+    $$y(x) = y(\mathrm{contiguous}(x))$$
+
+    A slice or a transposed tensor has gaps in memory, or another order. Code that reads
+    memory in order, as a kernel or `as_strided` does, has to make a copy, or to refuse
+    such an input.
+    """
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        usual = script.call(args)
+        inputs = [
+            script.assign(name, f"torch.stack([{name}, {name}], -1)[..., 0]")
+            for name in args.inputs
+        ]
+        try:
+            apart = script.call(replace(args, inputs=tuple(inputs)))
+        except ScriptError as failure:
+            raise NotApplicable("requires contiguous inputs") from failure
+        message = "{place} differs if the inputs are not contiguous"
+        script.assert_close(usual, apart, message)
 
 
 @law(slow=True)
@@ -88,7 +127,9 @@ def dropout(script: Script) -> None:
     if not adapter.is_module:
         argument = names.dropout_of_function(adapter.target)
         skip_unless(argument, "is a function without dropout")
-        assert_dropout_is_fair(script, argument)
+        if not assert_dropout_is_fair(script, argument):
+            message = f"`{argument}` has no effect"
+            script.fail("False, " + repr(message), message, math.nan, 0.0)
         return
     skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
     skip_unless("b" in adapter.layout, "takes one sequence at a time")
@@ -405,8 +446,7 @@ def no_side_effects(script: Script) -> None:
             tensors = list(args.inputs)
             if args.mask is not None and args.mask[1] in script.namespace:
                 tensors.append(args.mask[1])
-            for name in tensors:
-                script.exec_line(f"{name}_before = {name}.clone(), {name}._version")
+            remember(script, tensors)
             if script.adapter.is_module:
                 named = ["*attention.named_parameters()"]
                 if mode == "eval":
@@ -414,22 +454,48 @@ def no_side_effects(script: Script) -> None:
                 script.exec_line(f"state = [{', '.join(named)}]")
                 script.exec_line("state_before = {n: t.clone() for n, t in state}")
             script.call(args)
-
-            for name in tensors:
-                claim = f"torch.equal({name}, {name}_before[0])"
-                script.assert_true(claim, f"`{name}` is modified in place")
-                # A version that grew means a write, even if it was of equal values.
-                claim = f"{name}._version == {name}_before[1]"
-                message = f"`{name}` is written to, though with the same values"
-                script.assert_true(claim, message)
+            assert_unmodified(script, tensors)
             if script.adapter.is_module:
                 for name in script.evaluate("list(state_before)"):
-                    if re.search(r"cache|past", name):
+                    if re.search(r"cache|past|buf|mem|prev|hist|state", name):
                         continue
                     claim = (
                         f"torch.equal(dict(state)[{name!r}], state_before[{name!r}])"
                     )
                     script.assert_true(claim, f"`{name}` is modified by a call")
+    assert_optional_unmodified(script)
+
+
+def assert_unmodified(script: Script, tensors: list[str]) -> None:
+    """Tensors that were copied hold the same values, and were not written."""
+    for name in tensors:
+        claim = f"torch.equal({name}, {name}_before[0])"
+        script.assert_true(claim, f"`{name}` is modified in place")
+        # A version that grew means a write, even if it was of equal values.
+        claim = f"{name}._version == {name}_before[1]"
+        message = f"`{name}` is written to, though with the same values"
+        script.assert_true(claim, message)
+
+
+def assert_optional_unmodified(script: Script) -> None:
+    """Nor is any input modified if an optional tensor, such as positions, is given."""
+    adapter = script.adapter
+    for argument in names.optional_tensors(adapter):
+        script.restart()
+        args = script.make_arguments()
+        shape = script.evaluate(args.inputs[0]).shape
+        given = script.random_tensor(argument, *shape)
+        tensors = [*args.inputs, given]
+        remember(script, tensors)
+        with script.attempt():
+            script.call(args, **{argument: given})
+            assert_unmodified(script, tensors)
+
+
+def remember(script: Script, tensors: list[str]) -> None:
+    """Copy tensors, and note how often they were written."""
+    for name in tensors:
+        script.exec_line(f"{name}_before = {name}.clone(), {name}._version")
 
 
 @law(slow=True)

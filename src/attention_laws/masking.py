@@ -10,12 +10,15 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
+from attention_laws import names
 from attention_laws.adapter import MaskArgument
+from attention_laws.algebra import record_weights
 from attention_laws.law import ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
 
@@ -207,7 +210,21 @@ def batch_independence(script: Script) -> None:
     for argument, text in ids.items():
         if argument:
             script.restart()
-            assert_items_have_own_ids(script, argument, text)
+            numbers = script.assign(argument, f"({text}){script.to_device()}")
+            assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    # If the sizes are equal, a tensor of other axes would be accepted.
+    has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
+    for argument in names.optional_tensors(script.adapter) if has_axes else ():
+        script.restart()
+        shape = script.adapter.input_shape(script.sizes, 0)
+        with script.attempt():  # it may be of another shape
+            given = script.random_tensor(argument, *shape)
+            assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def item_index(script: Script, item: int) -> str:
+    """The index of one batch item, which keeps the axis."""
+    return script.adapter.index(b=slice(item, item + 1))
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
@@ -256,11 +273,22 @@ def assert_long_items_equal_alone(script: Script) -> None:
     """Two long items, one of which is padded, give the same outputs alone.
 
     The scale of the scores, and the frequencies of a rotation, may depend on the length
-    if it is longer than in training.
+    if it is longer than in training. A larger image has several windows.
     """
-    if script.sizes.batch_size != 2 or script.adapter.fixed_length is not None:
+    adapter, usual = script.adapter, script.sizes
+    if usual.batch_size != 2:
         return
-    usual, script.sizes = script.sizes, replace(script.sizes, q_len=24, k_len=24)
+    if adapter.fixed_length is not None:
+        length = 4 * adapter.fixed_length
+        if adapter.is_image and length < 300:
+            script.adapter = replace(adapter, fixed_length=length)
+            script.sizes = replace(usual, q_len=length, k_len=length)
+            script.restart()
+            with script.attempt():  # it may take no other images
+                assert_items_equal_alone(script, script.all_allowed(), None)
+            script.adapter, script.sizes = adapter, usual
+        return
+    script.sizes = replace(usual, q_len=24, k_len=24)
     _, *masks = item_masks(script)
     for allowed, mask in masks[:1]:
         allowed[:, 12:, 1] = False
@@ -278,7 +306,7 @@ def assert_items_equal_alone(
     together = script.call(args)
     for item in range(script.sizes.batch_size):
         with script.rollback():
-            index = script.adapter.index(b=slice(item, item + 1))
+            index = item_index(script, item)
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
@@ -290,19 +318,23 @@ def assert_items_equal_alone(
             script.assert_close(f"{together}{index}", alone, message, l=queries)
 
 
-def assert_items_have_own_ids(script: Script, argument: str, text: str) -> None:
-    """Each batch item, with its own positions or parts, gives the same output alone."""
+def assert_items_have_own(
+    script: Script, argument: str, given: str, index_of: Callable[[int], str]
+) -> None:
+    """Each batch item gives the same output alone, with its part of an argument.
+
+    These are the positions or segments of its tokens, or a tensor shaped as the input.
+    """
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     args = script.make_arguments(script.all_allowed(length, length))
-    ids = script.assign(argument, f"({text}){script.to_device()}")
-    together = script.call(args, **{argument: ids})
+    together = script.call(args, **{argument: given})
     for item in range(batch_size):
         with script.rollback():
-            index = script.adapter.index(b=slice(item, item + 1))
+            index = item_index(script, item)
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
-            own = f"{ids}[{item}:{item + 1}]"
+            own = given + index_of(item)
             alone = script.call(replace(args, inputs=inputs), **{argument: own})
             message = (
                 f"query {{l}} of batch item {item}, with `{argument}` of its own, "
@@ -329,6 +361,8 @@ def neutral_mask(script: Script) -> None:
         # A mask for queries and keys may replace the causal mask that is built in.
         if mask.kind != "causal" and not (adapter.causal and "q" in mask.axes)
     ]
+    if adapter.causal and not adapter.single_input:
+        assert_mask_moves_no_query(script)
     skip_unless(applicable, "has no mask that could hide nothing")
     # A mask of one key can lose an axis, or gain one.
     lengths = {script.sizes.k_len, 1 if adapter.fixed_length is None else 0} - {0}
@@ -340,6 +374,32 @@ def neutral_mask(script: Script) -> None:
         masked = script.call(replace(args, mask=script.encode_mask(allowed, mask)))
         message = f"{{place}} changes with a `{mask.name}` that hides nothing"
         script.assert_close(without, masked, message)
+
+
+def assert_mask_moves_no_query(script: Script) -> None:
+    """Fewer queries than keys are at the same positions with a mask and without.
+
+    A mask that replaces the causal one changes the output for equal lengths, too.
+    """
+    usual, k_len = script.sizes, script.sizes.k_len
+    for mask in script.adapter.masks:
+        for q_len in (k_len, 1 + k_len // 2):
+            script.sizes = replace(usual, q_len=q_len)
+            script.restart()
+            args = script.make_arguments()
+            try:
+                without = script.call(args)
+                encoded = script.encode_mask(script.all_allowed(), mask)
+                masked = script.call(replace(args, mask=encoded))
+            except ScriptError:
+                break  # there may have to be as many queries as keys
+            if q_len == k_len:
+                if not script.evaluate(f"torch.allclose({without}, {masked})"):
+                    break
+                continue
+            message = f"{{place}} changes with a `{mask.name}` that hides nothing"
+            script.assert_close(without, masked, message)
+    script.sizes = usual
 
 
 @law(slow=True)
@@ -504,6 +564,56 @@ def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:
     return replace(mask, kind="additive_min") if mask and is_additive else mask
 
 
+@law(slow=True, assumes="softcap sink features talking convolution scale")
+def added_mask(script: Script) -> None:
+    r"""A mask of finite numbers is added to the scores, as it is.
+
+    $$\ln \frac{a_{ij}}{a_{ij'}} = s_{ij} + m_{ij} - s_{ij'} - m_{ij'}$$
+
+    An additive mask may hold a bias, such as that of relative positions. Added before
+    the scores are divided by $\sqrt{d_k}$, it is divided, too. Zero and minus infinity
+    do not show this.
+    """
+    masks = [
+        mask
+        for mask in script.adapter.masks
+        if mask.kind.startswith("additive") and {*"qk"} <= {*mask.axes}
+    ]
+    skip_unless(masks, "takes no additive mask of queries and keys")
+    q_len = script.sizes.k_len if script.adapter.single_input else script.sizes.q_len
+    script.sizes = replace(script.sizes, batch_size=1, q_len=q_len)
+    for mask in masks:
+        script.restart()
+        args = script.make_arguments()
+        zeros = script.encode_mask(script.all_allowed(), mask)
+        assert zeros is not None
+        name = zeros[1]
+        bias = script.assign(
+            name, f"{name} + seeded_randn(9, *{name}.shape).to({name})"
+        )
+        logs = []
+        for each in (name, bias):
+            weights = record_weights(script, replace(args, mask=(mask.name, each)))
+            skip_unless(
+                weights, "its weights are neither returned nor those of a softmax"
+            )
+            logs.append(script.assign("logs", f"{weights}.log()"))
+        change = script.assign("change", f"({logs[1]} - {logs[0]}).diff()")
+        shape = f"-1, {q_len}, {script.sizes.k_len}"
+        added = script.assign(
+            "added", f"{bias}.reshape({shape}).diff().expand_as({change})"
+        )
+        script.exec_line(f"seen = {change}.isfinite()")
+        factor = script.evaluate(
+            f"(({change} * {added})[seen].sum() / {added}[seen].square().sum()).item()"
+        )
+        # Not added, but compared with a number: only zero and minus infinity count.
+        is_added = f"({change} - {factor} * {added})[seen].abs().max() < 0.01"
+        skip_unless(script.evaluate(is_added), "does not add its mask to the scores")
+        message = f"the numbers in `{mask.name}` are multiplied by {factor:.3g}"
+        script.assert_true(f"({change} - {added})[seen].abs().max() < 0.01", message)
+
+
 @law(assumes="norm convolution positions")
 def longer_padding(script: Script) -> None:
     r"""More padding at the end changes no output.
@@ -515,10 +625,12 @@ def longer_padding(script: Script) -> None:
     include them, even if the mask of the attention is right.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
-    q_len = k_len if adapter.single_input else script.sizes.q_len
-    longer = script.all_allowed(q_len + 2 * adapter.single_input, k_len + 2)
-    # A causal self-attention hides the tokens at the end from the others by itself.
-    longer[:, k_len:] &= adapter.causal and adapter.single_input
+    # The queries of causal attention may be counted from the last key: they get
+    # padding, too, which is hidden from the others by itself.
+    is_self = adapter.single_input or adapter.causal
+    q_len = k_len if is_self else script.sizes.q_len
+    longer = script.all_allowed(q_len + 2 * is_self, k_len + 2)
+    longer[:, k_len:] &= adapter.causal
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
     for mask in masks:
@@ -527,7 +639,7 @@ def longer_padding(script: Script) -> None:
         args = script.make_arguments(allowed)
         before = script.call(args)
         inputs = list(args.inputs)
-        for role in adapter.key_roles:
+        for role in range(len(inputs)) if is_self else adapter.key_roles:
             sizes = replace(script.sizes, q_len=2, k_len=2)
             shape = adapter.input_shape(sizes, role)
             padding = script.random_tensor("padding", *shape)

@@ -10,6 +10,7 @@ and in the usual tutorials.
 """
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -124,7 +125,8 @@ DESIGNS = {
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
-    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
+    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
+    r"|^bias_[kv]$|zero_att",
     "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
@@ -144,9 +146,11 @@ CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 # Names of submodules and parameters, normalized: lower case, without underscores.
 PROJECTION_NAMES = {
-    "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq",
-    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark",
-    "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv",
+    "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq "
+    "queryconv convq",
+    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk",
+    "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv "
+    "valueconv convv",
     "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
     "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
     "combine combineheads fc linear final projout finallinear outlayer",
@@ -258,6 +262,19 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
         return tuple(needed[:2])
     return tuple(needed[:1] or order[:1])
+
+
+def optional_tensors(adapter: Any) -> list[str]:
+    """The optional arguments that are no mask and no cache, and may be tensors."""
+    known = {*adapter.inputs, *adapter.position_args, *adapter.call_args}
+    known |= {mask.name for mask in adapter.masks}
+    return [
+        parameter.name
+        for parameter in parameters_of(adapter.target)
+        if parameter.default is None and parameter.name not in known
+        if not CACHE_PATTERN.match(parameter.name)
+        and not re.search(r"mask|cache|past|out", parameter.name)
+    ]
 
 
 def input_key(target: Any, name: str) -> str:
@@ -448,18 +465,32 @@ def import_source(value: type) -> str:
 def table_sizes(module: nn.Module) -> dict[str, int]:
     r"""The learned tables of relative positions by name, with their numbers of rows.
 
-    A table of buckets has rows that no distance falls into by intention.
-
     >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
     {'rel_pos.weight': 9}
     """
-    if any("bucket" in name for name in identifiers(module)):
-        return {}
     return {
         name: max(parameter.shape)
         for name, parameter in module.named_parameters()
         if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
     }
+
+
+def has_buckets(module: nn.Module) -> bool:
+    """Whether several distances share a row of a table, by intention."""
+    return any("bucket" in name for name in identifiers(module))
+
+
+def largest_distance(module: nn.Module) -> int | None:
+    """The distance from which on all share a row: an attribute of a part or config."""
+    parts: list[Any] = [*module.modules()]
+    parts += [part.config for part in parts if hasattr(part, "config")]
+    for part in parts:
+        for name in dir(part):
+            if re.search(r"max_?(rel\w*_)?dist", name):
+                value = getattr(part, name)
+                if type(value) is int and value > 1:
+                    return value
+    return None
 
 
 def designs_of(target: Any) -> dict[str, str]:
@@ -548,12 +579,29 @@ def identifiers(target: Any) -> set[str]:
         found |= {n for n, _ in target.named_buffers() if "masked_bias" not in n}
         found |= {n for n, _ in target.named_parameters()}
         found = {part for name in found for part in name.split(".")}
+    for each in classes:
+        bases = [base for base in each.__mro__ if is_of_user(base)]
+        found |= {base.__name__ for base in bases}
+    for code in codes_of(target):
+        # The sum that a softmax divides by is often called a norm.
+        local = {n for n in code.co_varnames if not re.fullmatch("norms?", n)}
+        found |= {*code.co_names, *local}
+    return found
+
+
+def is_of_user(base: type) -> bool:
+    """Whether a class is neither of PyTorch nor `object`."""
+    return not base.__module__.startswith("torch.nn") and base is not object
+
+
+def codes_of(target: Any) -> Iterator[CodeType]:
+    """The code of `target` and of what it calls in its file, as far as it is Python."""
+    classes: list[Any] = [target] if isinstance(target, type) else []
+    if isinstance(target, nn.Module):
+        classes = [type(module) for module in target.modules()]
     functions = [] if classes else [target]
     for each in classes:
-        for base in each.__mro__:
-            if base.__module__.startswith("torch.nn") or base is object:
-                continue
-            found.add(base.__name__)
+        for base in filter(is_of_user, each.__mro__):
             functions += [f for f in vars(base).values() if inspect.isfunction(f)]
     seen: set[Any] = set()
     while functions:
@@ -564,9 +612,7 @@ def identifiers(target: Any) -> set[str]:
         seen.add(code)
         scope = function.__globals__
         for part in code_objects(code):
-            # The sum that a softmax divides by is often called a norm.
-            local = {n for n in part.co_varnames if not re.fullmatch("norms?", n)}
-            found |= {*part.co_names, *local}
+            yield part
             for name in part.co_names:
                 value = scope.get(name)
                 if getattr(value, "__module__", "") != function.__module__:
@@ -576,7 +622,29 @@ def identifiers(target: Any) -> set[str]:
                 if isinstance(value, type):
                     members = vars(value).values()
                     functions += [f for f in members if inspect.isfunction(f)]
-    return found
+
+
+def large_numbers(module: nn.Module) -> list[float]:
+    r"""Numbers from 100 on in the code of a module, its defaults and attributes.
+
+    Among them is the base of a rotary encoding.
+
+    >>> class Rotary(nn.Module):
+    ...     def forward(self, x, base=10000): ...
+    >>> 10000.0 in large_numbers(Rotary())
+    True
+    """
+    found: list[Any] = [each for code in codes_of(module) for each in code.co_consts]
+    for part in module.modules():
+        scope = vars(sys.modules[type(part).__module__])
+        found += vars(part).values()
+        for each in (*vars(type(part)).values(), *scope.values()):
+            members = vars(each).values() if isinstance(each, type) else [each]
+            for function in members:
+                found += getattr(function, "__defaults__", None) or ()
+                found.append(function)  # a default of a dataclass, or a constant
+    numbers = [n for n in found if type(n) in (int, float) and 100 <= n < math.inf]
+    return sorted({float(n) for n in numbers})
 
 
 def code_objects(code: CodeType) -> Iterator[CodeType]:
@@ -685,18 +753,25 @@ def find_projections(
     return found if {"query", "key", "value"} <= set(found) else {}
 
 
-def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
+def layers_by_role(
+    module: nn.Module, width: int, any_width: bool = False
+) -> dict[str, str]:
     r"""The linear layers of an attention by role, where their sizes are the usual ones.
+
+    A fused projection has up to three times the width: grouped keys have less. With
+    `any_width`, layers of all sizes are found, and convolutions of single tokens.
 
     >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
     {'fused': 'qkv'}
     """
-    sizes = {"query": width, "fused": 3 * width}
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d) if any_width else nn.Linear
     found: dict[str, str] = {}
     for path, part in module.named_modules():
         role = role_of(path.rpartition(".")[2], part)
-        is_usual = getattr(part, "out_features", None) == sizes.get(role, width)
-        if isinstance(part, nn.Linear) and role and (is_usual or role in OUTER_ROLES):
+        size = getattr(part, "out_features", 0)
+        is_usual = width < size <= 3 * width if role == "fused" else size == width
+        is_usual |= any_width or role in OUTER_ROLES
+        if isinstance(part, kinds) and role and is_usual:
             if role in found:
                 return {}  # several attentions
             found[role] = path

@@ -9,12 +9,16 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 [RoFormer](https://arxiv.org/abs/2104.09864), section 3.
 """
 
+import inspect
+import itertools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
@@ -173,11 +177,12 @@ def assert_equal_without_others(
 MANY = 130
 
 # Lengths at which a path for blocks, or for one token, begins or ends.
-EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 513, 1025)
 
-
-# Lengths that are tried, until one is not beyond the tables of the attention.
+# Lengths that are tried, until one is not beyond the tables of the attention, and a
+# length of three blocks of 512.
 LONG_LENGTHS = (260, 130, 66, 34)
+LONGEST = 1040
 
 # Designs that weigh a token given twice in another way than the token once.
 NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
@@ -198,39 +203,51 @@ def long_sequences(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     script.sizes = replace(script.sizes, batch_size=min(2, script.sizes.batch_size))
-    for length in LONG_LENGTHS:
-        script.restart()
-        allowed = script.all_allowed(length, length)
-        causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
-        mask = adapter.required_mask
-        if not adapter.causal:
-            mask = next(iter(script.masks_for(causal)), mask)
-        is_causal = adapter.causal or mask is not adapter.required_mask
-        given = causal if is_causal and not adapter.causal else allowed
-        args = script.make_arguments(given, mask)
-        try:
-            whole = script.call(args)
-            others = call_without_gradients(script, args)
-        except ScriptError:
-            continue  # longer than its tables
-        message = "the output of a long sequence is NaN or infinite"
-        script.assert_finite(whole, message)
-        for context, other in others.items():
-            message = f"{{place}} of a long sequence differs under {context}"
-            script.assert_close(whole, other, message)
-        is_plain = not set(PLAIN.split()) & set(adapter.designs)
-        has_formula = adapter.projections or not adapter.is_module
-        if has_formula and adapter.positions == "none" and is_plain:
-            with script.rollback():
-                assert_formula(script, args, whole, relative=rounding(script))
-        for n in (n for n in EDGES if n < length):
-            with script.rollback():
-                if is_causal:
-                    compare_prefix(script, args, whole, mask, n)
-                else:
-                    compare_hidden(script, args, n)
-        return
-    raise NotApplicable("takes no longer sequences")
+    taken = any(
+        assert_long_is_right(script, length, [n for n in EDGES if n < length])
+        for length in LONG_LENGTHS
+    )
+    skip_unless(taken, "takes no longer sequences")
+    script.sizes = replace(script.sizes, batch_size=1)
+    assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]])
+
+
+def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
+    """Compare a long sequence with its parts; return whether it is accepted."""
+    adapter = script.adapter
+    script.restart()
+    allowed = script.all_allowed(length, length)
+    causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+    mask = adapter.required_mask
+    if not adapter.causal:
+        mask = next(iter(script.masks_for(causal)), mask)
+    is_causal = adapter.causal or mask is not adapter.required_mask
+    given = causal if is_causal and not adapter.causal else allowed
+    args = script.make_arguments(given, mask)
+    try:
+        whole = script.call(args)
+        others = call_without_gradients(script, args)
+    except ScriptError:
+        return False  # longer than its tables
+    message = "the output of a long sequence is NaN or infinite"
+    script.assert_finite(whole, message)
+    for context, other in others.items():
+        message = f"{{place}} of a long sequence differs under {context}"
+        script.assert_close(whole, other, message)
+    has_formula = adapter.projections or not adapter.is_module
+    if has_formula and not set(PLAIN.split()) & set(adapter.designs):
+        with script.rollback():
+            # The weights depend on positions, but not the mean of equal values.
+            is_equal = adapter.positions != "none"
+            same = make_equal_tokens(script, args) if is_equal else args
+            assert_formula(script, same, script.call(same), relative=rounding(script))
+    for n in edges:
+        with script.rollback():
+            if is_causal:
+                compare_prefix(script, args, whole, mask, n)
+            else:
+                compare_hidden(script, args, n)
+    return True
 
 
 def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:
@@ -438,18 +455,26 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 
 def decode_with_cache(script: Script, pieces: list[int]) -> None:
     """Compute piece after piece, each with the cache that was returned before."""
+    assert script.adapter.cache is not None
     length = script.sizes.k_len
     restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
     cache, outputs, start = empty_cache(script), [], 0
     for piece in pieces:
+        last_cache = cache
         output, cache = call_with_cache(script, args, start, piece, cache)
         outputs.append(output)
         start += piece
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     script.assert_close(whole, script.concatenate(*outputs), message)
+    if isinstance(script.evaluate(last_cache), Tensor | tuple):
+        # Several hypotheses of a beam search may continue one cache. Objects and dicts
+        # are modified by intention.
+        again, _ = call_with_cache(script, args, start - piece, piece, last_cache)
+        message = "{place} differs if a cache is given a second time"
+        script.assert_close(outputs[-1], again, message)
     if script.adapter.cache != ("", ""):
         message = f"{{place}} differs after decoding in pieces of {text}"
         script.assert_close(whole, script.call(args), message)
@@ -478,23 +503,29 @@ def decode_with_padding(script: Script) -> None:
     both are refused, nothing is tested.
     """
     length = script.sizes.k_len
-    first = length // 2
-    for args, mask in padded_past(script):
-        whole = script.call(args)
-        for only_new in (False, True):
-            with script.attempt():
-                cache = empty_cache(script)
-                how: dict[str, Any] = {"mask": mask, "only_new": only_new}
-                start, cache = call_with_cache(script, args, 0, first, cache, **how)
-                rest, _ = call_with_cache(
-                    script, args, first, length - first, cache, **how
-                )
-                message = (
-                    f"with padding, {{place}} differs after a call with {first} tokens"
-                )
-                pieces = script.concatenate(start, rest)
-                script.assert_close(whole, pieces, message, l=script.real_queries(args))
-                break
+    for first in sorted({length // 2, length - 1}):
+        for args, mask in padded_past(script):
+            decode_padded_pieces(script, args, mask, first)
+
+
+def decode_padded_pieces(
+    script: Script, args: CallArguments, mask: MaskArgument, first: int
+) -> None:
+    """Decode the first tokens, and then the rest, each with its part of the mask."""
+    length = script.sizes.k_len
+    whole = script.call(args)
+    for only_new in (False, True):
+        with script.attempt():
+            cache = empty_cache(script)
+            how: dict[str, Any] = {"mask": mask, "only_new": only_new}
+            start, cache = call_with_cache(script, args, 0, first, cache, **how)
+            rest, _ = call_with_cache(script, args, first, length - first, cache, **how)
+            message = (
+                f"with padding, {{place}} differs after a call with {first} tokens"
+            )
+            pieces = script.concatenate(start, rest)
+            script.assert_close(whole, pieces, message, l=script.real_queries(args))
+            break
 
 
 def restart_with_cache(script: Script) -> None:
@@ -600,14 +631,22 @@ def flip_cache(script: Script, cache: str) -> str:
     assert script.adapter.cache is not None
     argument, _ = script.adapter.cache
     batch_size = script.sizes.batch_size
+    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    if argument and methods:
+        method = f"attention.{methods[0]}"
+        given = [*inspect.signature(script.evaluate(method)).parameters]
+        texts = [order if re.search("order|idx|ind", n) else cache for n in given]
+        with script.attempt():
+            moved = script.assign("moved", f"{method}({', '.join(texts)})")
+            is_moved = script.evaluate(f"{moved} is not None")
+            return moved if is_moved else cache
     if argument:
         if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
             return ""
         return script.assign("cache", f"flip_items({cache}, {batch_size})")
-    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
     if not methods:
         return ""
-    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
     script.exec_line(f"attention.{methods[0]}({order})")
     return cache
 
@@ -813,11 +852,17 @@ def linear_bias(script: Script) -> None:
             f"({ratio} / {ratio}[:, :1] - 1).abs().max() <= {ratio_tolerance(script)}"
         )
         script.assert_true(claim, message)
-        exponents = alibi_exponents(script.sizes.heads)
+        heads = script.sizes.heads
         slopes = script.assign("slopes", f"{ratio}[:, 0].log().sort().values")
+        # Some have 1/2, 1/4, and so on for each number of heads.
+        halves = f"2.0 ** torch.arange(-{heads}, 0)"
+        tolerance = ratio_tolerance(script)
+        if script.evaluate(f"({slopes} - {halves}).abs().max() <= {tolerance}"):
+            continue
+        exponents = alibi_exponents(heads)
         expected = script.assign("expected", f"2.0 ** torch.tensor({exponents})")
-        message = f"the slopes of {len(exponents)} heads are not those of ALiBi"
-        claim = f"({slopes} - {expected}).abs().max() <= {ratio_tolerance(script)}"
+        message = f"the slopes of {heads} heads are not those of ALiBi"
+        claim = f"({slopes} - {expected}).abs().max() <= {tolerance}"
         script.assert_true(claim, message)
 
 
@@ -846,10 +891,16 @@ def relative_positions(script: Script) -> None:
     relative bias is indexed by anything but the distance.
     """
     adapter = script.adapter
-    skip_unless(
-        adapter.positions in ("rotary", "alibi", "relative"),
-        "`positions` is not rotary, alibi or relative",
+    is_known = adapter.positions in ("rotary", "alibi", "relative")
+    # Rows and columns may be encoded as in "axial" attention, which has other weights.
+    rotates = re.compile(names.POSITION_KINDS["rotary"], re.I).search
+    is_known |= adapter.is_image and any(
+        map(rotates, names.identifiers(adapter.target))
     )
+    skip_unless(is_known, "`positions` is not rotary, alibi or relative")
+    if adapter.is_image and adapter.fixed_length is None:
+        assert_image_shift_invariant(script)
+        script.adapter = adapter
     assert_shift_invariant(script)
     # Where no mask can hide tokens in front of the others, weights show the same.
     length = max(4, script.sizes.k_len)
@@ -857,8 +908,33 @@ def relative_positions(script: Script) -> None:
     farthest = min(length - 2, adapter.window or length)
     assert_weights_shift(script, weights, range(1, farthest))
     is_normed = {"norm", "scale", "talking"} & set(adapter.designs)
-    if adapter.positions == "rotary" and adapter.projections and not is_normed:
+    is_plain = not (is_normed or adapter.is_image)
+    if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def assert_image_shift_invariant(script: Script) -> None:
+    """In an image that is no square, weights depend on two distances only.
+
+    Those of the right and the lower neighbor are compared with that of the pixel.
+    """
+    height, width = 3, 5
+    script.adapter = replace(script.adapter, image_height=height)
+    weights = weights_of_equal_tokens(script, height * width)
+    for step, where in ((1, "on the right"), (width, "below")):
+        queries = [
+            n for n in range(height * width - step) if step > 1 or (n + 1) % width
+        ]
+        here, there = (f"{weights}.diagonal({d}, -2, -1)" for d in (0, step))
+        ratio = script.assign("ratio", f"({there} / {here}[:, :-{step}])[:, {queries}]")
+        claim = (
+            f"({ratio} / {ratio}[:, :1] - 1).abs().max() <= {ratio_tolerance(script)}"
+        )
+        message = (
+            f"the pixels of a {height} x {width} image weigh the next one {where} "
+            f"differently"
+        )
+        script.assert_true(claim, message)
 
 
 def assert_rotation_starts_at_zero(script: Script) -> None:
@@ -888,6 +964,76 @@ def assert_rotation_starts_at_zero(script: Script) -> None:
         script.fail("False, " + repr(message), message, off, 0.02)
 
 
+@law(slow=True, assumes="dynamic norm scale talking")
+def rotary_angles(script: Script) -> None:
+    r"""The angles of a rotary encoding fall from 1 to nearly the inverse of its base.
+
+    $$\theta_n = b^{-2n/d}, \quad 0 \le n < d/2$$
+
+    Here $d$ is the width of a head, or of the part of it that is rotated. Computed with
+    the width of the model, the angles fall too slowly: all pairs are rotated fast, and
+    none can tell far tokens apart. The base is a number in the code, such as 10,000.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.positions == "rotary", "`positions` is not rotary")
+    skip_unless(adapter.projections and adapter.is_module, "projections not found")
+    skip_unless(not (adapter.is_image or adapter.position_args), "gets its angles")
+    d_k = script.sizes.d_k if adapter.fixed_size else max(8, script.sizes.d_k)
+    script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2, d_k=d_k)
+    script.restart()
+    attention = script.evaluate("attention")
+    scaled = [n for n in names.identifiers(attention) if SCALED_PATTERN.search(n)]
+    bases = names.large_numbers(attention)
+    skip_unless(bases and not scaled, "its base is not known")
+    args = script.make_arguments(script.all_allowed(2, 2))
+    args = make_equal_tokens(script, args)
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    weights = record_weights(script, args)
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    with script.rollback():
+        q, rotated = score_gradients(script, args, weights, query=1)
+    width = names.rotary_width(attention) or d_k
+    angles = rotation_angles(q[:, :width], rotated[:, :width])
+    skip_unless(len(angles) > 1, "its pairs of features were not found")
+    ratio = (angles[1] / angles[0]).item()
+    series = ratio ** torch.arange(len(angles))
+    is_series = ((angles - series).abs() <= 0.01 * series + 1e-4).all()
+    skip_unless(is_series, "its angles are not a geometric series from 1 on")
+    base, heads = ratio ** -len(angles), script.sizes.heads
+    is_known = any(abs(math.log(base / known)) < 0.02 for known in bases)
+    # Computed with the width of the model, or with twice the pairs or half of them.
+    for known, power in itertools.product(bases, (1 / heads, heads, 0.5, 2)):
+        expected = math.log(known) * power
+        off = abs(math.log(base) / expected - 1)
+        if power != 1 and off < 0.01 and not is_known:
+            message = (
+                f"the angles of {width} features are those of a base of {base:.3g}; in "
+                f"the code it is {known:.6g}"
+            )
+            script.fail("False, " + repr(message), message, off, 0.0)
+
+
+# Names in code whose angles are others than those of the base, by intention.
+SCALED_PATTERN = re.compile(r"scaling|factor|yarn|ntk|xpos|partial|axial|2d", re.I)
+
+
+def rotation_angles(before: Tensor, after: Tensor) -> Tensor:
+    """The angles between pairs of features, `[heads, features]`; empty if unknown.
+
+    A rotation of a pair keeps its length.
+    """
+    for pairs in ((2, -1), (-1, 2)):
+        axis = pairs.index(2) - 2
+        a, b = before.reshape(len(before), *pairs).unbind(axis)
+        c, d = after.reshape(len(after), *pairs).unbind(axis)
+        is_kept = torch.allclose(a.hypot(b), c.hypot(d), rtol=0.01, atol=1e-3)
+        if is_kept:
+            cosine, sine = a * c + b * d, a * d - b * c
+            return torch.atan2(sine.sum(dim=0), cosine.sum(dim=0)).abs().cpu()
+    return torch.empty(0)
+
+
 @law(slow=True)
 def relative_table(script: Script) -> None:
     r"""Each distance has its row in a table of relative positions, in their order.
@@ -898,7 +1044,8 @@ def relative_table(script: Script) -> None:
     where the distances are clamped. If the index is off by one, two distances share a
     row at one end, and another row keeps its initial value; or the index is -1, and
     Python takes the last row. The sequence is as long as the table, so that each
-    distance occurs. In causal attention, half of the rows are enough.
+    distance occurs. In causal attention, half of the rows are enough. Where distances
+    share rows, as the buckets of T5, the last row begins near the largest distance.
     """
     adapter = script.adapter
     skip_unless(
@@ -909,12 +1056,48 @@ def relative_table(script: Script) -> None:
     tables = names.table_sizes(script.evaluate("attention"))
     tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}
     skip_unless(tables, "has no table with a name such as `relative_bias`")
+    if names.has_buckets(script.evaluate("attention")):
+        assert_buckets_reach(script, tables)
+        return
     for name, rows in tables.items():
         args = restart_with_all_distances(script, rows)
         if args is not None:
             assert_all_rows_used(script, args, name, rows)
             if adapter.fixed_length is None:  # otherwise distances may have two axes
                 assert_rows_in_order(script, args, name, rows)
+
+
+def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
+    """Up to the largest distance nearly all buckets are used, and far ones differ.
+
+    The bucket of distance 0, counted as positive, is empty. Buckets are logarithmic, so
+    that a third of the largest distance is not in the last one.
+    """
+    far = names.largest_distance(script.evaluate("attention"))
+    skip_unless(far and far < LONGEST, "its largest distance is not known")
+    assert far is not None
+    length = far + 1
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    skip_unless(takes_length(script, length), "takes no sequences of that length")
+    for name, rows in tables.items():
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        output, weights = script.call(args), record_weights(script, args)
+        table = script.assign("table", f"attention.get_parameter({name!r})")
+        axis = axis_of(script, name, rows)
+        by_row = f"[0].movedim({axis}, 0).flatten(1).any(dim=1)"
+        grad = f"torch.autograd.grad(loss({output}), {table}, retain_graph=True)"
+        used = script.assign("used", f"{grad}{by_row}.sum().item()")
+        found, enough = script.evaluate(used), 0.9 * rows - 1
+        if script.adapter.causal and found <= (rows + 1) // 2:
+            enough = 0.45 * rows - 1
+        message = f"only {found} of {rows} buckets of `{name}` are used up to {far}"
+        script.assert_true(f"{used} >= {enough:.3g}", message)
+        if weights:
+            ratio = f"{weights}[:, -1, [0, {far - far // 3}]].log().diff(dim=-1)"
+            script.exec_line(f"grad = torch.autograd.grad({ratio}.sum(), {table})[0]")
+            message = f"distances {far // 3} and {far} share a bucket of `{name}`"
+            script.assert_true("grad.abs().max() > 1e-3", message)
 
 
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
@@ -1005,7 +1188,7 @@ def distant_positions(script: Script) -> None:
     skip_unless(adapter.positions != "none", "has no positional encoding")
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
-    skip_unless(takes_length(script), f"takes no sequences of {FAR} tokens")
+    skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     for dtype in (torch.bfloat16, torch.float16):
         assert_half_is_close(script, dtype)
     if adapter.positions in ("rotary", "alibi"):
@@ -1013,14 +1196,17 @@ def distant_positions(script: Script) -> None:
     if adapter.positions in ("rotary", "alibi", "relative"):
         weights = weights_of_equal_tokens(script, FAR)
         # The weights of far keys may be too small for a ratio.
-        farthest = min(20, adapter.window or 20)
-        assert_weights_shift(script, weights, range(1, farthest), factor=10)
+        near = range(1, min(20, adapter.window or 20))
+        assert_weights_shift(script, weights, near, factor=10)
+        if takes_length(script, LONGEST):
+            weights = weights_of_equal_tokens(script, LONGEST)
+            assert_weights_shift(script, weights, near, factor=10)
 
 
-def takes_length(script: Script) -> bool:
-    """Whether a sequence of the length of the script can be computed."""
+def takes_length(script: Script, length: int) -> bool:
+    """Whether a sequence of this length can be computed."""
     script.restart()
-    args = script.make_arguments(script.all_allowed(FAR, FAR))
+    args = script.make_arguments(script.all_allowed(length, length))
     try:
         script.call(args)
     except ScriptError:
