@@ -40,8 +40,13 @@ LAYOUTS = {
     "unbatched": "ld",
 }
 
-# Layouts of images, and of the sequences of their pixels.
-IMAGES = {"image": "bdl", "image_channels_last": "bld"}
+# Layouts of images and videos, and of the sequences of their pixels.
+IMAGES = {
+    "image": "bdl",
+    "image_channels_last": "bld",
+    "video": "bdl",
+    "video_channels_last": "bld",
+}
 
 AXES = {
     "b": "batch items",
@@ -259,15 +264,18 @@ class Adapter:
     required_mask: MaskArgument | None = None  # the mask that has no default
     call_args: Mapping[str, Any] = field(default_factory=dict)  # passed with each call
     # Arguments that depend on the length, such as position ids, as source text with the
-    # names of `Script.position_sizes`.
+    # names of `Script.argument_sizes`.
     position_args: Mapping[str, str] = field(default_factory=dict)
+    # Other required arguments, such as the height and the width of an image, likewise.
+    extra_args: Mapping[str, str] = field(default_factory=dict)
     # Arguments, [batch, length], that may give positions, or the parts of a sequence.
     position_ids: str = ""
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
-    # Images, [batch_size, channels, height, width] or with the channels last, have a
-    # height of 1, or are squares if the length is fixed.
-    is_image: bool = False
+    # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
+    # last, have a height of 1, or are squares if the length is fixed. Videos have one
+    # frame.
+    image: str = ""
     input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
@@ -303,6 +311,11 @@ class Adapter:
     def single_input(self) -> bool:
         """Whether it is self-attention with one input, not query, key and value."""
         return len(self.inputs) == 1
+
+    @property
+    def image_axes(self) -> int:
+        """How many axes of positions the input has, if it is an image or a video."""
+        return {"": 0, "image": 2, "video": 3}[self.image.partition("_")[0]]
 
     @property
     def key_roles(self) -> list[int]:
@@ -356,21 +369,25 @@ class Adapter:
             size == expected for axis, size, expected in pairs if axis != "d"
         )
 
-    def to_image(self) -> str:
-        r"""How an input is made an image, as source text.
+    def grid(self, length: int) -> tuple[int, int]:
+        """Rows and columns of an image of `length` pixels."""
+        side = math.isqrt(length)
+        is_square = self.fixed_length == side * side
+        return (side, side) if is_square else (1, length)
 
-        >>> Adapter(print, "print", "", {}, layout="bdl").to_image()
-        '[:, :, None]'
+    def to_image(self, length: int) -> str:
+        r"""How an input is made an image or a video, as source text.
+
+        >>> Adapter(print, "print", "", {}, layout="bdl", image="video").to_image(5)
+        '.unflatten(2, (1, 1, 5))'
         """
-        side = math.isqrt(self.fixed_length or 0)
-        if side * side == self.fixed_length:
-            return f".unflatten({self.layout.index('l')}, ({side}, {side}))"
-        return "[:, :, None]" if self.layout == "bdl" else "[:, None]"
+        sizes = (1,) * (self.image_axes - 2) + self.grid(length)
+        return f".unflatten({self.layout.index('l')}, {sizes})"
 
     def from_image(self) -> str:
-        """How an image is made a sequence, as source text."""
+        """How an image or a video is made a sequence, as source text."""
         first = self.layout.index("l")
-        return f".flatten({first}, {first + 1})"
+        return f".flatten({first}, {first + self.image_axes - 1})"
 
     def effective_mask(self, allowed: Tensor) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""

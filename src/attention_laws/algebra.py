@@ -362,7 +362,7 @@ def score_independence(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(not adapter.is_pooled, "has one output for all tokens")
-    is_plain = not (adapter.is_image or (adapter.is_module and "h" in adapter.layout))
+    is_plain = not (adapter.image or (adapter.is_module and "h" in adapter.layout))
     skip_unless(is_plain, "has two axes of tokens")
     length = adapter.fixed_length or 5
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
@@ -661,7 +661,8 @@ def parameter_gradients(script: Script) -> None:
         if name not in adapter.unused_parameters:
             grad = f"weights[{name!r}].grad"
             script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
-            if not name.endswith("bias"):
+            # A constant argument, such as a bias of zero, has none to pass on.
+            if not name.endswith("bias") and not adapter.extra_args:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
                 script.assert_true(f"{grad}.abs().max() > 1e-6", message)

@@ -206,11 +206,11 @@ def assert_mean_is_kept(
 ) -> None:
     """The mean over the copies is the output without dropout.
 
-    What follows a norm does not keep a mean; with one, what the last projection gets
-    is compared.
+    What follows a norm or an activation does not keep a mean; with one, what the last
+    projection gets is compared.
     """
     first = f".movedim({copies_first(script)}, [0, 1])"
-    if "norm" in script.adapter.designs and script.adapter.is_module:
+    if {"norm", "features"} & {*script.adapter.designs} and script.adapter.is_module:
         width = script.sizes.heads * script.sizes.d_k
         layers = names.layers_by_role(script.evaluate("attention"), width)
         if "out" not in layers or "talking" in script.adapter.designs:
@@ -250,8 +250,9 @@ def assert_masks_differ(script: Script, y: str, length: int) -> None:
         message = "all queries share one dropout mask"
         script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
     shared = max(2**heads, 2**length if heads > 1 else 0)
-    if (length + 1) ** heads > 4096:
-        shared = 2**heads  # more outcomes than copies
+    usual = (2 * length**0.5 + 1) ** heads  # within two standard deviations
+    if not shared < usual < 4096:
+        shared = 2**heads  # 4,096 copies do not show all outcomes
     message = (
         f"the keys or the heads share one dropout mask: {heads} heads and {length} "
         f"keys give only {{}} different outputs"

@@ -60,15 +60,21 @@ SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
 # Query heads that share one head of keys and values, where the constructor takes both.
 GROUP_SIZE = 2
 
-# Sizes with which an argument that depends on the length is shown in the report.
-POSITION_EXAMPLE: dict[str, Any] = {
+# Sizes with which an argument that depends on them is shown in the report.
+ARGUMENT_EXAMPLE: dict[str, Any] = {
     "start": 0,
     "stop": 5,
+    "length": 5,
+    "rows": 1,
+    "columns": 5,
     "batch_size": 2,
     "d_k": 4,
+    "d_model": 12,
     "heads": 3,
+    "query": "x",
+    "dtype": "",
+    "device": "",
 }
-POSITION_EXAMPLE |= {"dtype": "", "device": ""}
 
 # Time in which ways to call an attention are tried, at each of the sizes.
 CALLING_SECONDS = 3.0
@@ -138,6 +144,7 @@ class CallProbe:
         self.unmasked: dict[
             str, tuple[Adapter, tuple[Script, CallArguments] | None]
         ] = {}
+        self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
 
     def record(self, name: str, value: object, source: str, **fields: Any) -> None:
@@ -315,11 +322,11 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
             namespace |= more
             present |= set(re.findall(r"{\w+}", init_args[name]))
         elif required:
-            raise CallError(
-                f"`{target.__name__}` requires `{name}`, whose meaning is unknown; "
-                f"give it with `--init-args {name}=...`, or check an instance: "
-                f"write `built = {target.__name__}(...)` in the file, and name `built`"
-            )
+            probe.guessed = probe.guessed or name
+            guess = names.GUESSED_TYPES.get(parameters[name].annotation)
+            if guess is None:
+                raise unknown_argument(target, name)
+            init_args[name] = guess
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -332,6 +339,15 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def unknown_argument(target: type, name: str) -> CallError:
+    """The error of a required constructor argument that cannot be guessed."""
+    return CallError(
+        f"`{target.__name__}` requires `{name}`, whose meaning is unknown; give it "
+        f"with `--init-args {name}=...`, or check an instance: write `built = "
+        f"{target.__name__}(...)` in the file, and name `built`"
+    )
 
 
 def free_given_sizes(probe: CallProbe, values: Mapping[str, str]) -> None:
@@ -451,7 +467,10 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
     if not encodings:
         parameters = names.parameters_of(adapter.target)
         order = names.required_by_name(parameters) or ["attn_mask"]
-        other = [n for n in order if n not in (*adapter.inputs, *options.call_args)]
+        excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
+        other = [n for n in order if n not in excluded]
+        if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
+            other = [n for n in other if not names.CONTEXT_PATTERN.search(n)]
         encodings = {
             name: ""
             for name in other
@@ -481,7 +500,7 @@ def infer_layout(probe: CallProbe) -> None:
 
     Raises `CallError` where no call succeeds.
     """
-    # Batch items influence each other, and tokens do not: probably a wrong layout,
+    # Tokens do not influence each other, or batch items do: probably a wrong layout,
     # unless no other is accepted.
     unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
     for choices, required_mask in ways_to_call(probe):
@@ -491,7 +510,7 @@ def infer_layout(probe: CallProbe) -> None:
             if call is not None:
                 fields["output_index"] = call[0].adapter.output_index
                 found[token_mixing(*call)] = fields
-        if found and max(found) >= 0:
+        if found and max(found) > 0:
             record_layout(probe, found[max(found)], required_mask)
             infer_roles(probe)
             return
@@ -501,6 +520,8 @@ def infer_layout(probe: CallProbe) -> None:
         record_layout(probe, *unlikely)
         return
     adapter = probe.adapter
+    if probe.guessed:
+        raise unknown_argument(adapter.target, probe.guessed)
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
@@ -510,7 +531,11 @@ def infer_layout(probe: CallProbe) -> None:
 
 
 def infer_roles(probe: CallProbe) -> None:
-    """Which of two inputs is the query: the one that is as long as the output."""
+    """Which of two inputs is the query: the one that is as long as the output.
+
+    Where a mask hides one query from another, as in the layer of a decoder, the query
+    is the one input, and the context a constant.
+    """
     adapter, options = probe.adapter, probe.options
     if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
         return
@@ -519,6 +544,18 @@ def infer_roles(probe: CallProbe) -> None:
     if calls[0] is None and calls[1] is not None:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
+    adapter = probe.adapter
+    constant = {**adapter.extra_args, adapter.inputs[1]: "torch.ones_like({query})"}
+    alone = CallProbe(
+        replace(adapter, inputs=adapter.inputs[:1], extra_args=constant), options
+    )
+    call = alone.try_call()
+    if call is None or token_mixing(*call) <= 0:
+        return
+    leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
+    if any(leak is not None and leak < 1e-3 for leak in leaks):
+        probe.update(inputs=alone.adapter.inputs, extra_args=constant)
+        probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
 
 
 def ways_to_call(
@@ -539,54 +576,89 @@ def ways_to_call(
     if probe.built is not None:
         candidates = names.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
-    parameters = names.required_by_name(names.parameters_of(adapter.target))
     end = time.process_time() + CALLING_SECONDS
-    for variant in call_variants(probe):
-        masks = [
-            m for m in mask_candidates(probe) if parameters.get(m.name) or not variant
-        ]
-        for required_mask in (None, *masks):
-            for width, group in itertools.product(widths, groups):
-                choices = []
-                for layout in group:
-                    fields = {**variant, "layout": layout, "d_model": width}
-                    if layout in IMAGES:
-                        fields |= {"layout": IMAGES[layout], "is_image": True}
-                    if width is not None:
-                        fields["d_k"] = max(1, width // adapter.heads)
-                    choices.append(fields)
-                yield choices, required_mask
-            if time.process_time() > end:
-                return
+    for variant, mask in variants_and_masks(probe):
+        # Images have no masks.
+        for width, group in itertools.product(widths, groups[: 3 if mask else None]):
+            choices = []
+            for layout in group:
+                fields = {**variant, "layout": layout, "d_model": width}
+                if layout in IMAGES:
+                    fields |= {"layout": IMAGES[layout], "image": layout}
+                if width is not None:
+                    fields["d_k"] = max(1, width // adapter.heads)
+                choices.append(fields)
+            yield choices, mask
+        if time.process_time() > end:
+            return
 
 
-def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Fields of the adapter to try: as it is, with positions, with one length."""
+def variants_and_masks(
+    probe: CallProbe,
+) -> Iterator[tuple[dict[str, Any], MaskArgument | None]]:
+    """Fields of the adapter to try, with and without masks; the most likely first."""
+    required = names.required_by_name(names.parameters_of(probe.adapter.target))
+    masks = [*mask_candidates(probe)]
+    required_masks = [mask for mask in masks if required.get(mask.name)]
+    filled = [*filled_arguments(probe)]
+    usual = [{}, *filled, *optional_arguments(probe)]
+    yield from itertools.product(usual, [None])
+    yield from itertools.product(usual, required_masks)
+    yield from (({}, mask) for mask in masks if mask not in required_masks)
+    for fields in [{}, *filled]:
+        sized = [fields | {"is_pooled": True}]
+        sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
+        sized += [fields | {"fixed_length": 9, "is_pooled": True}]
+        yield from itertools.product(sized, [None, *required_masks])
+
+
+def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
-    yield {}
-    required = [
-        name
+    parameters = {p.name: p for p in names.parameters_of(adapter.target)}
+    templates = {
+        name: names.position_templates(name)
+        if names.POSITION_PATTERN.search(name)
+        else names.extra_templates(name, parameters[name].annotation)
         for name, value in adapter.call_args.items()
         if value is None and name not in given
-    ]
-    templates = [names.position_templates(name) for name in required]
-    for combination in itertools.islice(itertools.product(*templates), 12):
-        chosen = dict(zip(required, combination, strict=True))
-        chosen = {name: text for name, text in chosen.items() if text}
-        rest = {n: v for n, v in adapter.call_args.items() if n not in chosen}
+    }
+    for texts in itertools.islice(itertools.product(*templates.values()), 12):
+        chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
+        of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
         if chosen:
-            yield {"position_args": chosen, "call_args": rest}
-    # An argument that may be left out, as far as the signature tells.
+            yield {
+                "position_args": {n: chosen[n] for n in chosen if n in of_positions},
+                "extra_args": {n: chosen[n] for n in chosen if n not in of_positions},
+                "call_args": {
+                    n: v for n, v in adapter.call_args.items() if n not in chosen
+                },
+            }
+
+
+def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Arguments that may be left out as far as the signature tells: positions, context.
+
+    One of two inputs may be a vector for each batch item: a condition, or a query.
+    """
+    adapter, given = probe.adapter, probe.options.call_args
     for parameter in names.parameters_of(adapter.target):
         name = parameter.name
         is_optional = parameter.default is None and name not in given
         if is_optional and names.POSITION_PATTERN.search(name):
-            for text in filter(None, names.position_templates(name)):
+            for text in names.position_templates(name):
                 yield {"position_args": {name: text}}
-    yield {"is_pooled": True}
-    for length in FIXED_LENGTHS:
-        yield {"fixed_length": length}
-    yield {"fixed_length": 9, "is_pooled": True}
+        elif is_optional and adapter.single_input and not probe.options.inputs:
+            if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
+                name
+            ):
+                yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
+    if len(adapter.inputs) == 2 and not probe.options.inputs:
+        for one, other in itertools.permutations(adapter.inputs):
+            for text in names.extra_templates("", None)[1:]:
+                fields = {"inputs": (one,), "extra_args": {other: text}}
+                yield fields | {"by_keyword": True}
+                yield fields | {"by_keyword": True, "is_pooled": True}
 
 
 def token_mixing(script: Script, args: CallArguments) -> float:
@@ -605,13 +677,17 @@ def record_layout(
     layout = fields["layout"]
     name = next((n for n, letters in LAYOUTS.items() if letters == layout), layout)
     source = "given" if probe.options.layout else "inferred"
-    if fields.get("is_image"):
-        name = next(n for n, letters in IMAGES.items() if letters == layout)
+    name = fields.get("image") or name
     probe.record(
         "layout", name.replace("_", " "), source, required_mask=required_mask, **fields
     )
-    for argument, text in probe.adapter.position_args.items():
-        probe.record(f"`{argument}`", text.format(**POSITION_EXAMPLE), "inferred")
+    if "inputs" in fields:
+        others = [fact for fact in probe.adapter.facts if fact.name != "inputs"]
+        probe.update(facts=tuple(others))
+        probe.record("inputs", ", ".join(fields["inputs"]), "inferred")
+    adapter = probe.adapter
+    for argument, text in {**adapter.position_args, **adapter.extra_args}.items():
+        probe.record(f"`{argument}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
     if probe.adapter.is_pooled:
         probe.record("output", "not one for each token", "inferred")
     if probe.adapter.fixed_length is not None:
@@ -650,6 +726,9 @@ def infer_masks(probe: CallProbe) -> None:
             masks += mask_of_all_items(probe, name)
         for mask in masks:
             record_mask(probe, mask)
+        required = probe.adapter.required_mask
+        if masks and required is not None and required.name == name:
+            probe.update(required_mask=masks[0])  # not only accepted, but understood
         if not masks and not given:
             probe.record(
                 f"`{name}`",
@@ -783,8 +862,10 @@ def mask_leakage(
 def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether the output with a mask that hides nothing is that without a mask."""
     unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
-    if unmasked is None or masked is None or mask.kind == "causal":
-        return True
+    required = probe.adapter.required_mask
+    is_required = required is not None and required.name == mask.name
+    if unmasked is None or masked is None or mask.kind == "causal" or is_required:
+        return True  # there is no call without it
     if unmasked[0].result_shapes != masked[0].result_shapes:
         return False  # a mask with too many axes, which broadcasts
     one, other = output_of(unmasked), output_of(masked)
@@ -915,7 +996,7 @@ def infer_behavior(probe: CallProbe) -> None:
     causal = "causal" in adapter.name.lower()
     if options.causal is not None:
         causal, source = options.causal, "given"
-    elif not causal and adapter.required_mask is None:
+    elif not causal and adapter.required_mask in (None, *adapter.masks):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
     probe.record(
         "causal without a mask", "yes" if causal else "no", source, causal=causal
@@ -1150,10 +1231,16 @@ def infer_module_behavior(probe: CallProbe) -> None:
 
 
 def infer_fused_order(probe: CallProbe) -> None:
-    """The order of the parts of a fused projection, by which the formula holds."""
-    orders = [*names.other_fused_orders(probe.adapter.projections)]
-    if not orders or formula_holds(probe.adapter, probe.options):
+    """The order of the parts of a fused projection, by which the formula holds.
+
+    Or that the formula holds for what is added to the input.
+    """
+    adapter, options = probe.adapter, probe.options
+    orders = [*names.other_fused_orders(adapter.projections)]
+    if not adapter.projections or formula_holds(adapter, options):
         return
+    if formula_holds(adapter, options, residual=True):
+        probe.update(designs={**adapter.designs, "residual": "x + attention(x)"})
     for name, projections in orders:
         adapter = replace(probe.adapter, projections=projections)
         if formula_holds(adapter, probe.options):
@@ -1163,8 +1250,11 @@ def infer_fused_order(probe: CallProbe) -> None:
             return
 
 
-def formula_holds(adapter: Adapter, options: Options) -> bool:
-    """Whether one call equals the formula, up to positions."""
+def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:
+    """Whether one call, or what it adds to its input, equals the formula.
+
+    That is up to positions.
+    """
     length = adapter.fixed_length or 5
     sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
     script = Script(adapter, sizes, **options.script_options())
@@ -1173,7 +1263,10 @@ def formula_holds(adapter: Adapter, options: Options) -> bool:
         args = script.make_arguments()
         if adapter.positions != "none":
             args = make_equal_tokens(script, args)
-        assert_formula(script, args, script.call(args))
+        output = script.call(args)
+        if residual:
+            output = script.assign("y", f"{output} - {args.inputs[0]}")
+        assert_formula(script, args, output)
     except (LawViolation, NotApplicable, ScriptError):
         return False
     return True

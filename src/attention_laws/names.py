@@ -85,7 +85,8 @@ WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_l
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
-    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
+    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos|coord|xyz"
+    r"|^(points|centers)$"
 )
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Attributes for the number of features that are rotated.
@@ -100,6 +101,19 @@ COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
 )
+# Values for required arguments of a constructor, by their names, or by their types.
+GUESSED_VALUES = {
+    r"ratio|alpha|slope|temp|scale|factor|^init": "1.0",
+    r"eps": "1e-5",
+    r"resolution|^(img|image|input|feat\w*|map)_(size|shape)$": "(3, 3)",
+    r"kernel": "3",
+    r"stride|dilation|depth|layers$|groups$": "1",
+    r"norm_layer": "torch.nn.LayerNorm",
+    r"act_layer": "torch.nn.GELU",
+    r"act": "torch.nn.functional.gelu",
+    r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
+}
+GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty: "2"}
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
@@ -117,6 +131,36 @@ TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+# Required arguments of `forward` that are neither inputs nor masks, and what is tried.
+PER_ITEM = "torch.ones({batch_size}, {d_model})"
+EXTRA_ARGUMENTS = {
+    r"h|height|(n_?|num_?)?rows|(grid|patch)_h": ["{rows}"],
+    r"w|width|(n_?|num_?)?(cols|columns)|(grid|patch)_w": ["{columns}"],
+    r"((\w+_)?(size|shape|resolution)|hw|thw|grid)s?(_hw)?": [
+        "({rows}, {columns})",
+        "(1, {rows}, {columns})",
+    ],
+    r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
+    r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
+    r"cu_?seq_?len\w*": ["torch.tensor([0, {length}])"],
+    r"max_?(seq_?)?len\w*": ["{length}"],
+    r"(\w+_)?(alibi|bias|pair\w*)": [
+        f"torch.zeros({sizes}, {{length}})"
+        for sizes in (
+            "{batch_size}, {heads}, {length}",
+            "{batch_size} * {heads}, 1",
+            "{heads}, {length}",
+            "{length}",
+        )
+    ],
+    CACHE_PATTERN.pattern: ["{{}}", ""],
+}
+UNKNOWN_ARGUMENT = [
+    PER_ITEM,
+    "torch.zeros_like({query})",
+    "torch.zeros({batch_size}, {length}, {length}, {d_model})",
+    "torch.ones(1, {batch_size}, {d_model})",
+]
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
@@ -137,7 +181,8 @@ DESIGNS = {
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    r"(?<!head_)mask|^(key_|kv_)?padding$|^(is_)?valid$|^adj"
+    r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
@@ -202,6 +247,9 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
             values[name] = "{d_model}"
+    for name in required:
+        if required[name] and not values[name]:
+            values[name] = guessed_value(name)
     for name in filter(COUNT_PATTERN.match, required):
         if required[name] and not values[name]:
             values[name] = "2"
@@ -214,6 +262,16 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def guessed_value(name: str) -> str:
+    r"""A value for a required constructor argument that is no size; "" if unknown.
+
+    >>> guessed_value("mlp_ratio"), guessed_value("kernel_size"), guessed_value("store")
+    ('1.0', '3', '')
+    """
+    found = (v for p, v in GUESSED_VALUES.items() if re.search(p, name, re.IGNORECASE))
+    return next(found, "")
 
 
 def value_of(name: str) -> str:
@@ -312,10 +370,32 @@ def position_templates(name: str) -> list[str]:
             return [complex_numbers, f"{angles}{{dtype}}"]
         both = f"({cos}[None], {sin}[None])"
         return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
-    if POSITION_PATTERN.search(name):
-        ids = "torch.arange({start}, {stop}){device}"
-        return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
-    return [""]
+    ids = "torch.arange({start}, {stop}){device}"
+    if re.search("coord|xyz|point|center", name):
+        axes = f"{ids}.float()[None, :, None].expand({{batch_size}}, -1, "
+        return [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
+    return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
+
+
+def extra_templates(name: str, annotation: Any) -> list[str]:
+    r"""Source texts for a required argument that is no input; "" for None.
+
+    A bias is zero, and a vector the same for all batch items: laws that exchange tokens
+    or batch items need not know which is whose.
+
+    >>> extra_templates("W", int), extra_templates("layer_past", None)
+    (['{columns}'], ['{{}}', ''])
+    """
+    for pattern, texts in EXTRA_ARGUMENTS.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            floats = ("torch.zeros", "torch.ones")
+            return [text + "{dtype}" * text.startswith(floats) for text in texts]
+    if MASK_PATTERN.search(name) or CAUSAL_PATTERN.match(name):
+        return [""]
+    kinds = {int: "1", float: "1.0", bool: "False"}
+    if annotation in kinds:
+        return [kinds[annotation]]
+    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT)]
 
 
 def memory_argument(target: Any) -> str:
@@ -382,7 +462,9 @@ def config_source(
     fields = re.findall(rf"\b{name}\.(\w+)", source)
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
-    read = dict.fromkeys(keys or fields)
+    has_default = rf"(?:{name}\.get\(|getattr\({name}, )[\"'](\w+)[\"'],"
+    optional = re.findall(has_default, source)
+    read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
     values = {n: value_of(n) or guess_value(n) for n in read}
     config = find_config_class(target, parameter)
     if config is not None:

@@ -577,7 +577,8 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     index = script.adapter.index(b=[*range(batch_size)][::-1])
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
     allowed = args.allowed.flip(2)
-    mask = script.encode_mask(allowed, how["mask"]) if how else None
+    usual = script.encode_mask(script.all_allowed(length, length))
+    mask = script.encode_mask(allowed, how["mask"]) if how else usual
     other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
     function = "attention"
     if script.adapter.cache == ("", ""):
