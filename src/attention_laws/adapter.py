@@ -46,6 +46,8 @@ IMAGES = {
     "image_channels_last": "bld",
     "video": "bdl",
     "video_channels_last": "bld",
+    "frames": "bdl",
+    "frames_channels_last": "bld",
 }
 
 AXES = {
@@ -274,7 +276,7 @@ class Adapter:
     is_pooled: bool = False  # whether its outputs are not one for each token
     # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
     # last, have a height of 1, or are squares if the length is fixed. Videos have one
-    # frame.
+    # frame, or frames of one pixel.
     image: str = ""
     input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
@@ -290,6 +292,7 @@ class Adapter:
     fixed_size: bool = False  # whether heads and d_k cannot shrink
     free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
+    mixes_queries: bool = False  # whether queries of their own attend to each other
     causal: bool = False
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
@@ -315,7 +318,8 @@ class Adapter:
     @property
     def image_axes(self) -> int:
         """How many axes of positions the input has, if it is an image or a video."""
-        return {"": 0, "image": 2, "video": 3}[self.image.partition("_")[0]]
+        kind = self.image.partition("_")[0]
+        return {"": 0, "image": 2, "video": 3, "frames": 3}[kind]
 
     @property
     def key_roles(self) -> list[int]:
@@ -382,6 +386,8 @@ class Adapter:
         '.unflatten(2, (1, 1, 5))'
         """
         sizes = (1,) * (self.image_axes - 2) + self.grid(length)
+        if self.image.startswith("frames"):
+            sizes = (length, 1, 1)
         return f".unflatten({self.layout.index('l')}, {sizes})"
 
     def from_image(self) -> str:

@@ -76,6 +76,9 @@ ARGUMENT_EXAMPLE: dict[str, Any] = {
     "device": "",
 }
 
+# Tokens among which a sliding window is looked for.
+WINDOW_LENGTH = 40
+
 # Time in which ways to call an attention are tried, at each of the sizes.
 CALLING_SECONDS = 3.0
 
@@ -552,6 +555,7 @@ def infer_roles(probe: CallProbe) -> None:
     call = alone.try_call()
     if call is None or token_mixing(*call) <= 0:
         return
+    probe.update(mixes_queries=True)
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
@@ -1007,6 +1011,8 @@ def infer_behavior(probe: CallProbe) -> None:
     probe.update(cross_attention=cross, window=options.window, cache=options.cache)
     if options.window is not None:
         probe.record("window", options.window, "given")
+    else:
+        infer_window(probe)
     positions = options.positions
     source = "given" if positions else "assumed"
     if not positions:
@@ -1021,6 +1027,35 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def infer_window(probe: CallProbe) -> None:
+    """The width of a sliding window: how far back three late queries attend alike.
+
+    An attribute `sliding_window` states it.
+    """
+    adapter = probe.adapter
+    is_named = "window" in names.designs_of(adapter.target)
+    if not is_named or not adapter.single_input or adapter.fixed_length is not None:
+        return
+    length = WINDOW_LENGTH
+    sizes = Sizes(1, length, length, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    widths = set()
+    with suppress(ScriptError):
+        script.restart()
+        args = script.make_arguments()
+        script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+        output = script.call(args)
+        for query in (length - 1, length - 2, length - 4):
+            index = adapter.index(l=slice(query, query + 1))
+            grad = script.evaluate(script.gradient(f"{output}{index}", args.inputs[0]))
+            size = grad.abs().movedim(adapter.layout.index("l"), 0).flatten(1).sum(1)
+            widths.add(query + 1 - int(size.nonzero().min()))
+    if len(widths) == 1 and max(widths) < length - 4:
+        stated = names.stated_window(script.namespace["attention"])
+        window = stated or max(widths)
+        probe.record("window", window, "inferred", window=window)
 
 
 def infer_position_ids(probe: CallProbe) -> None:

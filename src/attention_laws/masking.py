@@ -473,7 +473,9 @@ def fully_masked_rows(script: Script) -> None:
             output = script.call(args)
             # A loss excludes padding; with one item only, there is nothing else.
             other_items = script.adapter.index(b=slice(1, None))
-            are_finite = script.evaluate(f"{output}{other_items}.isfinite().all()")
+            are_finite = "b" not in script.adapter.layout or script.evaluate(
+                f"{output}{other_items}.isfinite().all()"
+            )
             if are_finite and not script.insist:
                 if script.evaluate(f"{output}.isnan().any()"):
                     left_to_caller = True

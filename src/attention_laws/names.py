@@ -158,18 +158,20 @@ EXTRA_ARGUMENTS = {
 UNKNOWN_ARGUMENT = [
     PER_ITEM,
     "torch.zeros_like({query})",
+    "torch.zeros({batch_size}, {length}, {length})",
     "torch.zeros({batch_size}, {length}, {length}, {d_model})",
     "torch.ones(1, {batch_size}, {d_model})",
 ]
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
+    "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
-    "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
+    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
@@ -679,6 +681,14 @@ def size_attribute(target: Any, size: str) -> int | None:
     return None
 
 
+def stated_window(module: Any) -> int | None:
+    """The number of keys in a sliding window, own included, that a module states."""
+    for owner in (module, *(getattr(module, name, None) for name in CONFIG_ATTRIBUTES)):
+        if type(value := getattr(owner, "sliding_window", None)) is int:
+            return value
+    return None
+
+
 def rotary_width(module: Any) -> int | None:
     """The number of features that a module, or its config, rotates."""
     for owner in (module, getattr(module, "config", None)):
@@ -791,6 +801,19 @@ def has_batch_norm(module: nn.Module) -> bool:
     return any(isinstance(part, kind) for part in module.modules())
 
 
+def has_dropout_of_its_own(module: nn.Module) -> bool:
+    """Whether a submodule has the dropout that is the default of its own class."""
+    return any(
+        layer.p == parameter.default > 0
+        for part in [*module.modules()][1:]
+        if not type(part).__module__.startswith("torch")
+        for name, parameter in inspect.signature(type(part)).parameters.items()
+        if ARGUMENT_VALUES.get(name) == "0.1"
+        for layer in part.modules()
+        if isinstance(layer, nn.modules.dropout._DropoutNd)
+    )
+
+
 def has_wide_norm(module: nn.Module, d_k: int) -> bool:
     r"""Whether there is a normalization layer that is not for single heads.
 
@@ -882,6 +905,16 @@ def parts_with_parameters(module: nn.Module) -> dict[str, Any]:
         (n, m) for n, m in module.named_children() if any(True for _ in m.parameters())
     ]
     return dict(parts)
+
+
+def is_bias(name: str) -> bool:
+    r"""Whether a parameter is a bias, by its name.
+
+    >>> is_bias("q_proj.bias"), is_bias("b_K"), is_bias("block.weight")
+    (True, True, False)
+    """
+    last = name.rpartition(".")[2]
+    return re.search(r"bias$|^b_?[qkvo]$|^[qkvo]_b$", last, re.IGNORECASE) is not None
 
 
 def normalize_name(name: str) -> str:

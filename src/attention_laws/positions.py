@@ -90,6 +90,7 @@ def query_permutation(script: Script) -> None:
     skip_unless(not adapter.causal, "is always causal, so the order matters")
     skip_unless(not adapter.is_pooled, "has one output for all tokens")
     skip_unless(adapter.window is None, "has a sliding window, so the order matters")
+    skip_unless(not adapter.mixes_queries, "its queries attend to each other")
     length = script.sizes.k_len if adapter.single_input else script.sizes.q_len
     skip_unless(length > 1, "needs two queries")
     script.restart()
@@ -117,6 +118,7 @@ def query_independence(script: Script) -> None:
     """
     adapter, q_len = script.adapter, script.sizes.q_len
     skip_unless(not adapter.single_input, "takes no queries of their own")
+    skip_unless(not adapter.mixes_queries, "its queries attend to each other")
     skip_unless(q_len > 1, "needs two queries")
     script.restart()
     args = script.make_arguments()
