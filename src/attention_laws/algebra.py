@@ -146,7 +146,7 @@ def weights_match_output(script: Script) -> None:
             )
 
 
-@law(assumes="window")
+@law(assumes="window convolution linear")
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.
 
@@ -564,7 +564,7 @@ def assert_gradient_is_slope(
     )
 
 
-@law(assumes="features")
+@law(assumes="features channels")
 def large_scores(script: Script) -> None:
     r"""With large scores in float16, outputs are finite, and masks still hide.
 

@@ -48,7 +48,7 @@ from attention_laws.positions import (
     restart_with_cache,
 )
 from attention_laws.script import CallArguments, Script, find_output, parts_of
-from attention_laws.tools import tensors_in
+from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -620,13 +620,17 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = {p.name: p for p in names.parameters_of(adapter.target)}
-    templates = {
-        name: names.position_templates(name)
-        if names.POSITION_PATTERN.search(name)
-        else names.extra_templates(name, parameters[name].annotation)
-        for name, value in adapter.call_args.items()
-        if value is None and name not in given
-    }
+    templates = {}
+    for name, value in adapter.call_args.items():
+        if value is not None or name in given:
+            continue
+        if names.POSITION_PATTERN.search(name):
+            templates[name] = names.position_templates(name)
+        elif text := names.dict_template(adapter.target, name):
+            templates[name] = [text]
+        else:
+            annotation = parameters[name].annotation
+            templates[name] = names.extra_templates(name, annotation)
     for texts in itertools.islice(itertools.product(*templates.values()), 12):
         chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
         of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
@@ -1246,12 +1250,17 @@ def infer_module_behavior(probe: CallProbe) -> None:
     module = call[0].evaluate("attention")
     check_parameter_names(module, options)
     projections = names.find_projections(module, options.projections)
+    over_features = attends_over_features(*call)
+    if over_features:
+        projections = {}
     softcap = names.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**names.designs_of(module), **probe.adapter.designs}
+    if over_features:
+        designs["channels"] = "softmax over features"
     if names.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
-    if projections and not names.normalizes(adapter.target):
+    if projections and not names.normalizes(module):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
@@ -1265,6 +1274,30 @@ def infer_module_behavior(probe: CallProbe) -> None:
         infer_fused_order(probe)
 
 
+def infer_hidden_heads(probe: CallProbe) -> None:
+    """The number of heads that a module does not tell, by which the formula holds."""
+    adapter, width = probe.adapter, probe.adapter.d_k
+    for heads in range(2, width + 1):
+        if width % heads == 0:
+            divided = replace(adapter, heads=heads, d_k=width // heads)
+            if formula_holds(divided, probe.options):
+                probe.record(
+                    "heads", heads, "inferred", heads=heads, d_k=width // heads
+                )
+                return
+    if names.size_attribute(probe.built, "{heads}") is None:
+        probe.update(projections={})
+
+
+def attends_over_features(script: Script, args: CallArguments) -> bool:
+    """Whether each softmax is over features, as in cross-covariance attention."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
+    return bool(softmax_over) and length not in softmax_over
+
+
 def infer_fused_order(probe: CallProbe) -> None:
     """The order of the parts of a fused projection, by which the formula holds.
 
@@ -1273,6 +1306,9 @@ def infer_fused_order(probe: CallProbe) -> None:
     adapter, options = probe.adapter, probe.options
     orders = [*names.other_fused_orders(adapter.projections)]
     if not adapter.projections or formula_holds(adapter, options):
+        return
+    if adapter.heads == 1 and probe.built is not None:
+        infer_hidden_heads(probe)
         return
     if formula_holds(adapter, options, residual=True):
         probe.update(designs={**adapter.designs, "residual": "x + attention(x)"})

@@ -124,13 +124,25 @@ ENCODING_PATTERN = re.compile(
 POSITION_KINDS = {
     "rotary": r"rope|rotary|rotate|freqs_cis",
     "alibi": r"alibi|slope",
-    "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
+    "unknown": r"relative|bucket|axial|xpos|2d|ndim|bias_table|^rel",
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+# Weights and biases that a function takes, with their shapes.
+FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
+WEIGHT_SHAPES = {
+    rf"(w|weight)_?{FUSED}|{FUSED}_?(w|weight)": [
+        "{d_model}, 3 * {d_model}",
+        "3 * {d_model}, {d_model}",
+    ],
+    rf"(w|weight)_?{SINGLE}|{SINGLE}(_proj)?_?(w|weight)": ["{d_model}, {d_model}"],
+    rf"(b|bias)_?{FUSED}|{FUSED}_?(b|bias)": ["3 * {d_model}"],
+    rf"(b|bias)_?{SINGLE}|{SINGLE}(_proj)?_?(b|bias)": ["{d_model}"],
+}
+WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.I)
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 EXTRA_ARGUMENTS = {
@@ -171,6 +183,7 @@ DESIGNS = {
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)",
+    "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
@@ -306,6 +319,7 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         name
         for name, is_required in required.items()
         if is_required
+        and not WEIGHT_PATTERN.fullmatch(name)
         and not MASK_PATTERN.search(name)
         and not POSITION_PATTERN.search(name)
         and not CACHE_PATTERN.match(name)
@@ -328,6 +342,18 @@ def input_key(target: Any, name: str) -> str:
         return ""
     keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
     return keys[0] if keys else ""
+
+
+def dict_template(target: Any, name: str) -> str:
+    """Source text for a dict of weights, by the keys that the code reads from it."""
+    try:
+        source = inspect.getsource(target)
+    except (OSError, TypeError):
+        return ""
+    keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
+    pairs = [(key, extra_templates(key, None)[0]) for key in dict.fromkeys(keys)]
+    text = ", ".join(f"{key!r}: {value}" for key, value in pairs if value)
+    return f"{{{{{text}}}}}" if text else ""
 
 
 def dropout_of_function(function: Any) -> str:
@@ -365,8 +391,8 @@ def position_templates(name: str) -> list[str]:
         # Angles in half precision would be wrong, so the conversion comes last.
         cos, sin = f"{angles}.cos(){{dtype}}", f"{angles}.sin(){{dtype}}"
         complex_numbers = "rotary_complex({start}, {stop}, {d_k}){device}"
-        if name in ("cos", "sin"):
-            one = cos if name == "cos" else sin
+        if name.endswith(("cos", "sin")):
+            one = cos if name.endswith("cos") else sin
             return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
         if "cis" in name:
             return [complex_numbers, f"{angles}{{dtype}}"]
@@ -392,6 +418,13 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
         if re.fullmatch(pattern, name, re.IGNORECASE):
             floats = ("torch.zeros", "torch.ones")
             return [text + "{dtype}" * text.startswith(floats) for text in texts]
+    for pattern, shapes in WEIGHT_SHAPES.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            seed = sum(map(ord, name))  # for each weight another
+            scale = "{dtype} * {d_model} ** -0.5"
+            return [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    if value_of(name) in ("{heads}", "{d_model}"):
+        return [value_of(name)]
     if MASK_PATTERN.search(name) or CAUSAL_PATTERN.match(name):
         return [""]
     kinds = {int: "1", float: "1.0", bool: "False"}
@@ -558,8 +591,10 @@ def designs_of(target: Any) -> dict[str, str]:
 
 
 def normalizes(target: Any) -> bool:
-    """Whether the code of `target` normalizes vectors without a submodule."""
-    return any(
+    """Whether the code of `target` normalizes vectors without a weight."""
+    parts = target.modules() if isinstance(target, nn.Module) else []
+    norms = [part for part in parts if "norm" in type(part).__name__.lower()]
+    return any(not [*part.parameters()] for part in norms) or any(
         map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, identifiers(target))
     )
 
@@ -875,6 +910,10 @@ def other_fused_orders(
                 changed = {r: text.replace(old, new) for r, text in changed.items()}
             if changed != projections:
                 yield name, changed
+    if "out" in projections:
+        by_feature = "{}.unflatten(-1, (heads, -1)).mT.flatten(-2)"
+        out = projections["out"].replace("{}", by_feature)
+        yield "of the output: features, heads", {**projections, "out": out}
 
 
 def named_part(module: nn.Module, name: str) -> Any:

@@ -182,7 +182,7 @@ EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 LONG_LENGTHS = (260, 130, 66, 34)
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
+NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking", "channels")
 
 
 @law(slow=True, assumes="dynamic")
