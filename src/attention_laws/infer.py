@@ -1232,7 +1232,7 @@ def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> boo
 
 def infer_module_behavior(probe: CallProbe) -> None:
     """Whether training is reproducible without dropout, and the projections."""
-    adapter, options = probe.adapter, probe.options
+    options = probe.options
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
