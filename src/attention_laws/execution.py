@@ -21,6 +21,7 @@ from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.tools import place_of
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
@@ -192,12 +193,16 @@ def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
     """Whether a dropout layer gets the batch, not a table such as that of positions."""
     if not script.adapter.is_module:
         return True
-    layer = dict(script.evaluate("attention").named_modules()).get(place)
-    if not isinstance(layer, torch.nn.modules.dropout._DropoutNd):
+    layers = [
+        path
+        for path, part in script.evaluate("attention").named_modules()
+        if place_of(path) == place and isinstance(part, nn.modules.dropout._DropoutNd)
+    ]
+    if not layers:
         return True
     call = f"attention({script.argument_source(many)})"
-    path = f"attention.get_submodule({place!r})"
-    seen = script.evaluate(f"captured_input(lambda: {call}, {path})")
+    layer = f"attention.get_submodule({layers[0]!r})"
+    seen = script.evaluate(f"captured_input(lambda: {call}, {layer})")
     return bool(seen.numel() % many.allowed.shape[2] == 0)
 
 

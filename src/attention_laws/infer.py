@@ -705,6 +705,7 @@ def record_layout(
 def infer_masks(probe: CallProbe) -> None:
     """Which arguments hide keys, and how they encode it."""
     given = dict(probe.options.mask)
+    fill_required_mask(probe)
     found: dict[str, list[MaskArgument]] = {}
     # The candidate for which hidden keys have the least influence. An implementation
     # whose mask leaks is to be checked with this mask, not as one without a mask.
@@ -746,6 +747,32 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def fill_required_mask(probe: CallProbe) -> None:
+    """Make a required argument a constant if it is named as a mask, and hides no key.
+
+    Such are the edges of a graph, if only a bias depends on them; a mask of another
+    name may leak by mistake.
+    """
+    required, adapter = probe.adapter.required_mask, probe.adapter
+    if required is None or probe.options.mask or not adapter.single_input:
+        return
+    candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
+    leaks = (mask_leakage(probe, mask) for mask in candidates)
+    leakage = 1e-3 if required.name.startswith("adj") else 0.5
+    if required.kind in ("causal", "lengths") or any(
+        leak is not None and leak < leakage for leak in leaks
+    ):
+        return
+    names_of_sizes = {"b": "batch_size", "h": "heads", "q": "length", "k": "length"}
+    sizes = [f"{{{names_of_sizes[a]}}}" if a != "1" else a for a in required.axes]
+    value = required.kind.startswith("attend")
+    text = f"torch.full(({', '.join(sizes)},), {value}){{device}}"
+    probe.update(
+        required_mask=None, extra_args={**adapter.extra_args, required.name: text}
+    )
+    probe.record(f"`{required.name}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
 
 
 def is_unused(probe: CallProbe, name: str) -> bool:
@@ -1040,7 +1067,8 @@ def infer_window(probe: CallProbe) -> None:
     """
     adapter = probe.adapter
     is_named = "window" in names.designs_of(adapter.target)
-    if not is_named or not adapter.single_input or adapter.fixed_length is not None:
+    is_sequence = adapter.single_input and not adapter.is_pooled
+    if not is_named or not is_sequence or adapter.fixed_length is not None:
         return
     length = WINDOW_LENGTH
     sizes = Sizes(1, length, length, adapter.heads, adapter.d_k)

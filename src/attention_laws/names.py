@@ -378,7 +378,12 @@ def dropout_arguments(target: Any) -> dict[str, str]:
     if not isinstance(target, type):
         return {}
     arguments = inspect.signature(target).parameters
-    found = {n: "0.0" for n in arguments if ARGUMENT_VALUES.get(n) == "0.1"}
+    found = {
+        name: "0.0"
+        for name, argument in arguments.items()
+        if ARGUMENT_VALUES.get(name) == "0.1"
+        or ("drop" in name and type(argument.default) is float)
+    }
     return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
 
 
