@@ -593,8 +593,8 @@ def ways_to_call(
                     fields["d_k"] = max(1, width // adapter.heads)
                 choices.append(fields)
             yield choices, mask
-        if time.process_time() > end:
-            return
+            if time.process_time() > end:
+                return
 
 
 def variants_and_masks(

@@ -45,7 +45,7 @@ ARGUMENT_NAMES = {
     "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
     "has_relative_attention_bias use_cache need_weights",
     "(2, 2)": "window_size",
-    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size",
+    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size fmap_size",
     "10000.0": "rope_theta theta base rope_base",
     "32.0": "softcap attn_logit_softcapping logit_cap",
 }
