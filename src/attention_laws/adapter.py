@@ -366,8 +366,7 @@ class Adapter:
         """Whether a tensor of this shape may be the output, whose width may differ."""
         if self.is_pooled:
             # One vector, or one for each of its own, learned queries.
-            is_one = len(shape) == 2 or (len(shape) == 3 and shape[1] != query[1])
-            return is_one and shape[0] == query[0]
+            return len(shape) in (2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)
         return len(shape) == len(query) and all(
             size == expected for axis, size, expected in pairs if axis != "d"

@@ -641,7 +641,7 @@ def scale_to_large_scores(
     return scaled(factor)
 
 
-@law(assumes="inference axial")
+@law(assumes="inference axial convolution")
 def parameter_gradients(script: Script) -> None:
     r"""Every trainable parameter receives a gradient.
 

@@ -55,7 +55,8 @@ from attention_laws.tools import WeightsRecorder, tensors_in
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
-SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
+# Behind them is the longest length; the last is for a class that accepts no other.
+SIZES = ((3, 4, 320), (4, 8, 320), (2, 32, 320), (2, 64, 320), (4, 4, 16))
 
 # Query heads that share one head of keys and values, where the constructor takes both.
 GROUP_SIZE = 2
@@ -95,11 +96,11 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     """
     first_error: CallError | None = None
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
-    for heads, d_k in sizes:
+    for heads, d_k, longest in sizes:
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options)
         if isinstance(attention, type):
-            infer_init_args(probe, heads, d_k)
+            infer_init_args(probe, heads, d_k, longest)
         else:
             infer_heads(probe)
         infer_inputs(probe)
@@ -285,10 +286,13 @@ def infer_heads(probe: CallProbe) -> None:
         probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
 
 
-def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
+def infer_init_args(
+    probe: CallProbe, heads: int = 3, d_k: int = 4, longest: int = 320
+) -> None:
     """Which arguments the constructor needs, and which sizes they leave.
 
-    `heads` and `d_k` are the sizes to build with, where no option gives them.
+    `heads`, `d_k` and the longest length are the sizes to build with, where no option
+    gives them.
     """
     target, options = probe.adapter.target, probe.options
     # Braces stand for sizes, so those of a dict are doubled.
@@ -307,7 +311,7 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     for name, required in required_by_name.items():
-        value = values[name]
+        value = values[name].replace("320", str(longest))
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
         is_window = value == "{window}"
@@ -608,12 +612,12 @@ def variants_and_masks(
     usual = [{}, *filled, *optional_arguments(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
-    yield from (({}, mask) for mask in masks if mask not in required_masks)
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
         sized += [fields | {"fixed_length": 9, "is_pooled": True}]
         yield from itertools.product(sized, [None, *required_masks])
+    yield from (({}, mask) for mask in masks if mask not in required_masks)
 
 
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -1118,15 +1122,17 @@ def infer_positions(
 ) -> tuple[str, str]:
     """The positional encoding, and whether it is inferred or assumed."""
     target = probe.adapter.target
-    if probe.adapter.position_args or (
-        names.encodes_positions(target) and order_matters(script, args)
-    ):
+    module = script.namespace["attention"]
+    may_encode = names.encodes_positions(target) or (
+        probe.adapter.is_module
+        and any(probe.adapter.fixed_length in p.shape for p in module.parameters())
+    )
+    if probe.adapter.position_args or (may_encode and order_matters(script, args)):
         found = names.identifiers(target) | {*probe.adapter.position_args}
         positions = names.positions_named(found)
         return positions, "assumed" if positions == "unknown" else "inferred"
     # A table that has no effect.
     if probe.adapter.is_module:
-        module = script.evaluate("attention")
         owned = {*dict(module.named_modules()), *dict(module.named_buffers())}
         if names.positions_named(owned) != "unknown":
             return names.positions_named(owned), "inferred"

@@ -25,8 +25,8 @@ ARGUMENT_NAMES = {
     "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
-    "input_size units n_units embedding_size inner_dim hidden d dim_model emb embed "
-    "hid_dim model_size in_features features d_hidden",
+    "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
+    "dim_Q dim_K dim_V hid_dim model_size in_features features d_hidden",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
@@ -62,7 +62,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|^(keys?|values?)$",
+    r"|cross|latent|image|text|media|target|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
@@ -111,6 +111,7 @@ GUESSED_VALUES = {
     r"norm_layer": "torch.nn.LayerNorm",
     r"act_layer": "torch.nn.GELU",
     r"act": "torch.nn.functional.gelu",
+    r"norm(alized)?_shape|^ffn?_num": "{d_model}",
     r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
 }
 GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty: "2"}
@@ -405,7 +406,9 @@ def position_templates(name: str) -> list[str]:
         return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
     ids = "torch.arange({start}, {stop}){device}"
     if re.search("coord|xyz|point|center", name):
-        axes = f"{ids}.float()[None, :, None].expand({{batch_size}}, -1, "
+        # Small numbers, which are exact in half precision.
+        small = ids.replace("){device}", "){device} % 8")
+        axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
         return [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
     return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
 

@@ -89,7 +89,10 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
     """The index of the first tensor shaped like the query, except for its width."""
     for index, value in parts_of(result).items() or [("", result)]:
         if isinstance(value, Tensor) and value.is_floating_point():
-            if adapter.image and value.dim() == 2 + adapter.image_axes:
+            is_image = adapter.image and value.dim() == 2 + adapter.image_axes
+            if adapter.image and not (is_image or adapter.is_pooled):
+                continue
+            if is_image:
                 index += adapter.from_image()
                 first = adapter.layout.index("l")
                 value = value.flatten(first, first + adapter.image_axes - 1)
