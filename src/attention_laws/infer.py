@@ -53,6 +53,15 @@ from attention_laws.tools import WeightsRecorder, tensors_in
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
+# The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
+MASK_SIZES = {
+    "b": "{batch_size}",
+    "h": "{heads}",
+    "n": "{batch_size} * {heads}",
+    "q": "{length}",
+    "k": "{length}",
+    "1": "1",
+}
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 # Behind them is the longest length; the last is for a class that accepts no other.
@@ -559,7 +568,9 @@ def infer_roles(probe: CallProbe) -> None:
     call = alone.try_call()
     if call is None or token_mixing(*call) <= 0:
         return
-    probe.update(mixes_queries=True)
+    module = call[0].namespace["attention"]
+    several = adapter.is_module and names.count_attentions(module) > 1
+    probe.update(mixes_queries=several)
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
@@ -769,10 +780,9 @@ def fill_required_mask(probe: CallProbe) -> None:
         leak is not None and leak < leakage for leak in leaks
     ):
         return
-    names_of_sizes = {"b": "batch_size", "h": "heads", "q": "length", "k": "length"}
-    sizes = [f"{{{names_of_sizes[a]}}}" if a != "1" else a for a in required.axes]
-    value = required.kind.startswith("attend")
-    text = f"torch.full(({', '.join(sizes)},), {value}){{device}}"
+    values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
+    sizes = ", ".join(MASK_SIZES[axis] for axis in required.axes)
+    text = f"torch.full(({sizes},), {values.get(required.kind, 0.0)}){{device}}"
     probe.update(
         required_mask=None, extra_args={**adapter.extra_args, required.name: text}
     )
@@ -1319,8 +1329,8 @@ def infer_hidden_heads(probe: CallProbe) -> None:
                     "heads", heads, "inferred", heads=heads, d_k=width // heads
                 )
                 return
-    if names.size_attribute(probe.built, "{heads}") is None:
-        probe.update(projections={})
+    if "head" in "".join(names.identifiers(probe.built)).lower():
+        probe.update(projections={})  # there may be several
 
 
 def attends_over_features(script: Script, args: CallArguments) -> bool:
@@ -1341,7 +1351,7 @@ def infer_fused_order(probe: CallProbe) -> None:
     orders = [*names.other_fused_orders(adapter.projections)]
     if not adapter.projections or formula_holds(adapter, options):
         return
-    if adapter.heads == 1 and probe.built is not None:
+    if adapter.heads == 1 and probe.built is not None and options.heads is None:
         infer_hidden_heads(probe)
         return
     if formula_holds(adapter, options, residual=True):

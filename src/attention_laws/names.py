@@ -838,6 +838,15 @@ def layers_by_role(module: nn.Module, width: int) -> dict[str, str]:
     return found
 
 
+def count_attentions(module: nn.Module) -> int:
+    """How many submodules project queries, each those of one attention."""
+    return sum(
+        isinstance(part, nn.MultiheadAttention)
+        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+        for path, part in module.named_modules()
+    )
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether there are statistics over the items of a batch."""
     kind = nn.modules.batchnorm._BatchNorm
