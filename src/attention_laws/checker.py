@@ -463,13 +463,13 @@ def check(
 ) -> Report:
     r"""Run all laws on `attention`, or those in `only`, without those in `skip`.
 
-    `attention` is a module class, a module, or a function; it is not modified.
-    `thorough` runs at more sizes, and compiles with the default backend. A strict law
-    runs only if `only` names it. `name` is the name of the implementation in
-    counterexamples, and `imports` the lines that import it there. `progress` is called
-    before each law with the number of finished laws, the number of all laws, and the
-    name of the law. All other keyword arguments are `Options`, which replace what is
-    otherwise inferred.
+    `attention` is a module class, a module, a function, or a function of sizes that
+    builds a module; it is not modified. `thorough` runs at more sizes, and compiles
+    with the default backend. A strict law runs only if `only` names it. `name` is the
+    name of the implementation in counterexamples, and `imports` the lines that import
+    it there. `progress` is called before each law with the number of finished laws, the
+    number of all laws, and the name of the law. All other keyword arguments are
+    `Options`, which replace what is otherwise inferred.
 
     Raises `CallError`, a `ValueError`, where no way to call `attention` was found.
 

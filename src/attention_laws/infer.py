@@ -1315,22 +1315,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs["inference"] = "no_grad"
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
-        infer_fused_order(probe)
-
-
-def infer_hidden_heads(probe: CallProbe) -> None:
-    """The number of heads that a module does not tell, by which the formula holds."""
-    adapter, width = probe.adapter, probe.adapter.d_k
-    for heads in range(2, width + 1):
-        if width % heads == 0:
-            divided = replace(adapter, heads=heads, d_k=width // heads)
-            if formula_holds(divided, probe.options):
-                probe.record(
-                    "heads", heads, "inferred", heads=heads, d_k=width // heads
-                )
-                return
-    if "head" in "".join(names.identifiers(probe.built)).lower():
-        probe.update(projections={})  # there may be several
+        infer_formula(probe)
 
 
 def attends_over_features(script: Script, args: CallArguments) -> bool:
@@ -1342,27 +1327,35 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
     return bool(softmax_over) and length not in softmax_over
 
 
-def infer_fused_order(probe: CallProbe) -> None:
-    """The order of the parts of a fused projection, by which the formula holds.
-
-    Or that the formula holds for what is added to the input.
-    """
+def infer_formula(probe: CallProbe) -> None:
+    """Of what the formula holds: a residual, other numbers of heads, another order."""
     adapter, options = probe.adapter, probe.options
-    orders = [*names.other_fused_orders(adapter.projections)]
     if not adapter.projections or formula_holds(adapter, options):
-        return
-    if adapter.heads == 1 and probe.built is not None and options.heads is None:
-        infer_hidden_heads(probe)
         return
     if formula_holds(adapter, options, residual=True):
         probe.update(designs={**adapter.designs, "residual": "x + attention(x)"})
-    for name, projections in orders:
-        adapter = replace(probe.adapter, projections=projections)
-        if formula_holds(adapter, probe.options):
-            probe.record(
-                "fused projection", f"[{name}]", "inferred", projections=projections
-            )
+        return
+    for fact, text, fields in other_formulas(adapter):
+        is_given = fact == "heads" and options.heads is not None
+        if not is_given and formula_holds(replace(adapter, **fields), options):
+            probe.record(fact, text, "inferred", **fields)
             return
+    if adapter.heads == 1 and probe.built is not None and options.heads is None:
+        if "head" in "".join(names.identifiers(probe.built)).lower():
+            probe.update(projections={})  # there may be several
+
+
+def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """A fact, its text, and fields with which the formula may hold.
+
+    Parts of a fused projection come in many orders. A module may not tell how many
+    heads it has.
+    """
+    for name, projections in names.other_fused_orders(adapter.projections):
+        yield "fused projection", f"[{name}]", {"projections": projections}
+    if adapter.heads == 1 and isinstance(adapter.target, nn.Module):
+        for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
+            yield "heads", str(heads), {"heads": heads, "d_k": adapter.d_k // heads}
 
 
 def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:

@@ -4,6 +4,7 @@ Each class is one way in which an attention takes more, or other, arguments than
 inputs; the fields of the adapter tell what was inferred.
 """
 
+import functools
 from typing import Any
 
 import pytest
@@ -222,6 +223,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
+@functools.cache
 def found(attention: Any) -> Adapter:
     return infer_adapter(attention, attention.__name__, "", Options())
 
