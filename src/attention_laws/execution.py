@@ -190,7 +190,10 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
 
 
 def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
-    """Whether a dropout layer gets the batch, not a table such as that of positions."""
+    """Whether a dropout layer gets the batch, not a table such as that of positions.
+
+    A layer that is never called should get it.
+    """
     if not script.adapter.is_module:
         return True
     layers = [
@@ -202,7 +205,10 @@ def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
         return True
     call = f"attention({script.argument_source(many)})"
     layer = f"attention.get_submodule({layers[0]!r})"
-    seen = script.evaluate(f"captured_input(lambda: {call}, {layer})")
+    try:
+        seen = script.evaluate(f"captured_input(lambda: {call}, {layer})")
+    except IndexError:
+        return True
     return bool(seen.numel() % many.allowed.shape[2] == 0)
 
 
