@@ -190,11 +190,12 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
 
 
 def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
-    """Whether a dropout layer gets the batch, not a table such as that of positions.
+    """Whether a dropout layer gets the batch.
 
-    A layer that is never called should get it.
+    One in a network for the biases of positions does not. By its name, because so does
+    one whose mask all items share by mistake.
     """
-    if not script.adapter.is_module:
+    if not script.adapter.is_module or not names.BIAS_NETWORK_PATTERN.search(place):
         return True
     layers = [
         path
@@ -205,10 +206,7 @@ def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
         return True
     call = f"attention({script.argument_source(many)})"
     layer = f"attention.get_submodule({layers[0]!r})"
-    try:
-        seen = script.evaluate(f"captured_input(lambda: {call}, {layer})")
-    except IndexError:
-        return True
+    seen = script.evaluate(f"captured_input(lambda: {call}, {layer})")
     return bool(seen.numel() % many.allowed.shape[2] == 0)
 
 

@@ -132,6 +132,7 @@ TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
 WEIGHT_SHAPES = {
