@@ -855,15 +855,22 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def has_dropout_of_its_own(module: nn.Module) -> bool:
-    """Whether a submodule has the dropout that is the default of its own class."""
+    """Whether a submodule has the dropout that is the default of its own class.
+
+    Or a network for biases of positions has one.
+    """
+    dropout = nn.modules.dropout._DropoutNd
     return any(
+        isinstance(part, dropout) and part.p > 0 and BIAS_NETWORK_PATTERN.search(path)
+        for path, part in module.named_modules()
+    ) or any(
         layer.p == parameter.default > 0
         for part in [*module.modules()][1:]
         if not type(part).__module__.startswith("torch")
         for name, parameter in inspect.signature(type(part)).parameters.items()
         if ARGUMENT_VALUES.get(name) == "0.1"
         for layer in part.modules()
-        if isinstance(layer, nn.modules.dropout._DropoutNd)
+        if isinstance(layer, dropout)
     )
 
 

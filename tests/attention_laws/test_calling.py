@@ -346,7 +346,7 @@ class DropsInTable(OfOneInput):
 
     def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__(d_model, heads, dropout)
-        drop = nn.Dropout(dropout)
+        drop = nn.Dropout(0.1)
         self.meta = nn.Sequential(nn.Linear(1, 5), drop, nn.Linear(5, heads))
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
