@@ -40,8 +40,15 @@ LAYOUTS = {
     "unbatched": "ld",
 }
 
-# Layouts of images, and of the sequences of their pixels.
-IMAGES = {"image": "bdl", "image_channels_last": "bld"}
+# Layouts of images and videos, and of the sequences of their pixels.
+IMAGES = {
+    "image": "bdl",
+    "image_channels_last": "bld",
+    "video": "bdl",
+    "video_channels_last": "bld",
+    "frames": "bdl",
+    "frames_channels_last": "bld",
+}
 
 AXES = {
     "b": "batch items",
@@ -260,15 +267,18 @@ class Adapter:
     required_mask: MaskArgument | None = None  # the mask that has no default
     call_args: Mapping[str, Any] = field(default_factory=dict)  # passed with each call
     # Arguments that depend on the length, such as position ids, as source text with the
-    # names of `Script.position_sizes`.
+    # names of `Script.argument_sizes`.
     position_args: Mapping[str, str] = field(default_factory=dict)
+    # Other required arguments, such as the height and the width of an image, likewise.
+    extra_args: Mapping[str, str] = field(default_factory=dict)
     # Arguments, [batch, length], that may give positions, or the parts of a sequence.
     position_ids: str = ""
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
-    # Images, [batch_size, channels, height, width] or with the channels last. They are
-    # squares if the length is fixed.
-    is_image: bool = False
+    # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
+    # last, have `image_height` rows, or are squares if the length is fixed. Videos have
+    # one frame, or frames of one pixel.
+    image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
     fixed_length: int | None = None  # the only length that it accepts
@@ -284,6 +294,7 @@ class Adapter:
     fixed_size: bool = False  # whether heads and d_k cannot shrink
     free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
+    mixes_queries: bool = False  # whether queries of their own attend to each other
     causal: bool = False
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
@@ -305,6 +316,12 @@ class Adapter:
     def single_input(self) -> bool:
         """Whether it is self-attention with one input, not query, key and value."""
         return len(self.inputs) == 1
+
+    @property
+    def image_axes(self) -> int:
+        """How many axes of positions the input has, if it is an image or a video."""
+        kind = self.image.partition("_")[0]
+        return {"": 0, "image": 2, "video": 3, "frames": 3}[kind]
 
     @property
     def key_roles(self) -> list[int]:
@@ -351,30 +368,33 @@ class Adapter:
         """Whether a tensor of this shape may be the output, whose width may differ."""
         if self.is_pooled:
             # One vector, or one for each of its own, learned queries.
-            is_one = len(shape) == 2 or (len(shape) == 3 and shape[1] != query[1])
-            return is_one and shape[0] == query[0]
+            return len(shape) in (2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)
         return len(shape) == len(query) and all(
             size == expected for axis, size, expected in pairs if axis != "d"
         )
 
-    def to_image(self) -> str:
-        r"""How an input is made an image, as source text.
+    def grid(self, length: int) -> tuple[int, int]:
+        """Rows and columns of an image of `length` pixels."""
+        side = math.isqrt(length)
+        rows = side if self.fixed_length == side * side else self.image_height
+        return rows, length // rows
 
-        >>> Adapter(print, "print", "", {}, layout="bdl").to_image()
-        '[:, :, None]'
+    def to_image(self, length: int) -> str:
+        r"""How an input is made an image or a video, as source text.
+
+        >>> Adapter(print, "print", "", {}, layout="bdl", image="video").to_image(5)
+        '.unflatten(2, (1, 1, 5))'
         """
-        side = math.isqrt(self.fixed_length or 0)
-        if side * side == self.fixed_length:
-            return f".unflatten({self.layout.index('l')}, ({side}, {side}))"
-        if self.image_height > 1:
-            return f".unflatten({self.layout.index('l')}, ({self.image_height}, -1))"
-        return "[:, :, None]" if self.layout == "bdl" else "[:, None]"
+        sizes = (1,) * (self.image_axes - 2) + self.grid(length)
+        if self.image.startswith("frames"):
+            sizes = (length, 1, 1)
+        return f".unflatten({self.layout.index('l')}, {sizes})"
 
     def from_image(self) -> str:
-        """How an image is made a sequence, as source text."""
+        """How an image or a video is made a sequence, as source text."""
         first = self.layout.index("l")
-        return f".flatten({first}, {first + 1})"
+        return f".flatten({first}, {first + self.image_axes - 1})"
 
     def effective_mask(self, allowed: Tensor) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""

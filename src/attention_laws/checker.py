@@ -12,6 +12,7 @@ Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md
 """
 
 import dis
+import inspect
 import math
 import re
 import sys
@@ -19,11 +20,13 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from attention_laws import algebra, execution, masking, names, positions
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
@@ -35,6 +38,7 @@ from attention_laws.law import (
     ScriptError,
     first_line,
 )
+from attention_laws.names import argument_values, parameters_of, required_by_name
 from attention_laws.script import Script
 
 # All laws by name, in the order in which they run and are shown.
@@ -441,6 +445,29 @@ def import_line(attention: Any, name: str) -> str:
     return f"# `{name}` is the attention that was checked.\n"
 
 
+def build_by_function(function: Any) -> tuple[nn.Module, str] | None:
+    """The module that a function of sizes builds, and the arguments that it got.
+
+    None where its arguments are not sizes, or where it builds no module.
+    """
+    if not inspect.isfunction(function):
+        return None
+    required = required_by_name(parameters_of(function))
+    values = argument_values(dict.fromkeys(required, True))
+    given = {
+        name: values[name] for name, is_required in required.items() if is_required
+    }
+    if "{d_model}" not in given.values() or not all(given.values()):
+        return None
+    sizes = {"d_model": 12, "heads": 3, "kv_heads": 3, "d_k": 4, "window": 4}
+    text = ", ".join(f"{name}={value.format(**sizes)}" for name, value in given.items())
+    with suppress(Exception):
+        built = eval(f"function({text})", {"function": function, "torch": torch})
+        if isinstance(built, nn.Module):
+            return built, text
+    return None
+
+
 def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
     """Names of laws, one or several; raises `ValueError` for an unknown one."""
     names = [names] if isinstance(names, str) else names
@@ -462,7 +489,7 @@ def validate_attention(attention: Any) -> None:
             f"`attention` (={attention!r}) cannot be called; give a module class, a "
             f"module, or a function"
         )
-    if isinstance(attention, type) and not issubclass(attention, torch.nn.Module):
+    if isinstance(attention, type) and not issubclass(attention, nn.Module):
         raise CallError(
             f"`{attention.__name__}` is a class, but not of modules; give an instance "
             f"that can be called, or a function"
@@ -482,13 +509,13 @@ def check(
 ) -> Report:
     r"""Run all laws on `attention`, or those in `only`, without those in `skip`.
 
-    `attention` is a module class, a module, or a function; it is not modified.
-    `thorough` runs at more sizes, and compiles with the default backend. A strict law
-    runs only if `only` names it. `name` is the name of the implementation in
-    counterexamples, and `imports` the lines that import it there. `progress` is called
-    before each law with the number of finished laws, the number of all laws, and the
-    name of the law. All other keyword arguments are `Options`, which replace what is
-    otherwise inferred.
+    `attention` is a module class, a module, a function, or a function of sizes that
+    builds a module; it is not modified. `thorough` runs at more sizes, and compiles
+    with the default backend. A strict law runs only if `only` names it. `name` is the
+    name of the implementation in counterexamples, and `imports` the lines that import
+    it there. `progress` is called before each law with the number of finished laws, the
+    number of all laws, and the name of the law. All other keyword arguments are
+    `Options`, which replace what is otherwise inferred.
 
     Raises `CallError`, a `ValueError`, where no way to call `attention` was found.
 
@@ -511,6 +538,9 @@ def check(
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
         imports = imports or import_line(attention, name)
+        if (built := build_by_function(attention)) is not None:
+            attention, arguments = built
+            imports, name = f"{imports}built = {name}({arguments})\n", "built"
         adapter = infer_adapter(attention, name, imports, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]

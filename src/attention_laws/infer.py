@@ -48,27 +48,46 @@ from attention_laws.positions import (
     restart_with_cache,
 )
 from attention_laws.script import CallArguments, Script, find_output, parts_of
-from attention_laws.tools import tensors_in
+from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
+# The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
+MASK_SIZES = {
+    "b": "{batch_size}",
+    "h": "{heads}",
+    "n": "{batch_size} * {heads}",
+    "q": "{length}",
+    "k": "{length}",
+    "1": "1",
+}
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
-SIZES = ((3, 4), (4, 8), (2, 32), (2, 64))
+# Behind them is the longest length; the last is for a class that accepts no other.
+SIZES = ((3, 4, 320), (4, 8, 320), (2, 32, 320), (2, 64, 320), (4, 4, 16))
 
 # Query heads that share one head of keys and values, where the constructor takes both.
 GROUP_SIZE = 2
 
-# Sizes with which an argument that depends on the length is shown in the report.
-POSITION_EXAMPLE: dict[str, Any] = {
+# Sizes with which an argument that depends on them is shown in the report.
+ARGUMENT_EXAMPLE: dict[str, Any] = {
     "start": 0,
     "stop": 5,
+    "length": 5,
+    "rows": 1,
+    "columns": 5,
     "batch_size": 2,
     "d_k": 4,
+    "d_model": 12,
     "heads": 3,
+    "query": "x",
+    "dtype": "",
+    "device": "",
 }
-POSITION_EXAMPLE |= {"dtype": "", "device": ""}
+
+# Tokens among which a sliding window is looked for.
+WINDOW_LENGTH = 40
 
 # Time in which ways to call an attention are tried, at each of the sizes.
 CALLING_SECONDS = 3.0
@@ -86,11 +105,11 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     """
     first_error: CallError | None = None
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
-    for heads, d_k in sizes:
+    for heads, d_k, longest in sizes:
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options)
         if isinstance(attention, type):
-            infer_init_args(probe, heads, d_k)
+            infer_init_args(probe, heads, d_k, longest)
         else:
             infer_heads(probe)
         infer_inputs(probe)
@@ -138,6 +157,7 @@ class CallProbe:
         self.unmasked: dict[
             str, tuple[Adapter, tuple[Script, CallArguments] | None]
         ] = {}
+        self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
 
     def record(self, name: str, value: object, source: str, **fields: Any) -> None:
@@ -275,10 +295,13 @@ def infer_heads(probe: CallProbe) -> None:
         probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
 
 
-def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
+def infer_init_args(
+    probe: CallProbe, heads: int = 3, d_k: int = 4, longest: int = 320
+) -> None:
     """Which arguments the constructor needs, and which sizes they leave.
 
-    `heads` and `d_k` are the sizes to build with, where no option gives them.
+    `heads`, `d_k` and the longest length are the sizes to build with, where no option
+    gives them.
     """
     target, options = probe.adapter.target, probe.options
     # Braces stand for sizes, so those of a dict are doubled.
@@ -297,7 +320,7 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     for name, required in required_by_name.items():
-        value = values[name]
+        value = values[name].replace("320", str(longest))
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
         is_window = value == "{window}"
@@ -315,11 +338,11 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
             namespace |= more
             present |= set(re.findall(r"{\w+}", init_args[name]))
         elif required:
-            raise CallError(
-                f"`{target.__name__}` requires `{name}`, whose meaning is unknown; "
-                f"give it with `--init-args {name}=...`, or check an instance: "
-                f"write `built = {target.__name__}(...)` in the file, and name `built`"
-            )
+            probe.guessed = probe.guessed or name
+            guess = names.GUESSED_TYPES.get(parameters[name].annotation)
+            if guess is None:
+                raise unknown_argument(target, name)
+            init_args[name] = guess
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -332,6 +355,15 @@ def infer_init_args(probe: CallProbe, heads: int = 3, d_k: int = 4) -> None:
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def unknown_argument(target: type, name: str) -> CallError:
+    """The error of a required constructor argument that cannot be guessed."""
+    return CallError(
+        f"`{target.__name__}` requires `{name}`, whose meaning is unknown; give it "
+        f"with `--init-args {name}=...`, or check an instance: write `built = "
+        f"{target.__name__}(...)` in the file, and name `built`"
+    )
 
 
 def free_given_sizes(probe: CallProbe, values: Mapping[str, str]) -> None:
@@ -451,7 +483,10 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
     if not encodings:
         parameters = names.parameters_of(adapter.target)
         order = names.required_by_name(parameters) or ["attn_mask"]
-        other = [n for n in order if n not in (*adapter.inputs, *options.call_args)]
+        excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
+        other = [n for n in order if n not in excluded]
+        if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
+            other = [n for n in other if not names.CONTEXT_PATTERN.search(n)]
         encodings = {
             name: ""
             for name in other
@@ -481,7 +516,7 @@ def infer_layout(probe: CallProbe) -> None:
 
     Raises `CallError` where no call succeeds.
     """
-    # Batch items influence each other, and tokens do not: probably a wrong layout,
+    # Tokens do not influence each other, or batch items do: probably a wrong layout,
     # unless no other is accepted.
     unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
     for choices, required_mask in ways_to_call(probe):
@@ -491,7 +526,7 @@ def infer_layout(probe: CallProbe) -> None:
             if call is not None:
                 fields["output_index"] = call[0].adapter.output_index
                 found[token_mixing(*call)] = fields
-        if found and max(found) >= 0:
+        if found and max(found) > 0:
             record_layout(probe, found[max(found)], required_mask)
             infer_roles(probe)
             return
@@ -501,6 +536,8 @@ def infer_layout(probe: CallProbe) -> None:
         record_layout(probe, *unlikely)
         return
     adapter = probe.adapter
+    if probe.guessed:
+        raise unknown_argument(adapter.target, probe.guessed)
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
@@ -510,7 +547,11 @@ def infer_layout(probe: CallProbe) -> None:
 
 
 def infer_roles(probe: CallProbe) -> None:
-    """Which of two inputs is the query: the one that is as long as the output."""
+    """Which of two inputs is the query: the one that is as long as the output.
+
+    Where a mask hides one query from another, as in the layer of a decoder, the query
+    is the one input, and the context a constant.
+    """
     adapter, options = probe.adapter, probe.options
     if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
         return
@@ -519,6 +560,21 @@ def infer_roles(probe: CallProbe) -> None:
     if calls[0] is None and calls[1] is not None:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
+    adapter = probe.adapter
+    constant = {**adapter.extra_args, adapter.inputs[1]: "torch.ones_like({query})"}
+    alone = CallProbe(
+        replace(adapter, inputs=adapter.inputs[:1], extra_args=constant), options
+    )
+    call = alone.try_call()
+    if call is None or token_mixing(*call) <= 0:
+        return
+    module = call[0].namespace["attention"]
+    several = adapter.is_module and names.count_attentions(module) > 1
+    probe.update(mixes_queries=several)
+    leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
+    if any(leak is not None and leak < 1e-3 for leak in leaks):
+        probe.update(inputs=alone.adapter.inputs, extra_args=constant)
+        probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
 
 
 def ways_to_call(
@@ -539,54 +595,93 @@ def ways_to_call(
     if probe.built is not None:
         candidates = names.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
-    parameters = names.required_by_name(names.parameters_of(adapter.target))
     end = time.process_time() + CALLING_SECONDS
-    for variant in call_variants(probe):
-        masks = [
-            m for m in mask_candidates(probe) if parameters.get(m.name) or not variant
-        ]
-        for required_mask in (None, *masks):
-            for width, group in itertools.product(widths, groups):
-                choices = []
-                for layout in group:
-                    fields = {**variant, "layout": layout, "d_model": width}
-                    if layout in IMAGES:
-                        fields |= {"layout": IMAGES[layout], "is_image": True}
-                    if width is not None:
-                        fields["d_k"] = max(1, width // adapter.heads)
-                    choices.append(fields)
-                yield choices, required_mask
+    for variant, mask in variants_and_masks(probe):
+        # Images have no masks.
+        for width, group in itertools.product(widths, groups[: 3 if mask else None]):
+            choices = []
+            for layout in group:
+                fields = {**variant, "layout": layout, "d_model": width}
+                if layout in IMAGES:
+                    fields |= {"layout": IMAGES[layout], "image": layout}
+                if width is not None:
+                    fields["d_k"] = max(1, width // adapter.heads)
+                choices.append(fields)
+            yield choices, mask
             if time.process_time() > end:
                 return
 
 
-def call_variants(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Fields of the adapter to try: as it is, with positions, with one length."""
+def variants_and_masks(
+    probe: CallProbe,
+) -> Iterator[tuple[dict[str, Any], MaskArgument | None]]:
+    """Fields of the adapter to try, with and without masks; the most likely first."""
+    required = names.required_by_name(names.parameters_of(probe.adapter.target))
+    masks = [*mask_candidates(probe)]
+    required_masks = [mask for mask in masks if required.get(mask.name)]
+    filled = [*filled_arguments(probe)]
+    usual = [{}, *filled, *optional_arguments(probe)]
+    yield from itertools.product(usual, [None])
+    yield from itertools.product(usual, required_masks)
+    for fields in [{}, *filled]:
+        sized = [fields | {"is_pooled": True}]
+        sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
+        sized += [fields | {"fixed_length": 9, "is_pooled": True}]
+        yield from itertools.product(sized, [None, *required_masks])
+    yield from (({}, mask) for mask in masks if mask not in required_masks)
+
+
+def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
-    yield {}
-    required = [
-        name
-        for name, value in adapter.call_args.items()
-        if value is None and name not in given
-    ]
-    templates = [names.position_templates(name) for name in required]
-    for combination in itertools.islice(itertools.product(*templates), 12):
-        chosen = dict(zip(required, combination, strict=True))
-        chosen = {name: text for name, text in chosen.items() if text}
-        rest = {n: v for n, v in adapter.call_args.items() if n not in chosen}
+    parameters = {p.name: p for p in names.parameters_of(adapter.target)}
+    templates = {}
+    for name, value in adapter.call_args.items():
+        if value is not None or name in given:
+            continue
+        if names.POSITION_PATTERN.search(name):
+            templates[name] = names.position_templates(name)
+        elif text := names.dict_template(adapter.target, name):
+            templates[name] = [text]
+        else:
+            annotation = parameters[name].annotation
+            templates[name] = names.extra_templates(name, annotation)
+    for texts in itertools.islice(itertools.product(*templates.values()), 12):
+        chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
+        of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
         if chosen:
-            yield {"position_args": chosen, "call_args": rest}
-    # An argument that may be left out, as far as the signature tells.
+            yield {
+                "position_args": {n: chosen[n] for n in chosen if n in of_positions},
+                "extra_args": {n: chosen[n] for n in chosen if n not in of_positions},
+                "call_args": {
+                    n: v for n, v in adapter.call_args.items() if n not in chosen
+                },
+            }
+
+
+def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Arguments that may be left out as far as the signature tells: positions, context.
+
+    One of two inputs may be a vector for each batch item: a condition, or a query.
+    """
+    adapter, given = probe.adapter, probe.options.call_args
     for parameter in names.parameters_of(adapter.target):
         name = parameter.name
         is_optional = parameter.default is None and name not in given
         if is_optional and names.POSITION_PATTERN.search(name):
-            for text in filter(None, names.position_templates(name)):
+            for text in names.position_templates(name):
                 yield {"position_args": {name: text}}
-    yield {"is_pooled": True}
-    for length in FIXED_LENGTHS:
-        yield {"fixed_length": length}
-    yield {"fixed_length": 9, "is_pooled": True}
+        elif is_optional and adapter.single_input and not probe.options.inputs:
+            if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
+                name
+            ):
+                yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
+    if len(adapter.inputs) == 2 and not probe.options.inputs:
+        for one, other in itertools.permutations(adapter.inputs):
+            for text in names.extra_templates("", None)[1:]:
+                fields = {"inputs": (one,), "extra_args": {other: text}}
+                yield fields | {"by_keyword": True}
+                yield fields | {"by_keyword": True, "is_pooled": True}
 
 
 def token_mixing(script: Script, args: CallArguments) -> float:
@@ -605,13 +700,17 @@ def record_layout(
     layout = fields["layout"]
     name = next((n for n, letters in LAYOUTS.items() if letters == layout), layout)
     source = "given" if probe.options.layout else "inferred"
-    if fields.get("is_image"):
-        name = next(n for n, letters in IMAGES.items() if letters == layout)
+    name = fields.get("image") or name
     probe.record(
         "layout", name.replace("_", " "), source, required_mask=required_mask, **fields
     )
-    for argument, text in probe.adapter.position_args.items():
-        probe.record(f"`{argument}`", text.format(**POSITION_EXAMPLE), "inferred")
+    if "inputs" in fields:
+        others = [fact for fact in probe.adapter.facts if fact.name != "inputs"]
+        probe.update(facts=tuple(others))
+        probe.record("inputs", ", ".join(fields["inputs"]), "inferred")
+    adapter = probe.adapter
+    for argument, text in {**adapter.position_args, **adapter.extra_args}.items():
+        probe.record(f"`{argument}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
     if probe.adapter.is_pooled:
         probe.record("output", "not one for each token", "inferred")
     if probe.adapter.fixed_length is not None:
@@ -621,6 +720,7 @@ def record_layout(
 def infer_masks(probe: CallProbe) -> None:
     """Which arguments hide keys, and how they encode it."""
     given = dict(probe.options.mask)
+    fill_required_mask(probe)
     found: dict[str, list[MaskArgument]] = {}
     # The candidate for which hidden keys have the least influence. An implementation
     # whose mask leaks is to be checked with this mask, not as one without a mask.
@@ -650,6 +750,9 @@ def infer_masks(probe: CallProbe) -> None:
             masks += mask_of_all_items(probe, name)
         for mask in masks:
             record_mask(probe, mask)
+        required = probe.adapter.required_mask
+        if masks and required is not None and required.name == name:
+            probe.update(required_mask=masks[0])  # not only accepted, but understood
         if not masks and not given:
             probe.record(
                 f"`{name}`",
@@ -659,6 +762,31 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def fill_required_mask(probe: CallProbe) -> None:
+    """Make a required argument a constant if it is named as a mask, and hides no key.
+
+    Such are the edges of a graph, if only a bias depends on them; a mask of another
+    name may leak by mistake.
+    """
+    required, adapter = probe.adapter.required_mask, probe.adapter
+    if required is None or probe.options.mask or not adapter.single_input:
+        return
+    candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
+    leaks = (mask_leakage(probe, mask) for mask in candidates)
+    leakage = 1e-3 if required.name.startswith("adj") else 0.5
+    if required.kind in ("causal", "lengths") or any(
+        leak is not None and leak < leakage for leak in leaks
+    ):
+        return
+    values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
+    sizes = ", ".join(MASK_SIZES[axis] for axis in required.axes)
+    text = f"torch.full(({sizes},), {values.get(required.kind, 0.0)}){{device}}"
+    probe.update(
+        required_mask=None, extra_args={**adapter.extra_args, required.name: text}
+    )
+    probe.record(f"`{required.name}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
 
 
 def is_unused(probe: CallProbe, name: str) -> bool:
@@ -783,8 +911,10 @@ def mask_leakage(
 def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether the output with a mask that hides nothing is that without a mask."""
     unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
-    if unmasked is None or masked is None or mask.kind == "causal":
-        return True
+    required = probe.adapter.required_mask
+    is_required = required is not None and required.name == mask.name
+    if unmasked is None or masked is None or mask.kind == "causal" or is_required:
+        return True  # there is no call without it
     if unmasked[0].result_shapes != masked[0].result_shapes:
         return False  # a mask with too many axes, which broadcasts
     one, other = output_of(unmasked), output_of(masked)
@@ -916,7 +1046,7 @@ def infer_behavior(probe: CallProbe) -> None:
     causal = "causal" in adapter.name.lower()
     if options.causal is not None:
         causal, source = options.causal, "given"
-    elif not causal and adapter.required_mask is None:
+    elif not causal and adapter.required_mask in (None, *adapter.masks):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
     probe.record(
         "causal without a mask", "yes" if causal else "no", source, causal=causal
@@ -927,6 +1057,8 @@ def infer_behavior(probe: CallProbe) -> None:
     probe.update(cross_attention=cross, window=options.window, cache=options.cache)
     if options.window is not None:
         probe.record("window", options.window, "given")
+    else:
+        infer_window(probe)
     positions = options.positions
     source = "given" if positions else "assumed"
     if not positions:
@@ -941,6 +1073,36 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def infer_window(probe: CallProbe) -> None:
+    """The width of a sliding window: how far back three late queries attend alike.
+
+    An attribute `sliding_window` states it.
+    """
+    adapter = probe.adapter
+    is_named = "window" in names.designs_of(adapter.target)
+    is_sequence = adapter.single_input and not adapter.is_pooled
+    if not is_named or not is_sequence or adapter.fixed_length is not None:
+        return
+    length = WINDOW_LENGTH
+    sizes = Sizes(1, length, length, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    widths = set()
+    with suppress(ScriptError):
+        script.restart()
+        args = script.make_arguments()
+        script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+        output = script.call(args)
+        for query in (length - 1, length - 2, length - 4):
+            index = adapter.index(l=slice(query, query + 1))
+            grad = script.evaluate(script.gradient(f"{output}{index}", args.inputs[0]))
+            size = grad.abs().movedim(adapter.layout.index("l"), 0).flatten(1).sum(1)
+            widths.add(query + 1 - int(size.nonzero().min()))
+    if len(widths) == 1 and max(widths) < length - 4:
+        stated = names.stated_window(script.namespace["attention"])
+        window = stated or max(widths)
+        probe.record("window", window, "inferred", window=window)
 
 
 def infer_position_ids(probe: CallProbe) -> None:
@@ -971,15 +1133,17 @@ def infer_positions(
 ) -> tuple[str, str]:
     """The positional encoding, and whether it is inferred or assumed."""
     target = probe.adapter.target
-    if probe.adapter.position_args or (
-        names.encodes_positions(target) and order_matters(script, args)
-    ):
+    module = script.namespace["attention"]
+    may_encode = names.encodes_positions(target) or (
+        probe.adapter.is_module
+        and any(probe.adapter.fixed_length in p.shape for p in module.parameters())
+    )
+    if probe.adapter.position_args or (may_encode and order_matters(script, args)):
         found = names.identifiers(target) | {*probe.adapter.position_args}
         positions = names.positions_named(found)
         return positions, "assumed" if positions == "unknown" else "inferred"
     # A table that has no effect.
     if probe.adapter.is_module:
-        module = script.evaluate("attention")
         owned = {*dict(module.named_modules()), *dict(module.named_buffers())}
         if names.positions_named(owned) != "unknown":
             return names.positions_named(owned), "inferred"
@@ -1113,7 +1277,7 @@ def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> boo
 
 def infer_module_behavior(probe: CallProbe) -> None:
     """Whether training is reproducible without dropout, and the projections."""
-    adapter, options = probe.adapter, probe.options
+    options = probe.options
     call = probe.try_call(mode="train")
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
@@ -1131,12 +1295,17 @@ def infer_module_behavior(probe: CallProbe) -> None:
     module = call[0].evaluate("attention")
     check_parameter_names(module, options)
     projections = names.find_projections(module, options.projections)
+    over_features = attends_over_features(*call)
+    if over_features:
+        projections = {}
     softcap = names.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**names.designs_of(module), **probe.adapter.designs}
+    if over_features:
+        designs["channels"] = "softmax over features"
     if names.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
-    if projections and not names.normalizes(adapter.target):
+    if projections and not names.normalizes(module):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
@@ -1147,25 +1316,54 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs["inference"] = "no_grad"
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
-        infer_fused_order(probe)
+        infer_formula(probe)
 
 
-def infer_fused_order(probe: CallProbe) -> None:
-    """The order of the parts of a fused projection, by which the formula holds."""
-    orders = [*names.other_fused_orders(probe.adapter.projections)]
-    if not orders or formula_holds(probe.adapter, probe.options):
+def attends_over_features(script: Script, args: CallArguments) -> bool:
+    """Whether each softmax is over features, as in cross-covariance attention."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
+    return bool(softmax_over) and length not in softmax_over
+
+
+def infer_formula(probe: CallProbe) -> None:
+    """Of what the formula holds: a residual, other numbers of heads, another order."""
+    adapter, options = probe.adapter, probe.options
+    if not adapter.projections or formula_holds(adapter, options):
         return
-    for name, projections in orders:
-        adapter = replace(probe.adapter, projections=projections)
-        if formula_holds(adapter, probe.options):
-            probe.record(
-                "fused projection", f"[{name}]", "inferred", projections=projections
-            )
+    if formula_holds(adapter, options, residual=True):
+        probe.update(designs={**adapter.designs, "residual": "x + attention(x)"})
+        return
+    for fact, text, fields in other_formulas(adapter):
+        is_given = fact == "heads" and options.heads is not None
+        if not is_given and formula_holds(replace(adapter, **fields), options):
+            probe.record(fact, text, "inferred", **fields)
             return
+    if adapter.heads == 1 and probe.built is not None and options.heads is None:
+        if "head" in "".join(names.identifiers(probe.built)).lower():
+            probe.update(projections={})  # there may be several
 
 
-def formula_holds(adapter: Adapter, options: Options) -> bool:
-    """Whether one call equals the formula, up to positions."""
+def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """A fact, its text, and fields with which the formula may hold.
+
+    Parts of a fused projection come in many orders. A module may not tell how many
+    heads it has.
+    """
+    for name, projections in names.other_fused_orders(adapter.projections):
+        yield "fused projection", f"[{name}]", {"projections": projections}
+    if adapter.heads == 1 and isinstance(adapter.target, nn.Module):
+        for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
+            yield "heads", str(heads), {"heads": heads, "d_k": adapter.d_k // heads}
+
+
+def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:
+    """Whether one call, or what it adds to its input, equals the formula.
+
+    That is up to positions.
+    """
     length = adapter.fixed_length or 5
     sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
     script = Script(adapter, sizes, **options.script_options())
@@ -1174,7 +1372,10 @@ def formula_holds(adapter: Adapter, options: Options) -> bool:
         args = script.make_arguments()
         if adapter.positions != "none":
             args = make_equal_tokens(script, args)
-        assert_formula(script, args, script.call(args))
+        output = script.call(args)
+        if residual:
+            output = script.assign("y", f"{output} - {args.inputs[0]}")
+        assert_formula(script, args, output)
     except (LawViolation, NotApplicable, ScriptError):
         return False
     return True

@@ -26,8 +26,8 @@ ARGUMENT_NAMES = {
     "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
-    "input_size units n_units embedding_size inner_dim hidden d dim_model emb embed "
-    "hid_dim model_size in_features features d_hidden",
+    "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
+    "dim_Q dim_K dim_V hid_dim model_size in_features features d_hidden",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
@@ -46,7 +46,7 @@ ARGUMENT_NAMES = {
     "qk_norm is_causal causal use_flash_attention is_cross_attention is_decoder "
     "has_relative_attention_bias use_cache need_weights",
     "(2, 2)": "window_size",
-    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size",
+    "3": "spatial_dim spacial_dim spatial_size grid_size feat_size fmap_size",
     "10000.0": "rope_theta theta base rope_base",
     "32.0": "softcap attn_logit_softcapping logit_cap",
 }
@@ -63,7 +63,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|^(keys?|values?)$",
+    r"|cross|latent|image|text|media|target|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
@@ -86,7 +86,8 @@ WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_l
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
-    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos"
+    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos|coord|xyz"
+    r"|^(points|centers)$"
 )
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Attributes for the number of features that are rotated.
@@ -101,6 +102,20 @@ COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
 )
+# Values for required arguments of a constructor, by their names, or by their types.
+GUESSED_VALUES = {
+    r"ratio|alpha|slope|temp|scale|factor|^init": "1.0",
+    r"eps": "1e-5",
+    r"resolution|^(img|image|input|feat\w*|map)_(size|shape)$": "(3, 3)",
+    r"kernel": "3",
+    r"stride|dilation|depth|layers$|groups$": "1",
+    r"norm_layer": "torch.nn.LayerNorm",
+    r"act_layer": "torch.nn.GELU",
+    r"act": "torch.nn.functional.gelu",
+    r"norm(alized)?_shape|^ffn?_num": "{d_model}",
+    r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
+}
+GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty: "2"}
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
@@ -111,23 +126,69 @@ ENCODING_PATTERN = re.compile(
 POSITION_KINDS = {
     "rotary": r"rope|rotary|rotate|freqs_cis",
     "alibi": r"alibi|slope",
-    "unknown": r"relative|bucket|axial|xpos|2d|bias_table|^rel",
+    "unknown": r"relative|bucket|axial|xpos|2d|ndim|bias_table|^rel",
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
+# Weights and biases that a function takes, with their shapes.
+FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
+WEIGHT_SHAPES = {
+    rf"(w|weight)_?{FUSED}|{FUSED}_?(w|weight)": [
+        "{d_model}, 3 * {d_model}",
+        "3 * {d_model}, {d_model}",
+    ],
+    rf"(w|weight)_?{SINGLE}|{SINGLE}(_proj)?_?(w|weight)": ["{d_model}, {d_model}"],
+    rf"(b|bias)_?{FUSED}|{FUSED}_?(b|bias)": ["3 * {d_model}"],
+    rf"(b|bias)_?{SINGLE}|{SINGLE}(_proj)?_?(b|bias)": ["{d_model}"],
+}
+WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.I)
+# Required arguments of `forward` that are neither inputs nor masks, and what is tried.
+PER_ITEM = "torch.ones({batch_size}, {d_model})"
+EXTRA_ARGUMENTS = {
+    r"h|height|(n_?|num_?)?rows|(grid|patch)_h": ["{rows}"],
+    r"w|width|(n_?|num_?)?(cols|columns)|(grid|patch)_w": ["{columns}"],
+    r"((\w+_)?(size|shape|resolution)|hw|thw|grid)s?(_hw)?": [
+        "({rows}, {columns})",
+        "(1, {rows}, {columns})",
+    ],
+    r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
+    r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
+    r"cu_?seq_?len\w*": ["torch.tensor([0, {length}])"],
+    r"max_?(seq_?)?len\w*": ["{length}"],
+    r"(\w+_)?(alibi|bias|pair\w*)": [
+        f"torch.zeros({sizes}, {{length}})"
+        for sizes in (
+            "{batch_size}, {heads}, {length}",
+            "{batch_size} * {heads}, 1",
+            "{heads}, {length}",
+            "{length}",
+        )
+    ],
+    CACHE_PATTERN.pattern: ["{{}}", ""],
+}
+UNKNOWN_ARGUMENT = [
+    PER_ITEM,
+    "torch.zeros_like({query})",
+    "torch.zeros({batch_size}, {length}, {length})",
+    "torch.zeros({batch_size}, {length}, {length}, {d_model})",
+    "torch.ones(1, {batch_size}, {d_model})",
+]
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
+    "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att",
-    "window": r"window|^local|dilat|sparse|topk|^(un)?fold$|outlook",
+    "linear": r"linear_?(\w+_?)?att",
+    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
@@ -139,7 +200,8 @@ DESIGNS = {
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    r"(?<!head_)mask|^(key_|kv_)?padding$|^(is_)?valid$|^adj"
+    r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
@@ -206,6 +268,9 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     for name in filter(CONTEXT_WIDTH_PATTERN.fullmatch, required):
         if required[name]:
             values[name] = "{d_model}"
+    for name in required:
+        if required[name] and not values[name]:
+            values[name] = guessed_value(name)
     for name in filter(COUNT_PATTERN.match, required):
         if required[name] and not values[name]:
             values[name] = "2"
@@ -218,6 +283,16 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def guessed_value(name: str) -> str:
+    r"""A value for a required constructor argument that is no size; "" if unknown.
+
+    >>> guessed_value("mlp_ratio"), guessed_value("kernel_size"), guessed_value("store")
+    ('1.0', '3', '')
+    """
+    found = (v for p, v in GUESSED_VALUES.items() if re.search(p, name, re.IGNORECASE))
+    return next(found, "")
 
 
 def value_of(name: str) -> str:
@@ -250,6 +325,7 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         name
         for name, is_required in required.items()
         if is_required
+        and not WEIGHT_PATTERN.fullmatch(name)
         and not MASK_PATTERN.search(name)
         and not POSITION_PATTERN.search(name)
         and not CACHE_PATTERN.match(name)
@@ -287,6 +363,18 @@ def input_key(target: Any, name: str) -> str:
     return keys[0] if keys else ""
 
 
+def dict_template(target: Any, name: str) -> str:
+    """Source text for a dict of weights, by the keys that the code reads from it."""
+    try:
+        source = inspect.getsource(target)
+    except (OSError, TypeError):
+        return ""
+    keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
+    pairs = [(key, extra_templates(key, None)[0]) for key in dict.fromkeys(keys)]
+    text = ", ".join(f"{key!r}: {value}" for key, value in pairs if value)
+    return f"{{{{{text}}}}}" if text else ""
+
+
 def dropout_of_function(function: Any) -> str:
     r"""The argument of a function that is a dropout probability; "" if there is none.
 
@@ -309,7 +397,12 @@ def dropout_arguments(target: Any) -> dict[str, str]:
     if not isinstance(target, type):
         return {}
     arguments = inspect.signature(target).parameters
-    found = {n: "0.0" for n in arguments if ARGUMENT_VALUES.get(n) == "0.1"}
+    found = {
+        name: "0.0"
+        for name, argument in arguments.items()
+        if ARGUMENT_VALUES.get(name) == "0.1"
+        or ("drop" in name and type(argument.default) is float)
+    }
     return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
 
 
@@ -322,17 +415,48 @@ def position_templates(name: str) -> list[str]:
         # Angles in half precision would be wrong, so the conversion comes last.
         cos, sin = f"{angles}.cos(){{dtype}}", f"{angles}.sin(){{dtype}}"
         complex_numbers = "rotary_complex({start}, {stop}, {d_k}){device}"
-        if name in ("cos", "sin"):
-            one = cos if name == "cos" else sin
+        if name.endswith(("cos", "sin")):
+            one = cos if name.endswith("cos") else sin
             return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
         if "cis" in name:
             return [complex_numbers, f"{angles}{{dtype}}"]
         both = f"({cos}[None], {sin}[None])"
         return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
-    if POSITION_PATTERN.search(name):
-        ids = "torch.arange({start}, {stop}){device}"
-        return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
-    return [""]
+    ids = "torch.arange({start}, {stop}){device}"
+    if re.search("coord|xyz|point|center", name):
+        # Small numbers, which are exact in half precision.
+        small = ids.replace("){device}", "){device} % 8")
+        axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
+        return [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
+    return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
+
+
+def extra_templates(name: str, annotation: Any) -> list[str]:
+    r"""Source texts for a required argument that is no input; "" for None.
+
+    A bias is zero, and a vector the same for all batch items: laws that exchange tokens
+    or batch items need not know which is whose.
+
+    >>> extra_templates("W", int), extra_templates("layer_past", None)
+    (['{columns}'], ['{{}}', ''])
+    """
+    for pattern, texts in EXTRA_ARGUMENTS.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            floats = ("torch.zeros", "torch.ones")
+            return [text + "{dtype}" * text.startswith(floats) for text in texts]
+    for pattern, shapes in WEIGHT_SHAPES.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            seed = sum(map(ord, name))  # for each weight another
+            scale = "{dtype} * {d_model} ** -0.5"
+            return [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    if value_of(name) in ("{heads}", "{d_model}"):
+        return [value_of(name)]
+    if MASK_PATTERN.search(name) or CAUSAL_PATTERN.match(name):
+        return [""]
+    kinds = {int: "1", float: "1.0", bool: "False"}
+    if annotation in kinds:
+        return [kinds[annotation]]
+    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT)]
 
 
 def memory_argument(target: Any) -> str:
@@ -399,7 +523,9 @@ def config_source(
     fields = re.findall(rf"\b{name}\.(\w+)", source)
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
-    read = dict.fromkeys(keys or fields)
+    has_default = rf"(?:{name}\.get\(|getattr\({name}, )[\"'](\w+)[\"'],"
+    optional = re.findall(has_default, source)
+    read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
     values = {n: value_of(n) or guess_value(n) for n in read}
     config = find_config_class(target, parameter)
     if config is not None:
@@ -505,8 +631,10 @@ def designs_of(target: Any) -> dict[str, str]:
 
 
 def normalizes(target: Any) -> bool:
-    """Whether the code of `target` normalizes vectors without a submodule."""
-    return any(
+    """Whether the code of `target` normalizes vectors without a weight."""
+    parts = target.modules() if isinstance(target, nn.Module) else []
+    norms = [part for part in parts if "norm" in type(part).__name__.lower()]
+    return any(not [*part.parameters()] for part in norms) or any(
         map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, identifiers(target))
     )
 
@@ -665,6 +793,14 @@ def size_attribute(target: Any, size: str) -> int | None:
     return None
 
 
+def stated_window(module: Any) -> int | None:
+    """The number of keys in a sliding window, own included, that a module states."""
+    for owner in (module, *(getattr(module, name, None) for name in CONFIG_ATTRIBUTES)):
+        if type(value := getattr(owner, "sliding_window", None)) is int:
+            return value
+    return None
+
+
 def rotary_width(module: Any) -> int | None:
     """The number of features that a module, or its config, rotates."""
     for owner in (module, getattr(module, "config", None)):
@@ -778,10 +914,39 @@ def layers_by_role(
     return found
 
 
+def count_attentions(module: nn.Module) -> int:
+    """How many submodules project queries, each those of one attention."""
+    return sum(
+        isinstance(part, nn.MultiheadAttention)
+        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+        for path, part in module.named_modules()
+    )
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether there are statistics over the items of a batch."""
     kind = nn.modules.batchnorm._BatchNorm
     return any(isinstance(part, kind) for part in module.modules())
+
+
+def has_dropout_of_its_own(module: nn.Module) -> bool:
+    """Whether a submodule has the dropout that is the default of its own class.
+
+    Or a network for biases of positions has one.
+    """
+    dropout = nn.modules.dropout._DropoutNd
+    return any(
+        isinstance(part, dropout) and part.p > 0 and BIAS_NETWORK_PATTERN.search(path)
+        for path, part in module.named_modules()
+    ) or any(
+        layer.p == parameter.default > 0
+        for part in [*module.modules()][1:]
+        if not type(part).__module__.startswith("torch")
+        for name, parameter in inspect.signature(type(part)).parameters.items()
+        if ARGUMENT_VALUES.get(name) == "0.1"
+        for layer in part.modules()
+        if isinstance(layer, dropout)
+    )
 
 
 def has_wide_norm(module: nn.Module, d_k: int) -> bool:
@@ -845,6 +1010,10 @@ def other_fused_orders(
                 changed = {r: text.replace(old, new) for r, text in changed.items()}
             if changed != projections:
                 yield name, changed
+    if "out" in projections:
+        by_feature = "{}.unflatten(-1, (heads, -1)).mT.flatten(-2)"
+        out = projections["out"].replace("{}", by_feature)
+        yield "of the output: features, heads", {**projections, "out": out}
 
 
 def named_part(module: nn.Module, name: str) -> Any:
@@ -875,6 +1044,16 @@ def parts_with_parameters(module: nn.Module) -> dict[str, Any]:
         (n, m) for n, m in module.named_children() if any(True for _ in m.parameters())
     ]
     return dict(parts)
+
+
+def is_bias(name: str) -> bool:
+    r"""Whether a parameter is a bias, by its name.
+
+    >>> is_bias("q_proj.bias"), is_bias("b_K"), is_bias("block.weight")
+    (True, True, False)
+    """
+    last = name.rpartition(".")[2]
+    return re.search(r"bias$|^b_?[qkvo]$|^[qkvo]_b$", last, re.IGNORECASE) is not None
 
 
 def normalize_name(name: str) -> str:

@@ -94,6 +94,7 @@ def query_permutation(script: Script) -> None:
     skip_unless(not adapter.causal, "is always causal, so the order matters")
     skip_unless(not adapter.is_pooled, "has one output for all tokens")
     skip_unless(adapter.window is None, "has a sliding window, so the order matters")
+    skip_unless(not adapter.mixes_queries, "its queries attend to each other")
     length = script.sizes.k_len if adapter.single_input else script.sizes.q_len
     skip_unless(length > 1, "needs two queries")
     script.restart()
@@ -121,6 +122,7 @@ def query_independence(script: Script) -> None:
     """
     adapter, q_len = script.adapter, script.sizes.q_len
     skip_unless(not adapter.single_input, "takes no queries of their own")
+    skip_unless(not adapter.mixes_queries, "its queries attend to each other")
     skip_unless(q_len > 1, "needs two queries")
     script.restart()
     args = script.make_arguments()
@@ -185,7 +187,7 @@ LONG_LENGTHS = (260, 130, 66, 34)
 LONGEST = 1040
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking")
+NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking", "channels")
 
 
 @law(slow=True, assumes="dynamic")
@@ -608,7 +610,8 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     index = script.adapter.index(b=[*range(batch_size)][::-1])
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
     allowed = args.allowed.flip(2)
-    mask = script.encode_mask(allowed, how["mask"]) if how else None
+    usual = script.encode_mask(script.all_allowed(length, length))
+    mask = script.encode_mask(allowed, how["mask"]) if how else usual
     other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
     function = "attention"
     if script.adapter.cache == ("", ""):
@@ -894,11 +897,11 @@ def relative_positions(script: Script) -> None:
     is_known = adapter.positions in ("rotary", "alibi", "relative")
     # Rows and columns may be encoded as in "axial" attention, which has other weights.
     rotates = re.compile(names.POSITION_KINDS["rotary"], re.I).search
-    is_known |= adapter.is_image and any(
-        map(rotates, names.identifiers(adapter.target))
-    )
+    found = map(rotates, names.identifiers(adapter.target))
+    is_known |= bool(adapter.image) and any(found)
     skip_unless(is_known, "`positions` is not rotary, alibi or relative")
-    if adapter.is_image and adapter.fixed_length is None:
+    has_rows = adapter.image and not adapter.image.startswith("frames")
+    if has_rows and adapter.fixed_length is None:
         assert_image_shift_invariant(script)
         script.adapter = adapter
     assert_shift_invariant(script)
@@ -908,7 +911,7 @@ def relative_positions(script: Script) -> None:
     farthest = min(length - 2, adapter.window or length)
     assert_weights_shift(script, weights, range(1, farthest))
     is_normed = {"norm", "scale", "talking"} & set(adapter.designs)
-    is_plain = not (is_normed or adapter.is_image)
+    is_plain = not (is_normed or adapter.image)
     if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
 
@@ -977,7 +980,7 @@ def rotary_angles(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.positions == "rotary", "`positions` is not rotary")
     skip_unless(adapter.projections and adapter.is_module, "projections not found")
-    skip_unless(not (adapter.is_image or adapter.position_args), "gets its angles")
+    skip_unless(not (adapter.image or adapter.position_args), "gets its angles")
     d_k = script.sizes.d_k if adapter.fixed_size else max(8, script.sizes.d_k)
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2, d_k=d_k)
     script.restart()

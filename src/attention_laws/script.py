@@ -89,10 +89,13 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
     """The index of the first tensor shaped like the query, except for its width."""
     for index, value in parts_of(result).items() or [("", result)]:
         if isinstance(value, Tensor) and value.is_floating_point():
-            if adapter.is_image and value.dim() == 4:
+            is_image = adapter.image and value.dim() == 2 + adapter.image_axes
+            if adapter.image and not (is_image or adapter.is_pooled):
+                continue
+            if is_image:
                 index += adapter.from_image()
                 first = adapter.layout.index("l")
-                value = value.flatten(first, first + 1)
+                value = value.flatten(first, first + adapter.image_axes - 1)
             if adapter.is_like_query(value.shape, query.shape):
                 if adapter.is_pooled:
                     index += "[:, None]" if value.dim() == 2 else "[:, :1]"
@@ -383,20 +386,38 @@ class Script:
 
     # Calls
 
-    def position_arguments(self, args: CallArguments, start: int) -> dict[str, str]:
-        """The arguments that depend on the length; the first token is at `start`."""
-        if not self.adapter.position_args:
+    def sized_arguments(
+        self, args: CallArguments, start: int, parts: list[str]
+    ) -> dict[str, str]:
+        """The arguments that depend on sizes; the first token is at `start`.
+
+        `parts` are the inputs as they are passed.
+        """
+        adapter = self.adapter
+        texts = {**adapter.position_args, **adapter.extra_args}
+        if not texts:
             return {}
         batch_size, length = self.batch_and_length(args.inputs[0])
-        sizes = {"start": start, "stop": start + length, "batch_size": batch_size}
         width = names.rotary_width(self.namespace["attention"]) or self.sizes.d_k
-        if width % 2:
+        if width % 2 and "{d_k}" in "".join(texts.values()):
             raise ValueError(f"a rotary encoding needs pairs of features, not {width}")
-        sizes |= {"d_k": width, "heads": self.sizes.heads}
+        rows, columns = adapter.grid(length)
+        sizes = {
+            "start": start,
+            "stop": start + length,
+            "length": length,
+            "rows": rows,
+            "columns": columns,
+            "batch_size": batch_size,
+            "d_k": width,
+            "d_model": self.evaluate(args.inputs[0]).shape[adapter.layout.index("d")],
+            "heads": self.sizes.heads,
+            "query": parts[0],
+        }
         dtype, device = self.to_dtype_and_device(), self.to_device()
         return {
             name: text.format(**sizes, dtype=dtype, device=device)
-            for name, text in self.adapter.position_args.items()
+            for name, text in texts.items()
         }
 
     def batch_and_length(self, name: str) -> tuple[int, int]:
@@ -409,15 +430,19 @@ class Script:
     ) -> str:
         """The arguments of a call, as written between its parentheses."""
         parts = list(args.inputs)
-        if self.adapter.is_image:
-            parts = [f"{name}{self.adapter.to_image()}" for name in parts]
+        if self.adapter.image:
+            parts = [
+                f"{name}{self.adapter.to_image(self.batch_and_length(name)[1])}"
+                for name in parts
+            ]
+        sized = self.sized_arguments(args, start, parts)
         if self.adapter.input_key:
             parts = [f"{{{self.adapter.input_key!r}: {parts[0]}}}"]
         if self.adapter.by_keyword:
             pairs = zip(self.adapter.inputs, parts, strict=True)
             parts = [f"{name}={text}" for name, text in pairs]
         given = {name: repr(value) for name, value in self.adapter.call_args.items()}
-        given |= self.position_arguments(args, start)
+        given |= sized
         given |= more
         if args.mask is not None:
             name, value = args.mask

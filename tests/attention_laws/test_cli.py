@@ -171,8 +171,9 @@ def test_the_exit_status_is_0_1_or_2(
         (
             ["MODEL:Good", "--layout", "sideways"],
             "`layout` (='sideways') must be one of batch_first, sequence_first, "
-            "heads_first, heads_last, unbatched, image, image_channels_last, or made "
-            "of the letters b, l, h, d",
+            "heads_first, heads_last, unbatched, image, image_channels_last, video, "
+            "video_channels_last, frames, frames_channels_last, or made of the letters "
+            "b, l, h, d",
         ),
     ],
 )

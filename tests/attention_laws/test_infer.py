@@ -269,7 +269,7 @@ def test_the_layout_is_inferred_from_token_mixing(attention: Any, layout: str) -
 
 
 def test_images_pooling_and_sizes_of_a_config_are_inferred() -> None:
-    assert found(ChannelsLast).is_image
+    assert found(ChannelsLast).image == "image_channels_last"
     assert found(Pooled).is_pooled
     adapter = found(OfItsOwnSize)
     assert (adapter.heads, adapter.d_k, adapter.fixed_size) == (5, 4, True)

@@ -1,0 +1,404 @@
+"""Attention in the styles of public code is called without options, and passes.
+
+Each class is one way in which an attention takes more, or other, arguments than its
+inputs; the fields of the adapter tell what was inferred.
+"""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from attention_laws import LAWS
+from attention_laws.adapter import Adapter, Options
+from attention_laws.checker import build_by_function, check_law
+from attention_laws.infer import infer_adapter
+from specimens import Correct, MaskedSelfAttention, Rotary
+
+
+class OfOneInput(Correct):
+    """Self-attention with one input, for the classes below."""
+
+    def attend(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        return Correct.forward(self, x, x, x, mask)
+
+
+class TakesHeightAndWidth(OfOneInput):
+    def forward(self, x: Tensor, H: int, W: int) -> Any:  # type: ignore[override]  # noqa: N803
+        image = x.unflatten(1, (H, W))
+        return self.attend(image.flatten(1, 2))
+
+
+class TakesResidual(OfOneInput):
+    def forward(self, x: Tensor, residual: Tensor, alibi: Tensor) -> Any:  # type: ignore[override]
+        heads = alibi.unflatten(0, (len(x), self.heads))
+        return residual + self.attend(x) + heads.sum()
+
+
+class TakesCondition(OfOneInput):
+    def forward(self, x: Tensor, c: Tensor) -> Any:  # type: ignore[override]
+        return c[:, None] * self.attend(x)
+
+
+class TakesCoordinates(OfOneInput):
+    def forward(self, x: Tensor, coords: Tensor) -> Any:  # type: ignore[override]
+        distance = coords[:, :, None] - coords[:, None]
+        return self.attend(x) + 0.1 * distance.square().sum((-1, -2))[..., None]
+
+
+class TakesEdges(OfOneInput):
+    def forward(self, x: Tensor, edges: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x, edges.expand(-1, x.shape[1], x.shape[1]) == 0)
+
+
+class TakesPackedLengths(OfOneInput):
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Any:  # type: ignore[override]
+        assert cu_seqlens[-1] == max_seqlen == len(x)
+        return self.attend(x[None])[0]
+
+
+class NeedsMemory(Correct):
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        assert memory is not None
+        return super().forward(x, memory, memory)
+
+
+class QueryVector(Correct):
+    """One query for each batch item, as in a decoder with a recurrent state."""
+
+    def forward(self, hidden: Tensor, encoder_outputs: Tensor) -> Any:  # type: ignore[override]
+        query = hidden.unsqueeze(1)
+        assert query.dim() == 3
+        return super().forward(query, encoder_outputs, encoder_outputs)[:, 0]
+
+
+class IgnoresKeys(OfOneInput):
+    """The mask is required, and True hides a key."""
+
+    def forward(self, x: Tensor, key_padding: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x, ~key_padding[:, None])
+
+
+class TakesState(OfOneInput):
+    def forward(self, x: Tensor, state: dict[str, Tensor]) -> Any:  # type: ignore[override]
+        state["x"] = x
+        return self.attend(x)
+
+
+class OfFrames(OfOneInput):
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        _, _, _, height, width = video.shape
+        x = video.permute(0, 3, 4, 2, 1).flatten(0, 2)
+        y = self.attend(x).unflatten(0, (-1, height, width))
+        return y.permute(0, 4, 3, 1, 2)
+
+
+class OfPixels(OfOneInput):
+    """Any number of axes after the channels; two groups of channels."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.shape[1] % 6:
+            raise ValueError("channels")
+        flat = x.reshape(len(x), x.shape[1], -1)
+        return self.attend(flat.mT).mT.reshape(x.shape)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention with a mask, then attention to the memory."""
+
+    def __init__(self, d_model: int, heads: int, d_ff: int) -> None:
+        super().__init__()
+        self.own, self.other = Correct(d_model, heads), Correct(d_model, heads)
+        self.ff = nn.Linear(d_model, d_ff)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+    ) -> Any:
+        y = tgt + self.own(tgt, tgt, tgt, tgt_mask)
+        return self.ff(y + self.other(y, memory, memory, memory_mask))
+
+
+class CausalDecoderLayer(DecoderLayer):
+    def forward(self, tgt: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(1, tgt.shape[1], tgt.shape[1], dtype=torch.bool)
+        return super().forward(tgt, memory, ones.tril())
+
+
+class LocalRotary(Rotary):
+    """A sliding window of three keys, which the constructor does not take."""
+
+    sliding_window = 3
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        window = torch.ones_like(mask).triu(1 - self.sliding_window)
+        return super().weigh(scores, mask & window)
+
+
+class AddsItsInput(OfOneInput):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return x + self.attend(x)
+
+
+class MergesByFeature(OfOneInput):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.out(context.permute(0, 2, 3, 1).flatten(2))
+        return joined
+
+
+class OverFeatures(OfOneInput):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q.mT @ k
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return v @ weights
+
+
+class Guessed(OfOneInput):
+    def __init__(
+        self, d_model: int, heads: int, mlp_ratio: float, kernel_size: int, flag: bool
+    ) -> None:
+        super().__init__(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+def with_weights(
+    x: Tensor, w_qkv: Tensor, b_qkv: Tensor, w_out: Tensor, n_head: int
+) -> Tensor:
+    parts = (x @ w_qkv + b_qkv).chunk(3, -1)
+    q, k, v = (part.unflatten(-1, (n_head, -1)).transpose(1, 2) for part in parts)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2) @ w_out
+
+
+def with_params(params: dict[str, Any], x: Tensor) -> Tensor:
+    fused = x @ params["w_qkv"]
+    bias = torch.zeros(fused.shape[-1])
+    return with_weights(x, params["w_qkv"], bias, params["wo"], params["heads"])
+
+
+class AddsToEdges(OfOneInput):
+    """The required edges hide no key; the optional mask does."""
+
+    def forward(self, x: Tensor, adj: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.edges = 0.1 * (adj != 0)[:, None]
+        return self.attend(x, mask)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.edges
+
+
+EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
+    (TakesResidual, {"inputs": ("x",), "positions": "none"}),
+    (TakesCondition, {"inputs": ("x",), "layout": "bld"}),
+    (TakesCoordinates, {"positions": "unknown"}),
+    (TakesEdges, {"inputs": ("x",)}),
+    (TakesPackedLengths, {"layout": "ld"}),
+    (NeedsMemory, {"inputs": ("x", "memory"), "cross_attention": True}),
+    (QueryVector, {"inputs": ("encoder_outputs",), "is_pooled": True}),
+    (TakesState, {"extra_args": {"state": "{{}}"}}),
+    (OfFrames, {"image": "frames", "layout": "bdl"}),
+    (OfPixels, {"image": "image", "layout": "bdl"}),
+    (CausalDecoderLayer, {"inputs": ("tgt", "memory"), "mixes_queries": True}),
+    (LocalRotary, {"window": 3}),
+    (AddsToEdges, {"required_mask": None, "extra_args": {"adj": EDGES}}),
+    (with_weights, {"inputs": ("x",)}),
+    (with_params, {"inputs": ("x",)}),
+]
+
+
+@functools.cache
+def found(attention: Any) -> Adapter:
+    return infer_adapter(attention, attention.__name__, "", Options())
+
+
+@pytest.mark.parametrize(("attention", "fields"), CASES, ids=lambda case: "")
+def test_arguments_beside_the_inputs_are_filled(
+    attention: Any, fields: dict[str, Any]
+) -> None:
+    adapter = found(attention)
+    assert {name: getattr(adapter, name) for name in fields} == fields
+
+
+def test_a_required_mask_is_the_one_that_hides_keys() -> None:
+    adapter = found(IgnoresKeys)
+    assert adapter.required_mask == adapter.masks[0]
+    assert adapter.masks[0].kind == "ignore"
+
+
+def test_a_mask_of_the_queries_makes_the_context_a_constant() -> None:
+    adapter = found(DecoderLayer)
+    assert adapter.inputs == ("tgt",)
+    assert {mask.name for mask in adapter.masks} == {"tgt_mask"}
+
+
+@pytest.mark.parametrize(
+    ("attention", "design"),
+    [(AddsItsInput, "residual"), (OverFeatures, "channels")],
+)
+def test_what_the_output_shows_is_a_design(attention: Any, design: str) -> None:
+    adapter = found(attention)
+    assert design in adapter.designs
+    assert check_law(LAWS["formula"], adapter, Options(), False).status != "fail"
+
+
+def test_the_formula_holds_for_other_orders_of_heads_and_features() -> None:
+    for attention in (MergesByFeature, HidesItsHeads(12, 3)):
+        adapter = infer_adapter(attention, "attention", "", Options())
+        assert adapter.heads == 3
+        assert check_law(LAWS["formula"], adapter, Options(), False).status == "pass"
+
+
+class HidesItsHeads(OfOneInput):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.parts, self.heads = heads, torch.tensor(heads)  # type: ignore[assignment]
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:2], self.parts, -1).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+def test_arguments_of_a_constructor_are_guessed() -> None:
+    built = {fact.name: fact.value for fact in found(Guessed).facts}["built as"]
+    assert built.endswith("mlp_ratio=1.0, kernel_size=3, flag=False)")
+
+
+def make_attention(d_model: int, n_heads: int, *, causal: bool = False) -> nn.Module:
+    kind = MaskedSelfAttention if causal else Correct
+    return kind(d_model, n_heads)
+
+
+def test_a_function_of_sizes_is_called_for_the_module_that_it_builds() -> None:
+    built = build_by_function(make_attention)
+    assert built is not None
+    module, arguments = built
+    assert isinstance(module, Correct)
+    assert arguments == "d_model=12, n_heads=3"
+    assert build_by_function(with_weights) is None
+
+
+class NormOverTokens(OfOneInput):
+    """A group norm of channels and time."""
+
+    def __init__(self, channels: int, heads: int) -> None:
+        super().__init__(channels, heads)
+        self.norm = nn.GroupNorm(1, channels)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.norm(x).mT).mT
+
+
+class ValuesHavePositions(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_values = nn.Parameter(torch.zeros(320, d_model))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(
+            query, key, value + self.relative_values[: value.shape[1]]
+        )
+
+
+class OfOneGraph(OfOneInput):
+    """A node without edges gives NaN: each has an edge to itself."""
+
+    def forward(self, x: Tensor, adj: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x[None], (adj != 0)[None])[0]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return scores.masked_fill(~mask[:, None], -torch.inf).softmax(dim=-1)
+
+
+class BiasOfKeys(OfOneInput):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.b_K = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k + self.split(self.b_K[None, None]))
+
+
+class DropsInTable(OfOneInput):
+    """The dropout of a network for a bias of positions does not see the batch."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        drop = nn.Dropout(0.1)
+        self.meta = nn.Sequential(nn.Linear(1, 5), drop, nn.Linear(5, heads))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], dtype=k.dtype)[:, None] - k.shape[2] / 2
+        return super().score(q, k) + self.meta(place).mT[:, None]
+
+
+class DropsByDefault(OfOneInput):
+    """Not told of the dropout of its inner class."""
+
+    class Weights(nn.Module):
+        def __init__(self, attn_dropout: float = 0.1) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(attn_dropout)
+
+        def forward(self, weights: Tensor) -> Any:
+            return self.drop(weights)
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.weights = self.Weights()
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super().read(self.weights(weights), v)
+
+
+class EndsInActivation(OfOneInput):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return F.elu(self.attend(x))
+
+
+@pytest.mark.parametrize(
+    ("attention", "law"),
+    [
+        (NormOverTokens, "score_independence"),
+        (ValuesHavePositions, "rows_sum_to_one"),
+        (OfOneGraph, "fully_masked_rows"),
+        (CausalDecoderLayer, "query_permutation"),
+        (CausalDecoderLayer, "query_independence"),
+        (CausalDecoderLayer, "parameter_gradients"),
+        (BiasOfKeys, "parameter_gradients"),
+        (DropsInTable, "dropout"),
+        (DropsByDefault, "dropout"),
+        (EndsInActivation, "dropout"),
+    ],
+)
+def test_a_law_that_does_not_apply_does_not_fail(attention: Any, law: str) -> None:
+    result = check_law(LAWS[law], found(attention), Options(), False)
+    assert result.status != "fail", result.counterexample
