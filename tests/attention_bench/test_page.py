@@ -65,6 +65,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "docs" / "compare").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "docs" / "compare")
     monkeypatch.setattr(pyplot, "show", lambda: None)
+    pyplot.close("all")  # an example of a docstring may have left some open
     shown: list[str] = []
     monkeypatch.setattr(
         display, "display", lambda markdown: shown.append(markdown.data)
