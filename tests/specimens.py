@@ -490,6 +490,23 @@ class RotaryWrongPairsWithMask(RotaryWrongPairs):
     forward = Correct.forward  # type: ignore[assignment]
 
 
+class RotaryUnlessMasked(Rotary):
+    """Causal, unless a mask takes the place of causality."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(1, *x.shape[1:2] * 2, device=x.device).bool().tril()
+        return Correct.forward(self, x, x, x, mask)
+
+
+def attention_of_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Splits projected queries, keys and values into heads."""
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return (
+        nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    )
+
+
 # Laws of execution.
 
 
@@ -1736,6 +1753,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),
     ("relative_positions", RotaryImage),
+    ("relative_positions", RotaryUnlessMasked),
+    ("formula", attention_of_heads),
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),

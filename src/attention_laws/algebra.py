@@ -246,7 +246,7 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         text = f"{name}.double()"
         if adapter.is_module:
             text = adapter.projections[role].replace("{}", text)
-        elif "h" not in adapter.layout:
+        elif "h" not in adapter.layout and "{heads}" not in adapter.extra_args.values():
             heads = 1
         text = f"split_heads({text}, {adapter.layout!r}, {heads})"
         norm = adapter.projections.get(f"{role}_norm", "{}")

@@ -191,7 +191,7 @@ DESIGNS = {
     "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
-    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z])",
+    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|pool|downsample|sr_ratio",

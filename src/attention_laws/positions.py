@@ -1247,7 +1247,7 @@ def assert_shift_invariant(script: Script) -> None:
     for mask in masks:
         script.restart()
         allowed = script.all_allowed(length, length)
-        args = script.make_arguments(allowed)
+        args = script.make_arguments(allowed, mask)
         before = script.call(args)
         sizes = replace(script.sizes, q_len=2, k_len=2)
         inputs = []
