@@ -32,7 +32,8 @@ ARGUMENT_NAMES = {
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
-    "n_kv_head num_query_groups n_groups num_groups kv_groups n_kv_groups",
+    "n_kv_head n_kv num_kv nkv num_query_groups n_groups num_groups kv_groups "
+    "n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
     "head_dimension dim_per_head hidden_size_per_head head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
