@@ -236,8 +236,10 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
             if re.search(rf"\b{name}\b", str(adapter.projections)):
                 script.exec_line(f"{name} = {sizes[name]}")
     else:
+        has_weights = "seeded_randn" in str(adapter.extra_args)
         skip_unless(
-            not adapter.single_input, "is a function without queries, keys and values"
+            not (adapter.single_input or has_weights),
+            "is a function without projected queries, keys and values",
         )
     inputs = [args.inputs[min(role, len(args.inputs) - 1)] for role in range(3)]
     found = []

@@ -312,7 +312,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
         queries = script.assign("query", f"{queries}{few}.contiguous()")
         start = replace(start, inputs=(queries, *start.inputs[1:]))
     q_len = 3 if adapter.cross_attention else n
-    start = replace(start, allowed=script.all_allowed(min(q_len, 260), n))
+    start = replace(start, allowed=script.all_allowed(q_len, n))
     start = replace(start, mask=script.encode_mask(start.allowed))
     longer = script.all_allowed(
         q_len if adapter.cross_attention else len(args.allowed), len(args.allowed)
