@@ -13,15 +13,11 @@ calling conventions.
 """
 
 import inspect
-import itertools
 import math
 import re
-import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,29 +26,33 @@ from torch import Tensor, nn
 from attention_laws import names
 from attention_laws.adapter import (
     AXES,
-    IMAGES,
     LAYOUTS,
     MASK_KINDS,
     Adapter,
     CallError,
-    Fact,
     MaskArgument,
     Options,
     Sizes,
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
+from attention_laws.calling import (
+    CallProbe,
+    error_location,
+    influence,
+    mask_candidates,
+    output_of,
+    token_mixing,
+    ways_to_call,
+)
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.positions import (
     call_with_cache,
     empty_cache,
     restart_with_cache,
 )
-from attention_laws.script import CallArguments, Script, find_output, parts_of
-from attention_laws.tools import WeightsRecorder, tensors_in
+from attention_laws.script import CallArguments, Script, parts_of
+from attention_laws.tools import WeightsRecorder
 
-# Candidates for the axes of masks and of attention weights. Masks that can express more
-# come first.
-MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
 # The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
 MASK_SIZES = {
     "b": "{batch_size}",
@@ -88,12 +88,6 @@ ARGUMENT_EXAMPLE: dict[str, Any] = {
 
 # Tokens among which a sliding window is looked for.
 WINDOW_LENGTH = 40
-
-# Time in which ways to call an attention are tried, at each of the sizes.
-CALLING_SECONDS = 3.0
-
-# Lengths that are tried for an attention that accepts one length only.
-FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
 
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
 
@@ -142,118 +136,6 @@ def late_error(name: str, failure: ScriptError) -> CallError:
         f"the first calls of `{name}` succeed, and a later one raises "
         f"{failure}{location}; does it store something between calls?"
     )
-
-
-class CallProbe:
-    """Makes small calls, and collects what they show in an adapter."""
-
-    def __init__(self, adapter: Adapter, options: Options) -> None:
-        self.adapter = adapter
-        self.options = options
-        # The module, where its sizes are its own and not those of its arguments.
-        is_module = isinstance(adapter.target, nn.Module)
-        self.built: nn.Module | None = adapter.target if is_module else None
-        # For each mode, the adapter and its call without a mask.
-        self.unmasked: dict[
-            str, tuple[Adapter, tuple[Script, CallArguments] | None]
-        ] = {}
-        self.guessed = ""  # a constructor argument of unknown meaning
-        self.first_error = ""  # the reason why the first failing call failed
-
-    def record(self, name: str, value: object, source: str, **fields: Any) -> None:
-        """Add a fact to the report, and set fields of the adapter."""
-        fact = Fact(name, str(value), source)
-        self.update(facts=(*self.adapter.facts, fact), **fields)
-
-    def update(self, **fields: Any) -> None:
-        """Set fields of the adapter."""
-        self.adapter = replace(self.adapter, **fields)
-
-    def unmasked_call(self, mode: str) -> tuple[Script, CallArguments] | None:
-        """A call without a mask; the same for all masks that are tried."""
-        if mode not in self.unmasked or self.unmasked[mode][0] is not self.adapter:
-            self.unmasked[mode] = self.adapter, self.try_call(mode=mode)
-        return self.unmasked[mode][1]
-
-    def try_call(
-        self,
-        mask: MaskArgument | None = None,
-        hide: tuple[slice, slice, slice] | None = None,
-        k_len: int = 5,
-        mode: str = "eval",
-        more: dict[str, str] | None = None,
-        **fields: Any,
-    ) -> tuple[Script, CallArguments] | None:
-        """Make one call, with some fields of the adapter changed.
-
-        `hide` is what `mask` hides: queries, keys and batch items. Returns None where
-        the call fails, or returns nothing that could be the output.
-        """
-        adapter = replace(self.adapter, **fields)
-        # Batch size, length and heads are pairwise different, so that a mask of the
-        # wrong shape cannot broadcast by coincidence.
-        batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
-        q_len = 5
-        if adapter.fixed_length is not None:
-            q_len = k_len = adapter.fixed_length
-        sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
-        try:
-            script = Script(adapter, sizes, **self.options.script_options())
-            script.restart(mode)
-            allowed = script.all_allowed()
-            if hide is not None:
-                allowed[hide] = False
-            args = script.make_arguments(allowed, mask)
-            result = script.evaluate(
-                f"attention({script.argument_source(args, **more or {})})"
-            )
-        except Exception as error:
-            cause = error.error if isinstance(error, ScriptError) else error
-            message = f"raises {ScriptError(cause)}{error_location(cause)}"
-            self.first_error = self.first_error or message
-            return None
-        query = script.evaluate(args.inputs[0])
-        output_index = find_output(result, query, adapter)
-        if output_index is None:
-            message = (
-                f"returns {type(result).__name__}, where a tensor of "
-                f"{list(query.shape)} was expected"
-            )
-            self.first_error = self.first_error or message
-            return None
-        script.adapter = replace(adapter, output_index=output_index)
-        script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
-        return script, args
-
-
-def output_of(call: tuple[Script, CallArguments]) -> Tensor:
-    """The output of one more call with the same arguments."""
-    script, args = call
-    output: Tensor = script.evaluate(script.call(args))
-    return output
-
-
-def error_location(error: Exception) -> str:
-    """The last line in the traceback that is neither in torch nor in this package."""
-    skipped = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f for f in frames if not f.filename.startswith(skipped)]
-    return f" ({Path(lines[-1].filename).name}:{lines[-1].lineno})" if lines else ""
-
-
-def influence(
-    script: Script,
-    args: CallArguments,
-    changed: dict[str, Any],
-    observed: dict[str, Any],
-) -> float:
-    """How much the output at `observed` changes if keys and values at `changed` do."""
-    before = script.call(args)
-    after = script.call(script.perturb(args, **changed))
-    difference = script.evaluate(
-        f"({after} - {before}){script.adapter.index(**observed)}"
-    )
-    return float(difference.detach().abs().nan_to_num(torch.inf).sum())
 
 
 # From signatures
@@ -474,43 +356,6 @@ def infer_inputs(probe: CallProbe) -> None:
 # From calls
 
 
-def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
-    """Every mask argument, in every kind and shape that its name leaves open."""
-    adapter, options = probe.adapter, probe.options
-    encodings: dict[str, str] = dict(options.mask)
-    if encodings == {"none": ""}:
-        return
-    if not encodings:
-        parameters = names.parameters_of(adapter.target)
-        order = names.required_by_name(parameters) or ["attn_mask"]
-        excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
-        other = [n for n in order if n not in excluded]
-        if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
-            other = [n for n in other if not names.CONTEXT_PATTERN.search(n)]
-        encodings = {
-            name: ""
-            for name in other
-            if names.MASK_PATTERN.search(name) or names.CAUSAL_PATTERN.match(name)
-        }
-    for name, encoding in encodings.items():
-        for each in encoding.split("+"):
-            yield from encodings_of(name, each)
-
-
-def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
-    """What `encoding`, such as "attend:qk", "attend" or nothing, leaves open."""
-    kind, _, axes = encoding.partition(":")
-    kinds = [kind] if kind else ["attend", "ignore", "attend_int", "additive"]
-    if not kind and names.CAUSAL_PATTERN.match(name):
-        kinds = ["causal"]
-    elif not kind and "mask" not in name and "len" in name:
-        kinds = ["lengths"]
-    for each in kinds:
-        shapes = {"causal": ("",), "lengths": ("bq", "b")}.get(each, MASK_AXES)
-        for shape in [axes] if axes else shapes:
-            yield MaskArgument(name, each, shape)
-
-
 def infer_layout(probe: CallProbe) -> None:
     """Along which axis tokens influence each other, and along which they do not.
 
@@ -575,122 +420,6 @@ def infer_roles(probe: CallProbe) -> None:
     if any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
         probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
-
-
-def ways_to_call(
-    probe: CallProbe,
-) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
-    """Fields of the adapter for each group of layouts, and a mask, until time is up.
-
-    Layouts of one group accept the same tensors, and are distinguished by their
-    outputs.
-    """
-    adapter, options = probe.adapter, probe.options
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
-    if not adapter.is_module:
-        groups = [groups[1], groups[0], *groups[2:]]
-    if options.layout:
-        groups = [[LAYOUTS.get(options.layout, options.layout)]]
-    widths: list[int | None] = [None]
-    if probe.built is not None:
-        candidates = names.candidate_widths(probe.built)
-        widths = [options.d_model] if options.d_model else [*candidates]
-    end = time.process_time() + CALLING_SECONDS
-    for variant, mask in variants_and_masks(probe):
-        # Images have no masks.
-        for width, group in itertools.product(widths, groups[: 3 if mask else None]):
-            choices = []
-            for layout in group:
-                fields = {**variant, "layout": layout, "d_model": width}
-                if layout in IMAGES:
-                    fields |= {"layout": IMAGES[layout], "image": layout}
-                if width is not None:
-                    fields["d_k"] = max(1, width // adapter.heads)
-                choices.append(fields)
-            yield choices, mask
-            if time.process_time() > end:
-                return
-
-
-def variants_and_masks(
-    probe: CallProbe,
-) -> Iterator[tuple[dict[str, Any], MaskArgument | None]]:
-    """Fields of the adapter to try, with and without masks; the most likely first."""
-    required = names.required_by_name(names.parameters_of(probe.adapter.target))
-    masks = [*mask_candidates(probe)]
-    required_masks = [mask for mask in masks if required.get(mask.name)]
-    filled = [*filled_arguments(probe)]
-    usual = [{}, *filled, *optional_arguments(probe)]
-    yield from itertools.product(usual, [None])
-    yield from itertools.product(usual, required_masks)
-    for fields in [{}, *filled]:
-        sized = [fields | {"is_pooled": True}]
-        sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
-        sized += [fields | {"fixed_length": 9, "is_pooled": True}]
-        yield from itertools.product(sized, [None, *required_masks])
-    yield from (({}, mask) for mask in masks if mask not in required_masks)
-
-
-def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Values for the required arguments that are no inputs."""
-    adapter, given = probe.adapter, probe.options.call_args
-    parameters = {p.name: p for p in names.parameters_of(adapter.target)}
-    templates = {}
-    for name, value in adapter.call_args.items():
-        if value is not None or name in given:
-            continue
-        if names.POSITION_PATTERN.search(name):
-            templates[name] = names.position_templates(name)
-        elif text := names.dict_template(adapter.target, name):
-            templates[name] = [text]
-        else:
-            annotation = parameters[name].annotation
-            templates[name] = names.extra_templates(name, annotation)
-    for texts in itertools.islice(itertools.product(*templates.values()), 12):
-        chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
-        of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
-        if chosen:
-            yield {
-                "position_args": {n: chosen[n] for n in chosen if n in of_positions},
-                "extra_args": {n: chosen[n] for n in chosen if n not in of_positions},
-                "call_args": {
-                    n: v for n, v in adapter.call_args.items() if n not in chosen
-                },
-            }
-
-
-def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Arguments that may be left out as far as the signature tells: positions, context.
-
-    One of two inputs may be a vector for each batch item: a condition, or a query.
-    """
-    adapter, given = probe.adapter, probe.options.call_args
-    for parameter in names.parameters_of(adapter.target):
-        name = parameter.name
-        is_optional = parameter.default is None and name not in given
-        if is_optional and names.POSITION_PATTERN.search(name):
-            for text in names.position_templates(name):
-                yield {"position_args": {name: text}}
-        elif is_optional and adapter.single_input and not probe.options.inputs:
-            if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
-                name
-            ):
-                yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
-    if len(adapter.inputs) == 2 and not probe.options.inputs:
-        for one, other in itertools.permutations(adapter.inputs):
-            for text in names.extra_templates("", None)[1:]:
-                fields = {"inputs": (one,), "extra_args": {other: text}}
-                yield fields | {"by_keyword": True}
-                yield fields | {"by_keyword": True, "is_pooled": True}
-
-
-def token_mixing(script: Script, args: CallArguments) -> float:
-    """How much more tokens influence each other than batch items do."""
-    early, late = {"l": slice(0, 3)}, {"l": slice(3, None)}
-    tokens = influence(script, args, early, late)
-    tokens += influence(script, args, late, early)
-    items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
-    return tokens - items * (script.adapter.layout != "ld")
 
 
 def record_layout(

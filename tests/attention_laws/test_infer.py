@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
+from attention_laws.calling import CallProbe, influence
 from attention_laws.infer import (
-    CallProbe,
     infer_adapter,
     infer_heads,
     infer_init_args,
     infer_inputs,
-    influence,
 )
 from attention_laws.script import find_output
 from specimens import Correct, MaskedSelfAttention

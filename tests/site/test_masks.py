@@ -16,7 +16,7 @@ from headnotes import masks
 from headnotes.mha import masked_softmax
 
 CONVERTER = "compare/masks.html"
-RANDOM = 100
+RANDOM = 180
 
 # What the words of these masks must hold between them, so that each way to say
 # something is compared.
