@@ -109,6 +109,7 @@ def module_of(path: Path) -> str:
     return path.relative_to(SRC).with_suffix("").as_posix()
 
 
+@pytest.mark.slow
 def test_packages_import_only_what_they_may() -> None:
     faults = []
     for path in SOURCES:

@@ -493,8 +493,8 @@ class Script:
         largest = 1.0
         for name in names:
             value = self.evaluate(name).detach()
-            finite = value[value.isfinite()]
-            if finite.numel():
+            if value.numel():
+                finite = value.nan_to_num(0, 0, 0)
                 largest = max(largest, finite.abs().max().item())
         if relative is None:
             # 64 roundings in bfloat16 would be half of the largest entry, a tolerance

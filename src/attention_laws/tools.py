@@ -17,6 +17,8 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 import copy
 import re
 from collections.abc import Callable
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -149,8 +151,13 @@ def uses_random(part: nn.Module) -> bool:
     methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
     functions = [part.forward, *methods]
     codes = [c for f in functions if (c := getattr(f, "__code__", None)) is not None]
-    found = " ".join(name for code in codes for name in code.co_names)
-    return re.search(r"dropout|bernoulli|\brand", found) is not None
+    return any(map(names_random, codes))
+
+
+@cache
+def names_random(code: CodeType) -> bool:
+    """Whether a function names one that draws random numbers."""
+    return re.search(r"dropout|bernoulli|\brand", " ".join(code.co_names)) is not None
 
 
 def set_dropout(module: nn.Module, p: float, place: str | None = None) -> bool:

@@ -192,6 +192,7 @@ def test_the_page_opens_with_the_speedup_of_fast_for_each_use(page: Any) -> None
     assert rows[2] == "Decoding with a KV cache, over sdpa"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_says_that_no_gpu_was_measured_until_one_is(

@@ -185,6 +185,7 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
     assert text.endswith("0 passed, 2 failed, 1 skipped")
 
 
+@pytest.mark.slow
 def test_a_fill_value_beyond_half_precision_fails_only_on_request() -> None:
     laws = ["half_precision", "dtype_and_device"]
     others = [name for name in LAWS if name not in laws]

@@ -92,6 +92,7 @@ def rotary_and_grouped(heads: int, d_model: int, dropout_prob: float) -> nn.Modu
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal_attention", [None, rotary_and_grouped])
 def test_decoding_with_the_cache_is_decoding_without_it(
     causal_attention: object, source: Tensor

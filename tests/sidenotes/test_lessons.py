@@ -233,6 +233,7 @@ def test_a_changed_module_never_shows_an_old_output(write) -> None:  # type: ign
         assert f"\n{value}\n" in page
 
 
+@pytest.mark.slow
 def test_each_byte_of_an_input_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
