@@ -79,7 +79,9 @@ def browser() -> Iterator[Browser]:
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(f"BROWSER TESTS DID NOT RUN: {reason}")
-    options = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    options = ["--no-sandbox", "--disable-background-networking"]
+    # No process that imitates a GPU: it would paint what the browser can paint itself.
+    options += ["--disable-gpu", "--disable-software-rasterizer"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=options)
         yield browser
