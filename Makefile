@@ -66,15 +66,16 @@ clean:
 
 # The versions are pinned in constraints.txt. A new pip finds them in half the time of the
 # one that comes with Python. It compiles nothing: a quarter of the modules is ever
-# imported, and Python keeps what it compiles then. The font list of matplotlib is made
+# imported, and Python keeps what it compiles then. What builds the two distributions is
+# installed once, not in an environment for each. The font list of matplotlib is made
 # here, once, so that no lesson has to wait for it.
 $(INSTALLED): pyproject.toml src/sidenotes/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	  f"Headnotes needs Python 3.11 or newer, this is {sys.version.split()[0]}; \
 	  name another with: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/pip install --no-compile --constraint constraints.txt \
+	$(BIN)/pip install --quiet --constraint constraints.txt --upgrade pip hatchling editables
+	$(BIN)/pip install --no-compile --no-build-isolation --constraint constraints.txt \
 	  --editable '.[docs,test]' --editable src/sidenotes
 	@$(BIN)/python -c 'import matplotlib.font_manager'
 	touch $@
