@@ -41,16 +41,19 @@ MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
 
-# Time in which ways to call an attention are tried, at each of the sizes.
+# Time in which ways to call an attention are tried.
 CALLING_SECONDS = 3.0
 
 
 class CallProbe:
     """Makes small calls, and collects what they show in an adapter."""
 
-    def __init__(self, adapter: Adapter, options: Options) -> None:
+    def __init__(
+        self, adapter: Adapter, options: Options, seconds: float = CALLING_SECONDS
+    ) -> None:
         self.adapter = adapter
         self.options = options
+        self.seconds = seconds  # in which ways to call it are tried
         # The module, where its sizes are its own and not those of its arguments.
         is_module = isinstance(adapter.target, nn.Module)
         self.built: nn.Module | None = adapter.target if is_module else None
@@ -110,8 +113,9 @@ class CallProbe:
             )
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
-            message = f"raises {ScriptError(cause)}{error_location(cause)}"
-            self.first_error = self.first_error or message
+            if not self.first_error:
+                location = error_location(cause)
+                self.first_error = f"raises {ScriptError(cause)}{location}"
             return None
         query = script.evaluate(args.inputs[0])
         output_index = find_output(result, query, adapter)
@@ -180,6 +184,21 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             yield from encodings_of(name, each)
 
 
+def unnamed_masks(probe: CallProbe) -> Iterator[str]:
+    """Optional arguments of other names, which may be masks of keys."""
+    adapter, options = probe.adapter, probe.options
+    known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
+    if options.mask or adapter.image:
+        return
+    for name, parameter in names.parameters_by_name(adapter.target).items():
+        is_optional = parameter.default is None and names.may_be_context(parameter)
+        is_other = names.CONTEXT_PATTERN.search(name) or names.OTHER_PATTERN.search(
+            name
+        )
+        if is_optional and name not in known and not is_other:
+            yield name
+
+
 def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
     """What `encoding`, such as "attend:qk", "attend" or nothing, leaves open."""
     kind, _, axes = encoding.partition(":")
@@ -195,33 +214,38 @@ def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
 
 
 def ways_to_call(
-    probe: CallProbe,
+    probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
     """Fields of the adapter for each group of layouts, and a mask, until time is up.
 
     Layouts of one group accept the same tensors, and are distinguished by their
-    outputs.
+    outputs. Only the `usual` ways, or all.
     """
     adapter, options = probe.adapter, probe.options
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
     if not adapter.is_module:
-        groups = [groups[1], groups[0], *groups[2:]]
+        with_heads = ["bhld", "blhd", "lbhd"]
+        groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
-    widths: list[int | None] = [None]
+    widths: list[int | None] = [adapter.d_model]
     if probe.built is not None:
         candidates = names.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
-    end = time.process_time() + CALLING_SECONDS
-    for variant, mask in variants_and_masks(probe):
+    end = time.process_time() + probe.seconds
+    for variant, mask in variants_and_masks(probe, usual):
+        likely = groups
+        if any("cu_seq" in name for name in variant.get("extra_args", ())):
+            # The items of a batch are parts of one sequence.
+            likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
-        for width, group in itertools.product(widths, groups[: 3 if mask else None]):
+        for width, group in itertools.product(widths, likely[: 3 if mask else None]):
             choices = []
             for layout in group:
                 fields = {**variant, "layout": layout, "d_model": width}
                 if layout in IMAGES:
                     fields |= {"layout": IMAGES[layout], "image": layout}
-                if width is not None:
+                if width is not None and probe.built is not None:
                     fields["d_k"] = max(1, width // adapter.heads)
                 choices.append(fields)
             yield choices, mask
@@ -230,16 +254,18 @@ def ways_to_call(
 
 
 def variants_and_masks(
-    probe: CallProbe,
+    probe: CallProbe, only_usual: bool
 ) -> Iterator[tuple[dict[str, Any], MaskArgument | None]]:
     """Fields of the adapter to try, with and without masks; the most likely first."""
     required = names.required_by_name(names.parameters_of(probe.adapter.target))
     masks = [*mask_candidates(probe)]
     required_masks = [mask for mask in masks if required.get(mask.name)]
     filled = [*filled_arguments(probe)]
-    usual = [{}, *filled, *optional_arguments(probe)]
+    usual = [{}, *second_inputs(probe), *filled, *optional_arguments(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
+    if only_usual:
+        return
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
@@ -251,7 +277,7 @@ def variants_and_masks(
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
-    parameters = {p.name: p for p in names.parameters_of(adapter.target)}
+    parameters = names.parameters_by_name(adapter.target)
     templates = {}
     for name, value in adapter.call_args.items():
         if value is not None or name in given:
@@ -274,6 +300,25 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                     n: v for n, v in adapter.call_args.items() if n not in chosen
                 },
             }
+
+
+def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Required arguments of any name as the context: of other lengths, and attended to.
+
+    Required arguments beside it are filled.
+    """
+    adapter = probe.adapter
+    if not adapter.single_input or probe.options.inputs:
+        return
+    for name, parameter in names.parameters_by_name(adapter.target).items():
+        value = adapter.call_args.get(name, ...)
+        if value is not None or not names.may_be_context(parameter):
+            continue
+        others = {n: v for n, v in adapter.call_args.items() if n != name}
+        fields = {"inputs": (*adapter.inputs, name), "by_keyword": True, "k_len": 7}
+        rest = CallProbe(replace(adapter, call_args=others), probe.options)
+        for more in ({"call_args": others}, *filled_arguments(rest)):
+            yield fields | more
 
 
 def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -307,4 +352,4 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     tokens = influence(script, args, early, late)
     tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
-    return tokens - items * (script.adapter.layout != "ld")
+    return tokens - items * ("b" in script.adapter.layout)

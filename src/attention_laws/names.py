@@ -103,6 +103,14 @@ COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
 )
+OPTIONAL_WIDTH_PATTERN = re.compile(
+    r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
+    re.IGNORECASE,
+)
+# Those of a context, also where their defaults differ from the width.
+OUTER_WIDTH_PATTERN = re.compile(
+    r"(context|ctx|cross\w*|encoder|enc|memory|source|src|text|txt)_"
+)
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
     r"ratio|alpha|slope|temp|scale|factor|^init": "1.0",
@@ -201,10 +209,13 @@ DESIGNS = {
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(key_|kv_)?padding$|^(is_)?valid$|^adj"
+    r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
+    r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
+# Optional arguments that hide some keys from some queries, but are no masks.
+OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 # Names of submodules and parameters, normalized: lower case, without underscores.
@@ -243,6 +254,30 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
         return []
     # Taken from the class, `forward` has `self` as its first parameter.
     return found[1:] if isinstance(function, type) else found
+
+
+def parameters_by_name(function: Any) -> dict[str, inspect.Parameter]:
+    """The same parameters by their names."""
+    return {parameter.name: parameter for parameter in parameters_of(function)}
+
+
+def may_be_context(parameter: inspect.Parameter) -> bool:
+    r"""Whether an argument may be attended to: a tensor of no other known meaning.
+
+    >>> forward = lambda x, txt, mask, n: None
+    >>> [p.name for p in parameters_of(forward) if may_be_context(p)]
+    ['x', 'txt', 'n']
+    """
+    name = parameter.name
+    return not (
+        any(re.fullmatch(p, name, re.IGNORECASE) for p in EXTRA_ARGUMENTS)
+        or CACHE_PATTERN.match(name)
+        or WEIGHT_PATTERN.fullmatch(name)
+        or MASK_PATTERN.search(name)
+        or POSITION_PATTERN.search(name)
+        or value_of(name)
+        or parameter.annotation in (int, float, bool, str, dict)
+    )
 
 
 def required_by_name(parameters: Iterable[inspect.Parameter]) -> dict[str, bool]:
@@ -284,6 +319,52 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def tied_widths(
+    parameters: Mapping[str, inspect.Parameter],
+    values: Mapping[str, str],
+    options: Any,
+    tie: bool = False,
+) -> dict[str, str]:
+    r"""Optional arguments of a constructor that are the width under another name.
+
+    Their number, by default or as it is given, is that of the width, or the width of a
+    context. If the width has no known name, it is the first such argument. With `tie`,
+    all widths are the same.
+
+    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, max_length=64): ...
+    >>> parameters = inspect.signature(build).parameters
+    >>> values = argument_values(required_by_name(parameters.values()))
+    >>> tied_widths(parameters, values, SimpleNamespace(d_model=None, init_args={}))
+    {'text_dim': '{d_model}', 'out_size': '{d_model}'}
+    """
+    given = options.init_args
+    numbers = {
+        name: given.get(name, parameter.default)
+        for name, parameter in parameters.items()
+        if type(given.get(name, parameter.default)) is int
+    }
+    widths = [
+        numbers[n] for n, v in values.items() if v == "{d_model}" and n in numbers
+    ]
+    candidates = [
+        name
+        for n, (name, number) in enumerate(numbers.items())
+        if not values[name] and number >= 8
+        if OPTIONAL_WIDTH_PATTERN.search(name)
+        or CONTEXT_WIDTH_PATTERN.fullmatch(name)
+        or (n == 0 and "{d_model}" not in values.values() and name in [*parameters][:1])
+    ]
+    if "{d_model}" not in values.values() and "{heads}" in values.values():
+        widths += [numbers[name] for name in candidates[:1]]
+    width = options.d_model or next(iter(widths), None)
+    return {
+        name: "{d_model}"
+        for name in candidates
+        if numbers[name] == width
+        or (name not in given and (tie or OUTER_WIDTH_PATTERN.match(name)))
+    }
 
 
 def guessed_value(name: str) -> str:
@@ -509,7 +590,7 @@ def cache_steps(
 
 
 def config_source(
-    target: type, parameter: inspect.Parameter
+    target: Any, parameter: inspect.Parameter
 ) -> tuple[str, dict[str, Any]] | None:
     """Source text for a config object, and the class that it names.
 
@@ -556,7 +637,7 @@ def is_number(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and isinstance(parameter.default, int)
 
 
-def find_config_class(target: type, parameter: inspect.Parameter) -> type | None:
+def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     """The class of a config: the annotation, or the one config class of the file."""
     scope = vars(sys.modules[target.__module__])
     annotation = parameter.annotation

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS
-from attention_laws.adapter import Adapter, Options
+from attention_laws.adapter import Adapter, MaskArgument, Options
 from attention_laws.checker import build_by_function, check_law
 from attention_laws.infer import infer_adapter
 from specimens import Correct, MaskedSelfAttention, Rotary
@@ -202,6 +202,52 @@ class AddsToEdges(OfOneInput):
         return super().score(q, k) + self.edges
 
 
+class OfTwoStreams(Correct):
+    """Names that tell nothing; the queries of both streams attend to both."""
+
+    def __init__(self, embed_dim: int, heads: int, l_dim: int = 48) -> None:
+        super().__init__(embed_dim, heads)
+        self.other = nn.Linear(l_dim, embed_dim)
+
+    def forward(self, v: Tensor, l: Tensor, pad: Tensor | None = None) -> Any:  # type: ignore[override]  # noqa: E741
+        both = torch.cat([v, self.other(l)], dim=1)
+        mask = torch.ones(len(v), 1, both.shape[1], dtype=torch.bool)
+        if pad is not None:
+            mask[:, 0, v.shape[1] :] = ~pad
+        return super().forward(both, both, both, mask)[:, : v.shape[1]]
+
+
+class OfAnyName(OfOneInput):
+    def forward(self, x: Tensor, banned: Tensor | None = None) -> Any:  # type: ignore[override]
+        return self.attend(x, None if banned is None else ~banned[:, None])
+
+
+class OfQueriesAndKeys(Correct):
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Any:
+        mask = None if key_mask is None else key_mask[:, None]
+        output = super().forward(query, key, value, mask)
+        return output if query_mask is None else output * query_mask[..., None]
+
+
+def sequence_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("qbhd,kbhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), v)
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    part = torch.bucketize(torch.arange(len(q)), cu_seqlens[1:], right=True)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(part[:, None] != part, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
 EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
@@ -220,6 +266,11 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (AddsToEdges, {"required_mask": None, "extra_args": {"adj": EDGES}}),
     (with_weights, {"inputs": ("x",)}),
     (with_params, {"inputs": ("x",)}),
+    (OfTwoStreams, {"inputs": ("v", "l"), "mixes_queries": True}),
+    (OfAnyName, {"masks": (MaskArgument("banned", "ignore", "bk"),)}),
+    (OfQueriesAndKeys, {"masks": (MaskArgument("key_mask", "attend", "bk"),)}),
+    (sequence_first, {"layout": "lbhd"}),
+    (packed, {"layout": "lhd"}),
 ]
 
 
@@ -287,13 +338,45 @@ def make_attention(d_model: int, n_heads: int, *, causal: bool = False) -> nn.Mo
     return kind(d_model, n_heads)
 
 
-def test_a_function_of_sizes_is_called_for_the_module_that_it_builds() -> None:
-    built = build_by_function(make_attention)
+def make_by_default(dim: int = 64, heads: int = 4, scale: float = 1.0) -> nn.Module:
+    return Correct(dim, heads)
+
+
+def make_from_config(cfg: Any) -> nn.Module:
+    return Correct(cfg.hidden_size, cfg.num_heads)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "expected"),
+    [
+        (make_attention, {}, "built = make_attention(d_model=12, n_heads=3)\n"),
+        (make_by_default, {}, "built = make_by_default(dim=12, heads=3)\n"),
+        (
+            make_by_default,
+            {"heads": 2, "d_model": 10, "init_args": {"scale": 0.5}},
+            "built = make_by_default(scale=0.5, dim=10, heads=2)\n",
+        ),
+        (
+            make_from_config,
+            {},
+            "from types import SimpleNamespace\nbuilt = make_from_config("
+            "cfg=SimpleNamespace(hidden_size=12, num_heads=3))\n",
+        ),
+        (lambda: Correct(6, 2), {}, "built = <lambda>()\n"),
+    ],
+)
+def test_a_function_of_sizes_is_called_for_the_module_that_it_builds(
+    build: Any, options: dict[str, Any], expected: str
+) -> None:
+    built = build_by_function(build, Options(**options))
     assert built is not None
-    module, arguments = built
+    module, lines = built
     assert isinstance(module, Correct)
-    assert arguments == "d_model=12, n_heads=3"
-    assert build_by_function(with_weights) is None
+    assert lines == expected
+
+
+def test_a_function_of_inputs_builds_nothing() -> None:
+    assert build_by_function(with_weights, Options()) is None
 
 
 class NormOverTokens(OfOneInput):
