@@ -10,6 +10,7 @@ Source: the [dictionary](names.md) of names, and the signatures of public code.
 """
 
 import itertools
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ class CallProbe:
         self.unmasked: dict[
             str, tuple[Adapter, tuple[Script, CallArguments] | None]
         ] = {}
+        # The module of the last attempt to call it, with what it depends on.
+        self.reused: tuple[object, dict[str, Any]] = None, {}
         self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
 
@@ -86,12 +89,14 @@ class CallProbe:
         k_len: int = 5,
         mode: str = "eval",
         more: dict[str, str] | None = None,
+        reuse: bool = False,
         **fields: Any,
     ) -> tuple[Script, CallArguments] | None:
         """Make one call, with some fields of the adapter changed.
 
-        `hide` is what `mask` hides: queries, keys and batch items. Returns None where
-        the call fails, or returns nothing that could be the output.
+        `hide` is what `mask` hides: queries, keys and batch items. With `reuse`, the
+        module is that of the call before. Returns None where the call fails, or returns
+        nothing that could be the output.
         """
         adapter = replace(self.adapter, **fields)
         # Batch size, length and heads are pairwise different, so that a mask of the
@@ -103,7 +108,10 @@ class CallProbe:
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
         try:
             script = Script(adapter, sizes, **self.options.script_options())
-            script.restart(mode)
+            if reuse:
+                self.restart_with_same_module(script)
+            else:
+                script.restart(mode)
             allowed = script.all_allowed()
             if hide is not None:
                 allowed[hide] = False
@@ -129,6 +137,32 @@ class CallProbe:
         script.adapter = replace(adapter, output_index=output_index)
         script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
+
+    def restart_with_same_module(self, script: Script) -> None:
+        """Start with the module of the last attempt, which is often refused at once.
+
+        It is built anew if that attempt has changed its attributes.
+        """
+        adapter = script.adapter
+        sizes = (adapter.heads, adapter.d_k, adapter.d_model, adapter.fixed_length)
+        kept, namespace = self.reused
+        if kept != (sizes, attribute_ids(namespace.get("attention"))):
+            script.restart()
+            namespace = dict(script.namespace)
+            self.reused = (sizes, attribute_ids(namespace["attention"])), namespace
+        script.namespace = dict(namespace)
+
+
+def attribute_ids(module: Any) -> list[object]:
+    """The identities of the attributes of a module, and the lengths of containers."""
+    parts = module.modules() if isinstance(module, nn.Module) else []
+    values = [
+        each
+        for part in parts
+        for each in (*vars(part).values(), *part._buffers.values())
+    ]
+    sizes = [len(each) for each in values if isinstance(each, dict | list)]
+    return [*map(id, values), *sizes]
 
 
 def output_of(call: tuple[Script, CallArguments]) -> Tensor:
@@ -169,7 +203,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         return
     if not encodings:
         parameters = names.parameters_of(adapter.target)
-        order = names.required_by_name(parameters) or ["attn_mask"]
+        order = [*names.required_by_name(parameters)] or ["attn_mask"]
+        order += names.names_in_kwargs(adapter.target)
         excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
         other = [n for n in order if n not in excluded]
         if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
@@ -224,11 +259,13 @@ def ways_to_call(
     adapter, options = probe.adapter, probe.options
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
     if not adapter.is_module:
-        with_heads = ["bhld", "blhd", "lbhd"]
+        with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     widths: list[int | None] = [adapter.d_model]
+    if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
+        widths.append(3 * adapter.heads * adapter.d_k)  # projected already
     if probe.built is not None:
         candidates = names.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
@@ -239,10 +276,16 @@ def ways_to_call(
             # The items of a batch are parts of one sequence.
             likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
-        for width, group in itertools.product(widths, likely[: 3 if mask else None]):
+        tried = likely[: 3 if mask else None]
+        pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
+        if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
+            pairs += itertools.permutations(names.layer_widths(probe.built), 2)
+        for (width, other), group in itertools.product(pairs, tried):
             choices = []
             for layout in group:
                 fields = {**variant, "layout": layout, "d_model": width}
+                if other is not None:
+                    fields["context_width"] = other
                 if layout in IMAGES:
                     fields |= {"layout": IMAGES[layout], "image": layout}
                 if width is not None and probe.built is not None:
@@ -346,8 +389,24 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 yield fields | {"by_keyword": True, "is_pooled": True}
 
 
+def keeps_equal_values(script: Script, args: CallArguments) -> bool:
+    """Whether the output is the value where all positions have the same value."""
+    value, first = args.inputs[2], script.adapter.index(l=slice(0, 1))
+    equal = script.assign(value, f"{value}{first}.expand_as({value})")
+    output = script.call(replace(args, inputs=(*args.inputs[:2], equal)))
+    one, other = script.evaluate(output), script.evaluate(equal)
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
+
+
 def token_mixing(script: Script, args: CallArguments) -> float:
-    """How much more tokens influence each other than batch items do."""
+    """How much more tokens influence each other than batch items do.
+
+    Features before positions, in a function with heads, are less usual: they also keep
+    equal values.
+    """
+    if script.adapter.layout == "bhdl":
+        is_likely = len(args.inputs) == 3 and keeps_equal_values(script, args)
+        return math.inf if is_likely else 0.0
     early, late = {"l": slice(0, 3)}, {"l": slice(3, None)}
     tokens = influence(script, args, early, late)
     tokens += influence(script, args, late, early)

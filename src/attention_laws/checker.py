@@ -475,7 +475,10 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
             namespace |= config[1]
         elif is_required or values[name] in ("{d_model}", "{heads}", "{kv_heads}"):
             given[name] = values[name].format(**sizes)
-    is_sized = any(values[name] == "{d_model}" or "(" in given[name] for name in given)
+    is_sized = any(
+        values[name] == "{d_model}" or names.CONFIG_PATTERN.search(name)
+        for name in given
+    )
     if not (is_sized or not parameters) or not all(given.values()):
         return None
     text = ", ".join(f"{name}={value}" for name, value in given.items())

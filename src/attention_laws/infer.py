@@ -454,8 +454,10 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     for choices, required_mask in ways_to_call(probe, usual):
         found = {}
         for fields in choices:
-            k_len = fields.pop("k_len", 5)
-            call = probe.try_call(required_mask=required_mask, k_len=k_len, **fields)
+            more = {"k_len": fields.pop("k_len", 5), "required_mask": required_mask}
+            if probe.try_call(**fields, **more, reuse=True) is None:
+                continue
+            call = probe.try_call(**fields, **more)
             if call is not None:
                 fields["output_index"] = call[0].adapter.output_index
                 found[token_mixing(*call)] = fields
@@ -558,7 +560,7 @@ def infer_masks(probe: CallProbe) -> None:
         masks = found.setdefault(mask.name, [])
         if mask.name not in unused_names:
             unused_names[mask.name] = not given and is_unused(probe, mask.name)
-            if not given and hides_queries(probe, mask.name):
+            if not given and hides_queries(probe, mask):
                 unused_names[mask.name] = True
         if unused_names[mask.name]:
             continue
@@ -567,8 +569,9 @@ def infer_masks(probe: CallProbe) -> None:
         elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
             leak = min((leak for leak in leaks if leak is not None), default=math.inf)
-            if leaks[0] is not None and leaks[0] < 1e-3 and is_neutral(probe, mask):
-                masks.append(mask)
+            is_mask = leaks[0] is not None and leaks[0] < 1e-3
+            if is_mask and is_neutral(probe, mask):
+                masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
@@ -643,9 +646,12 @@ def is_unused(probe: CallProbe, name: str) -> bool:
     return True
 
 
-def hides_queries(probe: CallProbe, name: str) -> bool:
+def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether a mask is of queries: it has their length where keys have another."""
-    if probe.adapter.single_input or probe.adapter.fixed_length is not None:
+    adapter, name = probe.adapter, mask.name
+    if adapter.single_input or adapter.fixed_length is not None:
+        return False
+    if mask.kind in ("lengths", "causal"):
         return False
     ones = f"torch.ones({2 + (probe.adapter.heads == 2)}, {{}}, dtype=torch.bool)"
     of_keys, of_queries = (
@@ -664,8 +670,35 @@ def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
     for mask in encodings_of(name, ""):
         leak = mask_leakage(probe, mask)
         if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
-            return mask
+            return mask if is_of_item(probe, mask) else None
     return None
+
+
+def without_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
+    """The mask of keys, where only the first row of one for each query is used."""
+    if mask.axes != "b1qk" or probe.adapter.is_pooled:
+        return mask
+    of_keys = replace(mask, axes="b11k")
+    last = slice(4, 5)
+    call = probe.try_call(mask=mask, hide=(last, slice(3, 4), slice(None)))
+    if call is None or influence(*call, {"l": slice(3, 4)}, {"l": last}) == 0:
+        return mask
+    leak = mask_leakage(probe, of_keys)
+    return of_keys if leak is not None and leak < 1e-3 else mask
+
+
+def is_of_item(probe: CallProbe, mask: MaskArgument) -> bool:
+    """Whether a mask of the last batch item leaves the first as it is."""
+    last = slice(1 + (probe.adapter.heads == 2), None)
+    masked = probe.try_call(mask=mask, hide=(slice(None), slice(3, 4), last))
+    unmasked, first = probe.unmasked_call("eval"), probe.adapter.index(b=0)
+    if masked is None or unmasked is None or not set("bn") & set(mask.axes):
+        return True
+    one, other = (
+        script.evaluate(f"{script.call(args)}{first}")
+        for script, args in (masked, unmasked)
+    )
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def leaking_mask_of_items(

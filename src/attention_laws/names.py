@@ -445,6 +445,17 @@ def input_key(target: Any, name: str) -> str:
     return keys[0] if keys else ""
 
 
+def names_in_kwargs(target: Any) -> list[str]:
+    r"""The names that the code reads from the other keyword arguments of a call."""
+    others = [p.name for p in parameters_of(target) if p.kind is p.VAR_KEYWORD]
+    try:
+        source = inspect.getsource(getattr(target, "forward", target)) if others else ""
+    except (OSError, TypeError):
+        return []
+    read = rf"\b{''.join(others)}(?:\.get\(|\.pop\(|\[)[\"'](\w+)[\"']"
+    return re.findall(read, source) if others else []
+
+
 def dict_template(target: Any, name: str) -> str:
     """Source text for a dict of weights, by the keys that the code reads from it."""
     try:
@@ -594,14 +605,17 @@ def config_source(
 ) -> tuple[str, dict[str, Any]] | None:
     """Source text for a config object, and the class that it names.
 
-    The class is that of the annotation, or the only one of the file whose name ends in
-    "Config" or "Args". Without a class it is a namespace or a dict of the names that
+    The class is that of the annotation, or the only one of the file whose name ends as
+    that of a config. Without a class it is a namespace or a dict of the names that
     the source of the module reads. None where the argument is not a config.
     """
     if not CONFIG_PATTERN.search(parameter.name):
         return None
     source = inspect.getsource(target)
-    name = re.escape(parameter.name)
+    # The config may be stored, or have a shorter name in the function.
+    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {parameter.name}(?:;|$)"
+    called = [parameter.name, *re.findall(stored, source, re.MULTILINE)]
+    name = f"(?:{'|'.join(map(re.escape, called))})"
     fields = re.findall(rf"\b{name}\.(\w+)", source)
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
@@ -652,7 +666,7 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
         value
         for name, value in scope.items()
         if isinstance(value, type)
-        and re.search(r"(Config|Args)$", name)
+        and re.search(r"(Config|Cfg|Args|Params)$", name)
         and value.__module__ == target.__module__
     ]
     return found[0] if len(found) == 1 else None
@@ -901,6 +915,12 @@ def candidate_widths(module: nn.Module) -> list[int]:
         found += [*parameter.shape] if not nn.parameter.is_lazy(parameter) else []
     # A module with lazy weights takes any width.
     return [*dict.fromkeys(n for n in found if n), 12]
+
+
+def layer_widths(module: nn.Module) -> list[int]:
+    """The widths of the inputs of linear layers, each once."""
+    widths = [getattr(part, "in_features", None) for part in module.modules()]
+    return [*dict.fromkeys(width for width in widths if width)]
 
 
 def find_projections(

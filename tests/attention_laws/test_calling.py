@@ -236,6 +236,48 @@ class OfQueriesAndKeys(Correct):
         return output if query_mask is None else output * query_mask[..., None]
 
 
+class OfRowOfMask(OfOneInput):
+    """One mask of keys, of four axes."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return self.attend(x, None if mask is None else mask[:, 0, :1].bool())
+
+
+class OfMaskInKwargs(OfOneInput):
+    def forward(self, x: Tensor, **others: Any) -> Any:  # type: ignore[override]
+        pad = others.get("pad")
+        return self.attend(x, None if pad is None else ~pad[:, None])
+
+
+class OfProjections(nn.Module):
+    """Takes queries, keys and values in one input."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+
+    def forward(self, qkv: Tensor) -> Any:
+        parts = qkv.unflatten(1, (self.n_heads, -1)).chunk(3, dim=2)
+        return features_first(*parts).flatten(1, 2)
+
+
+def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhdq,bhdk->bhqk", q, k) / q.shape[2] ** 0.5
+    return torch.einsum("bhqk,bhdk->bhdq", scores.softmax(-1), v)
+
+
+class OfOtherContext(Correct):
+    """A module of two widths, which is given as it is built."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 3)
+        self.of_context = nn.Linear(7, 12)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        context = self.of_context(x if context is None else context)
+        return super().forward(x, context, context)
+
+
 def sequence_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.einsum("qbhd,kbhd->bhqk", q, k) / q.shape[-1] ** 0.5
     return torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), v)
@@ -269,6 +311,11 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfTwoStreams, {"inputs": ("v", "l"), "mixes_queries": True}),
     (OfAnyName, {"masks": (MaskArgument("banned", "ignore", "bk"),)}),
     (OfQueriesAndKeys, {"masks": (MaskArgument("key_mask", "attend", "bk"),)}),
+    (OfRowOfMask, {"masks": (MaskArgument("mask", "attend", "b11k"),)}),
+    (OfMaskInKwargs, {"masks": (MaskArgument("pad", "ignore", "bk"),)}),
+    (OfOtherContext(), {"inputs": ("x", "context"), "context_width": 7}),
+    (OfProjections, {"layout": "bdl", "d_model": 36}),
+    (features_first, {"layout": "bhdl"}),
     (sequence_first, {"layout": "lbhd"}),
     (packed, {"layout": "lhd"}),
 ]
@@ -276,7 +323,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 
 @functools.cache
 def found(attention: Any) -> Adapter:
-    return infer_adapter(attention, attention.__name__, "", Options())
+    name = getattr(attention, "__name__", "built")
+    return infer_adapter(attention, name, "", Options())
 
 
 @pytest.mark.parametrize(("attention", "fields"), CASES, ids=lambda case: "")
@@ -343,7 +391,12 @@ def make_by_default(dim: int = 64, heads: int = 4, scale: float = 1.0) -> nn.Mod
 
 
 def make_from_config(cfg: Any) -> nn.Module:
-    return Correct(cfg.hidden_size, cfg.num_heads)
+    short = cfg
+    return Correct(short.hidden_size, cfg.num_heads)
+
+
+def make_from_dict(config: dict[str, int]) -> nn.Module:
+    return Correct(config["dim"], config["heads"])
 
 
 @pytest.mark.parametrize(
@@ -361,6 +414,11 @@ def make_from_config(cfg: Any) -> nn.Module:
             {},
             "from types import SimpleNamespace\nbuilt = make_from_config("
             "cfg=SimpleNamespace(hidden_size=12, num_heads=3))\n",
+        ),
+        (
+            make_from_dict,
+            {},
+            'built = make_from_dict(config={"dim": 12, "heads": 3})\n',
         ),
         (lambda: Correct(6, 2), {}, "built = <lambda>()\n"),
     ],
