@@ -37,7 +37,7 @@ from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
-MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
+MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k")
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
@@ -99,6 +99,9 @@ class CallProbe:
         nothing that could be the output.
         """
         adapter = replace(self.adapter, **fields)
+        given = mask or adapter.required_mask
+        if given is not None and given.axes == "k" and "b" in adapter.layout:
+            return None  # a mask of one sequence
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
@@ -276,7 +279,7 @@ def ways_to_call(
             # The items of a batch are parts of one sequence.
             likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
-        tried = likely[: 3 if mask else None]
+        tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
             pairs += itertools.permutations(names.layer_widths(probe.built), 2)
@@ -321,7 +324,12 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
-    templates = {}
+    templates = {
+        name: ["{heads}"]
+        for name, parameter in parameters.items()
+        if not adapter.is_module and type(parameter.default) is int
+        if names.value_of(name) == "{heads}"
+    }
     for name, value in adapter.call_args.items():
         if value is not None or name in given:
             continue

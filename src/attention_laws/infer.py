@@ -149,6 +149,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             infer_inputs(probe)
             check_argument_names(probe)
             infer_layout(probe, usual)
+            infer_heads_of_function(probe)
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
@@ -226,6 +227,16 @@ def infer_heads(probe: CallProbe) -> None:
     if kv_heads:
         source = "given" if options.kv_heads else "inferred"
         probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
+
+
+def infer_heads_of_function(probe: CallProbe) -> None:
+    """One head, where neither the layout of a function nor an argument has more."""
+    adapter = probe.adapter
+    has_heads = "h" in adapter.layout or "{heads}" in str(adapter.extra_args)
+    if not (adapter.is_module or has_heads or probe.options.heads):
+        code = names.identifiers(adapter.target)
+        if not any("head" in name.lower() for name in code):
+            probe.update(heads=1, d_k=adapter.heads * adapter.d_k)
 
 
 def infer_init_args(
@@ -904,8 +915,9 @@ def weights_candidates(script: Script) -> Iterator[str]:
         yield index if index.startswith("[") else f"result{index}"
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
+            is_one = not re.search(r"\d", path)  # not one of several layers
             for name, value in vars(module).items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and is_one:
                     yield f".{path}.{name}" if path else f".{name}"
 
 
@@ -1081,12 +1093,15 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     adapter = probe.adapter
     parameters = names.parameters_of(adapter.target)
     use = {p.name: "True" for p in parameters if p.name == "use_cache"}
+    steps = next(names.cache_steps(parameters, {}), {})
+    use |= {name: text for name, text in steps.items() if text == "{start}"}
     argument = cache_argument(adapter)
     if argument:
-        call = probe.try_call(more={argument: "None", **use})
+        first = {name: text.format(start=0) for name, text in use.items()}
+        call = probe.try_call(more={argument: "None", **first})
         if call is not None:
             script, args = call
-            source = script.argument_source(args, **{argument: "None"}, **use)
+            source = script.argument_source(args, **{argument: "None"}, **first)
             result = script.evaluate(f"attention({source})")
             for index, value in parts_of(result).items():
                 if value is not None and index != script.adapter.output_index:

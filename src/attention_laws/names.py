@@ -195,7 +195,7 @@ DESIGNS = {
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
-    r"|^bias_[kv]$|zero_att",
+    r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",

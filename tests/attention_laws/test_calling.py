@@ -266,6 +266,35 @@ def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhdk->bhdq", scores.softmax(-1), v)
 
 
+class OfLayers(OfOneInput):
+    """Stores its weights in each of several layers."""
+
+    class Layer(OfOneInput):
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            self.attn = super().weigh(scores, mask)
+            return self.attn
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers = nn.ModuleList([self.Layer(d_model, heads)])
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.layers[0].attend(x))  # type: ignore[operator]
+
+
+class OfOffset(OfOneInput):
+    """A cache, and the position of the first new token."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, past: Any = None, offset: int = 0
+    ) -> Any:
+        x = x + torch.arange(offset, offset + x.shape[1])[:, None].cos()
+        past = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(1, x.shape[1], past.shape[1], dtype=torch.bool)
+        mask = ones.tril(past.shape[1] - x.shape[1])
+        return Correct.forward(self, x, past, past, mask), past
+
+
 class OfOtherContext(Correct):
     """A module of two widths, which is given as it is built."""
 
@@ -276,6 +305,19 @@ class OfOtherContext(Correct):
     def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
         context = self.of_context(x if context is None else context)
         return super().forward(x, context, context)
+
+
+def of_example(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    scores = (q @ k.T / q.shape[-1] ** 0.5).masked_fill(~keep, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def of_eight_heads(
+    x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, num_heads: int = 8
+) -> Tensor:
+    parts = (x @ weight for weight in (w_q, w_k, w_v))
+    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
 def sequence_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -316,6 +358,10 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfOtherContext(), {"inputs": ("x", "context"), "context_width": 7}),
     (OfProjections, {"layout": "bdl", "d_model": 36}),
     (features_first, {"layout": "bhdl"}),
+    (OfLayers, {"weights_source": "", "inputs": ("x",)}),
+    (OfOffset, {"cache_args": {"offset": "{start}"}}),
+    (of_example, {"layout": "ld", "heads": 1}),
+    (of_eight_heads, {"layout": "bld", "heads": 3}),
     (sequence_first, {"layout": "lbhd"}),
     (packed, {"layout": "lhd"}),
 ]
