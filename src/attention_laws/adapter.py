@@ -276,8 +276,8 @@ class Adapter:
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
     # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
-    # last, have `image_height` rows, or are squares if the length is fixed. Videos have
-    # one frame, or frames of one pixel.
+    # last, have `image_height` rows, or only one column if it is 0, or are squares if
+    # the length is fixed. Videos have one frame, or frames of one pixel.
     image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
@@ -379,7 +379,8 @@ class Adapter:
     def grid(self, length: int) -> tuple[int, int]:
         """Rows and columns of an image of `length` pixels."""
         side = math.isqrt(length)
-        rows = side if self.fixed_length == side * side else self.image_height
+        rows = self.image_height or length
+        rows = side if self.fixed_length == side * side else rows
         return rows, length // rows
 
     def to_image(self, length: int) -> str:

@@ -284,17 +284,20 @@ def ways_to_call(
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
             pairs += itertools.permutations(names.layer_widths(probe.built), 2)
         for (width, other), group in itertools.product(pairs, tried):
-            choices = []
+            choices, columns = [], []
             for layout in group:
                 fields = {**variant, "layout": layout, "d_model": width}
                 if other is not None:
                     fields["context_width"] = other
                 if layout in IMAGES:
                     fields |= {"layout": IMAGES[layout], "image": layout}
+                    column = {"image_height": 0} if layout.startswith("image") else {}
+                    columns.append(fields | column)
                 if width is not None and probe.built is not None:
                     fields["d_k"] = max(1, width // adapter.heads)
                 choices.append(fields)
             yield choices, mask
+            yield columns, mask  # tokens may influence each other along one axis
             if time.process_time() > end:
                 return
 

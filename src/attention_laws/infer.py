@@ -1263,9 +1263,10 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
     """
     for name, projections in names.other_fused_orders(adapter.projections):
         yield "fused projection", f"[{name}]", {"projections": projections}
-    if adapter.heads == 1 and isinstance(adapter.target, nn.Module):
+    if adapter.heads == 1 and adapter.is_module:
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
-            yield "heads", str(heads), {"heads": heads, "d_k": adapter.d_k // heads}
+            sizes = {"heads": heads, "d_k": adapter.d_k // heads}
+            yield "heads", str(heads), {**sizes, "fixed_size": True}
 
 
 def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:

@@ -55,6 +55,14 @@ ARGUMENT_VALUES = {
     name: value for value, names in ARGUMENT_NAMES.items() for name in names.split()
 }
 
+# Sizes whose names are made of the usual words.
+SIZE_PATTERNS = {
+    r"kv_?heads?$": "{kv_heads}",
+    r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
+    r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
+    r"^(n|num|nb|no|number|a|attn|attention)(_?\w+)?_?heads?$": "{heads}",
+}
+
 INPUT_NAMES = (
     ("query", "key", "value"),
     ("queries", "keys", "values"),
@@ -380,12 +388,14 @@ def guessed_value(name: str) -> str:
 def value_of(name: str) -> str:
     r"""The value of a constructor argument or of a field of a config; "" if unknown.
 
-    >>> value_of("n_head"), value_of("H"), value_of("sliding_window")
-    ('{heads}', '{heads}', '{window}')
+    >>> value_of("nb_head"), value_of("H"), value_of("size_per_head")
+    ('{heads}', '{heads}', '{d_k}')
     """
     if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
         return "{window}"
-    return ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
+    found = ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
+    others = (value for p, value in SIZE_PATTERNS.items() if re.search(p, name.lower()))
+    return found or next(others, "")
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:

@@ -282,6 +282,24 @@ class OfLayers(OfOneInput):
         return self.attend(self.layers[0].attend(x))  # type: ignore[operator]
 
 
+class OfFramesAlone(OfOneInput):
+    """Attention along one of two axes of positions."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        columns = x.transpose(1, 2)
+        y = self.attend(columns.flatten(0, 1)).reshape(columns.shape)
+        return y.transpose(1, 2)
+
+
+class OfSizePerHead(OfOneInput):
+    def __init__(self, width: int, nb_head: int, size_per_head: int) -> None:
+        super().__init__(width, nb_head)
+        assert width == nb_head * size_per_head
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
 class OfOffset(OfOneInput):
     """A cache, and the position of the first new token."""
 
@@ -359,6 +377,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfProjections, {"layout": "bdl", "d_model": 36}),
     (features_first, {"layout": "bhdl"}),
     (OfLayers, {"weights_source": "", "inputs": ("x",)}),
+    (OfFramesAlone, {"image": "image_channels_last", "image_height": 0}),
+    (OfSizePerHead, {"heads": 3, "d_k": 4}),
     (OfOffset, {"cache_args": {"offset": "{start}"}}),
     (of_example, {"layout": "ld", "heads": 1}),
     (of_eight_heads, {"layout": "bld", "heads": 3}),
@@ -404,9 +424,10 @@ def test_what_the_output_shows_is_a_design(attention: Any, design: str) -> None:
 
 
 def test_the_formula_holds_for_other_orders_of_heads_and_features() -> None:
-    for attention in (MergesByFeature, HidesItsHeads(12, 3)):
+    hidden = HidesItsHeads(12, 3), OfTwoHeads
+    for attention, heads in zip((MergesByFeature, *hidden), (3, 3, 2), strict=True):
         adapter = infer_adapter(attention, "attention", "", Options())
-        assert adapter.heads == 3
+        assert adapter.heads == heads
         assert check_law(LAWS["formula"], adapter, Options(), False).status == "pass"
 
 
@@ -420,6 +441,11 @@ class HidesItsHeads(OfOneInput):
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return self.attend(x)
+
+
+class OfTwoHeads(HidesItsHeads):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2)
 
 
 def test_arguments_of_a_constructor_are_guessed() -> None:
