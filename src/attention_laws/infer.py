@@ -388,7 +388,7 @@ def context_width(probe: CallProbe, d_model: int | None) -> int | None:
         value
         for name, value in given
         if type(value) is int and names.CONTEXT_WIDTH_PATTERN.fullmatch(name)
-    }
+    } - {d_model}
     return widths.pop() if d_model and len(widths) == 1 else None
 
 

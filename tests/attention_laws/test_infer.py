@@ -585,6 +585,7 @@ class OfHeadsOfAnyWidth(Correct):
         (OfTwoWidths, {}, False, None),  # built with three heads, and any other number
         (OfTwoWidths, {"d_model": 64, "heads": 4}, True, None),
         (OfTwoWidths, {"d_model": 64, "init_args": {"context_dim": 24}}, True, 24),
+        (OfTwoWidths, {"d_model": 64, "init_args": {"context_dim": 64}}, True, None),
         (OfAnotherWidth, {"d_model": 64, "heads": 4}, False, None),
         (
             OfHeadsOfAnyWidth,
