@@ -276,8 +276,8 @@ class Adapter:
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
     # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
-    # last, have `image_height` rows, or are squares if the length is fixed. Videos have
-    # one frame, or frames of one pixel.
+    # last, have `image_height` rows, or only one column if it is 0, or are squares if
+    # the length is fixed. Videos have one frame, or frames of one pixel.
     image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
@@ -290,6 +290,7 @@ class Adapter:
     heads: int = 3
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
+    context_width: int | None = None  # of keys and values, where it is another one
     group_size: int = 1  # query heads that share one head of keys and values
     fixed_size: bool = False  # whether heads and d_k cannot shrink
     free_heads: bool = False  # whether it can be built with other numbers of heads
@@ -356,11 +357,12 @@ class Adapter:
     def input_shape(self, sizes: Sizes, role: int) -> list[int]:
         """The shape of an input; role 0 is the query, 1 the key, 2 the value."""
         named = self.named_sizes(sizes)
+        width = sizes.d_k if "h" in self.layout else named["d_model"]
         size = {
             "b": sizes.batch_size,
             "l": sizes.k_len if role else sizes.q_len,
             "h": named["kv_heads"] if role else sizes.heads,
-            "d": sizes.d_k if "h" in self.layout else named["d_model"],
+            "d": self.context_width or width if role else width,
         }
         return [size[axis] for axis in self.layout]
 
@@ -377,7 +379,8 @@ class Adapter:
     def grid(self, length: int) -> tuple[int, int]:
         """Rows and columns of an image of `length` pixels."""
         side = math.isqrt(length)
-        rows = side if self.fixed_length == side * side else self.image_height
+        rows = self.image_height or length
+        rows = side if self.fixed_length == side * side else rows
         return rows, length // rows
 
     def to_image(self, length: int) -> str:
@@ -465,10 +468,10 @@ class Options:
     Raises `CallError`, a `ValueError`, for an invalid value.
 
     >>> try:
-    ...     Options(layout="lbd", d_model=14, heads=4)
+    ...     Options(layout="lbd", heads=6, kv_heads=4)
     ... except CallError as error:
     ...     print(error)
-    `d_model` (=14) must be divisible by `heads` (=4)
+    `heads` (=6) must be divisible by `kv_heads` (=4)
     """
 
     layout: str = ""
@@ -499,12 +502,8 @@ class Options:
             if given and not is_valid(value):
                 raise CallError(f"`{option.name}` (={value!r}) must be {expected}")
 
-        for larger, smaller in (("d_model", "heads"), ("heads", "kv_heads")):
-            whole, part = getattr(self, larger), getattr(self, smaller)
-            if whole and part and whole % part:
-                raise CallError(
-                    f"`{larger}` (={whole}) must be divisible by `{smaller}` (={part})"
-                )
+        if self.heads and self.kv_heads:
+            check_divisible("heads", self.heads, "kv_heads", self.kv_heads)
 
         try:
             torch.empty(1, device=self.device).item()
@@ -516,6 +515,17 @@ class Options:
     def script_options(self) -> dict[str, Any]:
         """The options that every script takes."""
         return {"seed": self.seed, "dtype": self.dtype, "device": self.device}
+
+
+def check_divisible(larger: str, whole: int, smaller: str, part: int) -> None:
+    r"""Raise `CallError` unless one option is divisible by another.
+
+    >>> check_divisible("d_model", 12, "heads", 3)
+    """
+    if whole % part:
+        raise CallError(
+            f"`{larger}` (={whole}) must be divisible by `{smaller}` (={part})"
+        )
 
 
 def is_size(value: Any) -> bool:

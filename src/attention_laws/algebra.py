@@ -187,7 +187,7 @@ def weights_match_output(script: Script) -> None:
     assert_dropped_weights_match(script, order)
 
 
-@law(assumes="window convolution linear")
+@law(assumes="window convolution linear channels")
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.
 

@@ -10,6 +10,7 @@ Source: the [dictionary](names.md) of names, and the signatures of public code.
 """
 
 import itertools
+import math
 import time
 import traceback
 from collections.abc import Iterator
@@ -36,21 +37,24 @@ from attention_laws.tools import tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
-MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1")
+MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k")
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
 
-# Time in which ways to call an attention are tried, at each of the sizes.
+# Time in which ways to call an attention are tried.
 CALLING_SECONDS = 3.0
 
 
 class CallProbe:
     """Makes small calls, and collects what they show in an adapter."""
 
-    def __init__(self, adapter: Adapter, options: Options) -> None:
+    def __init__(
+        self, adapter: Adapter, options: Options, seconds: float = CALLING_SECONDS
+    ) -> None:
         self.adapter = adapter
         self.options = options
+        self.seconds = seconds  # in which ways to call it are tried
         # The module, where its sizes are its own and not those of its arguments.
         is_module = isinstance(adapter.target, nn.Module)
         self.built: nn.Module | None = adapter.target if is_module else None
@@ -58,6 +62,8 @@ class CallProbe:
         self.unmasked: dict[
             str, tuple[Adapter, tuple[Script, CallArguments] | None]
         ] = {}
+        # The module of the last attempt to call it, with what it depends on.
+        self.reused: tuple[object, dict[str, Any]] = None, {}
         self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
 
@@ -83,14 +89,19 @@ class CallProbe:
         k_len: int = 5,
         mode: str = "eval",
         more: dict[str, str] | None = None,
+        reuse: bool = False,
         **fields: Any,
     ) -> tuple[Script, CallArguments] | None:
         """Make one call, with some fields of the adapter changed.
 
-        `hide` is what `mask` hides: queries, keys and batch items. Returns None where
-        the call fails, or returns nothing that could be the output.
+        `hide` is what `mask` hides: queries, keys and batch items. With `reuse`, the
+        module is that of the call before. Returns None where the call fails, or returns
+        nothing that could be the output.
         """
         adapter = replace(self.adapter, **fields)
+        given = mask or adapter.required_mask
+        if given is not None and given.axes == "k" and "b" in adapter.layout:
+            return None  # a mask of one sequence
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
@@ -100,7 +111,10 @@ class CallProbe:
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
         try:
             script = Script(adapter, sizes, **self.options.script_options())
-            script.restart(mode)
+            if reuse:
+                self.restart_with_same_module(script)
+            else:
+                script.restart(mode)
             allowed = script.all_allowed()
             if hide is not None:
                 allowed[hide] = False
@@ -110,8 +124,9 @@ class CallProbe:
             )
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
-            message = f"raises {ScriptError(cause)}{error_location(cause)}"
-            self.first_error = self.first_error or message
+            if not self.first_error:
+                location = error_location(cause)
+                self.first_error = f"raises {ScriptError(cause)}{location}"
             return None
         query = script.evaluate(args.inputs[0])
         output_index = find_output(result, query, adapter)
@@ -125,6 +140,32 @@ class CallProbe:
         script.adapter = replace(adapter, output_index=output_index)
         script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
+
+    def restart_with_same_module(self, script: Script) -> None:
+        """Start with the module of the last attempt, which is often refused at once.
+
+        It is built anew if that attempt has changed its attributes.
+        """
+        adapter = script.adapter
+        sizes = (adapter.heads, adapter.d_k, adapter.d_model, adapter.fixed_length)
+        kept, namespace = self.reused
+        if kept != (sizes, attribute_ids(namespace.get("attention"))):
+            script.restart()
+            namespace = dict(script.namespace)
+            self.reused = (sizes, attribute_ids(namespace["attention"])), namespace
+        script.namespace = dict(namespace)
+
+
+def attribute_ids(module: Any) -> list[object]:
+    """The identities of the attributes of a module, and the lengths of containers."""
+    parts = module.modules() if isinstance(module, nn.Module) else []
+    values = [
+        each
+        for part in parts
+        for each in (*vars(part).values(), *part._buffers.values())
+    ]
+    sizes = [len(each) for each in values if isinstance(each, dict | list)]
+    return [*map(id, values), *sizes]
 
 
 def output_of(call: tuple[Script, CallArguments]) -> Tensor:
@@ -165,7 +206,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         return
     if not encodings:
         parameters = names.parameters_of(adapter.target)
-        order = names.required_by_name(parameters) or ["attn_mask"]
+        order = [*names.required_by_name(parameters)] or ["attn_mask"]
+        order += names.names_in_kwargs(adapter.target)
         excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
         other = [n for n in order if n not in excluded]
         if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
@@ -178,6 +220,21 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
     for name, encoding in encodings.items():
         for each in encoding.split("+"):
             yield from encodings_of(name, each)
+
+
+def unnamed_masks(probe: CallProbe) -> Iterator[str]:
+    """Optional arguments of other names, which may be masks of keys."""
+    adapter, options = probe.adapter, probe.options
+    known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
+    if options.mask or adapter.image:
+        return
+    for name, parameter in names.parameters_by_name(adapter.target).items():
+        is_optional = parameter.default is None and names.may_be_context(parameter)
+        is_other = names.CONTEXT_PATTERN.search(name) or names.OTHER_PATTERN.search(
+            name
+        )
+        if is_optional and name not in known and not is_other:
+            yield name
 
 
 def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
@@ -195,51 +252,69 @@ def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
 
 
 def ways_to_call(
-    probe: CallProbe,
+    probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
     """Fields of the adapter for each group of layouts, and a mask, until time is up.
 
     Layouts of one group accept the same tensors, and are distinguished by their
-    outputs.
+    outputs. Only the `usual` ways, or all.
     """
     adapter, options = probe.adapter, probe.options
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
     if not adapter.is_module:
-        groups = [groups[1], groups[0], *groups[2:]]
+        with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
+        groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
-    widths: list[int | None] = [None]
+    widths: list[int | None] = [adapter.d_model]
+    if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
+        widths.append(3 * adapter.heads * adapter.d_k)  # projected already
     if probe.built is not None:
         candidates = names.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
-    end = time.process_time() + CALLING_SECONDS
-    for variant, mask in variants_and_masks(probe):
+    end = time.process_time() + probe.seconds
+    for variant, mask in variants_and_masks(probe, usual):
+        likely = groups
+        if any("cu_seq" in name for name in variant.get("extra_args", ())):
+            # The items of a batch are parts of one sequence.
+            likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
-        for width, group in itertools.product(widths, groups[: 3 if mask else None]):
-            choices = []
+        tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
+        pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
+        if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
+            pairs += itertools.permutations(names.layer_widths(probe.built), 2)
+        for (width, other), group in itertools.product(pairs, tried):
+            choices, columns = [], []
             for layout in group:
                 fields = {**variant, "layout": layout, "d_model": width}
+                if other is not None:
+                    fields["context_width"] = other
                 if layout in IMAGES:
                     fields |= {"layout": IMAGES[layout], "image": layout}
-                if width is not None:
+                    column = {"image_height": 0} if layout.startswith("image") else {}
+                    columns.append(fields | column)
+                if width is not None and probe.built is not None:
                     fields["d_k"] = max(1, width // adapter.heads)
                 choices.append(fields)
             yield choices, mask
+            yield columns, mask  # tokens may influence each other along one axis
             if time.process_time() > end:
                 return
 
 
 def variants_and_masks(
-    probe: CallProbe,
+    probe: CallProbe, only_usual: bool
 ) -> Iterator[tuple[dict[str, Any], MaskArgument | None]]:
     """Fields of the adapter to try, with and without masks; the most likely first."""
     required = names.required_by_name(names.parameters_of(probe.adapter.target))
     masks = [*mask_candidates(probe)]
     required_masks = [mask for mask in masks if required.get(mask.name)]
     filled = [*filled_arguments(probe)]
-    usual = [{}, *filled, *optional_arguments(probe)]
+    usual = [{}, *second_inputs(probe), *filled, *optional_arguments(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
+    if only_usual:
+        return
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
@@ -251,8 +326,13 @@ def variants_and_masks(
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
-    parameters = {p.name: p for p in names.parameters_of(adapter.target)}
-    templates = {}
+    parameters = names.parameters_by_name(adapter.target)
+    templates = {
+        name: ["{heads}"]
+        for name, parameter in parameters.items()
+        if not adapter.is_module and type(parameter.default) is int
+        if names.value_of(name) == "{heads}"
+    }
     for name, value in adapter.call_args.items():
         if value is not None or name in given:
             continue
@@ -274,6 +354,25 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                     n: v for n, v in adapter.call_args.items() if n not in chosen
                 },
             }
+
+
+def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Required arguments of any name as the context: of other lengths, and attended to.
+
+    Required arguments beside it are filled.
+    """
+    adapter = probe.adapter
+    if not adapter.single_input or probe.options.inputs:
+        return
+    for name, parameter in names.parameters_by_name(adapter.target).items():
+        value = adapter.call_args.get(name, ...)
+        if value is not None or not names.may_be_context(parameter):
+            continue
+        others = {n: v for n, v in adapter.call_args.items() if n != name}
+        fields = {"inputs": (*adapter.inputs, name), "by_keyword": True, "k_len": 7}
+        rest = CallProbe(replace(adapter, call_args=others), probe.options)
+        for more in ({"call_args": others}, *filled_arguments(rest)):
+            yield fields | more
 
 
 def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -301,10 +400,26 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 yield fields | {"by_keyword": True, "is_pooled": True}
 
 
+def keeps_equal_values(script: Script, args: CallArguments) -> bool:
+    """Whether the output is the value where all positions have the same value."""
+    value, first = args.inputs[2], script.adapter.index(l=slice(0, 1))
+    equal = script.assign(value, f"{value}{first}.expand_as({value})")
+    output = script.call(replace(args, inputs=(*args.inputs[:2], equal)))
+    one, other = script.evaluate(output), script.evaluate(equal)
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
+
+
 def token_mixing(script: Script, args: CallArguments) -> float:
-    """How much more tokens influence each other than batch items do."""
+    """How much more tokens influence each other than batch items do.
+
+    Features before positions, in a function with heads, are less usual: they also keep
+    equal values.
+    """
+    if script.adapter.layout == "bhdl":
+        is_likely = len(args.inputs) == 3 and keeps_equal_values(script, args)
+        return math.inf if is_likely else 0.0
     early, late = {"l": slice(0, 3)}, {"l": slice(3, None)}
     tokens = influence(script, args, early, late)
     tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
-    return tokens - items * (script.adapter.layout != "ld")
+    return tokens - items * ("b" in script.adapter.layout)

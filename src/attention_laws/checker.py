@@ -38,7 +38,7 @@ from attention_laws.law import (
     ScriptError,
     first_line,
 )
-from attention_laws.names import argument_values, parameters_of, required_by_name
+from attention_laws.names import argument_values, required_by_name
 from attention_laws.script import Script
 
 # All laws by name, in the order in which they run and are shown.
@@ -445,26 +445,49 @@ def import_line(attention: Any, name: str) -> str:
     return f"# `{name}` is the attention that was checked.\n"
 
 
-def build_by_function(function: Any) -> tuple[nn.Module, str] | None:
-    """The module that a function of sizes builds, and the arguments that it got.
+def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] | None:
+    """The module that a function of sizes builds, and the lines that build it.
 
-    None where its arguments are not sizes, or where it builds no module.
+    None where its required arguments are not sizes or a config, or where it builds no
+    module.
     """
     if not inspect.isfunction(function):
         return None
-    required = required_by_name(parameters_of(function))
+    parameters = inspect.signature(function).parameters
+    required = required_by_name(parameters.values())
     values = argument_values(dict.fromkeys(required, True))
-    given = {
-        name: values[name] for name, is_required in required.items() if is_required
+    heads, d_k = stated.heads or 3, 4
+    sizes = {
+        "d_model": stated.d_model or heads * d_k,
+        "heads": heads,
+        "kv_heads": stated.kv_heads or heads,
+        "d_k": stated.d_model // heads if stated.d_model else d_k,
+        "window": stated.window or 4,
     }
-    if "{d_model}" not in given.values() or not all(given.values()):
+    given = {name: repr(value) for name, value in stated.init_args.items()}
+    namespace: dict[str, Any] = {}
+    for name, is_required in required.items():
+        if name in given:
+            continue
+        config = names.config_source(function, parameters[name])
+        if config is not None and (is_required or name == "config"):
+            given[name] = config[0].format(**sizes)
+            namespace |= config[1]
+        elif is_required or values[name] in ("{d_model}", "{heads}", "{kv_heads}"):
+            given[name] = values[name].format(**sizes)
+    is_sized = any(
+        values[name] == "{d_model}" or names.CONFIG_PATTERN.search(name)
+        for name in given
+    )
+    if not (is_sized or not parameters) or not all(given.values()):
         return None
-    sizes = {"d_model": 12, "heads": 3, "kv_heads": 3, "d_k": 4, "window": 4}
-    text = ", ".join(f"{name}={value.format(**sizes)}" for name, value in given.items())
+    text = ", ".join(f"{name}={value}" for name, value in given.items())
     with suppress(Exception):
-        built = eval(f"function({text})", {"function": function, "torch": torch})
+        scope = {"function": function, "torch": torch, **namespace}
+        built = eval(f"function({text})", scope)
         if isinstance(built, nn.Module):
-            return built, text
+            lines = "".join(map(names.import_source, namespace.values()))
+            return built, f"{lines}built = {function.__name__}({text})\n"
     return None
 
 
@@ -538,9 +561,10 @@ def check(
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
         imports = imports or import_line(attention, name)
-        if (built := build_by_function(attention)) is not None:
-            attention, arguments = built
-            imports, name = f"{imports}built = {name}({arguments})\n", "built"
+        if (built := build_by_function(attention, stated)) is not None:
+            attention, lines = built
+            stated = replace(stated, init_args={})
+            imports, name = imports + lines, "built"
         adapter = infer_adapter(attention, name, imports, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]

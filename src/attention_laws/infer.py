@@ -13,8 +13,10 @@ calling conventions.
 """
 
 import inspect
+import itertools
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -33,15 +35,19 @@ from attention_laws.adapter import (
     MaskArgument,
     Options,
     Sizes,
+    check_divisible,
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.calling import (
+    CALLING_SECONDS,
     CallProbe,
+    encodings_of,
     error_location,
     influence,
     mask_candidates,
     output_of,
     token_mixing,
+    unnamed_masks,
     ways_to_call,
 )
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
@@ -64,8 +70,16 @@ MASK_SIZES = {
 }
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
-# Behind them is the longest length; the last is for a class that accepts no other.
-SIZES = ((3, 4, 320), (4, 8, 320), (2, 32, 320), (2, 64, 320), (4, 4, 16))
+# Behind them is the longest length, which may have to be small, and whether all widths
+# are the same, also that of a context.
+SIZES = (
+    (3, 4, 320, False),
+    (3, 4, 320, True),
+    (4, 8, 320, False),
+    (2, 32, 320, False),
+    (2, 64, 320, False),
+    (4, 4, 16, False),
+)
 
 # Query heads that share one head of keys and values, where the constructor takes both.
 GROUP_SIZE = 2
@@ -97,29 +111,7 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
 
     Raises `CallError` where no way to call it was found.
     """
-    first_error: CallError | None = None
-    sizes = SIZES if isinstance(attention, type) else SIZES[:1]
-    for heads, d_k, longest in sizes:
-        adapter = Adapter(attention, name, imports, {}, window=options.window)
-        probe = CallProbe(adapter, options)
-        if isinstance(attention, type):
-            infer_init_args(probe, heads, d_k, longest)
-        else:
-            infer_heads(probe)
-        infer_inputs(probe)
-        check_argument_names(probe)
-        try:
-            infer_layout(probe)
-            break
-        except CallError as error:
-            first_error = first_error or error
-            if options.heads or options.d_model:
-                raise
-        except ScriptError as failure:
-            first_error = first_error or late_error(name, failure)
-    else:
-        assert first_error is not None
-        raise first_error
+    probe = find_call(attention, name, imports, options)
     try:
         infer_masks(probe)
         infer_weights(probe)
@@ -127,6 +119,66 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     except ScriptError as failure:
         raise late_error(name, failure) from failure
     return probe.adapter
+
+
+def find_call(attention: Any, name: str, imports: str, options: Options) -> CallProbe:
+    """Sizes at which `attention` is called with success, and how.
+
+    Raises the `CallError` of the first sizes where there are none. The usual ways to
+    call it are tried at all sizes before the others.
+    """
+    first_error: CallError | None = None
+    sizes = SIZES if isinstance(attention, type) else SIZES[:1]
+    built: set[str] = set()
+    start = time.process_time()
+    for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
+        # Half of the time that is left, so that the later sizes are tried, too.
+        seconds = (CALLING_SECONDS - (time.process_time() - start)) / 2
+        adapter = Adapter(attention, name, imports, {}, window=options.window)
+        probe = CallProbe(adapter, options, seconds)
+        try:
+            if isinstance(attention, type):
+                infer_init_args(probe, heads, d_k, longest, tie)
+                arguments = f"{usual} {probe.adapter.facts[-1].value}"
+                if arguments in built:
+                    continue
+                built.add(arguments)
+                check_build(probe)
+            else:
+                infer_heads(probe)
+            infer_inputs(probe)
+            check_argument_names(probe)
+            infer_layout(probe, usual)
+            infer_heads_of_function(probe)
+            free_or_fix_sizes(probe)
+            return probe
+        except CallError as error:
+            first_error = first_error or error
+        except ScriptError as failure:
+            first_error = first_error or late_error(name, failure)
+    assert first_error is not None
+    raise first_error
+
+
+def check_build(probe: CallProbe) -> None:
+    """Raise `CallError` where a class cannot be built: no call could succeed."""
+    adapter, options = probe.adapter, probe.options
+    if not isinstance(adapter.target, type):
+        return
+    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **options.script_options())
+    try:
+        script.restart()
+    except ScriptError as failure:
+        if not script.lines[-1].startswith(f"attention = {adapter.name}("):
+            return  # lazy weights, which a call initializes
+        if probe.guessed:
+            raise unknown_argument(adapter.target, probe.guessed) from failure
+        raise CallError(
+            f"`{adapter.build_expression(sizes)}` raises "
+            f"{failure}{error_location(failure.error)}; give the arguments of the "
+            f"constructor with `--init-args`, or check an instance"
+        ) from failure
 
 
 def late_error(name: str, failure: ScriptError) -> CallError:
@@ -177,13 +229,27 @@ def infer_heads(probe: CallProbe) -> None:
         probe.record("heads", f"{heads}, {kv_heads} of keys and values", source)
 
 
+def infer_heads_of_function(probe: CallProbe) -> None:
+    """One head, where neither the layout of a function nor an argument has more."""
+    adapter = probe.adapter
+    has_heads = "h" in adapter.layout or "{heads}" in str(adapter.extra_args)
+    if not (adapter.is_module or has_heads or probe.options.heads):
+        code = names.identifiers(adapter.target)
+        if not any("head" in name.lower() for name in code):
+            probe.update(heads=1, d_k=adapter.heads * adapter.d_k)
+
+
 def infer_init_args(
-    probe: CallProbe, heads: int = 3, d_k: int = 4, longest: int = 320
+    probe: CallProbe,
+    heads: int = 3,
+    d_k: int = 4,
+    longest: int = 320,
+    tie: bool = False,
 ) -> None:
     """Which arguments the constructor needs, and which sizes they leave.
 
     `heads`, `d_k` and the longest length are the sizes to build with, where no option
-    gives them.
+    gives them. With `tie`, all widths are the same.
     """
     target, options = probe.adapter.target, probe.options
     # Braces stand for sizes, so those of a dict are doubled.
@@ -201,6 +267,7 @@ def infer_init_args(
     parameters = inspect.signature(target).parameters
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
+    values |= names.tied_widths(parameters, values, options, tie)
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
@@ -275,6 +342,7 @@ def infer_sizes(
     `present` are the sizes that the constructor takes, such as "{heads}".
     """
     d_model, kv_heads = given["{d_model}"], given["{kv_heads}"]
+    d_k = given.get("{d_k}") or d_k
     heads_given = bool(given["{heads}"])
     most_heads = heads
     if heads_given:
@@ -285,9 +353,15 @@ def infer_sizes(
         heads, kv_heads = 2 * GROUP_SIZE, 2
     elif "{heads}" not in present or (d_model and d_model % heads):
         heads = 1
+    if d_model and "{d_k}" not in present:
+        check_divisible("d_model", d_model, "heads", heads)
+    if d_model and not given.get("{d_k}"):
+        d_k = d_model // heads
     probe.update(
         heads=heads,
-        d_k=d_model // heads if d_model else d_k,
+        d_k=d_k,
+        d_model=d_model if d_model != heads * d_k else None,
+        context_width=context_width(probe, d_model),
         group_size=heads // kv_heads if kv_heads else 1,
         fixed_size=bool(heads_given or d_model),
     )
@@ -305,6 +379,30 @@ def infer_sizes(
             if any(True for _ in built.parameters()):
                 probe.built = built
                 infer_heads(probe)
+
+
+def context_width(probe: CallProbe, d_model: int | None) -> int | None:
+    """The width of the context, where an option gives another than that of queries."""
+    given = probe.options.init_args.items()
+    widths = {
+        value
+        for name, value in given
+        if type(value) is int and names.CONTEXT_WIDTH_PATTERN.fullmatch(name)
+    } - {d_model}
+    return widths.pop() if d_model and len(widths) == 1 else None
+
+
+def free_or_fix_sizes(probe: CallProbe) -> None:
+    """Fix the sizes unless a class can be called with another number of heads.
+
+    A width may be the default of an argument of an unknown name, and not change.
+    """
+    adapter = probe.adapter
+    if not isinstance(adapter.target, type) or probe.built is not None:
+        return
+    others = {n * adapter.group_size for n in (1, 2, 3)} - {adapter.heads}
+    if not any(probe.try_call(heads=heads) for heads in others):
+        probe.update(fixed_size=True, free_heads=False)
 
 
 def build(probe: CallProbe, heads: int) -> nn.Module:
@@ -356,7 +454,7 @@ def infer_inputs(probe: CallProbe) -> None:
 # From calls
 
 
-def infer_layout(probe: CallProbe) -> None:
+def infer_layout(probe: CallProbe, usual: bool) -> None:
     """Along which axis tokens influence each other, and along which they do not.
 
     Raises `CallError` where no call succeeds.
@@ -364,10 +462,13 @@ def infer_layout(probe: CallProbe) -> None:
     # Tokens do not influence each other, or batch items do: probably a wrong layout,
     # unless no other is accepted.
     unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
-    for choices, required_mask in ways_to_call(probe):
+    for choices, required_mask in ways_to_call(probe, usual):
         found = {}
         for fields in choices:
-            call = probe.try_call(required_mask=required_mask, **fields)
+            more = {"k_len": fields.pop("k_len", 5), "required_mask": required_mask}
+            if probe.try_call(**fields, **more, reuse=True) is None:
+                continue
+            call = probe.try_call(**fields, **more)
             if call is not None:
                 fields["output_index"] = call[0].adapter.output_index
                 found[token_mixing(*call)] = fields
@@ -377,7 +478,7 @@ def infer_layout(probe: CallProbe) -> None:
             return
         if found and unlikely is None:
             unlikely = found[max(found)], required_mask
-    if unlikely is not None:
+    if unlikely is not None and not usual:
         record_layout(probe, *unlikely)
         return
     adapter = probe.adapter
@@ -415,11 +516,21 @@ def infer_roles(probe: CallProbe) -> None:
         return
     module = call[0].namespace["attention"]
     several = adapter.is_module and names.count_attentions(module) > 1
-    probe.update(mixes_queries=several)
+    probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
         probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
+
+
+def attends_to_both(probe: CallProbe) -> bool:
+    """Whether the keys are those of both inputs, one after the other."""
+    call = probe.try_call(k_len=7)
+    if call is None:
+        return False
+    with WeightsRecorder() as recorder:
+        call[0].call(call[1])
+    return any(weights.shape[dim] == 5 + 7 for weights, dim in recorder.found)
 
 
 def record_layout(
@@ -460,6 +571,8 @@ def infer_masks(probe: CallProbe) -> None:
         masks = found.setdefault(mask.name, [])
         if mask.name not in unused_names:
             unused_names[mask.name] = not given and is_unused(probe, mask.name)
+            if not given and hides_queries(probe, mask):
+                unused_names[mask.name] = True
         if unused_names[mask.name]:
             continue
         if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
@@ -467,8 +580,9 @@ def infer_masks(probe: CallProbe) -> None:
         elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
             leak = min((leak for leak in leaks if leak is not None), default=math.inf)
-            if leaks[0] is not None and leaks[0] < 1e-3 and is_neutral(probe, mask):
-                masks.append(mask)
+            is_mask = leaks[0] is not None and leaks[0] < 1e-3
+            if is_mask and is_neutral(probe, mask):
+                masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
@@ -488,6 +602,11 @@ def infer_masks(probe: CallProbe) -> None:
                 f"hides no key; if it should: --mask {name}=...",
                 "inferred",
             )
+    for name in unnamed_masks(probe):
+        unnamed = mask_of_any_name(probe, name)
+        if unnamed is not None:
+            found[name] = [unnamed]
+            record_mask(probe, unnamed)
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
@@ -536,6 +655,61 @@ def is_unused(probe: CallProbe, name: str) -> bool:
         if not torch.equal(output_of(without), output):
             return False
     return True
+
+
+def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
+    """Whether a mask is of queries: it has their length where keys have another."""
+    adapter, name = probe.adapter, mask.name
+    if adapter.single_input or adapter.fixed_length is not None:
+        return False
+    if mask.kind in ("lengths", "causal"):
+        return False
+    ones = f"torch.ones({2 + (probe.adapter.heads == 2)}, {{}}, dtype=torch.bool)"
+    of_keys, of_queries = (
+        probe.try_call(k_len=7, more={name: ones.format(length)}) for length in (7, 5)
+    )
+    return of_keys is None and of_queries is not None
+
+
+def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
+    """The first encoding in which an argument hides keys; None if it hides none.
+
+    Its name does not tell that it is a mask, so one that leaks is none.
+    """
+    if is_unused(probe, name):
+        return None
+    for mask in encodings_of(name, ""):
+        leak = mask_leakage(probe, mask)
+        if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
+            return mask if is_of_item(probe, mask) else None
+    return None
+
+
+def without_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
+    """The mask of keys, where only the first row of one for each query is used."""
+    if mask.axes != "b1qk" or probe.adapter.is_pooled:
+        return mask
+    of_keys = replace(mask, axes="b11k")
+    last = slice(4, 5)
+    call = probe.try_call(mask=mask, hide=(last, slice(3, 4), slice(None)))
+    if call is None or influence(*call, {"l": slice(3, 4)}, {"l": last}) == 0:
+        return mask
+    leak = mask_leakage(probe, of_keys)
+    return of_keys if leak is not None and leak < 1e-3 else mask
+
+
+def is_of_item(probe: CallProbe, mask: MaskArgument) -> bool:
+    """Whether a mask of the last batch item leaves the first as it is."""
+    last = slice(1 + (probe.adapter.heads == 2), None)
+    masked = probe.try_call(mask=mask, hide=(slice(None), slice(3, 4), last))
+    unmasked, first = probe.unmasked_call("eval"), probe.adapter.index(b=0)
+    if masked is None or unmasked is None or not set("bn") & set(mask.axes):
+        return True
+    one, other = (
+        script.evaluate(f"{script.call(args)}{first}")
+        for script, args in (masked, unmasked)
+    )
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def leaking_mask_of_items(
@@ -741,8 +915,9 @@ def weights_candidates(script: Script) -> Iterator[str]:
         yield index if index.startswith("[") else f"result{index}"
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
+            is_one = not re.search(r"\d", path)  # not one of several layers
             for name, value in vars(module).items():
-                if isinstance(value, Tensor):
+                if isinstance(value, Tensor) and is_one:
                     yield f".{path}.{name}" if path else f".{name}"
 
 
@@ -918,12 +1093,15 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     adapter = probe.adapter
     parameters = names.parameters_of(adapter.target)
     use = {p.name: "True" for p in parameters if p.name == "use_cache"}
+    steps = next(names.cache_steps(parameters, {}), {})
+    use |= {name: text for name, text in steps.items() if text == "{start}"}
     argument = cache_argument(adapter)
     if argument:
-        call = probe.try_call(more={argument: "None", **use})
+        first = {name: text.format(start=0) for name, text in use.items()}
+        call = probe.try_call(more={argument: "None", **first})
         if call is not None:
             script, args = call
-            source = script.argument_source(args, **{argument: "None"}, **use)
+            source = script.argument_source(args, **{argument: "None"}, **first)
             result = script.evaluate(f"attention({source})")
             for index, value in parts_of(result).items():
                 if value is not None and index != script.adapter.output_index:
@@ -1054,6 +1232,8 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
     softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
+    if attends_to_both(CallProbe(script.adapter, Options())):
+        return False
     return bool(softmax_over) and length not in softmax_over
 
 
@@ -1083,9 +1263,10 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
     """
     for name, projections in names.other_fused_orders(adapter.projections):
         yield "fused projection", f"[{name}]", {"projections": projections}
-    if adapter.heads == 1 and isinstance(adapter.target, nn.Module):
+    if adapter.heads == 1 and adapter.is_module:
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
-            yield "heads", str(heads), {"heads": heads, "d_k": adapter.d_k // heads}
+            sizes = {"heads": heads, "d_k": adapter.d_k // heads}
+            yield "heads", str(heads), {**sizes, "fixed_size": True}
 
 
 def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:

@@ -55,6 +55,14 @@ ARGUMENT_VALUES = {
     name: value for value, names in ARGUMENT_NAMES.items() for name in names.split()
 }
 
+# Sizes whose names are made of the usual words.
+SIZE_PATTERNS = {
+    r"kv_?heads?$": "{kv_heads}",
+    r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
+    r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
+    r"^(n|num|nb|no|number|a|attn|attention)(_?\w+)?_?heads?$": "{heads}",
+}
+
 INPUT_NAMES = (
     ("query", "key", "value"),
     ("queries", "keys", "values"),
@@ -102,6 +110,14 @@ CONTEXT_WIDTH_PATTERN = re.compile(
 COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
+)
+OPTIONAL_WIDTH_PATTERN = re.compile(
+    r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
+    re.IGNORECASE,
+)
+# Those of a context, also where their defaults differ from the width.
+OUTER_WIDTH_PATTERN = re.compile(
+    r"(context|ctx|cross\w*|encoder|enc|memory|source|src|text|txt)_"
 )
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
@@ -187,7 +203,7 @@ DESIGNS = {
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
-    r"|^bias_[kv]$|zero_att",
+    r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
@@ -201,10 +217,13 @@ DESIGNS = {
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(key_|kv_)?padding$|^(is_)?valid$|^adj"
+    r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
+    r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
+# Optional arguments that hide some keys from some queries, but are no masks.
+OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
 # Names of submodules and parameters, normalized: lower case, without underscores.
@@ -243,6 +262,30 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
         return []
     # Taken from the class, `forward` has `self` as its first parameter.
     return found[1:] if isinstance(function, type) else found
+
+
+def parameters_by_name(function: Any) -> dict[str, inspect.Parameter]:
+    """The same parameters by their names."""
+    return {parameter.name: parameter for parameter in parameters_of(function)}
+
+
+def may_be_context(parameter: inspect.Parameter) -> bool:
+    r"""Whether an argument may be attended to: a tensor of no other known meaning.
+
+    >>> forward = lambda x, txt, mask, n: None
+    >>> [p.name for p in parameters_of(forward) if may_be_context(p)]
+    ['x', 'txt', 'n']
+    """
+    name = parameter.name
+    return not (
+        any(re.fullmatch(p, name, re.IGNORECASE) for p in EXTRA_ARGUMENTS)
+        or CACHE_PATTERN.match(name)
+        or WEIGHT_PATTERN.fullmatch(name)
+        or MASK_PATTERN.search(name)
+        or POSITION_PATTERN.search(name)
+        or value_of(name)
+        or parameter.annotation in (int, float, bool, str, dict)
+    )
 
 
 def required_by_name(parameters: Iterable[inspect.Parameter]) -> dict[str, bool]:
@@ -286,6 +329,52 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     return values
 
 
+def tied_widths(
+    parameters: Mapping[str, inspect.Parameter],
+    values: Mapping[str, str],
+    options: Any,
+    tie: bool = False,
+) -> dict[str, str]:
+    r"""Optional arguments of a constructor that are the width under another name.
+
+    Their number, by default or as it is given, is that of the width, or the width of a
+    context. If the width has no known name, it is the first such argument. With `tie`,
+    all widths are the same.
+
+    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, max_length=64): ...
+    >>> parameters = inspect.signature(build).parameters
+    >>> values = argument_values(required_by_name(parameters.values()))
+    >>> tied_widths(parameters, values, SimpleNamespace(d_model=None, init_args={}))
+    {'text_dim': '{d_model}', 'out_size': '{d_model}'}
+    """
+    given = options.init_args
+    numbers = {
+        name: given.get(name, parameter.default)
+        for name, parameter in parameters.items()
+        if type(given.get(name, parameter.default)) is int
+    }
+    widths = [
+        numbers[n] for n, v in values.items() if v == "{d_model}" and n in numbers
+    ]
+    candidates = [
+        name
+        for n, (name, number) in enumerate(numbers.items())
+        if not values[name] and number >= 8
+        if OPTIONAL_WIDTH_PATTERN.search(name)
+        or CONTEXT_WIDTH_PATTERN.fullmatch(name)
+        or (n == 0 and "{d_model}" not in values.values() and name in [*parameters][:1])
+    ]
+    if "{d_model}" not in values.values() and "{heads}" in values.values():
+        widths += [numbers[name] for name in candidates[:1]]
+    width = options.d_model or next(iter(widths), None)
+    return {
+        name: "{d_model}"
+        for name in candidates
+        if numbers[name] == width
+        or (name not in given and (tie or OUTER_WIDTH_PATTERN.match(name)))
+    }
+
+
 def guessed_value(name: str) -> str:
     r"""A value for a required constructor argument that is no size; "" if unknown.
 
@@ -299,12 +388,14 @@ def guessed_value(name: str) -> str:
 def value_of(name: str) -> str:
     r"""The value of a constructor argument or of a field of a config; "" if unknown.
 
-    >>> value_of("n_head"), value_of("H"), value_of("sliding_window")
-    ('{heads}', '{heads}', '{window}')
+    >>> value_of("nb_head"), value_of("H"), value_of("size_per_head")
+    ('{heads}', '{heads}', '{d_k}')
     """
     if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
         return "{window}"
-    return ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
+    found = ARGUMENT_VALUES.get(name) or ARGUMENT_VALUES.get(name.lower(), "")
+    others = (value for p, value in SIZE_PATTERNS.items() if re.search(p, name.lower()))
+    return found or next(others, "")
 
 
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
@@ -362,6 +453,17 @@ def input_key(target: Any, name: str) -> str:
         return ""
     keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
     return keys[0] if keys else ""
+
+
+def names_in_kwargs(target: Any) -> list[str]:
+    r"""The names that the code reads from the other keyword arguments of a call."""
+    others = [p.name for p in parameters_of(target) if p.kind is p.VAR_KEYWORD]
+    try:
+        source = inspect.getsource(getattr(target, "forward", target)) if others else ""
+    except (OSError, TypeError):
+        return []
+    read = rf"\b{''.join(others)}(?:\.get\(|\.pop\(|\[)[\"'](\w+)[\"']"
+    return re.findall(read, source) if others else []
 
 
 def dict_template(target: Any, name: str) -> str:
@@ -509,18 +611,21 @@ def cache_steps(
 
 
 def config_source(
-    target: type, parameter: inspect.Parameter
+    target: Any, parameter: inspect.Parameter
 ) -> tuple[str, dict[str, Any]] | None:
     """Source text for a config object, and the class that it names.
 
-    The class is that of the annotation, or the only one of the file whose name ends in
-    "Config" or "Args". Without a class it is a namespace or a dict of the names that
+    The class is that of the annotation, or the only one of the file whose name ends as
+    that of a config. Without a class it is a namespace or a dict of the names that
     the source of the module reads. None where the argument is not a config.
     """
     if not CONFIG_PATTERN.search(parameter.name):
         return None
     source = inspect.getsource(target)
-    name = re.escape(parameter.name)
+    # The config may be stored, or have a shorter name in the function.
+    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {parameter.name}(?:;|$)"
+    called = [parameter.name, *re.findall(stored, source, re.MULTILINE)]
+    name = f"(?:{'|'.join(map(re.escape, called))})"
     fields = re.findall(rf"\b{name}\.(\w+)", source)
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
@@ -556,7 +661,7 @@ def is_number(parameter: inspect.Parameter | None) -> bool:
     return parameter is not None and isinstance(parameter.default, int)
 
 
-def find_config_class(target: type, parameter: inspect.Parameter) -> type | None:
+def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     """The class of a config: the annotation, or the one config class of the file."""
     scope = vars(sys.modules[target.__module__])
     annotation = parameter.annotation
@@ -571,7 +676,7 @@ def find_config_class(target: type, parameter: inspect.Parameter) -> type | None
         value
         for name, value in scope.items()
         if isinstance(value, type)
-        and re.search(r"(Config|Args)$", name)
+        and re.search(r"(Config|Cfg|Args|Params)$", name)
         and value.__module__ == target.__module__
     ]
     return found[0] if len(found) == 1 else None
@@ -820,6 +925,12 @@ def candidate_widths(module: nn.Module) -> list[int]:
         found += [*parameter.shape] if not nn.parameter.is_lazy(parameter) else []
     # A module with lazy weights takes any width.
     return [*dict.fromkeys(n for n in found if n), 12]
+
+
+def layer_widths(module: nn.Module) -> list[int]:
+    """The widths of the inputs of linear layers, each once."""
+    widths = [getattr(part, "in_features", None) for part in module.modules()]
+    return [*dict.fromkeys(width for width in widths if width)]
 
 
 def find_projections(

@@ -214,7 +214,8 @@ def flip_items(cache: Any, batch_size: int) -> Any:
     if isinstance(cache, dict):
         return {name: flip_items(each, batch_size) for name, each in cache.items()}
     if isinstance(cache, tuple | list):
-        return tuple(flip_items(each, batch_size) for each in cache)
+        items = [flip_items(each, batch_size) for each in cache]
+        return type(cache)(*items) if hasattr(cache, "_fields") else tuple(items)
     return cache
 
 

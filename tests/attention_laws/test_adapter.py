@@ -229,10 +229,6 @@ def test_invalid_options_are_refused(name: str, value: Any, expected: str) -> No
     ("options", "message"),
     [
         (
-            {"d_model": 7, "heads": 2},
-            "`d_model` (=7) must be divisible by `heads` (=2)",
-        ),
-        (
             {"heads": 3, "kv_heads": 2},
             "`heads` (=3) must be divisible by `kv_heads` (=2)",
         ),

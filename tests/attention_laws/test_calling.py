@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS
-from attention_laws.adapter import Adapter, Options
+from attention_laws.adapter import Adapter, MaskArgument, Options
 from attention_laws.checker import build_by_function, check_law
 from attention_laws.infer import infer_adapter
 from specimens import Correct, MaskedSelfAttention, Rotary
@@ -202,6 +202,154 @@ class AddsToEdges(OfOneInput):
         return super().score(q, k) + self.edges
 
 
+class OfTwoStreams(Correct):
+    """Names that tell nothing; the queries of both streams attend to both."""
+
+    def __init__(self, embed_dim: int, heads: int, l_dim: int = 48) -> None:
+        super().__init__(embed_dim, heads)
+        self.other = nn.Linear(l_dim, embed_dim)
+
+    def forward(self, v: Tensor, l: Tensor, pad: Tensor | None = None) -> Any:  # type: ignore[override]  # noqa: E741
+        both = torch.cat([v, self.other(l)], dim=1)
+        mask = torch.ones(len(v), 1, both.shape[1], dtype=torch.bool)
+        if pad is not None:
+            mask[:, 0, v.shape[1] :] = ~pad
+        return super().forward(both, both, both, mask)[:, : v.shape[1]]
+
+
+class OfAnyName(OfOneInput):
+    def forward(self, x: Tensor, banned: Tensor | None = None) -> Any:  # type: ignore[override]
+        return self.attend(x, None if banned is None else ~banned[:, None])
+
+
+class OfQueriesAndKeys(Correct):
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Any:
+        mask = None if key_mask is None else key_mask[:, None]
+        output = super().forward(query, key, value, mask)
+        return output if query_mask is None else output * query_mask[..., None]
+
+
+class OfRowOfMask(OfOneInput):
+    """One mask of keys, of four axes."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        return self.attend(x, None if mask is None else mask[:, 0, :1].bool())
+
+
+class OfMaskInKwargs(OfOneInput):
+    def forward(self, x: Tensor, **others: Any) -> Any:  # type: ignore[override]
+        pad = others.get("pad")
+        return self.attend(x, None if pad is None else ~pad[:, None])
+
+
+class OfProjections(nn.Module):
+    """Takes queries, keys and values in one input."""
+
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+
+    def forward(self, qkv: Tensor) -> Any:
+        parts = qkv.unflatten(1, (self.n_heads, -1)).chunk(3, dim=2)
+        return features_first(*parts).flatten(1, 2)
+
+
+def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhdq,bhdk->bhqk", q, k) / q.shape[2] ** 0.5
+    return torch.einsum("bhqk,bhdk->bhdq", scores.softmax(-1), v)
+
+
+class OfLayers(OfOneInput):
+    """Stores its weights in each of several layers."""
+
+    class Layer(OfOneInput):
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            self.attn = super().weigh(scores, mask)
+            return self.attn
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.layers = nn.ModuleList([self.Layer(d_model, heads)])
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.layers[0].attend(x))  # type: ignore[operator]
+
+
+class OfFramesAlone(OfOneInput):
+    """Attention along one of two axes of positions."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        columns = x.transpose(1, 2)
+        y = self.attend(columns.flatten(0, 1)).reshape(columns.shape)
+        return y.transpose(1, 2)
+
+
+class OfSizePerHead(OfOneInput):
+    def __init__(self, width: int, nb_head: int, size_per_head: int) -> None:
+        super().__init__(width, nb_head)
+        assert width == nb_head * size_per_head
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+class OfOffset(OfOneInput):
+    """A cache, and the position of the first new token."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, past: Any = None, offset: int = 0
+    ) -> Any:
+        x = x + torch.arange(offset, offset + x.shape[1])[:, None].cos()
+        past = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(1, x.shape[1], past.shape[1], dtype=torch.bool)
+        mask = ones.tril(past.shape[1] - x.shape[1])
+        return Correct.forward(self, x, past, past, mask), past
+
+
+class OfOtherContext(Correct):
+    """A module of two widths, which is given as it is built."""
+
+    def __init__(self) -> None:
+        super().__init__(12, 3)
+        self.of_context = nn.Linear(7, 12)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        context = self.of_context(x if context is None else context)
+        return super().forward(x, context, context)
+
+
+def of_example(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    scores = (q @ k.T / q.shape[-1] ** 0.5).masked_fill(~keep, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def of_eight_heads(
+    x: Tensor, w_q: Tensor, w_k: Tensor, w_v: Tensor, num_heads: int = 8
+) -> Tensor:
+    parts = (x @ weight for weight in (w_q, w_k, w_v))
+    q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def sequence_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("qbhd,kbhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    return torch.einsum("bhqk,kbhd->qbhd", scores.softmax(-1), v)
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+    part = torch.bucketize(torch.arange(len(q)), cu_seqlens[1:], right=True)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(part[:, None] != part, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
 EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
@@ -220,12 +368,29 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (AddsToEdges, {"required_mask": None, "extra_args": {"adj": EDGES}}),
     (with_weights, {"inputs": ("x",)}),
     (with_params, {"inputs": ("x",)}),
+    (OfTwoStreams, {"inputs": ("v", "l"), "mixes_queries": True}),
+    (OfAnyName, {"masks": (MaskArgument("banned", "ignore", "bk"),)}),
+    (OfQueriesAndKeys, {"masks": (MaskArgument("key_mask", "attend", "bk"),)}),
+    (OfRowOfMask, {"masks": (MaskArgument("mask", "attend", "b11k"),)}),
+    (OfMaskInKwargs, {"masks": (MaskArgument("pad", "ignore", "bk"),)}),
+    (OfOtherContext(), {"inputs": ("x", "context"), "context_width": 7}),
+    (OfProjections, {"layout": "bdl", "d_model": 36}),
+    (features_first, {"layout": "bhdl"}),
+    (OfLayers, {"weights_source": "", "inputs": ("x",)}),
+    (OfFramesAlone, {"image": "image_channels_last", "image_height": 0}),
+    (OfSizePerHead, {"heads": 3, "d_k": 4}),
+    (OfOffset, {"cache_args": {"offset": "{start}"}}),
+    (of_example, {"layout": "ld", "heads": 1}),
+    (of_eight_heads, {"layout": "bld", "heads": 3}),
+    (sequence_first, {"layout": "lbhd"}),
+    (packed, {"layout": "lhd"}),
 ]
 
 
 @functools.cache
 def found(attention: Any) -> Adapter:
-    return infer_adapter(attention, attention.__name__, "", Options())
+    name = getattr(attention, "__name__", "built")
+    return infer_adapter(attention, name, "", Options())
 
 
 @pytest.mark.parametrize(("attention", "fields"), CASES, ids=lambda case: "")
@@ -259,9 +424,10 @@ def test_what_the_output_shows_is_a_design(attention: Any, design: str) -> None:
 
 
 def test_the_formula_holds_for_other_orders_of_heads_and_features() -> None:
-    for attention in (MergesByFeature, HidesItsHeads(12, 3)):
+    hidden = HidesItsHeads(12, 3), OfTwoHeads
+    for attention, heads in zip((MergesByFeature, *hidden), (3, 3, 2), strict=True):
         adapter = infer_adapter(attention, "attention", "", Options())
-        assert adapter.heads == 3
+        assert adapter.heads == heads
         assert check_law(LAWS["formula"], adapter, Options(), False).status == "pass"
 
 
@@ -277,6 +443,11 @@ class HidesItsHeads(OfOneInput):
         return self.attend(x)
 
 
+class OfTwoHeads(HidesItsHeads):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 2)
+
+
 def test_arguments_of_a_constructor_are_guessed() -> None:
     built = {fact.name: fact.value for fact in found(Guessed).facts}["built as"]
     assert built.endswith("mlp_ratio=1.0, kernel_size=3, flag=False)")
@@ -287,13 +458,55 @@ def make_attention(d_model: int, n_heads: int, *, causal: bool = False) -> nn.Mo
     return kind(d_model, n_heads)
 
 
-def test_a_function_of_sizes_is_called_for_the_module_that_it_builds() -> None:
-    built = build_by_function(make_attention)
+def make_by_default(dim: int = 64, heads: int = 4, scale: float = 1.0) -> nn.Module:
+    return Correct(dim, heads)
+
+
+def make_from_config(cfg: Any) -> nn.Module:
+    short = cfg
+    return Correct(short.hidden_size, cfg.num_heads)
+
+
+def make_from_dict(config: dict[str, int]) -> nn.Module:
+    return Correct(config["dim"], config["heads"])
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "expected"),
+    [
+        (make_attention, {}, "built = make_attention(d_model=12, n_heads=3)\n"),
+        (make_by_default, {}, "built = make_by_default(dim=12, heads=3)\n"),
+        (
+            make_by_default,
+            {"heads": 2, "d_model": 10, "init_args": {"scale": 0.5}},
+            "built = make_by_default(scale=0.5, dim=10, heads=2)\n",
+        ),
+        (
+            make_from_config,
+            {},
+            "from types import SimpleNamespace\nbuilt = make_from_config("
+            "cfg=SimpleNamespace(hidden_size=12, num_heads=3))\n",
+        ),
+        (
+            make_from_dict,
+            {},
+            'built = make_from_dict(config={"dim": 12, "heads": 3})\n',
+        ),
+        (lambda: Correct(6, 2), {}, "built = <lambda>()\n"),
+    ],
+)
+def test_a_function_of_sizes_is_called_for_the_module_that_it_builds(
+    build: Any, options: dict[str, Any], expected: str
+) -> None:
+    built = build_by_function(build, Options(**options))
     assert built is not None
-    module, arguments = built
+    module, lines = built
     assert isinstance(module, Correct)
-    assert arguments == "d_model=12, n_heads=3"
-    assert build_by_function(with_weights) is None
+    assert lines == expected
+
+
+def test_a_function_of_inputs_builds_nothing() -> None:
+    assert build_by_function(with_weights, Options()) is None
 
 
 class NormOverTokens(OfOneInput):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
 from attention_laws.calling import CallProbe, influence
@@ -553,14 +554,59 @@ def test_a_dict_may_be_given_to_the_constructor() -> None:
     assert facts(adapter)["built as"] == f"FromConfig(cfg={cfg}) (given)"
 
 
-def test_a_given_size_of_unknown_meaning_fixes_the_others() -> None:
-    class OfTwoWidths(Correct):
-        def __init__(self, dim: int, heads: int, other_width: int = 12) -> None:
-            super().__init__(other_width, heads)
+class OfTwoWidths(Correct):
+    def __init__(self, odim: int = 64, heads: int = 4, context_dim: int = 64) -> None:
+        super().__init__(odim, heads)
+        self.of_context = nn.Linear(context_dim, odim)
 
-    given = {"dim": 12, "heads": 3}
-    assert found(OfTwoWidths, init_args=given).free_heads
-    assert not found(OfTwoWidths, init_args=given | {"other_width": 12}).free_heads
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        context = self.of_context(context)
+        return super().forward(x, context, context)
+
+
+class OfAnotherWidth(OfTwoWidths):
+    def __init__(self, dim: int = 64, heads: int = 4, code: int = 64) -> None:
+        super().__init__(dim, heads, code)
+
+
+class OfHeadsOfAnyWidth(Correct):
+    def __init__(self, dim: int, heads: int, dim_head: int) -> None:
+        super().__init__(heads * dim_head, heads)
+        self.first, self.last = nn.Linear(dim, 10), nn.Linear(heads * dim_head, dim)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        x = F.pad(self.first(x), (0, self.heads * 4 - 10))
+        return self.last(super().forward(x, x, x))
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "is_free", "width"),
+    [
+        (OfTwoWidths, {}, False, None),  # built with three heads, and any other number
+        (OfTwoWidths, {"d_model": 64, "heads": 4}, True, None),
+        (OfTwoWidths, {"d_model": 64, "init_args": {"context_dim": 24}}, True, 24),
+        (OfTwoWidths, {"d_model": 64, "init_args": {"context_dim": 64}}, True, None),
+        (OfAnotherWidth, {"d_model": 64, "heads": 4}, False, None),
+        (
+            OfHeadsOfAnyWidth,
+            {"d_model": 16, "init_args": {"dim": 16, "heads": 3, "dim_head": 4}},
+            True,
+            None,
+        ),
+    ],
+)
+def test_sizes_vary_only_where_a_call_with_others_succeeds(
+    attention: Any, options: dict[str, Any], is_free: bool, width: int | None
+) -> None:
+    adapter = found(attention, **options)
+    assert (adapter.free_heads, adapter.context_width) == (is_free, width)
+    assert adapter.fixed_size == bool(options)
+
+
+def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
+    message = r"`d_model` \(=7\) must be divisible by `heads` \(=2\)"
+    with pytest.raises(CallError, match=message):
+        found(Correct, d_model=7, heads=2)
 
 
 def test_a_decorator_for_inference_is_a_design() -> None:

@@ -2,14 +2,16 @@
 
 import itertools
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import oracle
 from attention_laws.tools import (
     dropout_places,
+    flip_items,
     loss,
     merge_heads,
     randomize_parameters,
@@ -127,3 +129,13 @@ def test_the_loss_depends_on_every_entry() -> None:
     x = seeded_randn(1, 3, 5).requires_grad_()
     (grad,) = torch.autograd.grad(loss(x), x)
     assert grad.unique().numel() == 15
+
+
+class Pair(NamedTuple):
+    key: Tensor
+    value: Tensor
+
+
+def test_a_cache_of_named_items_keeps_their_names() -> None:
+    flipped = flip_items(Pair(torch.tensor([1, 2]), torch.tensor([3, 4])), 2)
+    assert flipped.value.tolist() == [4, 3]
