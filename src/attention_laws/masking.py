@@ -196,6 +196,7 @@ def batch_independence(script: Script) -> None:
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
+    assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
     if len(script.adapter.inputs) == 2:
         assert_context_is_shared(script)
@@ -225,6 +226,40 @@ def batch_independence(script: Script) -> None:
 def item_index(script: Script, item: int) -> str:
     """The index of one batch item, which keeps the axis."""
     return script.adapter.index(b=slice(item, item + 1))
+
+
+def assert_mask_is_shared(script: Script) -> None:
+    """A mask of two axes hides the same for all items, and for any number of them.
+
+    Where the batch size is the number of queries, it must not be one for padding.
+    """
+    usual = script.sizes
+    length = usual.k_len
+    masks = [
+        replace(mask, axes="qk")
+        for mask in script.adapter.masks
+        if mask.kind != "causal" and {*"bqk"} <= {*mask.axes}
+    ]
+    for mask in masks if length > 2 and script.adapter.fixed_length is None else ():
+        for batch_size in (length - 1, length):
+            script.sizes = replace(usual, batch_size=batch_size, q_len=length)
+            script.restart()
+            causal = script.all_allowed().permute(2, 0, 1).tril().permute(1, 2, 0)
+            args = script.make_arguments(causal, mask)
+            try:
+                shared = script.call(args)
+                own = replace(mask, axes="bqk")
+                each = script.call(replace(args, mask=script.encode_mask(causal, own)))
+            except ScriptError:
+                break
+            message = f"{{place}} differs with a `{mask.name}` for all items alike"
+            if batch_size < length:
+                claim = f"torch.allclose({shared}, {each}, atol=1e-4)"
+                if not script.evaluate(claim):
+                    break  # it means something else
+                continue
+            script.assert_close(each, shared, message)
+    script.sizes = usual
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:

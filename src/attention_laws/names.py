@@ -134,6 +134,8 @@ TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+# Dropout of what scores are computed from, which keeps no mean.
+INPUT_DROPOUT_PATTERN = re.compile("lora|adapter|input|in_drop|emb|feat", re.IGNORECASE)
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
@@ -180,7 +182,7 @@ UNKNOWN_ARGUMENT = [
 ]
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
-    "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
+    "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
@@ -195,7 +197,8 @@ DESIGNS = {
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
-    "convolution": r"conv|pool|downsample|sr_ratio",
+    "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
+    r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
@@ -623,6 +626,11 @@ def largest_distance(module: nn.Module) -> int | None:
 def designs_of(target: Any) -> dict[str, str]:
     """The designs that the code of `target` mentions, each with the name that tells."""
     found: dict[str, str] = {}
+    weights = target.named_parameters() if isinstance(target, nn.Module) else ()
+    for name, weight in weights:
+        # A bias of two axes, of heads and of rows or distances.
+        if weight.dim() > 1 and re.search("bias_|_bias", name):
+            found["positions"] = name.rpartition(".")[2]
     for name in sorted(identifiers(target)):
         for design, pattern in DESIGNS.items():
             is_position = design == "positions" and ENCODING_PATTERN.search(name)

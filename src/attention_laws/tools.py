@@ -124,13 +124,15 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities.
 
-    A number named `p` or `keep` is one in a dropout layer, and in code that is random.
+    A number named `p`, `rate` or `keep` is one in a dropout layer, and in code that is
+    random.
     """
     is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
-        if "drop" in name.lower() or (is_random and (name == "p" or is_kept(name)))
+        if "drop" in name.lower()
+        or (is_random and (name in ("p", "rate", "prob") or is_kept(name)))
         if type(value) in (int, float) and 0 <= value <= 1
     ]
 
