@@ -1700,6 +1700,53 @@ class BiasOfPixelsFromEnd(BiasOfPixels):
         return super().rows(distance).flip(1)
 
 
+class KeepsBiasOfPixels(RelativeTable):
+    """The bias of rows is stored for all images of as many pixels."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[int, Tensor] = {}
+
+    def forward(self, image: Tensor) -> Any:
+        x = image.flatten(2).mT
+        row = torch.arange(x.shape[1], device=x.device) // image.shape[3]
+        self.kept.setdefault(len(row), self.rows(row[None] - row[:, None]))
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        rows = self.kept[q.shape[2]]
+        return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
+class NormalizesNeither(SelfAttention):
+    """The norm of the queries has no weight, and is forgotten."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
+
+
+class EdgesInTurns(Correct):
+    """Heads are folded into the batch, and edges are repeated in another order."""
+
+    def forward(self, x: Tensor, adj: Tensor) -> Any:  # type: ignore[override]
+        edges = (adj > 0) | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        self.edges = self.repeat(edges)
+        return super().forward(x, x, x)
+
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat(self.heads, 1, 1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        folded = scores.flatten(0, 1).masked_fill(~self.edges, -torch.inf)
+        return folded.softmax(dim=-1).view_as(scores)
+
+
+class EdgesOfItems(EdgesInTurns):
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat_interleave(self.heads, dim=0)
+
+
 class SplitsWeight(nn.Module):
     """A projection whose weight has an axis of heads, as in Flax."""
 
@@ -1851,6 +1898,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsPositionsOfFirstItem, {}),
         (WindowedImageOutOfOrder, {}),
         (GuessesMask, MASK),
+        (EdgesInTurns, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -1900,7 +1948,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
     ],
-    "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {}), (BiasOfQueries, {})],
+    "parameter_gradients": [
+        (UnusedLayer, {}),
+        (ZeroGate, {}),
+        (BiasOfQueries, {}),
+        (NormalizesNeither, {}),
+    ],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
         (ViewsAsHeads, {}),
@@ -2006,6 +2059,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsHalf, {"positions": "rotary"}),
         (KeepsBias, {}),
         (KeepsFlag, {}),
+        (KeepsBiasOfPixels, {}),
     ],
     "half_precision": [(NoScaleInHalf, {})],
     "copy_after_call": [(KeepsGraph, {})],
@@ -2061,6 +2115,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("own_layers", FourLayers),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
+    ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
     ("dropout", DropsQueries),
     ("parameter_gradients", SoftmaxOverFeatures),

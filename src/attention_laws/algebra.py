@@ -21,7 +21,7 @@ from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script, find_output, parts_of
-from attention_laws.tools import captured_input
+from attention_laws.tools import captured_input, is_called
 
 # Keys that fill more than one block.
 MANY_KEYS = 300
@@ -337,11 +337,10 @@ def takes_heads(script: Script, args: CallArguments) -> bool:
     part = attention.get_submodule(layer[1])
     if isinstance(part, nn.Linear):
         return False
-    call = f"lambda: attention({script.argument_source(args)})"
-    try:
-        inputs = captured_input(eval(call, script.namespace), part)
-    except IndexError:
+    call = eval(f"lambda: attention({script.argument_source(args)})", script.namespace)
+    if not is_called(call, part):
         return False  # its weight is used without the layer
+    inputs = captured_input(call, part)
     return inputs.dim() == len(adapter.layout) + 1
 
 
@@ -785,7 +784,7 @@ def parameter_gradients(script: Script) -> None:
     A weight that the forward pass leaves out, or uses under `detach`, stays at its
     initialization. (Of biases, only a gradient that is not `None` is required: the bias
     of the keys adds one number to a whole row of scores, which the softmax cancels, so
-    its gradient is zero up to rounding.)
+    its gradient is zero up to rounding.) Nor is a norm without weights left out.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module, "is a function, and has no parameters")
@@ -802,6 +801,11 @@ def parameter_gradients(script: Script) -> None:
     result = script.assign("result", f"attention({script.argument_source(args)})")
     losses = [f"loss({output})" for output in all_outputs(script, args, result)]
     script.exec_line(f"({' + '.join(losses)}).backward()")
+    for name, part in script.evaluate("attention").named_modules():
+        if is_norm_without_weight(part):
+            call = f"lambda: attention({script.argument_source(args)})"
+            claim = f"is_called({call}, attention.get_submodule({name!r}))"
+            script.assert_true(claim, f"the norm `{name}` is never applied")
     for name in trainable:
         if name not in adapter.unused_parameters:
             grad = f"weights[{name!r}].grad"
@@ -812,6 +816,12 @@ def parameter_gradients(script: Script) -> None:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
                 script.assert_true(f"{grad}.abs().max() > 1e-6", message)
+
+
+def is_norm_without_weight(part: nn.Module) -> bool:
+    """Whether a layer is a norm that has no parameters."""
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm and not [*part.parameters()] and not [*part.children()]
 
 
 def give_room(script: Script) -> None:

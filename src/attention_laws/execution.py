@@ -397,6 +397,8 @@ def earlier_calls(script: Script) -> None:
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     assert_no_weight_is_kept(script)
+    if adapter.image and adapter.fixed_length is None:
+        assert_no_shape_is_kept(script)
     if script.dtype == torch.float32:
         assert_no_dtype_is_kept(script)
 
@@ -427,6 +429,24 @@ def other_calls(
         allowed[:, :1, 0] = not hides
         yield script.make_arguments(allowed, mask if length < LONG else None)
         script.sizes = usual
+
+
+def assert_no_shape_is_kept(script: Script) -> None:
+    """An image is not taken for one of as many pixels with another height."""
+    usual = script.adapter, script.sizes
+    script.sizes = replace(script.sizes, q_len=12, k_len=12)
+    script.restart("no_grad")
+    script.exec_line("unused = copy.deepcopy(attention)")
+    args = script.make_arguments()
+    for height in (2, 3, 6):
+        script.adapter = replace(script.adapter, image_height=height)
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        with script.attempt():  # it may take no such image
+            expected = script.call(args, function="fresh")
+            seen = script.call(args)
+            message = "{place} changes after a call with an image of another shape"
+            script.assert_close(expected, seen, message)
+    script.adapter, script.sizes = usual
 
 
 def assert_no_weight_is_kept(script: Script) -> None:

@@ -243,7 +243,8 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
         message = f"{{place}} of a long sequence differs under {context}"
         script.assert_close(whole, other, message)
     # A length that is no multiple of a block, and one that is.
-    for n in (length, length & -64) if has_formula and length > 64 else ():
+    full = {length & -64} - {0} if length < LONGEST else set()
+    for n in sorted({length} | full) if has_formula else ():
         with script.rollback():
             start = prefix(script, args, n)
             if is_causal:

@@ -329,6 +329,20 @@ def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     return seen[0]
 
 
+def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
+    r"""Whether a layer is called during a call.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> is_called(lambda: layer(torch.ones(2)), layer), is_called(lambda: None, layer)
+    (True, False)
+    """
+    seen: list[bool] = []
+    handle = layer.register_forward_pre_hook(lambda *_: seen.append(True))
+    call()
+    handle.remove()
+    return bool(seen)
+
+
 def loss(output: Tensor) -> Tensor:
     r"""A scalar to differentiate: the sum of the output times fixed random weights.
 
