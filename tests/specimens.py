@@ -1564,6 +1564,19 @@ class KeepsBias(SelfAttention):
         return super().score(q, k) + bias[..., : k.shape[2]]
 
 
+class KeepsCount(Correct):
+    """A mask is stored for all others that allow as many keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.masks: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = self.masks.setdefault((mask.shape, int(mask.sum())), mask)[:, None]
+        return super().forward(x, x, x, mask)
+
+
 class KeepsFlag(Correct):
     """The mask of a length is stored, whichever flag it was made for."""
 
@@ -1745,6 +1758,60 @@ class EdgesInTurns(Correct):
 class EdgesOfItems(EdgesInTurns):
     def repeat(self, edges: Tensor) -> Tensor:
         return edges.repeat_interleave(self.heads, dim=0)
+
+
+class DecodesWithState(Correct):
+    """Not causal: in each step, a dict has the keys, values and padding so far."""
+
+    reordered: tuple[str, ...] = ("key", "value", "mask")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
+        parts = {"key": key, "value": value, "mask": mask}
+        if state:
+            parts = {n: torch.cat([state[n], x], dim=1) for n, x in parts.items()}
+        if state is not None:
+            state.update(parts)
+        mask = parts["mask"][:, None]
+        return super().forward(query, parts["key"], parts["value"], mask)
+
+    def reorder_state(self, state: Any, order: Tensor) -> Any:
+        return {n: x[order] if n in self.reordered else x for n, x in state.items()}
+
+
+class ReordersKeysOnly(DecodesWithState):
+    reordered = ("key", "value")
+
+
+class TwoAttentions(nn.Module):
+    """A few learned queries attend to all tokens, and all tokens to them."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.few = nn.Parameter(torch.randn(1, 2, d_model))
+        self.gather = Correct(d_model, heads)
+        self.spread = Correct(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:
+        gathered = self.gather(self.few.expand(len(x), -1, -1), x, x)
+        return self.spread(x, gathered, gathered)
+
+
+class NearPast(SelfAttention):
+    """A token attends to 6 tokens before it, as neither a name nor an option tells."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        near = torch.ones_like(scores, dtype=torch.bool).tril().triu(-6)
+        return scores.masked_fill(~near, -torch.inf)
 
 
 class SplitsWeight(nn.Module):
@@ -1979,6 +2046,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
+        (ReordersKeysOnly, {}),
     ],
     "long_sequences": [
         (LosesLastBlock, {}),
@@ -2059,6 +2127,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsHalf, {"positions": "rotary"}),
         (KeepsBias, {}),
         (KeepsFlag, {}),
+        (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
     ],
     "half_precision": [(NoScaleInHalf, {})],
@@ -2115,6 +2184,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("own_layers", FourLayers),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
+    ("incremental_decoding", DecodesWithState),
+    ("dropout", TwoAttentions),
+    ("long_sequences", NearPast),
     ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
     ("dropout", DropsQueries),

@@ -213,7 +213,7 @@ def batch_independence(script: Script) -> None:
             script.restart()
             numbers = script.assign(argument, f"({text}){script.to_device()}")
             assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
-    for argument in script.adapter.extra_args:
+    for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
         script.restart()
         if given := own_tensor(script, argument):
             with script.attempt():  # its values may have a meaning
@@ -252,6 +252,8 @@ def own_tensor(script: Script, argument: str) -> str:
     given = script.random_tensor(argument, *value.shape)
     if value.is_floating_point():
         return given
+    if argument in script.adapter.position_args:
+        return ""  # numbers of positions
     # Each token is its own neighbor, so that no row is empty.
     given = f"({given} > 0)"
     if value.shape[-2:].count(script.sizes.k_len) == 2:

@@ -101,7 +101,7 @@ CONTEXT_WIDTH_PATTERN = re.compile(
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
-    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
+    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
 )
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
@@ -628,15 +628,27 @@ def designs_of(target: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     weights = target.named_parameters() if isinstance(target, nn.Module) else ()
     for name, weight in weights:
-        # A bias of two axes, of heads and of rows or distances.
-        if weight.dim() > 1 and re.search("bias_|_bias", name):
-            found["positions"] = name.rpartition(".")[2]
+        # A bias of two axes, of heads and of rows or distances, or a long table.
+        last = name.rpartition(".")[2]
+        is_bias_of_two = weight.dim() > 1 and re.search("bias_|_bias", name)
+        is_layer = last == "weight" or weight.dim() < 2
+        if is_bias_of_two or (not is_layer and is_table(weight.shape)):
+            found["positions"] = last
     for name in sorted(identifiers(target)):
         for design, pattern in DESIGNS.items():
             is_position = design == "positions" and ENCODING_PATTERN.search(name)
             if is_position or (pattern and re.search(pattern, name, re.IGNORECASE)):
                 found.setdefault(design, name)
     return found
+
+
+def is_table(shape: tuple[int, ...]) -> bool:
+    r"""Whether a weight has so many rows that they must be those of positions.
+
+    >>> is_table((512, 4)), is_table((192, 64))
+    (True, False)
+    """
+    return max(shape) >= 64 and max(shape) >= 8 * min(shape)
 
 
 def normalizes(target: Any) -> bool:
@@ -925,11 +937,17 @@ def layers_by_role(
 
 def count_attentions(module: nn.Module) -> int:
     """How many submodules project queries, each those of one attention."""
-    return sum(
-        isinstance(part, nn.MultiheadAttention)
-        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+    return len(attention_paths(module))
+
+
+def attention_paths(module: nn.Module) -> list[str]:
+    """The names of the submodules that project queries."""
+    return [
+        path
         for path, part in module.named_modules()
-    )
+        if isinstance(part, nn.MultiheadAttention)
+        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+    ]
 
 
 def has_batch_norm(module: nn.Module) -> bool:

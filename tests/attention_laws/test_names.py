@@ -169,3 +169,6 @@ def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     module.bias_rows = nn.Parameter(torch.zeros(3, 9))
     module.out_bias = nn.Parameter(torch.zeros(3))
     assert names.designs_of(module) == {"positions": "bias_rows"}
+    table = nn.Module()
+    table.er = nn.Parameter(torch.zeros(512, 4))
+    assert names.designs_of(table) == {"positions": "er"}
