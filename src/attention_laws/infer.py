@@ -831,8 +831,10 @@ def infer_window(probe: CallProbe) -> None:
             index = adapter.index(l=slice(query, query + 1))
             grad = script.evaluate(script.gradient(f"{output}{index}", args.inputs[0]))
             size = grad.abs().movedim(adapter.layout.index("l"), 0).flatten(1).sum(1)
-            widths.add(query + 1 - int(size.nonzero().min()))
-    if len(widths) == 1 and max(widths) < length - 4:
+            first = min(size.nonzero().flatten().tolist(), default=0)
+            widths.add(query + 1 - first)
+    # A token that attends to itself alone is none of a window.
+    if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = names.stated_window(script.namespace["attention"])
         window = stated or max(widths)
         probe.record("window", window, "inferred", window=window)
