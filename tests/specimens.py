@@ -1546,6 +1546,398 @@ class WindowedImageOutOfOrder(WindowedImage):
         return number // batch_size
 
 
+# Kinds of earlier calls, flags and sizes.
+
+
+class KeepsBias(SelfAttention):
+    """The bias is looked up once, for all calls without gradients."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 1, 600))
+        self.kept: Tensor | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        bias = self.relative_bias if self.kept is None else self.kept
+        if not torch.is_grad_enabled():
+            self.kept = bias = bias.clone()
+        return super().score(q, k) + bias[..., : k.shape[2]]
+
+
+class KeepsCount(Correct):
+    """A mask is stored for all others that allow as many keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.masks: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = self.masks.setdefault((mask.shape, int(mask.sum())), mask)[:, None]
+        return super().forward(x, x, x, mask)
+
+
+class KeepsFlag(Correct):
+    """The mask of a length is stored, whichever flag it was made for."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.masks: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor, causal: bool = False) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        ones = torch.ones(1, length, length, dtype=torch.bool, device=x.device)
+        mask = self.masks.setdefault(length, ones.tril() if causal else ones)
+        return super().forward(x, x, x, mask)
+
+
+def adds_future_to_mask(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    """The causal mask is written to that of the caller."""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if attn_mask is None:
+        attn_mask = torch.zeros_like(scores)
+    if is_causal:
+        future = torch.ones_like(scores[0, 0], dtype=torch.bool).triu(1)
+        attn_mask.masked_fill_(future, -torch.inf)
+    return (scores + attn_mask).softmax(dim=-1) @ value
+
+
+class GuessesMask(Correct):
+    """A mask of two axes is one for padding if it has a row for each batch item."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        if mask is not None and mask.dim() == 2:
+            mask = mask[:, None] if len(mask) == len(query) else mask[None]
+        return super().forward(query, key, value, mask)
+
+
+class HalvesIfShown(Correct):
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        weights = self.weigh(self.score(q, k) / (2 if need_weights else 1), mask)
+        output = self.join(self.read(weights, v))
+        return (output, weights) if need_weights else output
+
+
+class LosesFullBlock(SelfAttention):
+    """If the last block of 64 is full, its keys are left out."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        length = scores.shape[-1]
+        last = torch.arange(length, device=scores.device) >= length - 64
+        is_lost = length > 64 and length % 64 == 0
+        return super().weigh(scores.masked_fill(last & is_lost, -torch.inf), mask)
+
+
+class DropsRowsByRate(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.rate = 0.1
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.training:
+            kept = torch.rand_like(weights[..., :1]) >= self.rate
+            weights = weights * kept / (1 - self.rate)
+        return weights @ v
+
+
+class CacheOfWindow(SelfAttention):
+    """Only the last 3 tokens are stored, and the number of tokens so far."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        before, count = (x[:, :0], 0) if past is None else past
+        seen = torch.cat([before, x], dim=1)
+        self.first = self.position_of_first(count, before.shape[1])
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        corner = before.shape[1]
+        near = ones.tril(corner).triu(corner - 3)
+        y = Correct.forward(self, x, seen, seen, near)
+        return y, (seen[:, -3:], count + x.shape[1])
+
+    def position_of_first(self, count: int, stored: int) -> int:
+        return count - stored
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        # A bias by the absolute position of a key.
+        position = self.first + torch.arange(k.shape[2], device=k.device)
+        return super().score(q, k) + torch.sin(position)
+
+
+class CacheOfWindowFromZero(CacheOfWindow):
+    def position_of_first(self, count: int, stored: int) -> int:
+        return 0
+
+
+# Correct modules that a law may take for wrong.
+
+
+class BiasOfPixels(RelativeTable):
+    """The pixels of an image of 4 x 4 have a bias for the distance along each axis."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 49))
+
+    def forward(self, image: Tensor) -> Any:
+        batch_size, rows, columns, _ = image.shape
+        if (rows, columns) != (4, 4):
+            raise ValueError("the image must have 4 x 4 pixels")
+        x = image.flatten(1, 2)
+        return Correct.forward(self, x, x, x).view(batch_size, rows, columns, -1)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        place = torch.arange(16, device=distance.device)
+        row, column = place // 4, place % 4
+        down, right = row[None] - row[:, None], column[None] - column[:, None]
+        return (down + 3) * 7 + right + 3
+
+
+class BiasOfPixelsFromEnd(BiasOfPixels):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).flip(1)
+
+
+class KeepsBiasOfPixels(RelativeTable):
+    """The bias of rows is stored for all images of as many pixels."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[int, Tensor] = {}
+
+    def forward(self, image: Tensor) -> Any:
+        x = image.flatten(2).mT
+        row = torch.arange(x.shape[1], device=x.device) // image.shape[3]
+        self.kept.setdefault(len(row), self.rows(row[None] - row[:, None]))
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        rows = self.kept[q.shape[2]]
+        return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
+class NormalizesNeither(SelfAttention):
+    """The norm of the queries has no weight, and is forgotten."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model, elementwise_affine=False)
+
+
+class EdgesInTurns(Correct):
+    """Heads are folded into the batch, and edges are repeated in another order."""
+
+    def forward(self, x: Tensor, adj: Tensor) -> Any:  # type: ignore[override]
+        edges = (adj > 0) | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        self.edges = self.repeat(edges)
+        return super().forward(x, x, x)
+
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat(self.heads, 1, 1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        folded = scores.flatten(0, 1).masked_fill(~self.edges, -torch.inf)
+        return folded.softmax(dim=-1).view_as(scores)
+
+
+class EdgesOfItems(EdgesInTurns):
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat_interleave(self.heads, dim=0)
+
+
+class DecodesWithState(Correct):
+    """Not causal: in each step, a dict has the keys, values and padding so far."""
+
+    reordered: tuple[str, ...] = ("key", "value", "mask")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
+        parts = {"key": key, "value": value, "mask": mask}
+        if state:
+            parts = {n: torch.cat([state[n], x], dim=1) for n, x in parts.items()}
+        if state is not None:
+            state.update(parts)
+        mask = parts["mask"][:, None]
+        return super().forward(query, parts["key"], parts["value"], mask)
+
+    def reorder_state(self, state: Any, order: Tensor) -> Any:
+        return {n: x[order] if n in self.reordered else x for n, x in state.items()}
+
+
+class ReordersKeysOnly(DecodesWithState):
+    reordered = ("key", "value")
+
+
+class TwoAttentions(nn.Module):
+    """A few learned queries attend to all tokens, and all tokens to them."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.few = nn.Parameter(torch.randn(1, 2, d_model))
+        self.gather = Correct(d_model, heads)
+        self.spread = Correct(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:
+        gathered = self.gather(self.few.expand(len(x), -1, -1), x, x)
+        return self.spread(x, gathered, gathered)
+
+
+class NearPast(SelfAttention):
+    """A token attends to 6 tokens before it, as neither a name nor an option tells."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        near = torch.ones_like(scores, dtype=torch.bool).tril().triu(-6)
+        return scores.masked_fill(~near, -torch.inf)
+
+
+class SplitsWeight(nn.Module):
+    """A projection whose weight has an axis of heads, as in Flax."""
+
+    def __init__(self, *shape: int, axes: int = 1) -> None:
+        super().__init__()
+        self.axes = axes
+        self.weight = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.weight, dims=self.axes)
+
+
+class HeadsInWeights(nn.Module):
+    scale = 1.0
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (
+            SplitsWeight(d_model, heads, d_model // heads) for _ in range(3)
+        )
+        self.out = SplitsWeight(heads, d_model // heads, d_model, axes=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = self.scale * q @ k.mT / math.sqrt(q.shape[-1])
+        y: Tensor = self.out((scores.softmax(dim=-1) @ v).transpose(1, 2))
+        return y
+
+
+class HalfOfHeadsInWeights(HeadsInWeights):
+    scale = 0.5
+
+
+class TwelveHeads(Correct):
+    def __init__(self) -> None:
+        super().__init__(24, heads=12)
+
+
+class SoftmaxOverFeatures(SelfAttention):
+    """Linear attention; with one feature a head, each query is 1."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model, heads=4)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q.softmax(dim=-1) @ k.softmax(dim=-2).mT
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores
+
+
+class RequiresOther(Correct):
+    """The second argument, of an unknown name, holds the keys."""
+
+    first = 0
+
+    def forward(self, v: Tensor, words: Tensor) -> Any:  # type: ignore[override]
+        seen = torch.arange(words.shape[1], device=words.device) >= self.first
+        return super().forward(v, words, words, seen[None, None])
+
+
+class RequiresOtherButFirst(RequiresOther):
+    first = 1
+
+
+class TwoStreams(SelfAttention):
+    """Tokens of an image and of a text, each with an output of its own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.text_out = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:  # type: ignore[override]
+        both = torch.cat([x, other], dim=1)
+        y = Correct.forward(self, both, both, both)
+        return y[:, : x.shape[1]], self.text_out(y[:, x.shape[1] :])
+
+
+class DropsQueries(Correct):
+    """As LoRA does, a part of the projection drops features of its input."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query = nn.Sequential(nn.Dropout(0.1), nn.Linear(d_model, d_model))
+
+
+class CacheInBuffers(SelfAttention):
+    """The last keys are stored, `[batch_size, length, heads, d_k]`."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        last = torch.zeros(9, 99, heads, d_model // heads)
+        self.register_buffer("last", last, persistent=False)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.last[: len(k), : k.shape[2]] = k.transpose(1, 2)
+        return super().score(q, k)
+
+
+class NearKeysOnly(RelativeTable):
+    """A query attends to 8 keys before it, which no option says."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        near = torch.ones_like(scores, dtype=torch.bool).tril().triu(-8)
+        return scores.masked_fill(~near, -torch.inf)
+
+
+class PoolsChannelsFirst(nn.Module):
+    """The weighted mean over time, `[batch_size, channels, length]` to channels."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.attention = nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        scores = self.attention(x.mT).mT
+        if lengths is not None:
+            hidden = torch.arange(x.shape[2]) >= lengths[:, None]
+            scores = scores.masked_fill(hidden[:, None], -torch.inf)
+        return (scores.softmax(dim=-1) * x).sum(dim=-1)
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
@@ -1572,6 +1964,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SegmentsOfFirstItem, {}),
         (AddsPositionsOfFirstItem, {}),
         (WindowedImageOutOfOrder, {}),
+        (GuessesMask, MASK),
+        (EdgesInTurns, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -1606,11 +2000,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [(AttendsByColumns, {})],
-    "allowed_keys_attended": [(HidesFirstKey, {})],
+    "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
     "formula": [
         (ScalesByWidth, {}),
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
+        (HalfOfHeadsInWeights, {"heads": 3}),
     ],
     "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
     "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
@@ -1620,7 +2015,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
     ],
-    "parameter_gradients": [(UnusedLayer, {}), (ZeroGate, {}), (BiasOfQueries, {})],
+    "parameter_gradients": [
+        (UnusedLayer, {}),
+        (ZeroGate, {}),
+        (BiasOfQueries, {}),
+        (NormalizesNeither, {}),
+    ],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
         (ViewsAsHeads, {}),
@@ -1645,9 +2045,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfClass, {}),
         (MemoryWithoutOffset, {}),
         (CachesContextOfOneShape, {}),
+        (CacheOfWindowFromZero, {}),
+        (ReordersKeysOnly, {}),
     ],
     "long_sequences": [
         (LosesLastBlock, {}),
+        (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
         (forgets_to_rescale_late, {}),
     ],
@@ -1677,6 +2080,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BiasOfSums, {"positions": "relative"}),
         (RotaryImageByHeight, {"positions": "rotary"}),
         (AxialRotation, {}),
+        (BiasOfPixelsFromEnd, {"positions": "relative"}),
     ],
     "rotary_angles": [(RotaryOfModelWidth, {"positions": "rotary"})],
     "relative_table": [
@@ -1695,6 +2099,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "deterministic": [
         (DropoutInEval, {}),
         (WritesToOutput, {}),
+        (HalvesIfShown, {}),
     ],
     "memory_layout": [(ReadsMemoryInOrder, {})],
     "dropout": [
@@ -1704,6 +2109,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllQueries, {}),
         (DropsForAllCalls, {}),
         (DropsRows, {}),
+        (DropsRowsByRate, {}),
         (DropsWithoutScale, {}),
         (DropsWithoutScaleAfterNorm, {}),
         (KeepsWithoutScale, {}),
@@ -1719,6 +2125,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsMask, MASK),
         (KeepsLongest, {"positions": "rotary"}),
         (KeepsHalf, {"positions": "rotary"}),
+        (KeepsBias, {}),
+        (KeepsFlag, {}),
+        (KeepsCount, {}),
+        (KeepsBiasOfPixels, {}),
     ],
     "half_precision": [(NoScaleInHalf, {})],
     "copy_after_call": [(KeepsGraph, {})],
@@ -1728,6 +2138,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CountsCalls, {}),
         (AddsPositionsInPlace, {}),
         (AddsBiasInPlace, {}),
+        (adds_future_to_mask, {}),
     ],
     "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
     "compiled": [(DiffersIfCompiled, {})],
@@ -1771,6 +2182,19 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("longer_padding", causal_from_last_key),
     ("large_scores", FillsWithTenThousand),
     ("own_layers", FourLayers),
+    ("allowed_keys_attended", RequiresOther),
+    ("formula", HeadsInWeights),
+    ("incremental_decoding", DecodesWithState),
+    ("dropout", TwoAttentions),
+    ("long_sequences", NearPast),
+    ("batch_independence", EdgesOfItems),
+    ("dropout", TwelveHeads),
+    ("dropout", DropsQueries),
+    ("parameter_gradients", SoftmaxOverFeatures),
+    ("parameter_gradients", TwoStreams),
+    ("no_side_effects", CacheInBuffers),
+    ("incremental_decoding", CacheOfWindow),
+    ("long_sequences", PoolsChannelsFirst),
 ]
 
 # Modules that pass all laws.

@@ -15,12 +15,13 @@ import re
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import names
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
-from attention_laws.script import CallArguments, Script, find_output
+from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.tools import captured_input, is_called
 
 # Keys that fill more than one block.
 MANY_KEYS = 300
@@ -198,6 +199,9 @@ def allowed_keys_attended(script: Script) -> None:
     gradient.
     """
     adapter = script.adapter
+    # A tensor that was filled in may be what it attends to.
+    filled = [n for n, t in adapter.extra_args.items() if "zeros_like" in t]
+    skip_unless(not filled, f"also gets `{', '.join(filled)}`, which may be its keys")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -309,11 +313,35 @@ def compare_projected(
     """Compare the output with context vectors `[batch_size, heads, length, d_k]`."""
     adapter = script.adapter
     expected = script.assign("expected", f"merge_heads({context}, {adapter.layout!r})")
+    if takes_heads(script, args):
+        expected += f".unflatten(-1, ({script.sizes.heads}, -1))"
     if "out" in adapter.projections:
         projected = adapter.projections["out"].replace("{}", expected)
         expected = script.assign("expected", projected)
     queries = script.real_queries(args)
     script.assert_close(expected, output, message, relative=relative, l=queries)
+
+
+def takes_heads(script: Script, args: CallArguments) -> bool:
+    """Whether the last projection gets heads that are an axis of their own.
+
+    So does a layer that is ported from Flax, whose weight has an axis of heads.
+    """
+    adapter = script.adapter
+    layer = re.fullmatch(
+        r"attention64\.([\w.]+)\({}\)", adapter.projections.get("out", "")
+    )
+    if layer is None or "h" in adapter.layout:
+        return False
+    attention = script.namespace["attention"]
+    part = attention.get_submodule(layer[1])
+    if isinstance(part, nn.Linear):
+        return False
+    call = eval(f"lambda: attention({script.argument_source(args)})", script.namespace)
+    if not is_called(call, part):
+        return False  # its weight is used without the layer
+    inputs = captured_input(call, part)
+    return inputs.dim() == len(adapter.layout) + 1
 
 
 @law(assumes=PLAIN)
@@ -329,6 +357,8 @@ def formula(script: Script) -> None:
     """
     adapter = script.adapter
     has_positions = adapter.positions != "none"
+    if "b" not in adapter.layout and script.sizes.k_len > 1:
+        skip_unless(tokens_meet(script), "its tokens do not influence each other")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -338,6 +368,19 @@ def formula(script: Script) -> None:
         message = "{place} differs from the formula"
         message += ", though all tokens are equal" * has_positions
         assert_formula(script, args, script.call(args), message)
+
+
+def tokens_meet(script: Script) -> bool:
+    """Whether the last output of an attention without a batch depends on other tokens.
+
+    What it takes may be one token of each sequence, whose past it has stored.
+    """
+    script.restart()
+    args = script.make_arguments(script.all_allowed(script.sizes.k_len))
+    before = script.call(args)
+    after = script.call(script.perturb(args, l=slice(0, 1)))
+    last = script.adapter.index(l=slice(-1, None))
+    return not script.evaluate(f"torch.equal({before}{last}, {after}{last})")
 
 
 def assert_formula(
@@ -741,19 +784,28 @@ def parameter_gradients(script: Script) -> None:
     A weight that the forward pass leaves out, or uses under `detach`, stays at its
     initialization. (Of biases, only a gradient that is not `None` is required: the bias
     of the keys adds one number to a whole row of scores, which the softmax cancels, so
-    its gradient is zero up to rounding.)
+    its gradient is zero up to rounding.) Nor is a norm without weights left out.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module, "is a function, and has no parameters")
     skip_unless(script.sizes.k_len > 1, "needs two keys")
     is_single = adapter.mixes_queries and script.sizes.q_len == 1
     skip_unless(not is_single, "needs two queries, which attend to each other")
+    give_room(script)
+    adapter = script.adapter
     script.restart("train" if adapter.reproducible_training else "eval")
     script.exec_line("weights = dict(attention.named_parameters())")
     trainable = script.evaluate("[n for n, w in weights.items() if w.requires_grad]")
     skip_unless(trainable, "has no trainable parameters")
-    output = script.call(script.make_arguments())
-    script.exec_line(f"loss({output}).backward()")
+    args = script.make_arguments()
+    result = script.assign("result", f"attention({script.argument_source(args)})")
+    losses = [f"loss({output})" for output in all_outputs(script, args, result)]
+    script.exec_line(f"({' + '.join(losses)}).backward()")
+    for name, part in script.evaluate("attention").named_modules():
+        if is_norm_without_weight(part):
+            call = f"lambda: attention({script.argument_source(args)})"
+            claim = f"is_called({call}, attention.get_submodule({name!r}))"
+            script.assert_true(claim, f"the norm `{name}` is never applied")
     for name in trainable:
         if name not in adapter.unused_parameters:
             grad = f"weights[{name!r}].grad"
@@ -764,3 +816,41 @@ def parameter_gradients(script: Script) -> None:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
                 script.assert_true(f"{grad}.abs().max() > 1e-6", message)
+
+
+def is_norm_without_weight(part: nn.Module) -> bool:
+    """Whether a layer is a norm that has no parameters."""
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm and not [*part.parameters()] and not [*part.children()]
+
+
+def give_room(script: Script) -> None:
+    """Enlarge sizes at which a gradient may vanish in a correct implementation.
+
+    A norm, or a softmax over the features, of a head of one feature is constant, and so
+    is the bias of rows in an image of one row.
+    """
+    adapter, sizes = script.adapter, script.sizes
+    if not adapter.fixed_size:
+        sizes = replace(sizes, d_k=max(8, sizes.d_k))
+    if adapter.image and adapter.fixed_length is None:
+        script.adapter = replace(adapter, image_height=2)
+        sizes = replace(sizes, q_len=6, k_len=6)
+    script.sizes = sizes
+
+
+def all_outputs(script: Script, args: CallArguments, result: str) -> list[str]:
+    """The output of a call, and others of its width, as source text.
+
+    Two streams of tokens have an output each, and a projection each.
+    """
+    value, query = script.namespace[result], script.evaluate(args.inputs[0])
+    first = find_output(value, query, script.adapter) or ""
+    shape = eval(f"value{first}", {"value": value}).shape
+    others = [
+        index
+        for index, part in parts_of(value).items()
+        if isinstance(part, Tensor) and part.requires_grad
+        if part.dim() == len(shape) and part.shape[-1] == shape[-1]
+    ]
+    return [f"{result}{index}" for index in dict.fromkeys([first, *others])]

@@ -312,6 +312,41 @@ def with_context(adapter: Adapter) -> Adapter | None:
     return None
 
 
+def with_required_context(adapter: Adapter, options: Options) -> Adapter:
+    """The same attention with the tensor that it requires and attends to, if any.
+
+    Such an argument has an unknown name, and was filled in.
+    """
+    filled = [n for n, text in adapter.extra_args.items() if "zeros_like" in text]
+    if not adapter.single_input or options.inputs or adapter.image or len(filled) != 1:
+        return adapter
+    inputs = (*adapter.inputs, *filled)
+    rest = {n: t for n, t in adapter.extra_args.items() if n not in filled}
+    context = replace(
+        adapter,
+        inputs=inputs,
+        by_keyword=True,
+        cross_attention=True,
+        masks=(),
+        extra_args=rest,
+    )
+    sizes = Sizes(2, 4, 5, adapter.heads, adapter.d_k)
+    # Where no token of the one input influenced another, its layout was not seen.
+    for layout in dict.fromkeys((adapter.layout, "bld")):
+        with suppress(ScriptError, CallError):
+            if is_context(Script(replace(context, layout=layout), sizes)):
+                stated = replace(options, inputs=inputs)
+                found = infer_adapter(
+                    adapter.target, adapter.name, adapter.imports, stated
+                )
+                facts = [
+                    replace(f, source="inferred") if f.name == "inputs" else f
+                    for f in found.facts
+                ]
+                return replace(found, facts=tuple(facts))
+    return adapter  # it is something else
+
+
 def is_context(script: Script) -> bool:
     """Whether the output depends on the second input, and not on other queries.
 
@@ -566,6 +601,7 @@ def check(
             stated = replace(stated, init_args={})
             imports, name = imports + lines, "built"
         adapter = infer_adapter(attention, name, imports, stated)
+        adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]
         for n, law in enumerate(chosen):

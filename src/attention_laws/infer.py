@@ -987,7 +987,11 @@ def infer_window(probe: CallProbe) -> None:
     adapter = probe.adapter
     is_named = "window" in names.designs_of(adapter.target)
     is_sequence = adapter.single_input and not adapter.is_pooled
-    if not is_named or not is_sequence or adapter.fixed_length is not None:
+    if (
+        not (is_named or adapter.causal)
+        or not is_sequence
+        or adapter.fixed_length is not None
+    ):
         return
     length = WINDOW_LENGTH
     sizes = Sizes(1, length, length, adapter.heads, adapter.d_k)
@@ -1002,8 +1006,10 @@ def infer_window(probe: CallProbe) -> None:
             index = adapter.index(l=slice(query, query + 1))
             grad = script.evaluate(script.gradient(f"{output}{index}", args.inputs[0]))
             size = grad.abs().movedim(adapter.layout.index("l"), 0).flatten(1).sum(1)
-            widths.add(query + 1 - int(size.nonzero().min()))
-    if len(widths) == 1 and max(widths) < length - 4:
+            first = min(size.nonzero().flatten().tolist(), default=0)
+            widths.add(query + 1 - first)
+    # A token that attends to itself alone is none of a window.
+    if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = names.stated_window(script.namespace["attention"])
         window = stated or max(widths)
         probe.record("window", window, "inferred", window=window)
@@ -1072,13 +1078,16 @@ def order_matters(script: Script, args: CallArguments) -> bool:
 def infer_cache(probe: CallProbe) -> None:
     """How a KV cache is passed, or that the module stores one between calls."""
     adapter = probe.adapter
-    if not adapter.single_input or not adapter.causal:
+    # Of what is not causal, only an argument tells that it decodes with a cache.
+    is_causal = adapter.single_input and adapter.causal
+    is_named = len(adapter.inputs) != 2 and cache_argument(adapter)
+    if not (is_causal or is_named):
         return
     for text, fields in cache_candidates(probe):
         if remembers_past(replace(adapter, **fields), probe.options):
             probe.record("cache", text, "inferred", **fields)
             return
-    if argument := cache_argument(adapter):
+    if is_causal and (argument := cache_argument(adapter)):
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
 

@@ -196,6 +196,7 @@ def batch_independence(script: Script) -> None:
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
+    assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
     if len(script.adapter.inputs) == 2:
         assert_context_is_shared(script)
@@ -212,6 +213,13 @@ def batch_independence(script: Script) -> None:
             script.restart()
             numbers = script.assign(argument, f"({text}){script.to_device()}")
             assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
+        script.restart()
+        if given := own_tensor(script, argument):
+            with script.attempt():  # its values may have a meaning
+                assert_items_have_own(
+                    script, argument, given, lambda n: f"[{n}:{n + 1}]"
+                )
     # If the sizes are equal, a tensor of other axes would be accepted.
     has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
     for argument in names.optional_tensors(script.adapter) if has_axes else ():
@@ -225,6 +233,66 @@ def batch_independence(script: Script) -> None:
 def item_index(script: Script, item: int) -> str:
     """The index of one batch item, which keeps the axis."""
     return script.adapter.index(b=slice(item, item + 1))
+
+
+def own_tensor(script: Script, argument: str) -> str:
+    """Random values for a required tensor that has one part for each batch item.
+
+    Such are the edges of a graph, or a vector that a layer is conditioned on. Empty
+    where the argument is another one.
+    """
+    args = script.make_arguments(script.all_allowed(script.sizes.k_len))
+    text = script.sized_arguments(args, 0, list(args.inputs)).get(argument, "None")
+    value = script.evaluate(text)
+    batch_size = script.sizes.batch_size
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
+        return ""
+    if value.shape[0] != batch_size or batch_size in value.shape[1:]:
+        return ""
+    given = script.random_tensor(argument, *value.shape)
+    if value.is_floating_point():
+        return given
+    if argument in script.adapter.position_args:
+        return ""  # numbers of positions
+    # Each token is its own neighbor, so that no row is empty.
+    given = f"({given} > 0)"
+    if value.shape[-2:].count(script.sizes.k_len) == 2:
+        given += f" | torch.eye({script.sizes.k_len}).bool(){script.to_device()}"
+    return script.assign(argument, f"({given}).to({value.dtype})")
+
+
+def assert_mask_is_shared(script: Script) -> None:
+    """A mask of two axes hides the same for all items, and for any number of them.
+
+    Where the batch size is the number of queries, it must not be one for padding.
+    """
+    usual = script.sizes
+    length = usual.k_len
+    masks = [
+        replace(mask, axes="qk")
+        for mask in script.adapter.masks
+        if mask.kind != "causal" and {*"bqk"} <= {*mask.axes}
+    ]
+    for mask in masks if length > 2 and script.adapter.fixed_length is None else ():
+        for batch_size in (length - 1, length):
+            script.sizes = replace(usual, batch_size=batch_size, q_len=length)
+            script.restart()
+            causal = script.all_allowed().permute(2, 0, 1).tril().permute(1, 2, 0)
+            args = script.make_arguments(causal, mask)
+            try:
+                shared = script.call(args)
+                own = replace(mask, axes="bqk")
+                each = script.call(replace(args, mask=script.encode_mask(causal, own)))
+            except ScriptError:
+                break
+            message = f"{{place}} differs with a `{mask.name}` for all items alike"
+            if batch_size < length:
+                claim = f"torch.allclose({shared}, {each}, atol=1e-4)"
+                if not script.evaluate(claim):
+                    break  # it means something else
+                continue
+            script.assert_close(each, shared, message)
+    script.sizes = usual
 
 
 def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:

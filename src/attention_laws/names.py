@@ -109,7 +109,7 @@ CONTEXT_WIDTH_PATTERN = re.compile(
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
-    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$", re.I
+    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
     r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
@@ -150,6 +150,8 @@ TABLE_PATTERN = re.compile(
     r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
     re.IGNORECASE,
 )
+# Dropout of what scores are computed from, which keeps no mean.
+INPUT_DROPOUT_PATTERN = re.compile("lora|adapter|input|in_drop|emb|feat", re.IGNORECASE)
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
@@ -196,7 +198,7 @@ UNKNOWN_ARGUMENT = [
 ]
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
-    "norm": r"norm(?!al_?$)|cosine|^(rsqrt|std|var|square)$",
+    "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
@@ -211,7 +213,8 @@ DESIGNS = {
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
-    "convolution": r"conv|pool|downsample|sr_ratio",
+    "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
+    r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
@@ -728,12 +731,29 @@ def largest_distance(module: nn.Module) -> int | None:
 def designs_of(target: Any) -> dict[str, str]:
     """The designs that the code of `target` mentions, each with the name that tells."""
     found: dict[str, str] = {}
+    weights = target.named_parameters() if isinstance(target, nn.Module) else ()
+    for name, weight in weights:
+        # A bias of two axes, of heads and of rows or distances, or a long table.
+        last = name.rpartition(".")[2]
+        is_bias_of_two = weight.dim() > 1 and re.search("bias_|_bias", name)
+        is_layer = last == "weight" or weight.dim() < 2
+        if is_bias_of_two or (not is_layer and is_table(weight.shape)):
+            found["positions"] = last
     for name in sorted(identifiers(target)):
         for design, pattern in DESIGNS.items():
             is_position = design == "positions" and ENCODING_PATTERN.search(name)
             if is_position or (pattern and re.search(pattern, name, re.IGNORECASE)):
                 found.setdefault(design, name)
     return found
+
+
+def is_table(shape: tuple[int, ...]) -> bool:
+    r"""Whether a weight has so many rows that they must be those of positions.
+
+    >>> is_table((512, 4)), is_table((192, 64))
+    (True, False)
+    """
+    return max(shape) >= 64 and max(shape) >= 8 * min(shape)
 
 
 def normalizes(target: Any) -> bool:
@@ -1028,11 +1048,17 @@ def layers_by_role(
 
 def count_attentions(module: nn.Module) -> int:
     """How many submodules project queries, each those of one attention."""
-    return sum(
-        isinstance(part, nn.MultiheadAttention)
-        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+    return len(attention_paths(module))
+
+
+def attention_paths(module: nn.Module) -> list[str]:
+    """The names of the submodules that project queries."""
+    return [
+        path
         for path, part in module.named_modules()
-    )
+        if isinstance(part, nn.MultiheadAttention)
+        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+    ]
 
 
 def has_batch_norm(module: nn.Module) -> bool:

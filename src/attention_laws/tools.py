@@ -126,13 +126,15 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities.
 
-    A number named `p` or `keep` is one in a dropout layer, and in code that is random.
+    A number named `p`, `rate` or `keep` is one in a dropout layer, and in code that is
+    random.
     """
     is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
-        if "drop" in name.lower() or (is_random and (name == "p" or is_kept(name)))
+        if "drop" in name.lower()
+        or (is_random and (name in ("p", "rate", "prob") or is_kept(name)))
         if type(value) in (int, float) and 0 <= value <= 1
     ]
 
@@ -333,6 +335,20 @@ def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     call()
     handle.remove()
     return seen[0]
+
+
+def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
+    r"""Whether a layer is called during a call.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> is_called(lambda: layer(torch.ones(2)), layer), is_called(lambda: None, layer)
+    (True, False)
+    """
+    seen: list[bool] = []
+    handle = layer.register_forward_pre_hook(lambda *_: seen.append(True))
+    call()
+    handle.remove()
+    return bool(seen)
 
 
 def loss(output: Tensor) -> Tensor:

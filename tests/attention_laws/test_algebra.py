@@ -6,7 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS, check
+from attention_laws.adapter import Adapter, Sizes
 from attention_laws.algebra import __name__ as family
+from attention_laws.law import NotApplicable
+from attention_laws.script import Script
 from specimens import assert_caught
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
@@ -29,3 +32,21 @@ def test_rows_sum_to_one_with_grouped_queries() -> None:
 
     assert check(shared, kv_heads=2, only="rows_sum_to_one").passed
     assert check(more, kv_heads=2, only="rows_sum_to_one").failed
+
+
+def test_what_may_attend_to_a_tensor_that_was_filled_in_need_not_attend_to_others() -> (
+    None
+):
+    def to_text(x: Tensor, text: Tensor) -> Tensor:
+        return (x @ text.mT).softmax(dim=-1) @ text
+
+    filled = {"text": "torch.zeros_like(x)"}
+    adapter = Adapter(to_text, "to_text", "", {}, inputs=("x",), extra_args=filled)
+    with pytest.raises(NotApplicable, match="`text`"):
+        LAWS["allowed_keys_attended"].test(Script(adapter, Sizes(2, 3, 3, 1, 4)))
+
+
+def test_the_formula_is_not_for_single_tokens_of_several_sequences() -> None:
+    adapter = Adapter(torch.tanh, "tanh", "", {}, inputs=("x",), layout="ld")
+    with pytest.raises(NotApplicable, match="do not influence"):
+        LAWS["formula"].test(Script(adapter, Sizes(1, 3, 3, 1, 4)))

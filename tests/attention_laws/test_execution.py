@@ -11,9 +11,23 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.execution import __name__ as family
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
-from specimens import Correct, DiffersIfCompiled, ReturnsOnCpu, assert_caught
+from specimens import (
+    Correct,
+    DiffersIfCompiled,
+    HeadsInWeights,
+    ReturnsOnCpu,
+    assert_caught,
+)
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
+
+
+def test_an_attention_that_autocast_cannot_run_is_skipped_unless_asked_for() -> None:
+    adapter = Adapter(HeadsInWeights(12, 3), "Attention", "", {}, inputs=("x",))
+    for insist, expected in ((False, NotApplicable), (True, ScriptError)):
+        script = Script(adapter, Sizes(2, 3, 3, 3, 4), insist=insist)
+        with pytest.raises(expected):
+            LAWS["autocast"].test(script)
 
 
 @pytest.mark.slow

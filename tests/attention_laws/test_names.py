@@ -154,3 +154,21 @@ def test_a_fused_layer_is_split_in_either_order() -> None:
         for h in range(3):
             assert torch.equal(first[:, h], fused[..., 12 * n + 4 * h :][..., :4])
             assert torch.equal(other[:, h], fused[..., 12 * h + 4 * n :][..., :4])
+
+
+def test_a_scale_is_no_norm_and_a_pool_of_memory_no_convolution() -> None:
+    def forward(x: Tensor, norm_factor: float, pages: int) -> Tensor:
+        pool = x.new_zeros(pages)
+        return pool[0] + x / norm_factor
+
+    assert names.designs_of(forward) == {}
+
+
+def test_a_bias_of_two_axes_is_one_for_positions() -> None:
+    module = nn.Module()
+    module.bias_rows = nn.Parameter(torch.zeros(3, 9))
+    module.out_bias = nn.Parameter(torch.zeros(3))
+    assert names.designs_of(module) == {"positions": "bias_rows"}
+    table = nn.Module()
+    table.er = nn.Parameter(torch.zeros(512, 4))
+    assert names.designs_of(table) == {"positions": "er"}

@@ -1,11 +1,16 @@
 """Laws of order and positions: each fails on attention that violates it."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from attention_laws import LAWS
+from attention_laws import LAWS, check
+from attention_laws.adapter import Adapter, Sizes
+from attention_laws.law import NotApplicable
 from attention_laws.positions import __name__ as family
-from specimens import assert_caught
+from attention_laws.script import Script
+from specimens import BiasOfPixels, NearKeysOnly, SelfAttention, assert_caught
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
@@ -16,3 +21,26 @@ def test_each_law_fails_on_implementations_that_violate_it(
     name: str, device: torch.device
 ) -> None:
     assert_caught(name, device.type)
+
+
+@pytest.mark.parametrize(
+    ("law", "attention"),
+    [("relative_positions", BiasOfPixels), ("distant_positions", NearKeysOnly)],
+)
+def test_a_bias_of_pixels_or_of_near_keys_is_relative(law: str, attention: Any) -> None:
+    assert check(attention, only=law, positions="relative").passed
+
+
+def test_points_have_no_distant_positions() -> None:
+    coordinates = {"coords": "torch.arange({start}, {stop}) % 8"}
+    adapter = Adapter(
+        SelfAttention(12, 3),
+        "Attention",
+        "",
+        {},
+        inputs=("x",),
+        positions="relative",
+        position_args=coordinates,
+    )
+    with pytest.raises(NotApplicable, match="coordinates"):
+        LAWS["distant_positions"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
