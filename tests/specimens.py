@@ -1050,6 +1050,39 @@ class FirstRowIsLast(RelativeTable):
         return super().rows(distance) - 1
 
 
+class TableOfBothDirections(RelativeTable):
+    """One table for the distance of key from query, and for that of query from key."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        place = torch.arange(q.shape[2], device=q.device)
+        return scores + 0.5 * self.relative_bias[:, self.rows(place[:, None] - place)]
+
+
+class BiasOfItself(RelativeTable):
+    """Self-attention with positions, or cross-attention without, to a context."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.attends_to_itself = context is None
+        context = x if context is None else context
+        return Correct.forward(self, x, context, context)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        score = super().score if self.attends_to_itself else Correct(4, 2).score
+        return score(q, k)
+
+
+class PairsOfResidues(SelfAttention):
+    """Attention along the rows of an alignment, with a bias for pairs of residues."""
+
+    def forward(self, m: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        self.bias = z.mean(-1)
+        return super().forward(m.flatten(0, 1)).unflatten(0, m.shape[:2])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias[:1, None, :, : k.shape[2]]
+
+
 class InvertsMask(SelfAttention):
     """With a bool mask `~` is right, and of ones and zeros it makes -2 and -1."""
 
@@ -2179,6 +2212,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("rotary_angles", RotaryWithBase),
     ("relative_table", RelativeTable),
     ("relative_table", Buckets),
+    ("relative_table", TableOfBothDirections),
+    ("parameter_gradients", BiasOfItself),
+    ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),
     ("large_scores", FillsWithTenThousand),
     ("own_layers", FourLayers),

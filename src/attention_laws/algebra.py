@@ -833,10 +833,15 @@ def give_room(script: Script) -> None:
     adapter, sizes = script.adapter, script.sizes
     if not adapter.fixed_size:
         sizes = replace(sizes, d_k=max(8, sizes.d_k))
+    script.sizes = sizes
     if adapter.image and adapter.fixed_length is None:
         script.adapter = replace(adapter, image_height=2)
-        sizes = replace(sizes, q_len=6, k_len=6)
-    script.sizes = sizes
+        script.sizes = replace(sizes, q_len=6, k_len=6)
+        script.restart()
+        try:
+            script.call(script.make_arguments())
+        except ScriptError:  # the image must be a square, or is none
+            script.adapter, script.sizes = adapter, sizes
 
 
 def all_outputs(script: Script, args: CallArguments, result: str) -> list[str]:

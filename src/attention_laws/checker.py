@@ -302,14 +302,26 @@ def with_context(adapter: Adapter) -> Adapter | None:
                 cross_attention=True,
                 masks=(),
             )
+            script = Script(context, Sizes(2, 4, 5, adapter.heads, adapter.d_k))
             try:
-                if is_context(
-                    Script(context, Sizes(2, 4, 5, adapter.heads, adapter.d_k))
-                ):
-                    return context
+                if is_context(script):
+                    return replace(context, unused_parameters=unused_weights(script))
             except ScriptError:
                 continue
     return None
+
+
+def unused_weights(script: Script) -> tuple[str, ...]:
+    """The weights that this call leaves out, such as a bias of self-attention."""
+    if not script.adapter.is_module:
+        return ()
+    script.restart()
+    output = script.call(script.make_arguments())
+    weights = script.evaluate("dict(attention.named_parameters())")
+    if script.evaluate(output).requires_grad:
+        script.exec_line(f"loss({output}).backward()")
+    unused = [n for n, w in weights.items() if w.requires_grad and w.grad is None]
+    return (*script.adapter.unused_parameters, *unused)
 
 
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:

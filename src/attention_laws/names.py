@@ -92,6 +92,7 @@ WEIGHTS_FLAG_PATTERN = re.compile(
     r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
 )
 WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
+RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
@@ -209,7 +210,8 @@ DESIGNS = {
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
     "dynamic": r"ntk|dynamic",
-    "scale": r"logit_scale|log_scale|^tau$|pre_attn_scalar|attention_multiplier"
+    "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
+    r"|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys

@@ -1219,6 +1219,8 @@ def assert_rows_in_order(
                 return
             # Two distances that share a row leave rounding errors.
             found = (size > max(1e-3 * size.max(), 1e-4)).nonzero().flatten().tolist()
+            if len(found) > 2:
+                return  # a key's weight depends on several rows
             if found and last:
                 grows &= found[0] >= last[-1]
                 falls &= found[-1] <= last[0]

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws.names import KEEP_PATTERN
+from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
 
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
@@ -126,15 +126,15 @@ def dropout_names(module: nn.Module, place: str) -> list[str]:
 def probabilities(part: nn.Module) -> list[str]:
     """The names of the attributes of a module that are dropout probabilities.
 
-    A number named `p`, `rate` or `keep` is one in a dropout layer, and in code that is
-    random.
+    A number named `p`, `p_attn`, `rate` or `keep` is one in a dropout layer, and in
+    code that is random.
     """
     is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
         if "drop" in name.lower()
-        or (is_random and (name in ("p", "rate", "prob") or is_kept(name)))
+        or (is_random and (RATE_PATTERN.fullmatch(name) or is_kept(name)))
         if type(value) in (int, float) and 0 <= value <= 1
     ]
 

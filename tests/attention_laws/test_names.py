@@ -1,5 +1,6 @@
 """The dictionary of names: arguments, sizes and projections."""
 
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,13 @@ def test_a_scale_is_no_norm_and_a_pool_of_memory_no_convolution() -> None:
         return pool[0] + x / norm_factor
 
     assert names.designs_of(forward) == {}
+
+
+def test_a_scale_of_the_length_that_was_trained_is_a_design() -> None:
+    def forward(x: Tensor, train_length: int) -> Tensor:
+        return x * math.log(len(x), train_length)
+
+    assert names.designs_of(forward) == {"scale": "train_length"}
 
 
 def test_a_bias_of_two_axes_is_one_for_positions() -> None:

@@ -80,10 +80,10 @@ def test_every_dropout_is_set_in_layers_and_attributes() -> None:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.p = 0.3
+            self.p_attn = 0.3
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * (torch.rand_like(x) > self.p)
+            return x * (torch.rand_like(x) > self.p_attn)
 
     assert dropout_places(Noisy()) == [""]
 
