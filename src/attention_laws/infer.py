@@ -273,8 +273,11 @@ def infer_init_args(
         if name == "window_size" and "window_size[" not in inspect.getsource(target):
             value = "2"
         is_window = value == "{window}"
-        if is_window and not required and type(parameters[name].default) is not int:
+        default = parameters[name].default
+        if is_window and not required and type(default) is not int:
             continue  # has no window
+        if type(default) is bool or (type(default) is int and default == 0):
+            continue  # a flag, or a part that is left out, named after a size
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]

@@ -1278,11 +1278,12 @@ def assert_weights_shift(
 ) -> None:
     """The ratios of the weights of neighboring keys are the same for all queries.
 
-    A key outside of a window has a weight of zero, and no ratio.
+    A key outside of a window has a weight of zero, and no ratio. A weight below the
+    smallest normal number is not exact.
     """
-    ratio = script.assign("ratio", f"{weights}[..., 1:] / {weights}[..., :-1]")
-    seen = f"{ratio}.isfinite() & ({ratio} > 0)"
-    ratio = script.assign("ratio", f"{ratio}.where({seen}, torch.nan)")
+    here, there = f"{weights}[..., :-1]", f"{weights}[..., 1:]"
+    seen = f"{here}.minimum({there}) > torch.finfo({weights}.dtype).tiny"
+    ratio = script.assign("ratio", f"({there} / {here}).where({seen}, torch.nan)")
     for distance in distances:
         # The first query of two that are compared has no future keys to compare.
         here = f"{ratio}.diagonal(-{distance}, -2, -1)"

@@ -66,6 +66,22 @@ def test_constructor_arguments_are_inferred_from_their_names(
     assert (adapter.heads, adapter.d_k, adapter.group_size, adapter.fixed_size) == sizes
 
 
+def test_parts_that_are_left_out_by_default_get_no_size() -> None:
+    class Local(nn.Module):
+        def __init__(
+            self,
+            dim: int,
+            heads: int,
+            one_kv_heads: bool = False,
+            n_local_heads: int = 0,
+        ) -> None:
+            super().__init__()
+
+    probe = call_probe(Local)
+    infer_init_args(probe)
+    assert probe.adapter.facts[0].value == "Local(dim=12, heads=3)"
+
+
 def test_a_constructor_argument_of_unknown_meaning_is_refused() -> None:
     class Odd(nn.Module):
         def __init__(self, d_model: int, flavor: str) -> None:
