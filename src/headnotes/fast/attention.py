@@ -39,6 +39,7 @@ from headnotes.fast.formula import (
     is_transformed,
     isolate_nonfinite,
     materialized,
+    needs_recorded_gradients,
     recorded_gradients,
     squares_are_finite,
     unmask_fully_masked_rows,
@@ -139,6 +140,9 @@ def attention(
         transformed=transformed,
         eager=eager,
     )
+    if eager and bias is not None and bias.is_inference() and call.needs_grad:
+        # A bias that a call in inference mode has left behind cannot be saved.
+        call = replace(call, bias=bias.clone())
     if mask is not None and not (
         call.scores_are_finite(query.dtype) and squares_are_finite(value)
     ):
@@ -177,9 +181,11 @@ def fused(call: Call) -> tuple[Tensor, None]:
     if call.eager and (call.needs_grad or call.sinks is not None):
         # In the projections, two positions of one head are `heads * d_k` elements
         # apart, in the end on different memory pages. Contiguous heads are faster,
-        # mostly in the backward pass.
-        if call.needs_grad:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        # mostly in the backward pass. The kernel relies on a last stride of 1.
+        q, k, v = (
+            x.contiguous() if call.needs_grad or x.stride(-1) != 1 else x
+            for x in (q, k, v)
+        )  # [batch_size, ..., d_k]
         context = FusedOnCPU.apply(  # type: ignore[no-untyped-call]
             q, k, v, added, call.sinks, is_causal, call.score_scale
         )  # [batch_size, heads, q_len, d_k]
@@ -309,13 +315,14 @@ class FusedOnCPU(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         query, key, value, mask, sinks, context, logsumexp = ctx.saved_tensors
         x = query, key, value
-        if torch.is_grad_enabled():
-            q, k, v = (
-                each.permute(2, 0, 1, 3) for each in x
-            )  # [q_len, ..., d_k], [k_len, ..., d_k], [k_len, ..., d_k]
-            bias = (
-                None if mask is None else mask.permute(2, 3, 0, 1)
-            )  # [1, k_len, ...]; or q_len
+        if needs_recorded_gradients(grad_context):
+            with torch.enable_grad():
+                q, k, v = (
+                    each.permute(2, 0, 1, 3) for each in x
+                )  # [q_len, ..., d_k], [k_len, ..., d_k], [k_len, ..., d_k]
+                bias = (
+                    None if mask is None else mask.permute(2, 3, 0, 1)
+                )  # [1, k_len, ...]; or q_len
             call = Call(
                 q,
                 k,

@@ -31,6 +31,7 @@ from headnotes.fast.formula import (
     dropout_scale,
     dropout_threshold,
     merge_groups,
+    needs_recorded_gradients,
     recorded_gradients,
     returned_weights,
     scaled_bmm,
@@ -73,8 +74,12 @@ def blockwise(call: Call) -> tuple[Tensor, Tensor | None]:
         call.soft_cap,
     )
     apply: Any = Blockwise.apply
+    mask = call.mask
+    if mask is not None and call.needs_grad:
+        # It is saved for the backward pass, and the caller may change it before that.
+        mask = mask.clone()
     context, weights = apply(
-        call.query, call.key, call.value, call.mask, call.bias, call.sinks, *spec
+        call.query, call.key, call.value, mask, call.bias, call.sinks, *spec
     )  # [q_len, batch_size, heads, ...], [batch_size, shown, q_len, k_len]
     returned = returned_weights(call, weights)  # [q_len, k_len, batch_size, ...]
     return context, returned
@@ -500,10 +505,11 @@ class Blockwise(torch.autograd.Function):
         context, query, key, value, mask, bias, sinks = ctx.saved_tensors
         tiles = Tiles(query, key, mask, TileSpec(*ctx.spec), bias, sinks)
         grads: Sequence[Tensor | None]
-        if torch.is_grad_enabled():
+        if needs_recorded_gradients(grad_context, grad_shown):
             # Views, because the key may be the query, or be computed from it: each
             # input gets its own gradient.
-            q, k, v = (each.view_as(each) for each in (query, key, value))
+            with torch.enable_grad():
+                q, k, v = (each.view_as(each) for each in (query, key, value))
             if grad_shown is not None:  # the mean: its gradient is shared by the heads
                 share = tiles.heads // grad_shown.shape[1]
                 grad_shown = grad_shown.expand(-1, tiles.heads, -1, -1) / share

@@ -25,8 +25,15 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F  # noqa: N812
 
+from headnotes.checks import check_dropout
+
 # Up to this many keys, neither tiles nor copies of the heads save any time.
 SHORT_KEYS = 128
+
+# What plain dropout computes. Programs replace `nn.Dropout`, and patch its `forward`.
+Dropout = nn.Dropout
+Forwards = dict[type[nn.Module], Callable[..., Any]]
+DROPOUTS: Forwards = {kind: kind.forward for kind in (nn.Dropout, nn.Identity)}
 
 # Applies dropout: the weights, some of them zero, and the factor that rescales them.
 Drop = Callable[[Tensor], tuple[Tensor, float]]
@@ -90,13 +97,8 @@ class Call:
 
     @property
     def has_custom_dropout(self) -> bool:
-        """Whether the dropout is another module than `nn.Dropout`, or has a hook.
-
-        A hook may change what a module returns, so the module must be called.
-        """
-        module = self.dropout
-        hooked = module._forward_hooks or module._forward_pre_hooks or has_global_hook()
-        return bool(hooked) or type(module) not in (nn.Dropout, nn.Identity)
+        """Whether the dropout does anything but what `nn.Dropout` does."""
+        return not is_plain(self.dropout, DROPOUTS)
 
     @property
     def dropout_prob(self) -> float:
@@ -106,7 +108,12 @@ class Call:
         the mode of this module only.
         """
         module = self.dropout
-        return module.p if type(module) is nn.Dropout and module.training else 0.0
+        if type(module) is not Dropout:
+            return 0.0
+        p = float(module.p)
+        if not 0 <= p <= 1:  # assigned since the module was made
+            check_dropout(p)
+        return p if module.training else 0.0
 
     @property
     def has_mixed_dtypes(self) -> bool:
@@ -144,8 +151,9 @@ class Call:
         A factor above 1 and a bias raise it.
         """
         query = max_abs(self.query)
-        if not math.isfinite(query):
-            # A query with NaN makes its own row NaN, and affects no other row.
+        if not (math.isfinite(query) or self.needs_grad):
+            # A query with NaN makes its own row NaN, and affects no other row. (In the
+            # backward pass it affects all, unless its row is fully masked.)
             query = max_abs(self.query.nan_to_num(0.0, 0.0, 0.0))
         score = query * max_abs(self.key) * self.query.shape[-1]
         bias = 0.0 if self.bias is None else max_abs(self.bias)
@@ -258,6 +266,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         x.flatten(1, 2).transpose(0, 1) for x in (call.query, call.key, call.value)
     )  # [batch_size * heads, q_len, d_k], [..., k_len, d_k], [..., k_len, d_v]
     q = merge_groups(q, call.groups)  # [..., d_k]
+    product = transformed_bmm if call.transformed else scaled_bmm
     allowed, empty = call.allowed(), None  # [..., k_len]
     if allowed is not None:
         allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
@@ -272,7 +281,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         bias = merge_groups(bias, call.groups)  # [..., k_len]
         scores = torch.baddbmm(bias, q, k.mT, alpha=call.score_scale)  # [..., k_len]
     else:
-        scores = scaled_bmm(q, k.mT, call.score_scale)  # [..., k_len]
+        scores = product(q, k.mT, call.score_scale)  # [..., k_len]
     sizes = batch_size, heads, q_len, k.shape[1]
     scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
     if call.soft_cap is not None:
@@ -291,7 +300,7 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
         weights = weights.masked_fill(empty, 0)
     dropped, factor = drop(weights)  # [batch_size, heads, q_len, k_len]
     dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
-    context = scaled_bmm(merge_groups(dropped, call.groups), v, factor)  # [..., d_v]
+    context = product(merge_groups(dropped, call.groups), v, factor)  # [..., d_v]
     context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
     context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
@@ -325,6 +334,23 @@ def scaled_bmm(
     unused = a.new_empty(()) if out is None else out
     result = torch.baddbmm(unused, a, b, beta=0, alpha=scale, out=out)
     return result  # [batch_heads, rows, columns]
+
+
+def transformed_bmm(
+    a: Tensor,  # [batch_heads, rows, inner]
+    b: Tensor,  # [batch_heads, inner, columns]
+    scale: float,
+) -> Tensor:
+    """As `scaled_bmm`, which `torch.func.linearize` answers with a segmentation fault.
+
+    It does so for each `baddbmm` with `beta=0`, in PyTorch 2.13.
+
+    >>> a, b = torch.randn(3, 5, 7), torch.randn(3, 7, 11)
+    >>> product = transformed_bmm(a, b, 0.5)
+    >>> torch.allclose(product, scaled_bmm(a, b, 0.5), atol=1e-6)
+    True
+    """
+    return torch.bmm(a * scale, b)  # [batch_heads, rows, columns]
 
 
 def share_of_keys(scores: Tensor, sinks: Tensor) -> Tensor:
@@ -466,20 +492,55 @@ def is_jit_tracing() -> bool:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether operators are transformed: forward mode, `vmap`, tracing, subclasses."""
+    # A transform may have none of its tensors here: `vmap` repeats random numbers.
+    if has_functorch_transform():
+        return True
     for x in tensors:
         # A subclass of Tensor may redefine any operator.
-        if type(x) not in (Tensor, nn.Parameter) or torch.func.debug_unwrap(x) is not x:
+        if type(x) not in (Tensor, nn.Parameter):
             return True
         dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
         if dual.tangent is not None:
             return True
+    if is_jit_tracing():
+        return True
     # `make_fx` records plain tensors, and raises where their values are inspected.
-    return not (is_jit_tracing() or known_true(torch.ones((), device="cpu")))
+    # Other modes, such as that which counts operations, do not.
+    has_mode = (
+        torch._C._len_torch_dispatch_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
+    )
+    return bool(has_mode) and not known_true(torch.ones((), device="cpu"))
 
 
-def has_global_hook() -> bool:
-    """Whether a hook is registered for all modules."""
-    return bool(nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+def has_functorch_transform() -> bool:
+    """Whether a transform of `torch.func` is active, such as `vmap` or `jvp`."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_plain(module: nn.Module, forwards: Forwards) -> bool:
+    """Whether a call of `module` is one of these methods `forward`, without a hook.
+
+    Otherwise the module must be called: a hook may change what it returns.
+
+    >>> dropout = nn.Dropout(0.5)
+    >>> is_plain(dropout, DROPOUTS)
+    True
+    >>> dropout.forward = lambda weights: weights / 2
+    >>> is_plain(dropout, DROPOUTS)
+    False
+    """
+    hooked = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    )
+    if hooked or "forward" in module.__dict__:
+        return False
+    kind = type(module)
+    return kind in forwards and kind.forward is forwards[kind]
 
 
 def known_true(condition: Tensor) -> bool:
@@ -503,7 +564,8 @@ def max_abs(x: Tensor) -> float:
     if not x.numel():
         return 0.0
     try:
-        low, high = (float(bound) for bound in x.detach().aminmax())
+        bounds = x.detach().aminmax()
+        low, high = float(bounds.min), float(bounds.max)
     except RuntimeError:  # as in `known_true`
         return math.nan
     return math.nan if math.isnan(low) else max(-low, high)
@@ -577,6 +639,23 @@ def dropout_mask(random_bits: Tensor, shape: torch.Size, threshold: int) -> Tens
 # Second derivatives -----------------------------------------------------------------
 
 
+def needs_recorded_gradients(*grads: Tensor | None) -> bool:
+    """Whether autograd records the backward pass, or its gradients are batches.
+
+    Both need operators with rules of their own for it, which the kernels are not.
+    `is_grads_batched=True` makes batches of the kind that preceded `torch.func`.
+    """
+    return (
+        torch.is_grad_enabled()
+        or has_functorch_transform()
+        or any(
+            torch._C._functorch.is_legacy_batchedtensor(x)
+            for x in grads
+            if x is not None
+        )
+    )
+
+
 def recorded_gradients(
     inputs: Sequence[Tensor | None],
     call: Call,
@@ -584,7 +663,7 @@ def recorded_gradients(
     grad_weights: Tensor | None = None,
     drop: Drop = lambda weights: (weights, 1.0),
 ) -> list[Tensor | None]:
-    """The gradients of the formula for `inputs`, recorded for second derivatives.
+    """The gradients of the formula for `inputs`, recorded if the backward pass is.
 
     `call` is made of the inputs, or of views of them.
     """
@@ -598,7 +677,7 @@ def recorded_gradients(
             [output for output, _ in given],
             differentiable,
             [grad for _, grad in given],
-            create_graph=True,
+            create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
     )
