@@ -4,7 +4,9 @@ The core is the reference, in float64 where the case allows it. Lengths of 5 and
 take the formula and the fused or blockwise kernels, at their real sizes.
 """
 
+import copy
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -64,7 +66,7 @@ def masks_of(seq_len: int) -> Iterator[tuple[dict[str, Any], Tensor | None]]:
     yield {"mask": mask, "is_causal": True}, mask & past(seq_len)
 
 
-def assert_same(core: Any, module: Any, x: Tensor, decodes: bool = True) -> None:
+def assert_same(core: Any, module: Any, x: Tensor) -> None:
     """In training, in inference, with weights returned, and while decoding."""
     tolerance = {"rtol": 1e-9, "atol": 1e-9}
     close = torch.testing.assert_close
@@ -77,8 +79,6 @@ def assert_same(core: Any, module: Any, x: Tensor, decodes: bool = True) -> None
         output, weights = self_attention(module, x, **options, need_weights=True)
         close(output, expected, **tolerance)
         close(weights, core.attn, **tolerance)
-    if not decodes:
-        return
     decoded, _ = module.decode(x, module.cache(BATCH, len(x)))
     close(decoded, self_attention(core, x, mask=past(len(x))), **tolerance)
 
@@ -445,7 +445,48 @@ def test_a_hook_on_dropout_is_called(seq_len: int) -> None:
     core, module = pair()
     for each in (core, module):
         each.dropout.register_forward_hook(lambda part, x, y: 3 * y)
-    assert_same(core, module, sequence(seq_len), decodes=False)
+    assert_same(core, module, sequence(seq_len))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_backward_hook_on_dropout_is_called(seq_len: int) -> None:
+    x = sequence(seq_len).requires_grad_()
+    gradients = []
+    for module in pair():
+        module.dropout.register_full_backward_pre_hook(lambda part, y: (3 * y[0],))
+        module.dropout.register_full_backward_hook(lambda part, x, y: (2 * x[0],))
+        gradients += torch.autograd.grad(self_attention(module, x).sum(), x)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("where", ["module", "class", "torch.nn"])
+def test_a_patched_dropout_is_called(
+    where: str, seq_len: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "class":
+        monkeypatch.setattr(nn.Dropout, "forward", lambda self, weights: weights / 2)
+    elif where == "torch.nn":
+        monkeypatch.setattr(nn, "Dropout", Quiet)
+    core, module = pair()
+    if where == "module":
+        for each in (core, module):
+            each.dropout.forward = lambda weights: weights / 2
+    assert_same(core, module, sequence(seq_len))
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("p", [-0.5, 1.2])
+def test_a_dropout_probability_assigned_later_is_checked(
+    p: float, seq_len: int
+) -> None:
+    _, module = pair(dropout_prob=0.1)
+    for module.dropout.p in (p, torch.tensor(p)):
+        message = rf"^`dropout` \(={p}\d*\) must lie between 0 and 1$"
+        with pytest.raises(ValueError, match=message):
+            self_attention(module, sequence(seq_len))
+    module.dropout.p = torch.tensor(0.5)
+    assert self_attention(module, sequence(seq_len)).isfinite().all()
 
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
@@ -456,9 +497,126 @@ def test_a_hook_on_all_modules_is_called(seq_len: int) -> None:
         lambda part, x, y: 2 * y if isinstance(part, scaled) else None
     )
     try:
-        assert_same(core, module, sequence(seq_len), decodes=False)
+        assert_same(core, module, sequence(seq_len))
     finally:
         handle.remove()
+
+
+class Convolved(nn.Module):
+    """A projection that adds to each position the one before it."""
+
+    def __init__(self, projection: nn.Module) -> None:
+        super().__init__()
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.projection(x)
+        return y + y.roll(1, 0)
+
+
+def convolve_module(module: Any, name: str) -> None:
+    setattr(module, name, Convolved(getattr(module, name)))
+
+
+def convolve_linear(module: Any, name: str) -> None:
+    class ConvolvedLinear(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + super().forward(x.roll(1, 0))
+
+    getattr(module, name).linear.__class__ = ConvolvedLinear
+
+
+def convolve_by_hook(module: Any, name: str) -> None:
+    getattr(module, name).register_forward_hook(lambda part, x, y: y + y.roll(1, 0))
+
+
+def convolve_instance(module: Any, name: str) -> None:
+    linear = getattr(module, name).linear
+    forward = nn.Linear.forward
+    linear.forward = lambda x: forward(linear, x) + forward(linear, x.roll(1, 0))
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize(
+    "convolve",
+    [convolve_module, convolve_linear, convolve_by_hook, convolve_instance],
+)
+@pytest.mark.parametrize("content", [50.0, math.nan])
+def test_projections_that_mix_positions_see_padding_of_zero(
+    content: float, convolve: Callable[[Any, str], None], name: str
+) -> None:
+    core, module = pair()
+    query, memory = sequence(5), sequence(11)
+    memory[:3, 1] = content
+    padding = torch.ones(1, 11, BATCH).bool()
+    padding[:, :3, 1] = False
+    outputs = []
+    for each in (core, module):
+        convolve(each, name)
+        outputs.append(each(query=query, key=memory, value=memory, mask=padding))
+    torch.testing.assert_close(*outputs)
+
+
+Change = Callable[[Tensor], Tensor]
+SHAPES: dict[str, tuple[str, Change, list[list[int]]]] = {
+    "one head of queries": (
+        "query",
+        lambda y: y[:, :, :1],
+        [[151, 2, 1, 7], [151, 2, 3, 7], [151, 2, 3, 7]],
+    ),
+    "one head of keys": (
+        "key",
+        lambda y: y[:, :, :1],
+        [[151, 2, 3, 7], [151, 2, 1, 7], [151, 2, 3, 7]],
+    ),
+    "one head of values": (
+        "value",
+        lambda y: y[:, :, :1],
+        [[151, 2, 3, 7], [151, 2, 3, 7], [151, 2, 1, 7]],
+    ),
+    "one batch item": (
+        "value",
+        lambda y: y[:, :1],
+        [[151, 2, 3, 7], [151, 2, 3, 7], [151, 1, 3, 7]],
+    ),
+    "one more key": (
+        "key",
+        lambda y: torch.cat([y, y[:1]]),
+        [[151, 2, 3, 7], [152, 2, 3, 7], [151, 2, 3, 7]],
+    ),
+    "narrow keys": (
+        "key",
+        lambda y: y[..., :5],
+        [[151, 2, 3, 7], [151, 2, 3, 5], [151, 2, 3, 7]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_projections_of_sizes_that_do_not_fit_are_refused(case: str) -> None:
+    name, change, shapes = SHAPES[case]
+    _, module = pair()
+    getattr(module, name).register_forward_hook(lambda part, x, y: change(y))
+    seen = "return shapes {}, {} and {}, not".format(*shapes)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), pytest.raises(ValueError, match=re.escape(seen)):
+            self_attention(module, sequence(151))
+    cache = module.cache(BATCH, 151)
+    with pytest.raises(ValueError, match=re.escape(seen)):
+        module.decode(sequence(151), cache)
+    assert len(cache) == 0
+
+
+def test_a_mask_must_fit_what_the_projections_return() -> None:
+    _, module = pair()
+    for part in (module.key, module.value):  # every other position
+        part.register_forward_hook(lambda part, x, y: y[::2])
+    x = sequence(11)
+    assert self_attention(module, x).shape == x.shape
+    mask = torch.ones(1, 11, 1).bool()
+    message = r"\[6, 2, 3, 7\] and \[6, 2, 3, 7\], for a mask of shape \[1, 11, 1\],"
+    with pytest.raises(ValueError, match=message):
+        self_attention(module, x, mask=mask)
 
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
@@ -668,7 +826,145 @@ def test_randomness_under_vmap_is_that_of_the_core(
     assert all(alike == (randomness == "same") for alike in seen)
 
 
+@pytest.mark.filterwarnings(PERFORMANCE_DROP)
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_vmap_repeats_dropout_for_inputs_without_a_batch(
+    randomness: str, seq_len: int
+) -> None:
+    # Monte Carlo dropout: many samples for one input.
+    x, samples = sequence(seq_len), torch.zeros(3)
+    for module in pair(dropout_prob=0.5):
+
+        def sample(_: Tensor, module: Any = module) -> Any:
+            return self_attention(module, x)
+
+        y = torch.vmap(sample, randomness=randomness)(samples)
+        assert torch.equal(y[0], y[1]) == (randomness == "same")
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_nan_in_a_fully_masked_query_reaches_no_gradient_of_values(
+    seq_len: int,
+) -> None:
+    query, value = sequence(seq_len), sequence(seq_len).requires_grad_()
+    query[1, 0] = math.nan
+    mask = torch.ones(seq_len, seq_len, BATCH).bool()
+    mask[1] = False
+    gradients = []
+    for module in pair():
+        y = module(query=query, key=value.detach(), value=value, mask=mask)
+        gradients += torch.autograd.grad(y.sum(), value)
+    assert gradients[0].isfinite().all()
+    torch.testing.assert_close(*gradients)
+
+
+class Interleaved(mha.PrepareForMultiHeadAttention):
+    """A projection whose heads are the last axis in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x.unflatten(-1, (self.d_k, self.heads)).mT
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_interleaved_heads_are_read_with_their_strides(seq_len: int) -> None:
+    scores = fast.Scores(sinks=True)
+    settings = {"project": Interleaved, "scores": scores}
+    module = fast.MultiHeadAttention(HEADS, D_MODEL, 0.0, **settings).double()
+    x = sequence(seq_len)
+    options = {"is_causal": True}
+    expected, _ = self_attention(module, x, **options, need_weights=True)
+    torch.testing.assert_close(self_attention(module, x, **options), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(self_attention(module, x, **options), expected)
+    decoded, _ = module.decode(x, module.cache(BATCH, seq_len))
+    torch.testing.assert_close(decoded, expected)
+
+
 # Derivatives -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_linearized_call_is_that_of_the_core(seq_len: int) -> None:
+    # PyTorch ended the process here.
+    x, direction = sequence(seq_len), sequence(seq_len)
+    results = []
+    for module in pair():
+        y, differential = torch.func.linearize(
+            lambda x, module=module: self_attention(module, x), x
+        )
+        results.append((y, differential(direction)))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kind", ["is_grads_batched", "torch.func"])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_gradients_may_come_in_batches(
+    seq_len: int, need_weights: bool, kind: str
+) -> None:
+    _, module = pair()
+    x = sequence(seq_len).requires_grad_()
+    y = self_attention(module, x, is_causal=True, need_weights=need_weights)
+    y = y[0] + y[1].sum() if need_weights else y
+
+    def gradient(along: Tensor, **options: Any) -> Tensor:
+        return torch.autograd.grad(y, x, along, retain_graph=True, **options)[0]
+
+    along = torch.randn(3, *y.shape, dtype=y.dtype)
+    if kind == "torch.func":
+        batched = torch.func.vmap(gradient)(along)
+    else:
+        batched = gradient(along, is_grads_batched=True)
+    assert not batched.requires_grad
+    expected = torch.stack([gradient(each) for each in along])
+    torch.testing.assert_close(batched, expected)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("seq_len", LENGTHS)
+@pytest.mark.parametrize("made_in_inference_mode", [False, True])
+def test_the_backward_pass_has_a_mask_of_its_own(
+    made_in_inference_mode: bool, seq_len: int, is_causal: bool
+) -> None:
+    _, module = pair()
+    x = sequence(seq_len).requires_grad_()
+    with torch.inference_mode(made_in_inference_mode):
+        mask = torch.rand(seq_len, seq_len, BATCH) < 0.6
+    options = {"mask": mask, "is_causal": is_causal}
+    loss = self_attention(module, x, **options).sum()
+    (expected,) = torch.autograd.grad(loss, x)
+    loss = self_attention(module, x, **options).sum()
+    if not made_in_inference_mode:
+        mask.logical_not_()  # the caller fills it for the next batch
+    (gradient,) = torch.autograd.grad(loss, x)
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_a_bias_that_inference_mode_has_left_behind_serves_training(
+    seq_len: int,
+) -> None:
+    table: list[Tensor] = []
+
+    def bias(i: Tensor, j: Tensor) -> Tensor:
+        if not table:
+            table.append(-(j - i.unsqueeze(1)).abs().unsqueeze(-1).double())
+        return table[0]
+
+    scores = fast.Scores(bias=bias)
+    module = fast.MultiHeadAttention(HEADS, D_MODEL, 0.0, scores=scores).double()
+    x = sequence(seq_len).requires_grad_()
+    with torch.inference_mode():
+        expected = self_attention(module, x)
+    for need_weights in (False, True):
+        y = self_attention(module, x, need_weights=need_weights)
+        y = y[0] if need_weights else y
+        torch.testing.assert_close(y, expected.clone())
+        assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
 @pytest.mark.slow
@@ -795,6 +1091,86 @@ def test_a_cache_may_be_filled_and_continued_in_any_mode(
     with torch.no_grad():
         expected = self_attention(core, x, mask=past(7))
         torch.testing.assert_close(torch.cat([prompt, token, rest]), expected)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("seq_len", [1, 4])
+@pytest.mark.parametrize("where", ["bias", "output"])
+def test_after_an_error_the_cache_continues_as_before(
+    where: str, seq_len: int, window: int | None
+) -> None:
+    failing = False
+
+    def fail(*_: Any) -> None:
+        if failing:
+            raise MemoryError
+
+    def bias(i: Tensor, j: Tensor) -> Tensor:
+        fail()
+        return (j - i.unsqueeze(1)).unsqueeze(-1).double() / 8
+
+    settings = {"window": window, "scores": fast.Scores(bias=bias)}
+    module = fast.MultiHeadAttention(HEADS, D_MODEL, 0.0, **settings).double()
+    module.output.register_forward_pre_hook(lambda *_: fail())
+    if where == "output":
+        module.score_bias = None
+    x = sequence(5 + seq_len)
+    cache = module.cache(BATCH, 2, grow=True)
+    module.decode(x[:5], cache)
+    failing = True
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            module.decode(x[5:], cache)
+        assert len(cache) == 5
+    failing = False
+    # Not the same piece, which would only write once more what the error has left.
+    decoded = torch.cat([module.decode(each, cache)[0] for each in x[5:].split(1)])
+    expected = self_attention(module, x, is_causal=True)[5:]
+    torch.testing.assert_close(decoded, expected)
+
+
+def test_left_padding_belongs_to_the_cache() -> None:
+    _, module = pair()
+    x, padding = sequence(5), torch.tensor([0, 3])
+    cache = module.cache(BATCH, 5, left_padding=padding)
+    module.decode(x[:4], cache)
+    padding.zero_()  # the caller counts the padding of the next batch
+    token, _ = module.decode(x[4:], cache)
+    mask = torch.arange(5).view(1, 5, 1) >= torch.tensor([0, 3])
+    expected = self_attention(module, x, is_causal=True, mask=mask)
+    torch.testing.assert_close(token, expected[4:])
+
+
+@pytest.mark.parametrize("left_padding", [None, torch.tensor([0, 1, 2])])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_of_another_size_than_the_cache_is_refused(
+    batch_size: int, left_padding: Tensor | None
+) -> None:
+    _, module = pair()
+    cache = module.cache(3, 7, left_padding=left_padding)
+    message = rf"`x` has shape \[5, {batch_size}, 21\], not .* batch_size \(=3\),"
+    with pytest.raises(ValueError, match=message):
+        module.decode(sequence(5)[:, :batch_size], cache)
+    assert len(cache) == 0
+
+
+def test_a_cache_copied_in_inference_mode_continues_outside_of_it() -> None:
+    core, module = pair()
+    x = sequence(7)
+    cache = module.cache(BATCH, 7)
+    module.decode(x[:4], cache)
+    with torch.inference_mode():
+        copied = copy.deepcopy(cache)
+    token, _ = module.decode(x[4:], copied)
+    torch.testing.assert_close(token, self_attention(core, x, mask=past(7))[4:])
+
+
+def test_under_autocast_the_cache_of_a_float64_module_is_float64() -> None:
+    core, module = pair()
+    x = sequence(5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        decoded, _ = module.decode(x, module.cache(BATCH, 5))
+    torch.testing.assert_close(decoded, self_attention(core, x, mask=past(5)))
 
 
 def test_an_empty_cache_is_true() -> None:

@@ -12,7 +12,8 @@ their [components](components.md).
 
 1. `forward` checks the inputs as the core does, and converts the mask to bool.
 2. Keys and values that no query may attend to are set to zero, unless they are known
-   to hold neither NaN nor large numbers.
+   to hold neither NaN nor large numbers, and to be seen by no hook and no module of
+   your own.
 3. The submodules `query`, `key` and `value` project the inputs and split them into
    heads: `[seq_len, batch_size, heads, d_k]`, with fewer heads of keys and values if
    `kv_heads` says so. There is no packed copy of their weights, which could become
@@ -52,8 +53,19 @@ from headnotes.checks import (
 )
 from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
-from headnotes.fast.formula import squares_are_finite, zero_hidden_keys
+from headnotes.fast.formula import (
+    DROPOUTS,
+    Forwards,
+    is_plain,
+    squares_are_finite,
+    zero_hidden_keys,
+)
 from headnotes.variants.rotary import check_frequencies
+
+# Projections that compute each position from itself alone.
+PROJECTIONS: Forwards = {
+    kind: kind.forward for kind in (mha.PrepareForMultiHeadAttention, nn.Linear)
+}
 
 
 class MultiHeadAttention(nn.Module):
@@ -228,18 +240,17 @@ class MultiHeadAttention(nn.Module):
             mask = mask.bool()
             # Clear the inputs, not only the projections: the gradient of a projection's
             # weight multiplies the inputs by zero, and 0 * NaN is NaN.
-            if not (
-                squares_are_finite(key) and (value is key or squares_are_finite(value))
-            ):
+            if not self.padding_is_harmless(key, value):
                 key, value = zero_hidden_keys(
                     key, value, mask, is_causal, query.shape[0], self.window
                 )
 
         q = self.query(query)  # [q_len, batch_size, heads, d_k]
         k, v = self.key(key), self.value(value)  # [k_len, batch_size, kv_heads, ...]
-        q_len, k_len = query.shape[0], key.shape[0]
+        check_heads(q, k, v, mask)
         bias = None
         if self.rotary is not None or self.score_bias is not None:
+            q_len, k_len = q.shape[0], k.shape[0]
             key_positions = torch.arange(k_len, device=k.device)  # [k_len]
             query_positions = torch.arange(
                 k_len - q_len, k_len, device=k.device
@@ -266,6 +277,22 @@ class MultiHeadAttention(nn.Module):
         output = self.output(context.flatten(-2))  # [q_len, batch_size, d_model]
         return (output, weights) if need_weights else output
 
+    def padding_is_harmless(self, key: Tensor, value: Tensor) -> bool:
+        """Whether padding is known to change nothing, as long as it is masked.
+
+        It must be finite, and no other module, such as a convolution, may mix it with
+        its neighbors.
+        """
+        part: Any
+        for part in (self.key, self.value):
+            if not (is_plain(part, PROJECTIONS) and is_plain(part.linear, PROJECTIONS)):
+                return False
+        return (
+            (self.rotary is None or type(self.rotary) is Rotary)
+            and squares_are_finite(key)
+            and (value is key or squares_are_finite(value))
+        )
+
     def get_bias(
         self,
         query_positions: Tensor,  # [q_len]
@@ -291,11 +318,13 @@ class MultiHeadAttention(nn.Module):
         With a window, it stores the last `window` positions at most, whatever the
         `capacity`. `left_padding`, integers `[batch_size]`, are the numbers of padded
         positions at the start of each sequence, to which no query attends. Under
-        autocast, the dtype is that of the outputs of the projections.
+        autocast, the dtype is that of the outputs of linear projections.
         """
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
-        if not weight.is_meta and torch.is_autocast_enabled(kind):
+        # Autocast leaves float64 alone.
+        castable = dtype != torch.float64 and not weight.is_meta
+        if castable and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         return KeyValueCache(
             batch_size,
@@ -318,9 +347,10 @@ class MultiHeadAttention(nn.Module):
 
         Each position attends to itself, to those before it, and to those in the cache,
         to which its key and value are appended. However a sequence is split into
-        pieces, the outputs are those of one causal pass. There is no dropout, and no
-        gradient. Raises what `forward` raises, and `ValueError` if the cache is full or
-        has other sizes.
+        pieces, the outputs are those of one causal pass. There is no gradient, and no
+        dropout but a hook on it or a module in its place. Raises what `forward` raises,
+        and `ValueError` if the cache is full or has other sizes; after any error, the
+        cache is as it was before.
 
         >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
@@ -338,7 +368,6 @@ class MultiHeadAttention(nn.Module):
                 f"keys and values have widths {self.widths[1:]}, not d_model "
                 f"(={d_model}), so they are not those of `x`; use `forward`"
             )
-        check_next(x, self.output.weight, d_model)
         if not isinstance(cache, KeyValueCache):
             raise TypeError(
                 f"`cache` is a {type(cache).__name__}, not a KeyValueCache; make one "
@@ -349,43 +378,62 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
-        start, seq_len, end = cache.length, len(x), cache.length + len(x)
+        check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
         x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
+        check_heads(q, k, v)
         if self.rotary is not None:
-            positions = torch.arange(start, end, device=x.device)  # [seq_len]
+            start = cache.length
+            positions = torch.arange(
+                start, start + len(x), device=x.device
+            )  # [seq_len]
             q, k = self.rotary(q, positions), self.rotary(k, positions)
-        keys, values = cache.extend(k, v)  # [batch_size, kv_heads, k_len, ...]
-        bias = mask = None
+        keys, values = cache.extend(k, v)  # [batch_size, kv_heads, ...]
+        try:
+            context = self.attend_to_cache(q, keys, values, cache)  # [seq_len, ...]
+            output = self.output(context.flatten(-2))  # [..., batch_size, d_model]
+        except BaseException:
+            cache.take_back(k.shape[0], keys, values)
+            raise
+        return output, cache
+
+    def attend_to_cache(
+        self,
+        q: Tensor,  # [seq_len, batch_size, heads, d_k]
+        keys: Tensor,  # [batch_size, kv_heads, k_len, d_k]
+        values: Tensor,  # [batch_size, kv_heads, k_len, d_v]
+        cache: "KeyValueCache",
+    ) -> Tensor:
+        """The context of the last positions in the cache, `[seq_len, ...]`."""
+        seq_len, bias, mask = q.shape[0], None, None
         if self.score_bias is not None or cache.left_padding is not None:
-            positions = torch.arange(start, end, device=x.device)  # [seq_len]
+            end = cache.length
+            positions = torch.arange(end - seq_len, end, device=q.device)  # [seq_len]
             key_positions = cache.key_positions(seq_len, keys.shape[2])  # [k_len]
             bias = self.get_bias(positions, key_positions)  # [seq_len, k_len, ...]
             mask = cache.mask(key_positions)  # [1, k_len, batch_size]
-        # A module that replaces the dropout is applied here, too.
-        plain = type(self.dropout) in (nn.Dropout, nn.Identity)
+        # A hook on the dropout, or a module in its place, is applied here, too.
+        plain = is_plain(self.dropout, DROPOUTS)
         if seq_len == 1 and plain and self.soft_cap is None and self.sinks is None:
             # For one token, every further view would cost time.
-            context = self.attend_to_all(q, keys, values, mask, bias)  # [seq_len, ...]
-        else:
-            k, v = (
-                y.permute(2, 0, 1, 3) for y in (keys, values)
-            )  # [k_len, batch_size, kv_heads, ...]
-            context, _ = attention(
-                q,
-                k,
-                v,
-                mask=mask,
-                is_causal=True,
-                window=self.window if seq_len > 1 else None,
-                scale=self.scale,
-                soft_cap=self.soft_cap,
-                bias=bias,
-                sinks=self.sinks,
-                dropout=None if plain else self.dropout,
-            )  # [seq_len, batch_size, heads, d_v]
-        output = self.output(context.flatten(-2))  # [..., batch_size, d_model]
-        return output, cache
+            return self.attend_to_all(q, keys, values, mask, bias)  # [seq_len, ...]
+        k, v = (
+            y.permute(2, 0, 1, 3) for y in (keys, values)
+        )  # [k_len, batch_size, kv_heads, ...]
+        context, _ = attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=True,
+            window=self.window if seq_len > 1 else None,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            bias=bias,
+            sinks=self.sinks,
+            dropout=None if plain else self.dropout,
+        )  # [seq_len, batch_size, heads, d_v]
+        return context
 
     def attend_to_all(
         self,
@@ -445,6 +493,34 @@ def check_inputs(
     if len(key) != len(value):
         raise ValueError(
             f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
+        )
+
+
+def check_heads(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> None:
+    """Refuse projections of sizes that do not fit one another, or the mask.
+
+    Hooks and modules of one's own may return any. Kernels do not check them all, and
+    read other memory.
+    """
+    q, k, v = query.shape, key.shape, value.shape
+    fits = (
+        len(q) == len(k) == len(v) == 4
+        and q[1] == k[1] == v[1]
+        and q[3] == k[3]
+        and k[0] == v[0]
+        and k[2] == v[2]
+        and q[2] % k[2] == 0
+        and (mask is None or mha.mask_fits(mask, q[0], k[0], q[1]))
+    )
+    if not fits:
+        masked = "" if mask is None else f", for a mask of shape {list(mask.shape)}"
+        raise ValueError(
+            f"the projections `query`, `key` and `value` return shapes {list(q)}, "
+            f"{list(k)} and {list(v)}{masked}, not [q_len, batch_size, heads, d_k], "
+            f"[k_len, batch_size, kv_heads, d_k] and [k_len, batch_size, kv_heads, "
+            f"d_v]; where a size of 1 stands for all, use `expand`"
         )
 
 
@@ -509,17 +585,15 @@ class KeyValueCache:
             check_sizes(window=window)
             capacity = min(capacity, window)
         # Keys are used first, then values: one half of the buffer each.
-        # A tensor made in inference mode could not be written to outside of it.
-        with torch.inference_mode(False):
-            self.buffer = torch.zeros(
-                2,
-                batch_size,
-                heads,
-                capacity,
-                max(d_k, d_v),
-                dtype=dtype,
-                device=device,
-            )  # [2, batch_size, heads, capacity, ...]
+        self.buffer = torch.zeros(
+            2,
+            batch_size,
+            heads,
+            capacity,
+            max(d_k, d_v),
+            dtype=dtype,
+            device=device,
+        )  # [2, batch_size, heads, capacity, ...]
         self.widths = d_k, d_v
         self.window = window
         self.length = 0
@@ -528,8 +602,9 @@ class KeyValueCache:
         # The longest padding: whether there is any at a position, without tensors.
         self.most_padding = 0
         if left_padding is not None:
+            # A copy: the caller may use the tensor for the next batch.
             self.left_padding = check_padding(left_padding, batch_size).to(
-                self.buffer.device
+                self.buffer.device, copy=True
             )  # [batch_size]
             self.most_padding = int(left_padding.max())
 
@@ -612,8 +687,8 @@ class KeyValueCache:
         positions overwrites keys that its first queries still need, so these are
         copied.
         """
-        start, end = self.length, self.length + len(key)
-        if len(key) < 2 or end <= self.capacity or self.window is None:
+        start, end = self.length, self.length + key.shape[0]
+        if key.shape[0] < 2 or end <= self.capacity or self.window is None:
             self.append(key, value)
             return self.keys, self.values
         before = torch.arange(max(0, start - self.window + 1), start)  # [needed]
@@ -625,6 +700,32 @@ class KeyValueCache:
             for old, new in zip(past, (key, value), strict=True)
         )  # [batch_size, heads, needed + seq_len, ...]
         return keys, values
+
+    def take_back(
+        self,
+        seq_len: int,
+        keys: Tensor,  # [batch_size, heads, k_len, ...]
+        values: Tensor,  # [batch_size, heads, k_len, ...]
+    ) -> None:
+        """Undo `extend` by a piece of `seq_len`, which returned `keys` and `values`.
+
+        In a ring, a position that no later query may attend to stays overwritten.
+
+        >>> cache = KeyValueCache(2, 7, 1, capacity=9, window=3)
+        >>> x = torch.arange(7.0).view(7, 1, 1, 1).expand(7, 2, 7, 1)
+        >>> cache.append(x[:4], x[:4])
+        >>> keys, values = cache.extend(x[4:], x[4:])
+        >>> cache.take_back(3, keys, values)
+        >>> cache.append(x[4:5], x[4:5])
+        >>> cache.positions, cache.keys[0, 0].flatten()
+        (tensor([3, 4, 2]), tensor([3., 4., 2.]))
+        """
+        self.length -= seq_len
+        past = keys.shape[2] - seq_len
+        if self.window is not None and seq_len > 1:
+            # The piece has overwritten positions of the ring that it returned.
+            self.length -= past
+            self.append(*(x[:, :, :past].permute(2, 0, 1, 3) for x in (keys, values)))
 
     def append(
         self,
@@ -647,11 +748,11 @@ class KeyValueCache:
             ("key", "value"), (key, value), self.widths, strict=True
         ):
             self.check(name, x, width)
-        if len(key) != len(value):
+        if key.shape[0] != value.shape[0]:
             raise ValueError(
                 f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
             )
-        end = self.length + len(key)
+        end = self.length + key.shape[0]
         if end > self.capacity != self.window:
             if not self.grow:
                 raise ValueError(
@@ -660,6 +761,9 @@ class KeyValueCache:
                     f"`capacity`, or `grow=True`"
                 )
             self.grow_to(end)
+        if self.buffer.is_inference() and not torch.is_inference_mode_enabled():
+            # Made or copied in inference mode, it cannot be written to outside of it.
+            self.buffer = self.buffer.clone()
         # In a ring, positions that the last ones of this piece overwrite are left out.
         first = max(self.length, end - self.capacity)
         with torch.no_grad():
@@ -683,9 +787,8 @@ class KeyValueCache:
         if self.window is not None:
             capacity = min(capacity, self.window)
         *sizes, _, width = self.buffer.shape
-        with torch.inference_mode(False):
-            buffer = self.buffer.new_zeros(*sizes, capacity, width)  # [..., width]
-            buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
+        buffer = self.buffer.new_zeros(*sizes, capacity, width)  # [..., width]
+        buffer[:, :, :, : self.length] = self.buffer[:, :, :, : self.length]
         self.buffer = buffer
 
     def reorder(self, index: Tensor) -> None:
@@ -704,12 +807,11 @@ class KeyValueCache:
         tensor([11., 11.,  5.])
         """
         check_items(index, self.buffer.shape[1])
-        with torch.inference_mode(False):
-            index = index.to(self.buffer.device).clone()  # not an inference tensor
-            self.buffer = self.buffer.index_select(1, index)  # [2, ...]
-            if self.left_padding is not None:
-                self.left_padding = self.left_padding[index]
-                self.most_padding = int(self.left_padding.max())
+        index = index.to(self.buffer.device)
+        self.buffer = self.buffer.index_select(1, index)  # [2, ...]
+        if self.left_padding is not None:
+            self.left_padding = self.left_padding[index]
+            self.most_padding = int(self.left_padding.max())
 
     def check(self, name: str, x: Tensor, width: int) -> None:
         """Refuse a tensor that does not fit the stored ones."""
