@@ -470,6 +470,21 @@ class RotaryWithBase(Rotary):
         return 10000.0 ** (-2 * pair / width)
 
 
+class RotaryAfterNorms(Rotary):
+    """Queries and keys are normalized over the whole width."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.LayerNorm(d_model)
+        self.k_norm = nn.LayerNorm(d_model)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        whole = (x.transpose(1, 2).flatten(2) for x in (q, k))
+        norms = (self.q_norm, self.k_norm)
+        q, k = (self.split(n(x)) for n, x in zip(norms, whole, strict=True))
+        return super().score(q, k)
+
+
 class RotaryOfModelWidth(RotaryWithBase):
     """The angles are computed with the width of the model."""
 
@@ -2215,6 +2230,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
     ("incremental_decoding", ReordersDict),
+    ("score_scale", RotaryAfterNorms),
+    ("relative_positions", RotaryAfterNorms),
     ("rotary_angles", Rotary),
     ("rotary_angles", RotaryWithBase),
     ("distant_positions", BiasOfLaterKeys),

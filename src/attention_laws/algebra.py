@@ -474,6 +474,8 @@ def score_gradients(
         skip_unless(change.isfinite().all(), "its weights are zero")
         key = f"{k}[0, {head // script.adapter.group_size}, 0]"
         rows = torch.stack([gradient(f"{key}[{n}]") for n in range(d_k)], dim=1)
+        size = torch.linalg.svdvals(rows)
+        skip_unless(size[-1] > 1e-4 * size[0], "the norm of its keys leaves few free")
         solved = torch.linalg.lstsq(rows, change[:, None]).solution
         found.append(solved.flatten() * d_k**0.5)
     vectors: Tensor = script.evaluate(f"{q}[0, :, {query}].detach()")

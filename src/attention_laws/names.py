@@ -648,9 +648,9 @@ def config_source(
             and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }
-        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         if hasattr(config, "attribute_map"):  # of transformers
-            text += ', attn_implementation="eager"'
+            sizes["attn_implementation"] = '"eager"'
+        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
     if keys:
         text = ", ".join(f'"{n}": {value}' for n, value in values.items())
@@ -667,7 +667,11 @@ def is_number(parameter: inspect.Parameter | None) -> bool:
 
 
 def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
-    """The class of a config: the annotation, or the one config class of the file."""
+    """The class of a config: the annotation, or the one that its file has for it.
+
+    That is the only config class that the file defines, or an imported one whose name
+    begins as that of the target, such as `T5Config` for `T5Attention`.
+    """
     scope = vars(sys.modules[target.__module__])
     annotation = parameter.annotation
     if isinstance(annotation, str):
@@ -677,14 +681,17 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
             *("builtins", "typing", "inspect"),
         ):
             return each
-    found = [
-        value
+    configs = {
+        match[1]: value
         for name, value in scope.items()
         if isinstance(value, type)
-        and re.search(r"(Config|Cfg|Args|Params)$", name)
-        and value.__module__ == target.__module__
-    ]
-    return found[0] if len(found) == 1 else None
+        and (match := re.match(r"(\w*?)_?(Config|Cfg|Args|Params)$", name))
+    }
+    own = [c for c in configs.values() if c.__module__ == target.__module__]
+    if len(own) == 1:
+        return own[0]
+    stems = [stem for stem in configs if stem and target.__name__.startswith(stem)]
+    return configs[max(stems, key=len)] if stems else None
 
 
 def guess_value(name: str) -> str:

@@ -1,5 +1,6 @@
 """The dictionary of names: arguments, sizes and projections."""
 
+import inspect
 import math
 import re
 from types import SimpleNamespace
@@ -180,3 +181,22 @@ def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     table = nn.Module()
     table.er = nn.Parameter(torch.zeros(512, 4))
     assert names.designs_of(table) == {"positions": "er"}
+
+
+@pytest.mark.parametrize(
+    ("name", "built"),
+    [
+        ("gpt_neox.modeling_gpt_neox:GPTNeoXAttention", "GPTNeoXConfig(hidden_size="),
+        ("musicgen.modeling_musicgen:MusicgenAttention", "MusicgenConfig(attn_"),
+    ],
+)
+def test_an_imported_config_is_found_by_the_name_of_its_model(
+    name: str, built: str
+) -> None:
+    file, _, name = name.partition(":")
+    module = pytest.importorskip(f"transformers.models.{file}")
+    attention = getattr(module, name)
+    parameter = inspect.signature(attention).parameters["config"]
+    source, scope = names.config_source(attention, parameter) or ("", {})
+    assert source.startswith(built)
+    assert [*scope] == [built.partition("(")[0]]
