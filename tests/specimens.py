@@ -2069,6 +2069,47 @@ class DropsHeads(NeverDrops):
         return read * remains / share
 
 
+class SlotsOfMemory(SelfAttention):
+    """Keys are slots and tokens; the slots are learned, unless others are given."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.slots = nn.Parameter(torch.zeros(1, 2, d_model))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        slots = self.slots.expand(len(x), -1, -1) if memory is None else memory
+        seen = torch.cat([slots, x], dim=1)
+        return Correct.forward(self, x, seen, seen)
+
+
+class SharesOfHeads(SelfAttention):
+    """Each token has a share of each head; a single head has all."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.shares = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.share = self.shares(x).softmax(dim=-1).mT[..., None]
+        return super().forward(x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.share * super().read(weights, v)
+
+
+class ShortDecoder(nn.Module):
+    """Attention to the tokens, then to a memory, with weights of unknown names."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.one = nn.Linear(d_model, d_model)
+        self.two = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + (self.one(x) @ x.mT).softmax(dim=-1) @ x
+        return x + (self.two(x) @ memory.mT).softmax(dim=-1) @ memory
+
+
 class TableOfPairs(RelativeTable):
     """A bias for each pair of a distance in rows and one in columns, with a limit."""
 
@@ -2426,6 +2467,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
     ("batch_independence", OverFrames),
+    ("parameter_gradients", SharesOfHeads),
     ("dropout", DropsKeys),
     ("dropout", DropsHeads),
     ("long_sequences", TwoStreams),
@@ -2436,6 +2478,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("equal_values", Prefix, "3 keys of its own"),
     ("score_independence", StrongestTokens, "topk"),
+    ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
+    ("query_independence", ShortDecoder, "its queries attend to each other"),
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),
     ("key_permutation", Retention, "has a positional encoding"),

@@ -814,7 +814,8 @@ def parameter_gradients(script: Script) -> None:
 def do_gradients_arrive_in_long(script: Script) -> bool:
     """Whether all parameters receive a gradient from a long sequence.
 
-    A part may act beyond some length only, such as that for summaries of full blocks.
+    A part may act beyond some length only, such as that for summaries of full blocks,
+    or for several heads only, such as their shares.
     """
     adapter, length = script.adapter, ENOUGH_TOKENS
     if adapter.fixed_length is not None:
@@ -824,7 +825,8 @@ def do_gradients_arrive_in_long(script: Script) -> bool:
         # Attention over time has one key in a video of one frame.
         image = adapter.image.replace("video", "frames")
         script.adapter = replace(adapter, image=image, image_height=ENOUGH_ROWS)
-    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    lengths = {"q_len": length, "k_len": length}
+    script.sizes = replace(script.sizes, batch_size=1, heads=adapter.heads, **lengths)
     try:
         assert_gradients_arrive(script)
     except (LawViolation, ScriptError):

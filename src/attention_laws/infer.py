@@ -499,11 +499,11 @@ def infer_roles(probe: CallProbe) -> None:
     is the one input, and the context a constant.
     """
     adapter, options = probe.adapter, probe.options
-    if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
+    if len(adapter.inputs) != 2 or adapter.is_pooled:
         return
     swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
     calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
-    if calls[0] is None and calls[1] is not None:
+    if calls[0] is None and calls[1] is not None and not options.inputs:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
     adapter = probe.adapter
@@ -518,19 +518,20 @@ def infer_roles(probe: CallProbe) -> None:
     several = adapter.is_module and names.count_attentions(module) > 1
     probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
-    if any(leak is not None and leak < 1e-3 for leak in leaks):
+    if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
         probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
 
 
 def attends_to_both(probe: CallProbe) -> bool:
-    """Whether the keys are those of both inputs, one after the other."""
+    """Whether the keys are those of both inputs, together or each in an attention."""
     call = probe.try_call(k_len=7)
     if call is None:
         return False
     with WeightsRecorder() as recorder:
         call[0].call(call[1])
-    return any(weights.shape[dim] == 5 + 7 for weights, dim in recorder.found)
+    keys = {weights.shape[dim] for weights, dim in recorder.found}
+    return 5 + 7 in keys or {5, 7} <= keys
 
 
 def record_layout(
@@ -1197,6 +1198,8 @@ def infer_memory(probe: CallProbe) -> None:
     adapter = probe.adapter
     if not adapter.single_input or adapter.cache is not None:
         return
+    if count_own_keys(probe):
+        return  # which the argument replaces
     call, name = probe.try_call(), names.memory_argument(adapter.target)
     assert call is not None  # as it succeeded for the layout
     if name:

@@ -209,13 +209,13 @@ DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
-    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
+    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
     "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$|favor"
     r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
     # Tokens fade from step to step, by a number that others may have influence on.
     "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
-    r"|retnet|delta_?(net|rule)|rwkv|time_mix|token_?shift|mamba|mlstm",
+    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm",
     # Keys whose weight is exactly zero.
     "zeros": r"sparsemax|entmax",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
@@ -235,7 +235,8 @@ DESIGNS = {
     r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
-    "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
+    "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
+    r"|layer_?scale|^gamma$",
 }
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
