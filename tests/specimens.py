@@ -2110,6 +2110,17 @@ class ShortDecoder(nn.Module):
         return x + (self.two(x) @ memory.mT).softmax(dim=-1) @ memory
 
 
+class DropsFeaturesOfKeys(NeverDrops):
+    """Dropout of the features of keys, which all queries share."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.k_drop = nn.Dropout(0.1)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.k_drop(k))
+
+
 class TableOfPairs(RelativeTable):
     """A bias for each pair of a distance in rows and one in columns, with a limit."""
 
@@ -2468,6 +2479,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", OverFrames),
     ("batch_independence", OverFrames),
     ("parameter_gradients", SharesOfHeads),
+    ("dropout", DropsFeaturesOfKeys),
     ("dropout", DropsKeys),
     ("dropout", DropsHeads),
     ("long_sequences", TwoStreams),

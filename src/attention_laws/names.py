@@ -139,7 +139,8 @@ ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     # What fades from token to token tells how far each is.
-    r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet",
+    r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
+    r"|^cpb(_|$)|^meshgrid$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
@@ -154,7 +155,9 @@ TABLE_PATTERN = re.compile(
     re.IGNORECASE,
 )
 # Dropout of what scores are computed from, which keeps no mean.
-INPUT_DROPOUT_PATTERN = re.compile("lora|adapter|input|in_drop|emb|feat", re.IGNORECASE)
+INPUT_DROPOUT_PATTERN = re.compile(
+    "lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop", re.IGNORECASE
+)
 # Dropout of a whole part, whose queries share one mask by intention.
 PART_DROPOUT_PATTERN = re.compile(
     r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
@@ -221,7 +224,8 @@ DESIGNS = {
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
-    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|^(un)?fold$|outlook",
+    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|^(un)?fold$|outlook"
+    r"|neighbou?r|big_?bird|longformer",
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
@@ -236,7 +240,7 @@ DESIGNS = {
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
     "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
-    r"|layer_?scale|^gamma$",
+    r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"

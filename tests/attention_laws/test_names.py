@@ -183,6 +183,14 @@ def test_a_number_of_keys_that_are_kept_is_no_dropout() -> None:
     assert found == [{}, {"keep": "1.0"}]
 
 
+def test_neighbors_and_coordinates_are_designs() -> None:
+    def forward(x: Tensor, neighbors: int) -> Any:
+        return torch.meshgrid(x[:neighbors])
+
+    expected = {"window": "neighbors", "positions": "meshgrid"}
+    assert names.designs_of(forward) == expected
+
+
 def test_random_features_and_chosen_keys_are_designs() -> None:
     def forward(x: Tensor, nb_features: int) -> Tensor:
         return x.topk(nb_features).values
