@@ -1993,6 +1993,246 @@ class PoolsChannelsFirst(nn.Module):
         return (scores.softmax(dim=-1) * x).sum(dim=-1)
 
 
+class FadesWithDistance(SelfAttention):
+    """Beyond 6 tokens, a score changes by a learned number."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.far = nn.Parameter(torch.zeros(1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        return super().score(q, k) + self.far * (place[:, None] - place > 6)
+
+
+class DropsKeys(NeverDrops):
+    """DropKey: scores of some keys are minus infinity in training, at random."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if not (self.training and self.dropout.p):
+            return scores
+        dropped = torch.rand_like(scores) < self.dropout.p
+        return scores.masked_fill(dropped, torch.finfo(scores.dtype).min)
+
+
+class Prefix(SelfAttention):
+    """Learned keys and values stand before those of the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.Parameter(torch.zeros(2, heads, 3, d_model // heads))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        before = self.before[0].expand(len(k), -1, -1, -1)
+        return super().score(q, torch.cat([before, k], dim=2))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        before = self.before[1].expand(len(v), -1, -1, -1)
+        return super().read(weights, torch.cat([before, v], dim=2))
+
+
+class StrongestTokens(SelfAttention):
+    """Keys are the five tokens with the largest first feature, in its order."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chosen = x[..., 0].topk(min(5, x.shape[1])).indices
+        tokens = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
+        return Correct.forward(self, x, tokens, tokens)
+
+
+class Retention(SelfAttention):
+    """Keys fade by a decay from token to token; there is no softmax."""
+
+    decay = 0.9
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        distance = place[:, None] - place
+        faded = self.decay ** distance.clamp(min=0) * (distance >= 0)
+        return scores * faded.to(scores.dtype)
+
+
+class MergedKeys(SelfAttention):
+    """Keys and values are four weighted sums of all tokens, as in Linformer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.merge = nn.Parameter(torch.zeros(4, 320))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.merge[:, : k.shape[2]] @ k)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super().read(weights, self.merge[:, : v.shape[2]] @ v)
+
+
+class PositiveScores(SelfAttention):
+    """Weights are positive scores, and zero for the others."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.clamp(min=0) / scores.shape[-1]
+
+
+class DropsHeads(NeverDrops):
+    """In training, whole heads are dropped."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.head_drop = 0.1
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        read = super().read(weights, v)
+        share = 1 - self.head_drop * self.training
+        remains = torch.rand(*read.shape[:2], 1, 1, device=v.device) < share
+        return read * remains / share
+
+
+class SlotsOfMemory(SelfAttention):
+    """Keys are slots and tokens; the slots are learned, unless others are given."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.slots = nn.Parameter(torch.zeros(1, 2, d_model))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        slots = self.slots.expand(len(x), -1, -1) if memory is None else memory
+        seen = torch.cat([slots, x], dim=1)
+        return Correct.forward(self, x, seen, seen)
+
+
+class SharesOfHeads(SelfAttention):
+    """Each token has a share of each head; a single head has all."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.shares = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.share = self.shares(x).softmax(dim=-1).mT[..., None]
+        return super().forward(x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.share * super().read(weights, v)
+
+
+class ShortDecoder(nn.Module):
+    """Attention to the tokens, then to a memory, with weights of unknown names."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.one = nn.Linear(d_model, d_model)
+        self.two = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + (self.one(x) @ x.mT).softmax(dim=-1) @ x
+        return x + (self.two(x) @ memory.mT).softmax(dim=-1) @ memory
+
+
+class DropsFeaturesOfKeys(NeverDrops):
+    """Dropout of the features of keys, which all queries share."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.k_drop = nn.Dropout(0.1)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.k_drop(k))
+
+
+class TableOfPairs(RelativeTable):
+    """A bias for each pair of a distance in rows and one in columns, with a limit."""
+
+    limit = 2
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 25))
+
+    def forward(self, image: Tensor) -> Any:
+        self.width = image.shape[3]
+        x = image.flatten(2).mT
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        pixel = torch.arange(q.shape[2], device=q.device)
+        places = (pixel // self.width, pixel % self.width)
+        row, column = (self.rows(place[None] - place[:, None]) for place in places)
+        bias = self.relative_bias[:, 5 * row + column]
+        return Correct.score(self, q, k) + bias
+
+
+class TableOfRowsAlone(TableOfPairs):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=3)
+
+
+class OverFrames(SelfAttention):
+    """Each pixel of a video attends to itself in all frames."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        *_, height, width = video.shape
+        x = self.pixels_first(video).flatten(0, 2)
+        y = Correct.forward(self, x, x, x).unflatten(0, (-1, height, width))
+        return y.permute(0, 4, 3, 1, 2)
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        return video.permute(0, 3, 4, 2, 1)
+
+
+class OverFramesInOrder(OverFrames):
+    """Neighbors in memory are taken for the same pixel in the next frame."""
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        _, _, frames, height, width = video.shape
+        tokens = video.permute(0, 2, 3, 4, 1).flatten(1, 3)
+        return tokens.unflatten(1, (height, width, frames))
+
+
+class DecoderOfMemory(nn.Module):
+    """Causal self-attention, then attention to a memory; both have one cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_memory = Correct(d_model, heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        tokens = x if past is None else torch.cat([past[0], x], dim=1)
+        ones = torch.ones(1, x.shape[1], tokens.shape[1], dtype=torch.bool)
+        causal = ones.tril(tokens.shape[1] - x.shape[1]).to(x.device)
+        y = x + self.of_tokens(x, tokens, tokens, causal)
+        memory = memory if past is None else past[1]
+        mask = None if memory_mask is None else memory_mask[:, None]
+        y = y + self.of_memory(y, memory, memory, self.mask_with(mask, past))
+        return y, (tokens, memory)
+
+    def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
+        return mask
+
+
+class DecoderForgetsMask(DecoderOfMemory):
+    """The mask of the memory is only used before the memory is in the cache."""
+
+    def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
+        return mask if past is None else None
+
+
+class DecoderSeesFuture(DecoderOfMemory):
+    def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        y = x + self.of_tokens(x, x, x)
+        return y + self.of_memory(y, memory, memory)
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
@@ -2004,6 +2244,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MaskOffByOne, CAUSAL),
         (UnmaskedInEval, CAUSAL),
         (MultipliesByMask, MASK),
+        (DecoderSeesFuture, CAUSAL),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [(MultipliesByMask, MASK)],
@@ -2021,6 +2262,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WindowedImageOutOfOrder, {}),
         (GuessesMask, MASK),
         (EdgesInTurns, {}),
+        (OverFramesInOrder, {"layout": "video"}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -2102,6 +2344,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
+        (DecoderForgetsMask, {**CAUSAL, **CACHE, "mask": {"memory_mask": "attend:bk"}}),
     ],
     "long_sequences": [
         (LosesLastBlock, {}),
@@ -2143,6 +2386,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FirstRowIsLast, {}),
         (BucketsOfLargestDistance, {}),
         (BucketsThatEndEarly, {}),
+        (TableOfRowsAlone, {}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -2256,6 +2500,26 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
     ("long_sequences", PoolsChannelsFirst),
+    ("parameter_gradients", FadesWithDistance),
+    ("parameter_gradients", OverFrames),
+    ("batch_independence", OverFrames),
+    ("parameter_gradients", SharesOfHeads),
+    ("dropout", DropsFeaturesOfKeys),
+    ("dropout", DropsKeys),
+    ("dropout", DropsHeads),
+    ("long_sequences", TwoStreams),
+    ("relative_table", TableOfPairs),
+]
+
+# Designs that violate a law by intention: it is skipped, and the reason is given.
+EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("equal_values", Prefix, "3 keys of its own"),
+    ("score_independence", StrongestTokens, "topk"),
+    ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
+    ("query_independence", ShortDecoder, "its queries attend to each other"),
+    ("equal_values", MergedKeys, "keys that are not the tokens"),
+    ("allowed_keys_attended", PositiveScores, "no softmax"),
+    ("key_permutation", Retention, "has a positional encoding"),
 ]
 
 # Modules that pass all laws.

@@ -296,6 +296,7 @@ class Adapter:
     free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
     mixes_queries: bool = False  # whether queries of their own attend to each other
+    causal_queries: bool = False  # whether they do so causally, as in a decoder
     causal: bool = False
     window: int | None = None
     softcap: float | None = None  # the limit of the scores

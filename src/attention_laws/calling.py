@@ -266,6 +266,9 @@ def ways_to_call(
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
+    if options.layout.startswith("video"):
+        # Its tokens are those of one frame, or of one pixel over all frames.
+        groups.append([options.layout.replace("video", "frames")])
     widths: list[int | None] = [adapter.d_model]
     if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
         widths.append(3 * adapter.heads * adapter.d_k)  # projected already

@@ -57,7 +57,7 @@ from attention_laws.positions import (
     restart_with_cache,
 )
 from attention_laws.script import CallArguments, Script, parts_of
-from attention_laws.tools import WeightsRecorder
+from attention_laws.tools import WeightsRecorder, calls_softmax
 
 # The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
 MASK_SIZES = {
@@ -502,11 +502,11 @@ def infer_roles(probe: CallProbe) -> None:
     is the one input, and the context a constant.
     """
     adapter, options = probe.adapter, probe.options
-    if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
+    if len(adapter.inputs) != 2 or adapter.is_pooled:
         return
     swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
     calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
-    if calls[0] is None and calls[1] is not None:
+    if calls[0] is None and calls[1] is not None and not options.inputs:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
     adapter = probe.adapter
@@ -521,19 +521,20 @@ def infer_roles(probe: CallProbe) -> None:
     several = adapter.is_module and names.count_attentions(module) > 1
     probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
-    if any(leak is not None and leak < 1e-3 for leak in leaks):
+    if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
         probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
 
 
 def attends_to_both(probe: CallProbe) -> bool:
-    """Whether the keys are those of both inputs, one after the other."""
+    """Whether the keys are those of both inputs, together or each in an attention."""
     call = probe.try_call(k_len=7)
     if call is None:
         return False
     with WeightsRecorder() as recorder:
         call[0].call(call[1])
-    return any(weights.shape[dim] == 5 + 7 for weights, dim in recorder.found)
+    keys = {weights.shape[dim] for weights, dim in recorder.found}
+    return 5 + 7 in keys or {5, 7} <= keys
 
 
 def record_layout(
@@ -955,9 +956,12 @@ def infer_behavior(probe: CallProbe) -> None:
         causal, source = options.causal, "given"
     elif not causal and adapter.required_mask in (None, *adapter.masks):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
-    probe.record(
-        "causal without a mask", "yes" if causal else "no", source, causal=causal
-    )
+    text = "yes" if causal else "no"
+    if options.causal and queries_meet(*call):
+        # Of the two attentions of a decoder, that is the one of the queries.
+        probe.update(causal_queries=True, mixes_queries=True)
+        text, causal = f"yes, for `{adapter.inputs[0]}`", False
+    probe.record("causal without a mask", text, source, causal=causal)
 
     cross = not adapter.single_input and not causal and adapter.fixed_length is None
     cross = cross and all(probe.try_call(k_len=n) is not None for n in (7, 3))
@@ -972,7 +976,12 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    probe.update(designs=names.designs_of(adapter.target))
+    designs = names.designs_of(adapter.target)
+    if own_keys := count_own_keys(probe):
+        designs.setdefault("sink", f"{own_keys} keys of its own")
+    if not calls_softmax(lambda: call[0].call(call[1])):
+        designs["unnormalized"] = "no softmax"
+    probe.update(designs=designs)
     infer_position_ids(probe)
     if adapter.is_module:
         infer_module_behavior(probe)
@@ -980,6 +989,44 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def count_own_keys(probe: CallProbe) -> int:
+    """How many keys there are beside those of the tokens, for each length alike.
+
+    They are learned, as those of a prefix; those that complete a block are not.
+    """
+    adapter = probe.adapter
+    if adapter.fixed_length is not None or adapter.image:
+        return 0
+    found: list[set[int]] = []
+    for length in (5, 6):
+        sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
+        script = Script(adapter, sizes, **probe.options.script_options())
+        try:
+            script.restart()
+            args = script.make_arguments()
+            with WeightsRecorder() as recorder:
+                script.call(args)
+        except ScriptError:
+            return 0
+        found.append({weights.shape[dim] - length for weights, dim in recorder.found})
+    return max([0, *(found[0] & found[1])])
+
+
+def queries_meet(script: Script, args: CallArguments) -> bool:
+    """Whether queries that have a context as their keys depend on each other, too."""
+    if len(args.inputs) != 2:
+        return False
+    query, context = args.inputs
+    before = script.call(args)
+    changed = script.assign("query", f"{query}.clone()")
+    first, rest = (
+        script.adapter.index(l=part) for part in (slice(0, 1), slice(1, None))
+    )
+    script.exec_line(f"{changed}{first} *= -2")
+    after = script.call(replace(args, inputs=(changed, context)))
+    return not script.evaluate(f"torch.equal({before}{rest}, {after}{rest})")
 
 
 def infer_window(probe: CallProbe) -> None:
@@ -1154,6 +1201,8 @@ def infer_memory(probe: CallProbe) -> None:
     adapter = probe.adapter
     if not adapter.single_input or adapter.cache is not None:
         return
+    if count_own_keys(probe):
+        return  # which the argument replaces
     call, name = probe.try_call(), names.memory_argument(adapter.target)
     assert call is not None  # as it succeeded for the layout
     if name:
@@ -1222,6 +1271,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     designs = {**names.designs_of(module), **probe.adapter.designs}
     if over_features:
         designs["channels"] = "softmax over features"
+        if has_one_axis_of_tokens(*call):
+            designs["compression"] = "keys that are not the tokens"
     if names.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
     if projections and not names.normalizes(module):
@@ -1244,9 +1295,19 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
     softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
-    if attends_to_both(CallProbe(script.adapter, Options())):
+    probe = CallProbe(script.adapter, Options())
+    if attends_to_both(probe):
         return False
-    return bool(softmax_over) and length not in softmax_over
+    keys = {length, length + count_own_keys(probe)}
+    return bool(softmax_over) and not keys & softmax_over
+
+
+def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
+    """Whether weights are of queries and of fewer keys, to which tokens are reduced."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    return all([*found.shape].count(length) == 1 for found, _ in recorder.found)
 
 
 def infer_formula(probe: CallProbe) -> None:

@@ -198,6 +198,8 @@ def batch_independence(script: Script) -> None:
         assert_items_equal_alone(script, allowed, mask)
     assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
+    if script.adapter.image.startswith("frames"):
+        assert_pixels_equal_alone(script)
     if len(script.adapter.inputs) == 2:
         assert_context_is_shared(script)
     length, items = script.sizes.k_len, f"torch.arange({script.sizes.batch_size})"
@@ -364,6 +366,30 @@ def assert_long_items_equal_alone(script: Script) -> None:
         with script.attempt():  # longer than its tables
             assert_items_equal_alone(script, allowed, mask)
     script.sizes = usual
+
+
+def assert_pixels_equal_alone(script: Script) -> None:
+    """Where the tokens are those of one pixel over time, pixels are as batch items.
+
+    A video of two pixels gives the same outputs as each of them alone.
+    """
+    adapter = script.adapter
+    if adapter.extra_args or adapter.fixed_length is not None:
+        return  # they may depend on the width
+    script.restart()
+    left, right = script.make_arguments(), script.make_arguments()
+    length = script.sizes.k_len
+    width = adapter.layout.index("l") + 2
+    parts = [f"{args.inputs[0]}{adapter.to_image(length)}" for args in (left, right)]
+    both = script.assign("both", f"torch.cat([{', '.join(parts)}], dim={width})")
+    with script.attempt():
+        output = f"attention({both}){adapter.output_index}"
+        together = script.assign("y", f"{output}.unflatten({width - 2}, (-1, 2))")
+        for n, args in enumerate((left, right)):
+            alone = script.call(args)
+            message = f"{{place}} differs beside another pixel, as pixel {n} of two"
+            seen = f"{together}.select({width - 1}, {n})"
+            script.assert_close(alone, seen, message)
 
 
 def assert_items_equal_alone(

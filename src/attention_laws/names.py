@@ -137,7 +137,10 @@ GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty:
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
-    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist",
+    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
+    # What fades from token to token tells how far each is.
+    r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
+    r"|^cpb(_|$)|^meshgrid$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
@@ -152,7 +155,14 @@ TABLE_PATTERN = re.compile(
     re.IGNORECASE,
 )
 # Dropout of what scores are computed from, which keeps no mean.
-INPUT_DROPOUT_PATTERN = re.compile("lora|adapter|input|in_drop|emb|feat", re.IGNORECASE)
+INPUT_DROPOUT_PATTERN = re.compile(
+    "lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop", re.IGNORECASE
+)
+# Dropout of a whole part, whose queries share one mask by intention.
+PART_DROPOUT_PATTERN = re.compile(
+    r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
+    re.IGNORECASE,
+)
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
@@ -202,13 +212,23 @@ DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
-    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
+    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
-    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
+    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$|favor"
+    r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
+    # Tokens fade from step to step, by a number that others may have influence on.
+    "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
+    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm",
+    # Keys whose weight is exactly zero.
+    "zeros": r"sparsemax|entmax",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
-    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
+    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|^(un)?fold$|outlook"
+    r"|neighbou?r|big_?bird|longformer",
+    # Which keys are attended to, or in which order, depends on other tokens.
+    "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
+    r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|attention_multiplier"
@@ -219,7 +239,8 @@ DESIGNS = {
     r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
-    "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
+    "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
+    r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
@@ -511,7 +532,13 @@ def dropout_arguments(target: Any) -> dict[str, str]:
         if ARGUMENT_VALUES.get(name) == "0.1"
         or ("drop" in name and type(argument.default) is float)
     }
-    return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
+    kept = {
+        name: "1.0"
+        for name, argument in arguments.items()
+        # A whole number counts what is kept, such as the best keys.
+        if KEEP_PATTERN.fullmatch(name) and type(argument.default) is not int
+    }
+    return found | kept
 
 
 def position_templates(name: str) -> list[str]:

@@ -45,7 +45,7 @@ def reorder(script: Script, name: str, order: list[int]) -> str:
     return script.assign(name, f"{name}{script.adapter.index(l=order)}")
 
 
-@law(assumes="positions convolution window")
+@law(assumes="positions decay compression convolution window selection")
 def key_permutation(script: Script) -> None:
     r"""Without positional encoding, the order of the keys does not matter.
 
@@ -78,7 +78,7 @@ def key_permutation(script: Script) -> None:
     script.assert_close(before, after, message, l=compared)
 
 
-@law(assumes="positions convolution window")
+@law(assumes="positions decay compression convolution window selection")
 def query_permutation(script: Script) -> None:
     r"""Each query has its own output, at its own position.
 
@@ -187,7 +187,10 @@ LONG_LENGTHS = (260, 130, 66, 34)
 LONGEST = 1040
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking", "channels")
+NO_MEAN = (
+    *("norm", "features", "sink", "window", "selection", "convolution", "talking"),
+    *("channels", "decay"),
+)
 
 
 @law(slow=True, assumes="dynamic")
@@ -336,7 +339,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
             padded = script.assign("y", f"{padded}{first}")
         message += " padding follows"
         script.assert_close(alone, padded, message, relative=rounding(script))
-    elif adapter.positions == "none" and is_mean:
+    elif adapter.positions == "none" and is_mean and not adapter.mixes_queries:
         alone = script.call(start)
         twice = list(start.inputs)
         for role in adapter.key_roles:
@@ -1115,10 +1118,12 @@ def relative_table(script: Script) -> None:
         assert_buckets_reach(script, tables)
         return
     for name, rows in tables.items():
+        script.adapter = adapter
         args = restart_with_all_distances(script, rows)
         if args is not None:
             assert_all_rows_used(script, args, name, rows)
-            if adapter.fixed_length is None:  # otherwise distances may have two axes
+            # In an image, distances may have two axes.
+            if adapter.fixed_length is None and not adapter.image:
                 assert_rows_in_order(script, args, name, rows)
 
 
@@ -1157,9 +1162,17 @@ def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
 
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
     """A call that needs all rows of a table; None if it takes no sequence so long."""
-    fixed = script.adapter.fixed_length
+    adapter, fixed = script.adapter, script.adapter.fixed_length
     # A table of all distances has nearly two rows for each token.
-    for length in [fixed] if fixed else [rows, (rows + 1) // 2]:
+    lengths = [fixed] if fixed else [rows, (rows + 1) // 2]
+    if adapter.image and not fixed:
+        # One of an image may have a row for each pair of distances.
+        side = math.isqrt(rows)
+        sides = [side if side * side == rows else rows]
+        lengths = [n * n for n in (*sides, (sides[0] + 1) // 2) if n * n <= LONGEST]
+    for length in lengths:
+        height = math.isqrt(length) if adapter.image else 1
+        script.adapter = replace(adapter, image_height=height)
         script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))

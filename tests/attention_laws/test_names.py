@@ -173,6 +173,46 @@ def test_a_scale_of_the_length_that_was_trained_is_a_design() -> None:
     assert names.designs_of(forward) == {"scale": "train_length"}
 
 
+def test_a_number_of_keys_that_are_kept_is_no_dropout() -> None:
+    class Strongest(nn.Module):
+        def __init__(self, keep: int = 8) -> None: ...
+
+    class Drops(nn.Module):
+        def __init__(self, keep: float = 0.9) -> None: ...
+
+    found = [names.dropout_arguments(each) for each in (Strongest, Drops)]
+    assert found == [{}, {"keep": "1.0"}]
+
+
+def test_neighbors_and_coordinates_are_designs() -> None:
+    def forward(x: Tensor, neighbors: int) -> Any:
+        return torch.meshgrid(x[:neighbors])
+
+    expected = {"window": "neighbors", "positions": "meshgrid"}
+    assert names.designs_of(forward) == expected
+
+
+def test_random_features_and_chosen_keys_are_designs() -> None:
+    def forward(x: Tensor, nb_features: int) -> Tensor:
+        return x.topk(nb_features).values
+
+    expected = {"features": "nb_features", "selection": "topk"}
+    assert names.designs_of(forward) == expected
+
+
+def test_what_fades_encodes_positions_and_weight_decay_does_not() -> None:
+    class Fades(nn.Module):
+        def forward(self, x: Tensor, decay: Tensor) -> Tensor:
+            return x * decay
+
+    class Regularized(nn.Module):
+        def forward(self, x: Tensor, weight_decay: float) -> Tensor:
+            return x * weight_decay
+
+    encoded = [names.encodes_positions(each) for each in (Fades, Regularized)]
+    assert encoded == [True, False]
+
+
 def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     module = nn.Module()
     module.bias_rows = nn.Parameter(torch.zeros(3, 9))
