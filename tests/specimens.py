@@ -1971,6 +1971,150 @@ class PoolsChannelsFirst(nn.Module):
         return (scores.softmax(dim=-1) * x).sum(dim=-1)
 
 
+class NormalizesTokens(SelfAttention):
+    """The root mean square of each token is made 1."""
+
+    eps = 1e-6
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.normalize_tokens(x))
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        square = x.float().square().mean(dim=-1, keepdim=True)
+        return (x.float() * (square + self.eps).rsqrt()).to(x.dtype)
+
+
+class EpsilonIsZeroInHalf(NormalizesTokens):
+    eps = 1e-8
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        root = x.float().square().mean(dim=-1, keepdim=True).sqrt().to(x.dtype)
+        return x / (root + self.eps)
+
+
+class SquaresOverflowInHalf(NormalizesTokens):
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
+
+
+class ConvolvesWithState(WithCache):
+    """A causal convolution of width 3, whose state is in the cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 3)
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        seen, before = (None, x[:, :1].expand(-1, 2, -1) * 0) if past is None else past
+        padded = torch.cat([before, x], dim=1)
+        y, seen = super().forward(self.conv(padded.mT).mT, seen)
+        return y, (seen, self.keep(padded, x)[:, -2:])
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded
+
+
+class ConvolvesLastPieceOnly(ConvolvesWithState):
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 0))
+
+
+class ConvolvesWithoutState(ConvolvesWithState):
+    """By intention: its pieces are convolved each on its own."""
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded[:, :2] * 0
+
+
+class StoresPadding(WithCache):
+    """The padding of past keys is that of the last call, whichever it was of."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        count = 0 if past is None else past.shape[1]
+        self.padding = torch.cat([self.padding[:, :count], new], 1) if count else new
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        allowed = causal & self.padding[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class StoresPrompt(WithCache):
+    """The first token, which is added to all, is that of the last prompt."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        if past is None:
+            self.first = x[:, :1]
+        return super().forward(x + self.first, past)
+
+
+class MemoryOfSegments(SelfAttention):
+    """The tokens before are a memory, which passes no gradient on."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else self.append(mems, x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask), seen.detach()
+
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems.detach(), x], dim=1)
+
+
+class SegmentsWithoutGradient(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems, x], dim=1).detach()
+
+
+class CacheCutTooEarly(CacheOfWindow):
+    """Of the keys of a piece and those before it, only the last ones are seen."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        if past is not None and x.shape[1] < 4:
+            # Of 3 stored tokens, those that would be too far for the last query.
+            past = (past[0][:, x.shape[1] - 1 :], past[1])
+        return super().forward(x, past)
+
+
+class BlocksWithPrevious(Correct):
+    """Causal, in blocks of 4 that attend to the block before; one fused projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_all = nn.Linear(d_model, 3 * d_model)
+        del self.query, self.key, self.value
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length, count = x.shape[1], -(-x.shape[1] // 4)
+        padded = nn.functional.pad(x, (0, 0, 0, 4 * count - length))
+        parts = self.to_all(padded).unflatten(1, (count, 4)).chunk(3, dim=-1)
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(2, 3) for each in parts
+        )
+        # A block of zeros stands before the first one.
+        before = (0, 0, 0, 0, 0, 0, 1, 0)
+        k, v = (
+            torch.cat([nn.functional.pad(each, before)[:, :-1], each], dim=3)
+            for each in (k, v)
+        )
+        near = torch.ones(count, 1, 4, 8, dtype=torch.bool).tril(4).triu(1)
+        scores = q / math.sqrt(q.shape[-1]) @ k.mT
+        weights = scores.masked_fill(~self.hide_first(near), -torch.inf).softmax(-1)
+        joined = (weights @ v).transpose(2, 3).flatten(3).flatten(1, 2)[:, :length]
+        return self.out(joined)
+
+    def hide_first(self, near: Tensor) -> Tensor:
+        near[0, ..., :4] = False
+        return near
+
+
+class AttendsToEmptyBlock(BlocksWithPrevious):
+    def hide_first(self, near: Tensor) -> Tensor:
+        return near
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
@@ -2080,8 +2224,14 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
+        (ConvolvesLastPieceOnly, CACHE),
+        (StoresPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (StoresPrompt, CACHE),
+        (SegmentsWithoutGradient, {"cache": ("mems", "[1]"), "causal": True}),
+        (CacheCutTooEarly, {**CACHE, "window": 4}),
     ],
     "long_sequences": [
+        (AttendsToEmptyBlock, {}),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
@@ -2163,7 +2313,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
     ],
-    "half_precision": [(NoScaleInHalf, {})],
+    "half_precision": [
+        (NoScaleInHalf, {}),
+        (EpsilonIsZeroInHalf, {}),
+        (SquaresOverflowInHalf, {}),
+    ],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
         (ModifiesMask, MASK),
@@ -2231,6 +2385,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
     ("long_sequences", PoolsChannelsFirst),
+    ("long_sequences", BlocksWithPrevious),
+    ("half_precision", NormalizesTokens),
+    ("incremental_decoding", ConvolvesWithState),
+    ("incremental_decoding", MemoryOfSegments),
 ]
 
 # Modules that pass all laws.

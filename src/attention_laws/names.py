@@ -767,6 +767,16 @@ def normalizes(target: Any) -> bool:
     )
 
 
+def is_linear_or_norm(part: nn.Module) -> bool:
+    r"""Whether a module has no parameters of its own but those of a layer or a norm.
+
+    >>> [is_linear_or_norm(part) for part in (nn.Linear(2, 2), nn.Embedding(2, 2))]
+    [True, False]
+    """
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm or isinstance(part, nn.Linear) or not part._parameters
+
+
 def softcap_of(module: nn.Module) -> float | None:
     """The number at which a module limits its scores, by the name of its attribute."""
     for name, value in vars(module).items():

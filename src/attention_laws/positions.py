@@ -239,6 +239,9 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
         return False  # longer than its tables
     message = "the output of a long sequence is NaN or infinite"
     script.assert_finite(whole, message)
+    if not has_formula:
+        with script.rollback():
+            assert_equal_tokens_give_equal(script, args)
     for context, other in others.items():
         message = f"{{place}} of a long sequence differs under {context}"
         script.assert_close(whole, other, message)
@@ -260,6 +263,39 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
             else:
                 compare_hidden(script, args, n)
     return True
+
+
+# Names in code that computes in blocks, which may be padded with zeros.
+BLOCK_PATTERN = re.compile(r"block|chunk|bucket|window|(^l|_l|[a-z]L)ocal")
+
+
+def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
+    """Equal tokens give equal outputs, whichever of them a query attends to.
+
+    Blocks may be padded with zeros, to which queries must not attend. Where the
+    projections are not known, it shows at the first tokens. The last outputs have to be
+    equal, and all parameters be those of layers: others may be values of their own.
+    """
+    adapter = script.adapter
+    own_values = {"sink", "features", "convolution"} & set(adapter.designs)
+    if own_values or not adapter.is_module or adapter.is_pooled:
+        return
+    if not any(map(BLOCK_PATTERN.search, names.identifiers(adapter.target))):
+        return
+    parts = script.evaluate("attention").modules()
+    if not all(map(names.is_linear_or_norm, parts)):
+        return
+    equal = make_equal_tokens(script, args)
+    call = f"lambda: attention({script.argument_source(equal)})"
+    if not script.evaluate(f"has_softmax({call})"):
+        return
+    output = script.call(equal)
+    last = script.adapter.index(l=slice(-1, None))
+    first = script.assign("last", f"{output}{last}.expand_as({output})")
+    end = script.adapter.index(l=slice(-20, None))
+    if script.evaluate(f"torch.allclose({output}{end}, {first}{end}, atol=1e-5)"):
+        message = "{place} of a long sequence differs, though all tokens are equal"
+        script.assert_close(first, output, message, relative=rounding(script))
 
 
 def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:
@@ -348,7 +384,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
         script.assert_close(alone, doubled, message, relative=rounding(script))
 
 
-@law(assumes="convolution")
+@law
 def incremental_decoding(script: Script) -> None:
     r"""A sequence in two pieces gives the same outputs as in one.
 
@@ -358,6 +394,8 @@ def incremental_decoding(script: Script) -> None:
     During generation, past keys and values come from the KV cache, and only new tokens
     are queries. The causal mask must then be aligned to the *last* key (bottom right):
     aligned to the first (top left), new queries see fewer keys the longer the past is.
+    Nor may what is cached depend on the lengths of the pieces, or on other sequences
+    that are decoded in turn.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
@@ -365,12 +403,16 @@ def incremental_decoding(script: Script) -> None:
         assert_last_token_is_decoded(script)
         return
     if adapter.cache is not None:
-        for pieces in piece_lengths(length):
-            decode_with_cache(script, pieces)
+        decode_in_pieces(script)
         decode_with_padding(script)
         reorder_cache(script)
+        decode_in_turns(script)
         decode_many(script)
+        if adapter.single_input:
+            with script.attempt():  # it may write its cache in place, for inference
+                assert_pieces_have_gradients(script)
         return
+    skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
     if adapter.context_cache:
         assert_context_is_cached(script)
         return
@@ -412,6 +454,32 @@ def incremental_decoding(script: Script) -> None:
                 known = adapter.positions == "none"
                 skip_unless(known, "the positions of new queries are not known")
                 raise
+
+
+def may_mix_tokens(script: Script) -> bool:
+    """Whether a convolution may mix tokens beside the attention."""
+    return "convolution" in script.adapter.designs and not script.insist
+
+
+def decode_in_pieces(script: Script) -> None:
+    """Decode pieces of several lengths.
+
+    A cache may be without the last tokens of a convolution by intention: then no pieces
+    give the outputs of the whole. Where some do, all have to.
+    """
+    found: LawViolation | None = None
+    is_possible = False
+    for pieces in piece_lengths(script.sizes.k_len):
+        try:
+            decode_with_cache(script, pieces)
+            is_possible = True
+        except LawViolation as violation:
+            if not may_mix_tokens(script):
+                raise
+            found = found or violation
+    if found is not None:
+        skip_unless(is_possible, "its cache is without the state of its convolution")
+        raise found
 
 
 def assert_last_token_is_decoded(script: Script) -> None:
@@ -486,14 +554,77 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 def decode_many(script: Script) -> None:
     """Decode more tokens than fit into a window, so that the oldest are dropped.
 
-    The positions of the others are not those in the cache.
+    The positions of the others are not those in the cache. Only where the cache grows
+    with the tokens do several come in one piece: a ring buffer may take no longer ones.
     """
     usual, width = script.sizes, script.adapter.window or 8
     script.sizes = replace(usual, q_len=2 * width + 7, k_len=2 * width + 7)
     with script.attempt():  # longer than its cache
-        # Token by token: a ring buffer may take no longer pieces.
         decode_with_cache(script, [width + 1, *[1] * (width + 6)])
+        if cache_grows(script):
+            decode_with_cache(script, [width + 1, 2, width, 1, 3])
     script.sizes = usual
+
+
+def cache_grows(script: Script) -> bool:
+    """Whether the tensors of a cache are larger after two tokens than after one."""
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(2, 2))
+    cache = empty_cache(script)
+    sizes: list[int] = []
+    for start in range(2):
+        _output, cache = call_with_cache(script, args, start, 1, cache)
+        tensors = script.evaluate(f"tensors_in({cache})")
+        sizes.append(sum(tensor.numel() for tensor in tensors))
+    return sizes[0] < sizes[1]
+
+
+def decode_in_turns(script: Script) -> None:
+    """Between two pieces of a sequence, another one is decoded with its own cache."""
+    assert script.adapter.cache is not None
+    if not script.adapter.cache[0]:
+        return  # the module stores the cache of one sequence
+    length = script.sizes.k_len
+    script.restart()
+    args, other = (
+        script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
+    )
+    whole = script.call(args)
+    for first in sorted({1, length - 1}):
+        with script.attempt(), script.rollback():
+            start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
+            call_with_cache(script, other, 0, length, empty_cache(script))
+            rest, _ = call_with_cache(script, args, first, length - first, cache)
+            message = "{place} differs if another sequence is decoded in between"
+            script.assert_close(whole, script.concatenate(start, rest), message)
+
+
+def assert_pieces_have_gradients(script: Script) -> None:
+    """Gradients of the last tokens are the same with the first ones in a cache.
+
+    A KV cache may be for inference only. One is for training whose tensors have a
+    graph, or that is a memory: it has none, but the new tokens do.
+    """
+    assert script.adapter.cache is not None
+    length, first = script.sizes.k_len, script.sizes.k_len // 2
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    parts = [
+        script.adapter.index(l=half) for half in (slice(first), slice(first, None))
+    ]
+    past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
+    script.exec_line(f"{rest}.requires_grad_()")
+    joined = replace(args, inputs=(script.concatenate(past, rest),))
+    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
+    _y, cache = call_with_cache(script, joined, 0, first, empty_cache(script))
+    is_memory = re.search(r"mem|segment|recurren", script.adapter.cache[0])
+    has_graph = f"any(t.requires_grad for t in tensors_in({cache}))"
+    if not (is_memory or script.evaluate(has_graph)):
+        return
+    piece, _cache = call_with_cache(script, joined, first, length - first, cache)
+    usual, cached = (script.gradient(each, rest) for each in (whole, piece))
+    message = f"the gradient at {{place}} differs with {first} tokens in the cache"
+    script.assert_close(usual, cached, message, relative=ratio_tolerance(script))
 
 
 def decode_with_cache(script: Script, pieces: list[int]) -> None:
@@ -646,11 +777,6 @@ def reorder_cache(script: Script) -> None:
 def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     """The last token gives the same output if all items were exchanged before."""
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
-    cache = empty_cache(script)
-    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
-    cache = flip_cache(script, cache)
-    if not cache:
-        return
     index = script.adapter.index(b=[*range(batch_size)][::-1])
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
     allowed = args.allowed.flip(2)
@@ -661,9 +787,15 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     if script.adapter.cache == ("", ""):
         script.exec_line("fresh = copy.deepcopy(unused)")
         function = "fresh"
+    # Before the pieces, so that nothing is stored of it when the last one is decoded.
     whole = script.call(other, function=function)
     last_token = script.adapter.index(l=slice(length - 1, None))
     whole = script.assign("y", f"{whole}{last_token}")
+    cache = empty_cache(script)
+    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
+    cache = flip_cache(script, cache)
+    if not cache:
+        return
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
     message = "{place} differs if the batch items of the cache are reordered"
     script.assert_close(whole, last, message)
