@@ -1997,6 +1997,22 @@ class SquaresOverflowInHalf(NormalizesTokens):
         return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
 
 
+class DividesBySum(Correct):
+    """A mask is applied after the softmax; a fully masked row has no weights."""
+
+    least = 1e-4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            weights = weights * mask[:, None]
+        return weights / (weights.sum(dim=-1, keepdim=True) + self.least)
+
+
+class SumIsZeroInHalf(DividesBySum):
+    least = 1e-8
+
+
 class ConvolvesWithState(WithCache):
     """A causal convolution of width 3, whose state is in the cache."""
 
@@ -2024,6 +2040,54 @@ class ConvolvesWithoutState(ConvolvesWithState):
 
     def keep(self, padded: Tensor, x: Tensor) -> Tensor:
         return padded[:, :2] * 0
+
+
+class ConvolvesInPlace(ConvolvesWithState):
+    """The state of the convolution is overwritten, also for who continues it again."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        y, (seen, state) = super().forward(x, past)
+        if past is not None:
+            past[1].data.copy_(state)
+        return y, (seen, state)
+
+
+class TopLeftUnderNoGrad(WithCache):
+    def corner(self, ones: Tensor) -> int:
+        return super().corner(ones) if torch.is_grad_enabled() else 0
+
+
+class DropsWithCache(WithCache):
+    """With a cache, weights are dropped in evaluation, too."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.dropout.train(self.training or past is not None)
+        return super().forward(x, past)
+
+
+class PaddingInCache(WithCache):
+    """The padding mask is of the new tokens; that of the others is in the cache."""
+
+    def forward(self, x: Tensor, past: Any = None, mask: Tensor | None = None) -> Any:
+        count = 0 if past is None else past[0].shape[1]
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        valid = new if past is None else torch.cat([past[1], new], dim=1)
+        if mask is None:
+            valid = self.without_mask(valid)
+        seen = x if past is None else torch.cat([past[0], x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        return Correct.forward(self, x, seen, seen, causal & valid[:, None]), (
+            seen,
+            valid,
+        )
+
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return valid
+
+
+class ForgetsPaddingWithoutMask(PaddingInCache):
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return torch.ones_like(valid)
 
 
 class StoresPadding(WithCache):
@@ -2061,6 +2125,33 @@ class MemoryOfSegments(SelfAttention):
 
     def append(self, mems: Tensor, x: Tensor) -> Tensor:
         return torch.cat([mems.detach(), x], dim=1)
+
+
+class SegmentsTopLeftInTraining(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return super().append(mems[:, 1:] if self.training else mems, x)
+
+
+class MaskOfSegment(MemoryOfSegments):
+    """The mask is of the new tokens, and hides nothing of the memory."""
+
+    hides_memory = False
+
+    def forward(
+        self, x: Tensor, mems: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if mems is None else self.append(mems, x)
+        past = seen.shape[1] - x.shape[1]
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).tril(past)
+        if mask is not None:
+            more = seen.shape[1] - mask.shape[1]
+            of_all = nn.functional.pad(mask, (more, 0), value=not self.hides_memory)
+            allowed = allowed & of_all[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen.detach()
+
+
+class MaskHidesMemory(MaskOfSegment):
+    hides_memory = True
 
 
 class SegmentsWithoutGradient(MemoryOfSegments):
@@ -2119,6 +2210,7 @@ MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
+MEMORY = {"cache": ("mems", "[1]"), "causal": True}
 
 # For each law, the modules that violate it, with their options.
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -2155,6 +2247,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
     "fully_masked_rows": [
+        (SumIsZeroInHalf, MASK),
         (MasksWithInfinity, {}),
         (ZeroesNanAfterSoftmax, {}),
         (DividesByKeyCount, MASK),
@@ -2225,9 +2318,15 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
         (ConvolvesLastPieceOnly, CACHE),
+        (ConvolvesInPlace, CACHE),
+        (TopLeftUnderNoGrad, CACHE),
+        (DropsWithCache, CACHE),
+        (ForgetsPaddingWithoutMask, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (MaskHidesMemory, {**MEMORY, "mask": {"mask": "attend:bk"}}),
+        (SegmentsTopLeftInTraining, MEMORY),
         (StoresPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
         (StoresPrompt, CACHE),
-        (SegmentsWithoutGradient, {"cache": ("mems", "[1]"), "causal": True}),
+        (SegmentsWithoutGradient, MEMORY),
         (CacheCutTooEarly, {**CACHE, "window": 4}),
     ],
     "long_sequences": [
@@ -2389,6 +2488,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("half_precision", NormalizesTokens),
     ("incremental_decoding", ConvolvesWithState),
     ("incremental_decoding", MemoryOfSegments),
+    ("incremental_decoding", MaskOfSegment),
+    ("incremental_decoding", PaddingInCache),
+    ("fully_masked_rows", DividesBySum),
 ]
 
 # Modules that pass all laws.

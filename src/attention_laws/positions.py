@@ -462,24 +462,35 @@ def may_mix_tokens(script: Script) -> bool:
 
 
 def decode_in_pieces(script: Script) -> None:
-    """Decode pieces of several lengths.
+    """Decode pieces of several lengths, and two pieces in other modes.
 
     A cache may be without the last tokens of a convolution by intention: then no pieces
     give the outputs of the whole. Where some do, all have to.
     """
-    found: LawViolation | None = None
-    is_possible = False
-    for pieces in piece_lengths(script.sizes.k_len):
-        try:
-            decode_with_cache(script, pieces)
-            is_possible = True
-        except LawViolation as violation:
-            if not may_mix_tokens(script):
-                raise
-            found = found or violation
-    if found is not None:
-        skip_unless(is_possible, "its cache is without the state of its convolution")
-        raise found
+    assert script.adapter.cache is not None
+    lengths = [*piece_lengths(script.sizes.k_len)]
+    if may_mix_tokens(script):
+        is_kept = any(pieces_agree(script, pieces) for pieces in lengths)
+        skip_unless(is_kept, "its cache is without the state of its convolution")
+    for pieces in lengths:
+        decode_with_cache(script, pieces)
+    half = script.sizes.k_len // 2
+    two = [half, script.sizes.k_len - half]
+    decode_with_cache(script, two, "no_grad")
+    # A KV cache may be left out in training, but not a memory.
+    if MEMORY_PATTERN.search(script.adapter.cache[0]) and "train" in script.modes():
+        decode_with_cache(script, two, "train")
+
+
+# Names of caches that pass no gradient on, but are used in training.
+MEMORY_PATTERN = re.compile(r"mem|segment|recurren")
+
+
+def pieces_agree(script: Script, pieces: list[int]) -> bool:
+    """Whether pieces give the same outputs as the whole."""
+    whole, outputs, *_ = compute_pieces(script, pieces, "eval")
+    joined = script.concatenate(*outputs)
+    return bool(script.evaluate(f"torch.allclose({whole}, {joined}, atol=1e-4)"))
 
 
 def assert_last_token_is_decoded(script: Script) -> None:
@@ -617,7 +628,7 @@ def assert_pieces_have_gradients(script: Script) -> None:
     joined = replace(args, inputs=(script.concatenate(past, rest),))
     whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
     _y, cache = call_with_cache(script, joined, 0, first, empty_cache(script))
-    is_memory = re.search(r"mem|segment|recurren", script.adapter.cache[0])
+    is_memory = MEMORY_PATTERN.search(script.adapter.cache[0])
     has_graph = f"any(t.requires_grad for t in tensors_in({cache}))"
     if not (is_memory or script.evaluate(has_graph)):
         return
@@ -627,11 +638,16 @@ def assert_pieces_have_gradients(script: Script) -> None:
     script.assert_close(usual, cached, message, relative=ratio_tolerance(script))
 
 
-def decode_with_cache(script: Script, pieces: list[int]) -> None:
-    """Compute piece after piece, each with the cache that was returned before."""
-    assert script.adapter.cache is not None
+def compute_pieces(
+    script: Script, pieces: list[int], mode: str
+) -> tuple[str, list[str], CallArguments, str]:
+    """Compute piece after piece, each with the cache that was returned before.
+
+    Returned are the output of the whole, those of the pieces, the arguments of the
+    whole, and the cache that the last piece was given.
+    """
     length = script.sizes.k_len
-    restart_with_cache(script)
+    restart_with_cache(script, mode)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
     cache, outputs, start = empty_cache(script), [], 0
@@ -640,6 +656,14 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
         output, cache = call_with_cache(script, args, start, piece, cache)
         outputs.append(output)
         start += piece
+    return whole, outputs, args, last_cache
+
+
+def decode_with_cache(script: Script, pieces: list[int], mode: str = "eval") -> None:
+    """Pieces give the same outputs as the whole, also if a cache is given twice."""
+    assert script.adapter.cache is not None
+    length = script.sizes.k_len
+    whole, outputs, args, last_cache = compute_pieces(script, pieces, mode)
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     compared = slice(None) if script.adapter.causal else slice(length - 1, None)
@@ -647,7 +671,8 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     if isinstance(script.evaluate(last_cache), Tensor | tuple):
         # Several hypotheses of a beam search may continue one cache. Objects and dicts
         # are modified by intention.
-        again, _ = call_with_cache(script, args, start - piece, piece, last_cache)
+        start, piece = length - pieces[-1], pieces[-1]
+        again, _ = call_with_cache(script, args, start, piece, last_cache)
         message = "{place} differs if a cache is given a second time"
         script.assert_close(outputs[-1], again, message)
     if script.adapter.cache != ("", ""):
@@ -655,14 +680,17 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
         script.assert_close(whole, script.call(args), message)
 
 
-def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
-    """Arguments whose first key is hidden in one batch item, as after left padding.
+def calls_with_hidden_key(
+    script: Script, hidden: int
+) -> Iterator[tuple[CallArguments, MaskArgument]]:
+    """Arguments of which one key is hidden in one batch item.
 
-    The script is restarted before each.
+    If it is the first, it is as after left padding. The script is restarted before
+    each.
     """
     length = script.sizes.k_len
     allowed = script.all_allowed(length, length)
-    allowed[:, :1, 0] = False
+    allowed[:, hidden, 0] = False
     for mask in script.masks_for(allowed) if length > 2 else []:
         assert mask is not None
         if "q" in mask.axes:
@@ -672,42 +700,85 @@ def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
 
 
 def decode_with_padding(script: Script) -> None:
-    """Decode with the first key of one batch item hidden.
+    """Decode with one key of one batch item hidden.
 
-    The mask is for all keys so far, or where this is refused, for the new ones. Where
-    both are refused, nothing is tested.
+    If that is the first, the mask is for all keys so far, or where this is refused, for
+    the new ones. Where both are refused, nothing is tested.
     """
-    length = script.sizes.k_len
+    usual, length, window = script.sizes, script.sizes.k_len, script.adapter.window
     for first in sorted({length // 2, length - 1}):
-        for args, mask in padded_past(script):
-            decode_padded_pieces(script, args, mask, first)
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [first, length - first])
+    # A mask of the new keys only may hide one of them. With one new token, a mask might
+    # be broadcast to all keys.
+    first = length // 2
+    for args, mask in (
+        calls_with_hidden_key(script, first) if length - first > 1 else ()
+    ):
+        pieces = [first, length - first]
+        decode_padded_pieces(script, args, mask, pieces, forms=(True,))
+    if script.adapter.causal and window and usual.k_len == usual.q_len:
+        # What is dropped behind a window is dropped of the mask, too.
+        script.sizes = replace(usual, q_len=window + 4, k_len=window + 4)
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [window + 1, 1, 1, 1])
+        script.sizes = usual
 
 
 def decode_padded_pieces(
-    script: Script, args: CallArguments, mask: MaskArgument, first: int
+    script: Script,
+    args: CallArguments,
+    mask: MaskArgument,
+    pieces: list[int],
+    forms: tuple[bool, ...] = (False, True),
 ) -> None:
-    """Decode the first tokens, and then the rest, each with its part of the mask."""
+    """Decode pieces, each with its part of the mask, of all keys or of the new ones."""
     length = script.sizes.k_len
-    whole = script.call(args)
-    for only_new in (False, True):
-        with script.attempt():
-            cache = empty_cache(script)
-            how: dict[str, Any] = {"mask": mask, "only_new": only_new}
-            start, cache = call_with_cache(script, args, 0, first, cache, **how)
-            rest, _ = call_with_cache(script, args, first, length - first, cache, **how)
-            message = (
-                f"with padding, {{place}} differs after a call with {first} tokens"
-            )
-            pieces = script.concatenate(start, rest)
-            queries = script.real_queries(args)
-            queries = queries if script.adapter.causal else [length - 1]
-            script.assert_close(whole, pieces, message, l=queries)
-            break
+    queries = script.real_queries(args)
+    queries = queries if script.adapter.causal else [length - 1]
+    with script.attempt():  # the tokens may be more than it accepts
+        whole = script.call(args)
+        message = (
+            f"with padding, {{place}} differs after a call with {pieces[0]} tokens"
+        )
+        for only_new in forms:
+            with script.attempt():
+                given: list[MaskArgument | None] = [mask] * len(pieces)
+                joined = decode_masked(script, args, pieces, given, only_new)
+                script.assert_close(whole, joined, message, l=queries)
+                if only_new and len(forms) > 1:
+                    # The new tokens hide none, and the padding so far is in the cache.
+                    given[-1] = None
+                    without = decode_masked(script, args, pieces, given, only_new)
+                    message += ", and without a mask then"
+                    script.assert_close(joined, without, message, l=queries)
+                break
 
 
-def restart_with_cache(script: Script) -> None:
-    """Restart, and keep a copy of a module that stores its cache."""
-    script.restart()
+def decode_masked(
+    script: Script,
+    args: CallArguments,
+    pieces: list[int],
+    masks: list[MaskArgument | None],
+    only_new: bool,
+) -> str:
+    """The outputs of pieces, each with its mask."""
+    cache, outputs, start = empty_cache(script), [], 0
+    for piece, mask in zip(pieces, masks, strict=True):
+        output, cache = call_with_cache(
+            script, args, start, piece, cache, mask, only_new
+        )
+        outputs.append(output)
+        start += piece
+    return script.concatenate(*outputs)
+
+
+def restart_with_cache(script: Script, mode: str = "eval") -> None:
+    """Restart, and keep a copy of a module that stores its cache.
+
+    In evaluation, a path of its own for a cache must not drop anything either.
+    """
+    script.restart(mode, dropout=0.0 if mode == "train" else 0.5)
     if script.adapter.cache == ("", ""):
         script.exec_line("unused = copy.deepcopy(attention)")
 
@@ -767,7 +838,7 @@ def reorder_cache(script: Script) -> None:
         return
     restart_with_cache(script)
     assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
-    for args, mask in padded_past(script):
+    for args, mask in calls_with_hidden_key(script, 0):
         for only_new in (False, True):
             with script.attempt():
                 assert_reordered(script, args, mask=mask, only_new=only_new)
