@@ -764,9 +764,11 @@ def normalizes(target: Any) -> bool:
     norms = [part for part in parts if "norm" in type(part).__name__.lower()]
     named = target.named_modules() if isinstance(target, nn.Module) else ()
     layers = {name.rpartition(".")[2] for name, _ in named}
-    found = set(identifiers(target)) - layers
-    return any(not [*part.parameters()] for part in norms) or any(
-        map(re.compile(r"^(vector_)?norm(alize)?$|l2|cosine|rsqrt").search, found)
+    found = identifiers(target)
+    return (
+        any(not [*part.parameters()] for part in norms)
+        or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
+        or bool({"norm", "vector_norm"} & (found - layers))
     )
 
 

@@ -180,3 +180,20 @@ def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     table = nn.Module()
     table.er = nn.Parameter(torch.zeros(512, 4))
     assert names.designs_of(table) == {"positions": "er"}
+
+
+def test_a_norm_that_is_no_layer_normalizes() -> None:
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.norm(dim=-1, keepdim=True)
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.norm(x)
+
+    assert names.normalizes(Divides())
+    assert not names.normalizes(Calls())
