@@ -2233,10 +2233,246 @@ class DecoderSeesFuture(DecoderOfMemory):
         return y + self.of_memory(y, memory, memory)
 
 
+class NormalizesTokens(SelfAttention):
+    """The root mean square of each token is made 1."""
+
+    eps = 1e-6
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.normalize_tokens(x))
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        square = x.float().square().mean(dim=-1, keepdim=True)
+        return (x.float() * (square + self.eps).rsqrt()).to(x.dtype)
+
+
+class EpsilonIsZeroInHalf(NormalizesTokens):
+    eps = 1e-8
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        root = x.float().square().mean(dim=-1, keepdim=True).sqrt().to(x.dtype)
+        return x / (root + self.eps)
+
+
+class SquaresOverflowInHalf(NormalizesTokens):
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
+
+
+class DividesBySum(Correct):
+    """A mask is applied after the softmax; a fully masked row has no weights."""
+
+    least = 1e-4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            weights = weights * mask[:, None]
+        return weights / (weights.sum(dim=-1, keepdim=True) + self.least)
+
+
+class SumIsZeroInHalf(DividesBySum):
+    least = 1e-8
+
+
+class ConvolvesWithState(WithCache):
+    """A causal convolution of width 3, whose state is in the cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 3)
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        seen, before = (None, x[:, :1].expand(-1, 2, -1) * 0) if past is None else past
+        padded = torch.cat([before, x], dim=1)
+        y, seen = super().forward(self.conv(padded.mT).mT, seen)
+        return y, (seen, self.keep(padded, x)[:, -2:])
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded
+
+
+class ConvolvesLastPieceOnly(ConvolvesWithState):
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 0))
+
+
+class ConvolvesWithoutState(ConvolvesWithState):
+    """By intention: its pieces are convolved each on its own."""
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded[:, :2] * 0
+
+
+class ConvolvesInPlace(ConvolvesWithState):
+    """The state of the convolution is overwritten, also for who continues it again."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        y, (seen, state) = super().forward(x, past)
+        if past is not None:
+            past[1].data.copy_(state)
+        return y, (seen, state)
+
+
+class TopLeftUnderNoGrad(WithCache):
+    def corner(self, ones: Tensor) -> int:
+        return super().corner(ones) if torch.is_grad_enabled() else 0
+
+
+class DropsWithCache(WithCache):
+    """With a cache, weights are dropped in evaluation, too."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.dropout.train(self.training or past is not None)
+        return super().forward(x, past)
+
+
+class PaddingInCache(WithCache):
+    """The padding mask is of the new tokens; that of the others is in the cache."""
+
+    def forward(self, x: Tensor, past: Any = None, mask: Tensor | None = None) -> Any:
+        count = 0 if past is None else past[0].shape[1]
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        valid = new if past is None else torch.cat([past[1], new], dim=1)
+        if mask is None:
+            valid = self.without_mask(valid)
+        seen = x if past is None else torch.cat([past[0], x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        return Correct.forward(self, x, seen, seen, causal & valid[:, None]), (
+            seen,
+            valid,
+        )
+
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return valid
+
+
+class ForgetsPaddingWithoutMask(PaddingInCache):
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return torch.ones_like(valid)
+
+
+class StoresPadding(WithCache):
+    """The padding of past keys is that of the last call, whichever it was of."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        count = 0 if past is None else past.shape[1]
+        self.padding = torch.cat([self.padding[:, :count], new], 1) if count else new
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        allowed = causal & self.padding[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class StoresPrompt(WithCache):
+    """The first token, which is added to all, is that of the last prompt."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        if past is None:
+            self.first = x[:, :1]
+        return super().forward(x + self.first, past)
+
+
+class MemoryOfSegments(SelfAttention):
+    """The tokens before are a memory, which passes no gradient on."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else self.append(mems, x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask), seen.detach()
+
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems.detach(), x], dim=1)
+
+
+class SegmentsTopLeftInTraining(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return super().append(mems[:, 1:] if self.training else mems, x)
+
+
+class MaskOfSegment(MemoryOfSegments):
+    """The mask is of the new tokens, and hides nothing of the memory."""
+
+    hides_memory = False
+
+    def forward(
+        self, x: Tensor, mems: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if mems is None else self.append(mems, x)
+        past = seen.shape[1] - x.shape[1]
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).tril(past)
+        if mask is not None:
+            more = seen.shape[1] - mask.shape[1]
+            of_all = nn.functional.pad(mask, (more, 0), value=not self.hides_memory)
+            allowed = allowed & of_all[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen.detach()
+
+
+class MaskHidesMemory(MaskOfSegment):
+    hides_memory = True
+
+
+class SegmentsWithoutGradient(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems, x], dim=1).detach()
+
+
+class CacheCutTooEarly(CacheOfWindow):
+    """Of the keys of a piece and those before it, only the last ones are seen."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        if past is not None and x.shape[1] < 4:
+            # Of 3 stored tokens, those that would be too far for the last query.
+            past = (past[0][:, x.shape[1] - 1 :], past[1])
+        return super().forward(x, past)
+
+
+class BlocksWithPrevious(Correct):
+    """Causal, in blocks of 4 that attend to the block before; one fused projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_all = nn.Linear(d_model, 3 * d_model)
+        del self.query, self.key, self.value
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length, count = x.shape[1], -(-x.shape[1] // 4)
+        padded = nn.functional.pad(x, (0, 0, 0, 4 * count - length))
+        parts = self.to_all(padded).unflatten(1, (count, 4)).chunk(3, dim=-1)
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(2, 3) for each in parts
+        )
+        # A block of zeros stands before the first one.
+        before = (0, 0, 0, 0, 0, 0, 1, 0)
+        k, v = (
+            torch.cat([nn.functional.pad(each, before)[:, :-1], each], dim=3)
+            for each in (k, v)
+        )
+        near = torch.ones(count, 1, 4, 8, dtype=torch.bool).tril(4).triu(1)
+        scores = q / math.sqrt(q.shape[-1]) @ k.mT
+        weights = scores.masked_fill(~self.hide_first(near), -torch.inf).softmax(-1)
+        joined = (weights @ v).transpose(2, 3).flatten(3).flatten(1, 2)[:, :length]
+        return self.out(joined)
+
+    def hide_first(self, near: Tensor) -> Tensor:
+        near[0, ..., :4] = False
+        return near
+
+
+class AttendsToEmptyBlock(BlocksWithPrevious):
+    def hide_first(self, near: Tensor) -> Tensor:
+        return near
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
+MEMORY = {"cache": ("mems", "[1]"), "causal": True}
 
 # For each law, the modules that violate it, with their options.
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -2275,6 +2511,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
     "fully_masked_rows": [
+        (SumIsZeroInHalf, MASK),
         (MasksWithInfinity, {}),
         (ZeroesNanAfterSoftmax, {}),
         (DividesByKeyCount, MASK),
@@ -2345,8 +2582,20 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
         (DecoderForgetsMask, {**CAUSAL, **CACHE, "mask": {"memory_mask": "attend:bk"}}),
+        (ConvolvesLastPieceOnly, CACHE),
+        (ConvolvesInPlace, CACHE),
+        (TopLeftUnderNoGrad, CACHE),
+        (DropsWithCache, CACHE),
+        (ForgetsPaddingWithoutMask, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (MaskHidesMemory, {**MEMORY, "mask": {"mask": "attend:bk"}}),
+        (SegmentsTopLeftInTraining, MEMORY),
+        (StoresPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (StoresPrompt, CACHE),
+        (SegmentsWithoutGradient, MEMORY),
+        (CacheCutTooEarly, {**CACHE, "window": 4}),
     ],
     "long_sequences": [
+        (AttendsToEmptyBlock, {}),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
@@ -2429,7 +2678,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
     ],
-    "half_precision": [(NoScaleInHalf, {})],
+    "half_precision": [
+        (NoScaleInHalf, {}),
+        (EpsilonIsZeroInHalf, {}),
+        (SquaresOverflowInHalf, {}),
+    ],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
         (ModifiesMask, MASK),
@@ -2520,6 +2773,13 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),
     ("key_permutation", Retention, "has a positional encoding"),
+    ("long_sequences", BlocksWithPrevious),
+    ("half_precision", NormalizesTokens),
+    ("incremental_decoding", ConvolvesWithState),
+    ("incremental_decoding", MemoryOfSegments),
+    ("incremental_decoding", MaskOfSegment),
+    ("incremental_decoding", PaddingInCache),
+    ("fully_masked_rows", DividesBySum),
 ]
 
 # Modules that pass all laws.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from attention_laws import names
@@ -655,6 +656,28 @@ def fully_masked_rows(script: Script) -> None:
                 )
     reason = "a fully masked row gives NaN, as in PyTorch; to insist, use `only`"
     skip_unless(not left_to_caller, reason)
+    assert_finite_in_half(script, allowed, masks)
+
+
+def assert_finite_in_half(
+    script: Script, allowed: Tensor, masks: list[MaskArgument | None]
+) -> None:
+    """Nor is the output NaN in float16, where small epsilons are zero.
+
+    An additive mask of its least number may overflow.
+    """
+    usual, script.dtype = script.dtype, torch.float16
+    for mask in masks:
+        if mask is None or mask.kind.startswith("additive"):
+            continue
+        script.restart()
+        try:
+            output = script.call(script.make_arguments(allowed, mask))
+        except ScriptError:
+            continue  # the laws of half precision report it
+        message = "the output of a fully masked row is NaN or infinite in float16"
+        script.assert_finite(output, message)
+    script.dtype = usual
 
 
 def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:

@@ -796,9 +796,24 @@ def normalizes(target: Any) -> bool:
     """Whether the code of `target` normalizes vectors without a weight."""
     parts = target.modules() if isinstance(target, nn.Module) else []
     norms = [part for part in parts if "norm" in type(part).__name__.lower()]
-    return any(not [*part.parameters()] for part in norms) or any(
-        map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, identifiers(target))
+    named = target.named_modules() if isinstance(target, nn.Module) else ()
+    layers = {name.rpartition(".")[2] for name, _ in named}
+    found = identifiers(target)
+    return (
+        any(not [*part.parameters()] for part in norms)
+        or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
+        or bool({"norm", "vector_norm"} & (found - layers))
     )
+
+
+def is_linear_or_norm(part: nn.Module) -> bool:
+    r"""Whether a module has no parameters of its own but those of a layer or a norm.
+
+    >>> [is_linear_or_norm(part) for part in (nn.Linear(2, 2), nn.Embedding(2, 2))]
+    [True, False]
+    """
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm or isinstance(part, nn.Linear) or not part._parameters
 
 
 def softcap_of(module: nn.Module) -> float | None:

@@ -240,3 +240,20 @@ def test_an_imported_config_is_found_by_the_name_of_its_model(
     source, scope = names.config_source(attention, parameter) or ("", {})
     assert source.startswith(built)
     assert [*scope] == [built.partition("(")[0]]
+
+
+def test_a_norm_that_is_no_layer_normalizes() -> None:
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.norm(dim=-1, keepdim=True)
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.norm(x)
+
+    assert names.normalizes(Divides())
+    assert not names.normalizes(Calls())
