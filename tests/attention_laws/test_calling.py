@@ -670,6 +670,30 @@ def test_what_is_not_called_is_named(attention: Any, message: str) -> None:
         found(attention)
 
 
+def test_weights_of_as_many_heads_as_items_are_those_of_all_items() -> None:
+    law = LAWS["batch_independence"]
+    assert check_law(law, found(decode_one), Options(), False).status == "pass"
+
+
+class PointsToNodes(nn.Module):
+    """Points to a node: context: (batch, d); nodes: (batch, n, d)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, context: Tensor, nodes: Tensor) -> Any:
+        q, k = self.query(context), self.key(nodes)
+        weights = (q[:, None] @ k.mT).softmax(-1)
+        return (q[:, None] * (weights @ k).tanh() @ k.mT).log_softmax(-1)[:, 0]
+
+
+def test_a_vector_of_an_item_is_no_sequence() -> None:
+    law = LAWS["allowed_keys_attended"]
+    result = check_law(law, found(PointsToNodes), Options(), False)
+    assert result.status != "fail"
+
+
 def test_a_missing_state_is_given() -> None:
     texts = found(StepOfDecoder).extra_args
     assert set(texts) == {"previous", "hidden"}
