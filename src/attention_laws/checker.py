@@ -382,7 +382,7 @@ def with_required_context(adapter: Adapter, options: Options) -> Adapter:
     sizes = Sizes(2, 4, 5, adapter.heads, adapter.d_k)
     # Where no token of the one input influenced another, its layout was not seen.
     for layout in dict.fromkeys((adapter.layout, "bld")):
-        with suppress(ScriptError, CallError):
+        with suppress(ScriptError, CallError, TypeError):
             if is_context(Script(replace(context, layout=layout), sizes)):
                 stated = replace(options, inputs=inputs)
                 found = infer_adapter(

@@ -89,6 +89,7 @@ ARGUMENT_EXAMPLE: dict[str, Any] = {
     "start": 0,
     "stop": 5,
     "length": 5,
+    "k_len": 5,
     "rows": 1,
     "columns": 5,
     "batch_size": 2,
@@ -153,6 +154,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
+            if probe.takes_ids:
+                raise
             first_error = first_error or error
         except ScriptError as failure:
             first_error = first_error or late_error(name, failure)
@@ -264,14 +267,14 @@ def infer_init_args(
     }
     present = set()
     namespace: dict[str, Any] = {}
+    source = names.source_of(target)
     parameters = inspect.signature(target).parameters
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
-        if name == "window_size" and "window_size[" not in inspect.getsource(target):
-            value = "2"
+        value = names.pair_of(source, name, value) if value else value
         is_window = value == "{window}"
         default = parameters[name].default
         if is_window and not required and type(default) is not int:
@@ -283,6 +286,10 @@ def infer_init_args(
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
+        elif side := names.small_side(parameters[name], value):
+            init_args[name] = side
+        elif choice := required and names.first_choice(source, name):
+            init_args[name] = choice
         elif (required or name == "config") and (
             config := names.config_source(target, parameters[name])
         ):
@@ -290,11 +297,7 @@ def infer_init_args(
             namespace |= more
             present |= set(re.findall(r"{\w+}", init_args[name]))
         elif required:
-            probe.guessed = probe.guessed or name
-            guess = names.GUESSED_TYPES.get(parameters[name].annotation)
-            if guess is None:
-                raise unknown_argument(target, name)
-            init_args[name] = guess
+            init_args[name] = guessed_by_type(probe, parameters[name])
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -307,6 +310,15 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def guessed_by_type(probe: CallProbe, parameter: inspect.Parameter) -> str:
+    """A value for an argument of the constructor whose meaning is unknown."""
+    probe.guessed = probe.guessed or parameter.name
+    guess = names.GUESSED_TYPES.get(parameter.annotation)
+    if guess is None:
+        raise unknown_argument(probe.adapter.target, parameter.name)
+    return guess
 
 
 def unknown_argument(target: type, name: str) -> CallError:
@@ -487,11 +499,29 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     adapter = probe.adapter
     if probe.guessed:
         raise unknown_argument(adapter.target, probe.guessed)
+    if probe.takes_ids:
+        raise CallError(
+            f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "
+            f"the attentions within it with `--inside`, or a function of vectors"
+        )
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
-        f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
-        f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
+        f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
+        f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
+    )
+
+
+def unknown_arguments(probe: CallProbe) -> str:
+    """What to do about the required arguments of a call that are unknown, if any."""
+    given = probe.options.call_args
+    unknown = [n for n, v in probe.adapter.call_args.items() if v is None]
+    unknown = [f"`{name}`" for name in unknown if name not in given]
+    if not unknown:
+        return ""
+    return (
+        f"it requires {', '.join(unknown)}, too: write a function that passes "
+        f"{'them' if len(unknown) > 1 else 'it'}, and check that, or "
     )
 
 
@@ -1039,6 +1069,7 @@ def infer_window(probe: CallProbe) -> None:
     is_sequence = adapter.single_input and not adapter.is_pooled
     if (
         not (is_named or adapter.causal)
+        or any(map(names.COORDINATES_PATTERN.search, adapter.position_args))
         or not is_sequence
         or adapter.fixed_length is not None
     ):
