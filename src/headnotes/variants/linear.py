@@ -64,7 +64,8 @@ def feature_map(x: Tensor) -> Tensor:
     >>> feature_map(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([0.3679, 1.0000, 3.0000])
     """
-    return F.elu(x) + 1
+    # $\operatorname{elu}(x)$ is $e^x - 1$ below 0: rounded, it would lose small $e^x$.
+    return F.relu(x) + x.clamp(max=0).exp()
 
 
 def parallel_linear_attention(
