@@ -252,6 +252,23 @@ def test_strong_gates_do_not_overflow_within_a_chunk() -> None:
         assert grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "reset", [-1e3, -1e6, torch.finfo(torch.float32).min, -math.inf]
+)
+def test_gates_that_empty_the_state_leave_the_others_exact(reset: float) -> None:
+    # Two documents end: beside their gates, those of e^-0.1 would be rounded away.
+    leaves = [x.float() for x in delta_inputs(13)]
+    leaves[4] = leaves[4].clamp(min=-0.1)
+    leaves[4][[3, 7]] = reset
+    results = []
+    for dtype, rule in ((torch.float32, chunked_delta_rule), (torch.float64, None)):
+        xs = [x.to(dtype).requires_grad_() for x in leaves]
+        output = rule(*xs)[0] if rule else delta_loops(*xs)
+        grads = torch.autograd.grad(output.square().sum(), xs)
+        results.append([x.double() for x in (output, *grads)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+
+
 def test_the_module_is_the_rule_between_the_layers_of_the_core() -> None:
     module = DeltaNetAttention(2, 6, chunk_size=2).double()
     randomize(module)
