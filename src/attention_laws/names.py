@@ -858,7 +858,8 @@ def config_source(
             and (n in accepted or hasattr(config, "attribute_map"))
         }
         for n, field in accepted.items():
-            if field.default is field.empty and n not in sizes:
+            is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
+            if is_one and field.default is field.empty and n not in sizes:
                 guess = GUESSED_TYPES.get(field.annotation, "None")
                 sizes[n] = value_of(n) or guessed_value(n) or guess
         if hasattr(config, "attribute_map"):  # of transformers
