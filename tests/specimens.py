@@ -470,6 +470,21 @@ class RotaryWithBase(Rotary):
         return 10000.0 ** (-2 * pair / width)
 
 
+class RotaryAfterNorms(Rotary):
+    """Queries and keys are normalized over the whole width."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.LayerNorm(d_model)
+        self.k_norm = nn.LayerNorm(d_model)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        whole = (x.transpose(1, 2).flatten(2) for x in (q, k))
+        norms = (self.q_norm, self.k_norm)
+        q, k = (self.split(n(x)) for n, x in zip(norms, whole, strict=True))
+        return super().score(q, k)
+
+
 class RotaryOfModelWidth(RotaryWithBase):
     """The angles are computed with the width of the model."""
 
@@ -1978,10 +1993,486 @@ class PoolsChannelsFirst(nn.Module):
         return (scores.softmax(dim=-1) * x).sum(dim=-1)
 
 
+class FadesWithDistance(SelfAttention):
+    """Beyond 6 tokens, a score changes by a learned number."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.far = nn.Parameter(torch.zeros(1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(q.shape[2], device=q.device)
+        return super().score(q, k) + self.far * (place[:, None] - place > 6)
+
+
+class DropsKeys(NeverDrops):
+    """DropKey: scores of some keys are minus infinity in training, at random."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if not (self.training and self.dropout.p):
+            return scores
+        dropped = torch.rand_like(scores) < self.dropout.p
+        return scores.masked_fill(dropped, torch.finfo(scores.dtype).min)
+
+
+class Prefix(SelfAttention):
+    """Learned keys and values stand before those of the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.Parameter(torch.zeros(2, heads, 3, d_model // heads))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        before = self.before[0].expand(len(k), -1, -1, -1)
+        return super().score(q, torch.cat([before, k], dim=2))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        before = self.before[1].expand(len(v), -1, -1, -1)
+        return super().read(weights, torch.cat([before, v], dim=2))
+
+
+class StrongestTokens(SelfAttention):
+    """Keys are the five tokens with the largest first feature, in its order."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chosen = x[..., 0].topk(min(5, x.shape[1])).indices
+        tokens = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
+        return Correct.forward(self, x, tokens, tokens)
+
+
+class Retention(SelfAttention):
+    """Keys fade by a decay from token to token; there is no softmax."""
+
+    decay = 0.9
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return Correct.forward(self, x, x, x)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        distance = place[:, None] - place
+        faded = self.decay ** distance.clamp(min=0) * (distance >= 0)
+        return scores * faded.to(scores.dtype)
+
+
+class MergedKeys(SelfAttention):
+    """Keys and values are four weighted sums of all tokens, as in Linformer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.merge = nn.Parameter(torch.zeros(4, 320))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.merge[:, : k.shape[2]] @ k)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super().read(weights, self.merge[:, : v.shape[2]] @ v)
+
+
+class PositiveScores(SelfAttention):
+    """Weights are positive scores, and zero for the others."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.clamp(min=0) / scores.shape[-1]
+
+
+class DropsHeads(NeverDrops):
+    """In training, whole heads are dropped."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.head_drop = 0.1
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        read = super().read(weights, v)
+        share = 1 - self.head_drop * self.training
+        remains = torch.rand(*read.shape[:2], 1, 1, device=v.device) < share
+        return read * remains / share
+
+
+class SlotsOfMemory(SelfAttention):
+    """Keys are slots and tokens; the slots are learned, unless others are given."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.slots = nn.Parameter(torch.zeros(1, 2, d_model))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        slots = self.slots.expand(len(x), -1, -1) if memory is None else memory
+        seen = torch.cat([slots, x], dim=1)
+        return Correct.forward(self, x, seen, seen)
+
+
+class SharesOfHeads(SelfAttention):
+    """Each token has a share of each head; a single head has all."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.shares = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.share = self.shares(x).softmax(dim=-1).mT[..., None]
+        return super().forward(x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.share * super().read(weights, v)
+
+
+class ShortDecoder(nn.Module):
+    """Attention to the tokens, then to a memory, with weights of unknown names."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.one = nn.Linear(d_model, d_model)
+        self.two = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + (self.one(x) @ x.mT).softmax(dim=-1) @ x
+        return x + (self.two(x) @ memory.mT).softmax(dim=-1) @ memory
+
+
+class DropsFeaturesOfKeys(NeverDrops):
+    """Dropout of the features of keys, which all queries share."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.k_drop = nn.Dropout(0.1)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.k_drop(k))
+
+
+class TableOfPairs(RelativeTable):
+    """A bias for each pair of a distance in rows and one in columns, with a limit."""
+
+    limit = 2
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 25))
+
+    def forward(self, image: Tensor) -> Any:
+        self.width = image.shape[3]
+        x = image.flatten(2).mT
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        pixel = torch.arange(q.shape[2], device=q.device)
+        places = (pixel // self.width, pixel % self.width)
+        row, column = (self.rows(place[None] - place[:, None]) for place in places)
+        bias = self.relative_bias[:, 5 * row + column]
+        return Correct.score(self, q, k) + bias
+
+
+class TableOfRowsAlone(TableOfPairs):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=3)
+
+
+class OverFrames(SelfAttention):
+    """Each pixel of a video attends to itself in all frames."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        *_, height, width = video.shape
+        x = self.pixels_first(video).flatten(0, 2)
+        y = Correct.forward(self, x, x, x).unflatten(0, (-1, height, width))
+        return y.permute(0, 4, 3, 1, 2)
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        return video.permute(0, 3, 4, 2, 1)
+
+
+class OverFramesInOrder(OverFrames):
+    """Neighbors in memory are taken for the same pixel in the next frame."""
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        _, _, frames, height, width = video.shape
+        tokens = video.permute(0, 2, 3, 4, 1).flatten(1, 3)
+        return tokens.unflatten(1, (height, width, frames))
+
+
+class DecoderOfMemory(nn.Module):
+    """Causal self-attention, then attention to a memory; both have one cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_memory = Correct(d_model, heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        past: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        tokens = x if past is None else torch.cat([past[0], x], dim=1)
+        ones = torch.ones(1, x.shape[1], tokens.shape[1], dtype=torch.bool)
+        causal = ones.tril(tokens.shape[1] - x.shape[1]).to(x.device)
+        y = x + self.of_tokens(x, tokens, tokens, causal)
+        memory = memory if past is None else past[1]
+        mask = None if memory_mask is None else memory_mask[:, None]
+        y = y + self.of_memory(y, memory, memory, self.mask_with(mask, past))
+        return y, (tokens, memory)
+
+    def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
+        return mask
+
+
+class DecoderForgetsMask(DecoderOfMemory):
+    """The mask of the memory is only used before the memory is in the cache."""
+
+    def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
+        return mask if past is None else None
+
+
+class DecoderSeesFuture(DecoderOfMemory):
+    def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        y = x + self.of_tokens(x, x, x)
+        return y + self.of_memory(y, memory, memory)
+
+
+class NormalizesTokens(SelfAttention):
+    """The root mean square of each token is made 1."""
+
+    eps = 1e-6
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.normalize_tokens(x))
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        square = x.float().square().mean(dim=-1, keepdim=True)
+        return (x.float() * (square + self.eps).rsqrt()).to(x.dtype)
+
+
+class EpsilonIsZeroInHalf(NormalizesTokens):
+    eps = 1e-8
+
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        root = x.float().square().mean(dim=-1, keepdim=True).sqrt().to(x.dtype)
+        return x / (root + self.eps)
+
+
+class SquaresOverflowInHalf(NormalizesTokens):
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
+
+
+class DividesBySum(Correct):
+    """A mask is applied after the softmax; a fully masked row has no weights."""
+
+    least = 1e-4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            weights = weights * mask[:, None]
+        return weights / (weights.sum(dim=-1, keepdim=True) + self.least)
+
+
+class SumIsZeroInHalf(DividesBySum):
+    least = 1e-8
+
+
+class ConvolvesWithState(WithCache):
+    """A causal convolution of width 3, whose state is in the cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 3)
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        seen, before = (None, x[:, :1].expand(-1, 2, -1) * 0) if past is None else past
+        padded = torch.cat([before, x], dim=1)
+        y, seen = super().forward(self.conv(padded.mT).mT, seen)
+        return y, (seen, self.keep(padded, x)[:, -2:])
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded
+
+
+class ConvolvesLastPieceOnly(ConvolvesWithState):
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 0))
+
+
+class ConvolvesWithoutState(ConvolvesWithState):
+    """By intention: its pieces are convolved each on its own."""
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded[:, :2] * 0
+
+
+class ConvolvesInPlace(ConvolvesWithState):
+    """The state of the convolution is overwritten, also for who continues it again."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        y, (seen, state) = super().forward(x, past)
+        if past is not None:
+            past[1].data.copy_(state)
+        return y, (seen, state)
+
+
+class TopLeftUnderNoGrad(WithCache):
+    def corner(self, ones: Tensor) -> int:
+        return super().corner(ones) if torch.is_grad_enabled() else 0
+
+
+class DropsWithCache(WithCache):
+    """With a cache, weights are dropped in evaluation, too."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.dropout.train(self.training or past is not None)
+        return super().forward(x, past)
+
+
+class PaddingInCache(WithCache):
+    """The padding mask is of the new tokens; that of the others is in the cache."""
+
+    def forward(self, x: Tensor, past: Any = None, mask: Tensor | None = None) -> Any:
+        count = 0 if past is None else past[0].shape[1]
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        valid = new if past is None else torch.cat([past[1], new], dim=1)
+        if mask is None:
+            valid = self.without_mask(valid)
+        seen = x if past is None else torch.cat([past[0], x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        return Correct.forward(self, x, seen, seen, causal & valid[:, None]), (
+            seen,
+            valid,
+        )
+
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return valid
+
+
+class ForgetsPaddingWithoutMask(PaddingInCache):
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return torch.ones_like(valid)
+
+
+class StoresPadding(WithCache):
+    """The padding of past keys is that of the last call, whichever it was of."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        count = 0 if past is None else past.shape[1]
+        self.padding = torch.cat([self.padding[:, :count], new], 1) if count else new
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        allowed = causal & self.padding[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class StoresPrompt(WithCache):
+    """The first token, which is added to all, is that of the last prompt."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        if past is None:
+            self.first = x[:, :1]
+        return super().forward(x + self.first, past)
+
+
+class MemoryOfSegments(SelfAttention):
+    """The tokens before are a memory, which passes no gradient on."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else self.append(mems, x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask), seen.detach()
+
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems.detach(), x], dim=1)
+
+
+class SegmentsTopLeftInTraining(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return super().append(mems[:, 1:] if self.training else mems, x)
+
+
+class MaskOfSegment(MemoryOfSegments):
+    """The mask is of the new tokens, and hides nothing of the memory."""
+
+    hides_memory = False
+
+    def forward(
+        self, x: Tensor, mems: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if mems is None else self.append(mems, x)
+        past = seen.shape[1] - x.shape[1]
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).tril(past)
+        if mask is not None:
+            more = seen.shape[1] - mask.shape[1]
+            of_all = nn.functional.pad(mask, (more, 0), value=not self.hides_memory)
+            allowed = allowed & of_all[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen.detach()
+
+
+class MaskHidesMemory(MaskOfSegment):
+    hides_memory = True
+
+
+class SegmentsWithoutGradient(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems, x], dim=1).detach()
+
+
+class CacheCutTooEarly(CacheOfWindow):
+    """Of the keys of a piece and those before it, only the last ones are seen."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        if past is not None and x.shape[1] < 4:
+            # Of 3 stored tokens, those that would be too far for the last query.
+            past = (past[0][:, x.shape[1] - 1 :], past[1])
+        return super().forward(x, past)
+
+
+class BlocksWithPrevious(Correct):
+    """Causal, in blocks of 4 that attend to the block before; one fused projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_all = nn.Linear(d_model, 3 * d_model)
+        del self.query, self.key, self.value
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length, count = x.shape[1], -(-x.shape[1] // 4)
+        padded = nn.functional.pad(x, (0, 0, 0, 4 * count - length))
+        parts = self.to_all(padded).unflatten(1, (count, 4)).chunk(3, dim=-1)
+        q, k, v = (
+            each.unflatten(-1, (self.heads, -1)).transpose(2, 3) for each in parts
+        )
+        # A block of zeros stands before the first one.
+        before = (0, 0, 0, 0, 0, 0, 1, 0)
+        k, v = (
+            torch.cat([nn.functional.pad(each, before)[:, :-1], each], dim=3)
+            for each in (k, v)
+        )
+        near = torch.ones(count, 1, 4, 8, dtype=torch.bool).tril(4).triu(1)
+        scores = q / math.sqrt(q.shape[-1]) @ k.mT
+        weights = scores.masked_fill(~self.hide_first(near), -torch.inf).softmax(-1)
+        joined = (weights @ v).transpose(2, 3).flatten(3).flatten(1, 2)[:, :length]
+        return self.out(joined)
+
+    def hide_first(self, near: Tensor) -> Tensor:
+        near[0, ..., :4] = False
+        return near
+
+
+class AttendsToEmptyBlock(BlocksWithPrevious):
+    def hide_first(self, near: Tensor) -> Tensor:
+        return near
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
+MEMORY = {"cache": ("mems", "[1]"), "causal": True}
 
 # For each law, the modules that violate it, with their options.
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
@@ -1989,6 +2480,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MaskOffByOne, CAUSAL),
         (UnmaskedInEval, CAUSAL),
         (MultipliesByMask, MASK),
+        (DecoderSeesFuture, CAUSAL),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [(MultipliesByMask, MASK)],
@@ -2006,6 +2498,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WindowedImageOutOfOrder, {}),
         (GuessesMask, MASK),
         (EdgesInTurns, {}),
+        (OverFramesInOrder, {"layout": "video"}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -2018,6 +2511,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
     "fully_masked_rows": [
+        (SumIsZeroInHalf, MASK),
         (MasksWithInfinity, {}),
         (ZeroesNanAfterSoftmax, {}),
         (DividesByKeyCount, MASK),
@@ -2087,8 +2581,21 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
+        (DecoderForgetsMask, {**CAUSAL, **CACHE, "mask": {"memory_mask": "attend:bk"}}),
+        (ConvolvesLastPieceOnly, CACHE),
+        (ConvolvesInPlace, CACHE),
+        (TopLeftUnderNoGrad, CACHE),
+        (DropsWithCache, CACHE),
+        (ForgetsPaddingWithoutMask, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (MaskHidesMemory, {**MEMORY, "mask": {"mask": "attend:bk"}}),
+        (SegmentsTopLeftInTraining, MEMORY),
+        (StoresPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (StoresPrompt, CACHE),
+        (SegmentsWithoutGradient, MEMORY),
+        (CacheCutTooEarly, {**CACHE, "window": 4}),
     ],
     "long_sequences": [
+        (AttendsToEmptyBlock, {}),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
@@ -2128,6 +2635,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FirstRowIsLast, {}),
         (BucketsOfLargestDistance, {}),
         (BucketsThatEndEarly, {}),
+        (TableOfRowsAlone, {}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -2170,7 +2678,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
     ],
-    "half_precision": [(NoScaleInHalf, {})],
+    "half_precision": [
+        (NoScaleInHalf, {}),
+        (EpsilonIsZeroInHalf, {}),
+        (SquaresOverflowInHalf, {}),
+    ],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
         (ModifiesMask, MASK),
@@ -2215,6 +2727,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", WithMemory),
     ("incremental_decoding", CachesContext),
     ("incremental_decoding", ReordersDict),
+    ("score_scale", RotaryAfterNorms),
+    ("relative_positions", RotaryAfterNorms),
     ("rotary_angles", Rotary),
     ("rotary_angles", RotaryWithBase),
     ("distant_positions", BiasOfLaterKeys),
@@ -2239,6 +2753,33 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
     ("long_sequences", PoolsChannelsFirst),
+    ("parameter_gradients", FadesWithDistance),
+    ("parameter_gradients", OverFrames),
+    ("batch_independence", OverFrames),
+    ("parameter_gradients", SharesOfHeads),
+    ("dropout", DropsFeaturesOfKeys),
+    ("dropout", DropsKeys),
+    ("dropout", DropsHeads),
+    ("long_sequences", TwoStreams),
+    ("relative_table", TableOfPairs),
+    ("long_sequences", BlocksWithPrevious),
+    ("half_precision", NormalizesTokens),
+    ("incremental_decoding", ConvolvesWithState),
+    ("incremental_decoding", MemoryOfSegments),
+    ("incremental_decoding", MaskOfSegment),
+    ("incremental_decoding", PaddingInCache),
+    ("fully_masked_rows", DividesBySum),
+]
+
+# Designs that violate a law by intention: it is skipped, and the reason is given.
+EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("equal_values", Prefix, "3 keys of its own"),
+    ("score_independence", StrongestTokens, "topk"),
+    ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
+    ("query_independence", ShortDecoder, "its queries attend to each other"),
+    ("equal_values", MergedKeys, "keys that are not the tokens"),
+    ("allowed_keys_attended", PositiveScores, "no softmax"),
+    ("key_permutation", Retention, "has a positional encoding"),
 ]
 
 # Modules that pass all laws.

@@ -1,11 +1,13 @@
 """With the same weights, our layers compute what those of `transformers` compute."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import models
 from headnotes import architectures, checks, convert
@@ -132,9 +134,75 @@ def test_what_a_layer_of_theirs_cannot_hold_is_refused() -> None:
         convert.to_transformers(ours, nn.Linear(2, 2))
 
 
+def layer_of(name: str) -> Any:
+    model = models.build(name)
+    return next(m for m in model.modules() if type(m).__name__.endswith("Attention"))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "settings", "message"),
+    [
+        (
+            "LlamaForCausalLM",
+            "CohereForCausalLM",
+            {"use_qk_norm": False},
+            "the rotary pairing of `ours` is 'halves', and of `module` 'neighbors'; co",
+        ),
+        (
+            "Qwen3ForCausalLM",
+            "Gemma3ForCausalLM",
+            {},
+            "the number added to the norm's weights of `ours` is 0, and of `module` 1;",
+        ),
+    ],
+)
+def test_a_layer_of_another_architecture_is_refused_if_its_numbers_mean_others(
+    source: str,
+    target: str,
+    settings: dict[str, Any],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (source, target):
+        sizes = {k: v for k, v in models.MODELS[name].items() if k != "attention_bias"}
+        same = sizes | {"head_dim": 4} | settings
+        monkeypatch.setitem(models.MODELS, name, same)
+    ours = convert.from_transformers(layer_of(source))
+    with pytest.raises(ValueError, match=message):
+        convert.to_transformers(ours, layer_of(target))
+
+
+def test_weights_that_are_computed_are_not_lost_on_the_way_back() -> None:
+    layer = llama()
+    ours = convert.from_transformers(layer)
+    pruned = sparse()
+    with torch.no_grad():
+        pruned.v_proj(torch.zeros(1, 24))  # the weight is now a plain tensor
+    with pytest.raises(TypeError, match=r"`v_proj.weight` .* `torch\.nn\.utils\.prune"):
+        convert.to_transformers(ours, pruned)
+    prune.remove(pruned.v_proj, "weight")
+    pruned.load_state_dict(convert.to_transformers(ours, pruned))
+    assert torch.equal(pruned.v_proj.weight, layer.v_proj.weight)
+
+
 def quantized() -> Any:
     layer = llama()
     layer.k_proj = type("Linear4bit", (nn.Linear,), {})(24, 8)
+    return layer
+
+
+def without_parameters() -> Any:
+    """As PyTorch's dynamic quantization makes it."""
+    layer = llama()
+    for name, _ in list(layer.named_children()):
+        setattr(layer, name, nn.Identity())
+    return layer
+
+
+def sparse() -> Any:
+    """As `torch.nn.utils.prune` makes it."""
+    layer = llama()
+    prune.l1_unstructured(layer.v_proj, "weight", 0.5)
     return layer
 
 
@@ -208,8 +276,18 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
         (
             quantized,
             TypeError,
-            "`k_proj` of `module` is a Linear4bit, not a linear layer; load the model "
-            "without quantization",
+            rf"`k_proj` of `module` is a {__name__}\.Linear4bit, not `nn\.Linear`; "
+            "load the model without quantization",
+        ),
+        (
+            without_parameters,
+            TypeError,
+            r"`q_proj` of `module` is a torch.*\.Identity, not `nn\.Linear`; load the",
+        ),
+        (
+            sparse,
+            TypeError,
+            r"`v_proj\.weight` of `module` is not a parameter, but computed from",
         ),
         (cross_attention, ValueError, r"cross-attention \(`is_cross_attention`\)"),
         (mixed, ValueError, "`module` mixes dtypes or devices"),
@@ -248,23 +326,56 @@ def test_what_our_modules_lack_is_refused_with_the_way_out(
         convert.from_transformers(module)
 
 
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"]
+)
+@torch.no_grad()
+def test_heads_are_rotated_in_part_only_if_the_layer_does_so(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.require("5.5")  # In Transformers 4, these layers raise an error.
+    rope = {"rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    settings = models.MODELS[name] | {"num_hidden_layers": 1, "rope_parameters": rope}
+    monkeypatch.setitem(models.MODELS, name, settings)
+    model = models.build(name)
+    layers = convert.from_transformers(model)
+    seen = record(model, layers, torch.randint(1, 31, (BATCH, LENGTH)))
+    [(place, ours)] = layers.items()
+    x, memory, expected = seen[place]
+    output = attend(ours, model.get_submodule(place), x, memory)
+    assert (output - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_without_a_factor_yarn_scales_by_the_lengths_of_the_context() -> None:
+    models.require("5.5")
+    from transformers.models.llama import modeling_llama
+
+    rope = models.YARN | {"factor": None, "original_max_position_embeddings": 13}
+    layer = llama(rope_parameters=rope, max_position_embeddings=91, head_dim=14)
+    ours = convert.from_transformers(layer).rotary
+    theirs = modeling_llama.LlamaRotaryEmbedding(layer.config)
+    assert ours.attention_factor == pytest.approx(theirs.attention_scaling)
+    assert ours.attention_factor == pytest.approx(0.1 * math.log(7) + 1)
+    assert ours.frequencies == pytest.approx(theirs.inv_freq.tolist())
+
+
 def test_rotary_settings_are_read_as_each_release_stores_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old = {"rope_theta": 100.0, "partial_rotary_factor": 0.5}
+    old: dict[str, Any] = {"rope_theta": 100.0}
     old |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
     old |= {"rope_local_base_freq": 7.0, "max_position_embeddings": 64}
     # Transformers 4 keeps this entry of a newer file, and does not read it.
-    new = {"rope_parameters": {"rope_theta": 9.0}}
+    new = {"rope_parameters": {"rope_theta": 25.0}}
     config = SimpleNamespace(**old, **new)
-    layer = SimpleNamespace(config=config, is_sliding=False)
+    layer = SimpleNamespace(config=config, is_sliding=False, rotary_ndims=4)
     bases = []
     for release, is_sliding in (("4.57.6", False), ("4.57.6", True), ("5.5.0", False)):
         monkeypatch.setattr(architectures, "version", lambda name, seen=release: seen)
         layer.is_sliding = is_sliding
         found = architectures.rotary_of(layer, "halves", width=8).frequencies
         bases.append([round(1 / number) for number in found])
-    assert bases == [[2, 20], [1, 2, 3, 4], [1, 2, 3, 5]]
+    assert bases == [[2, 20], [1, 3], [1, 5]]
 
 
 def test_layers_of_older_transformers_are_refused(

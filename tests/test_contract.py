@@ -505,7 +505,7 @@ def test_a_variant_is_one_graph(device: torch.device, one: Implementation) -> No
 
 # A strict export is traced as `torch.compile` does it, in the test above.
 @pytest.mark.slow
-@each(is_blockwise=False, is_core=True)
+@each(is_blockwise=False)
 def test_exports_with_dynamic_lengths_and_batch(
     device: torch.device, one: Implementation
 ) -> None:

@@ -281,6 +281,7 @@ class Adapter:
     image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
+    packing: str = ""  # how the last input is repeated, as keys and as values
     fixed_length: int | None = None  # the only length that it accepts
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
     # Where the attention weights are: "[1]" or "result.attn", or an attribute ".attn".
@@ -296,6 +297,7 @@ class Adapter:
     free_heads: bool = False  # whether it can be built with other numbers of heads
     cross_attention: bool = False  # whether q_len and k_len may differ
     mixes_queries: bool = False  # whether queries of their own attend to each other
+    causal_queries: bool = False  # whether they do so causally, as in a decoder
     causal: bool = False
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
@@ -362,7 +364,7 @@ class Adapter:
             "b": sizes.batch_size,
             "l": sizes.k_len if role else sizes.q_len,
             "h": named["kv_heads"] if role else sizes.heads,
-            "d": self.context_width or width if role else width,
+            "d": self.context_width or width if role or self.is_pooled else width,
         }
         return [size[axis] for axis in self.layout]
 
@@ -373,7 +375,9 @@ class Adapter:
             return len(shape) in (2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)
         return len(shape) == len(query) and all(
-            size == expected for axis, size, expected in pairs if axis != "d"
+            size == expected
+            for axis, size, expected in pairs
+            if axis != "d" or "h" in self.layout
         )
 
     def grid(self, length: int) -> tuple[int, int]:

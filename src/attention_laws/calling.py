@@ -66,6 +66,7 @@ class CallProbe:
         self.reused: tuple[object, dict[str, Any]] = None, {}
         self.guessed = ""  # a constructor argument of unknown meaning
         self.first_error = ""  # the reason why the first failing call failed
+        self.takes_ids = False  # whether a tensor of numbers was refused as token ids
 
     def record(self, name: str, value: object, source: str, **fields: Any) -> None:
         """Add a fact to the report, and set fields of the adapter."""
@@ -124,6 +125,8 @@ class CallProbe:
             )
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
+            is_of_ids = "'indices' to have" in str(cause)
+            self.takes_ids |= is_of_ids and not adapter.extra_args
             if not self.first_error:
                 location = error_location(cause)
                 self.first_error = f"raises {ScriptError(cause)}{location}"
@@ -219,7 +222,11 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         }
     for name, encoding in encodings.items():
         for each in encoding.split("+"):
-            yield from encodings_of(name, each)
+            for mask in encodings_of(name, each):
+                if not (adapter.is_pooled and mask.axes == "bq" and not encoding):
+                    yield mask
+                if mask.axes == "b11k" and adapter.is_pooled:
+                    yield replace(mask, axes="b1k")  # a row of one query
 
 
 def unnamed_masks(probe: CallProbe) -> Iterator[str]:
@@ -264,8 +271,13 @@ def ways_to_call(
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
+    elif "Conv2d" in names.identifiers(adapter.target):
+        groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
+    if options.layout.startswith("video"):
+        # Its tokens are those of one frame, or of one pixel over all frames.
+        groups.append([options.layout.replace("video", "frames")])
     widths: list[int | None] = [adapter.d_model]
     if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
         widths.append(3 * adapter.heads * adapter.d_k)  # projected already
@@ -310,7 +322,8 @@ def variants_and_masks(
     masks = [*mask_candidates(probe)]
     required_masks = [mask for mask in masks if required.get(mask.name)]
     filled = [*filled_arguments(probe)]
-    usual = [{}, *second_inputs(probe), *filled, *optional_arguments(probe)]
+    usual = [*queries_of_items(probe), {}, *second_inputs(probe), *filled]
+    usual += [*packed_inputs(probe), *optional_arguments(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
     if only_usual:
@@ -318,7 +331,7 @@ def variants_and_masks(
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
-        sized += [fields | {"fixed_length": 9, "is_pooled": True}]
+        sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
 
@@ -327,6 +340,9 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
+    shapes = names.documented_shapes(adapter.target)
+    if len(shapes.get(adapter.inputs[0], "")) < 3:
+        shapes = {}  # the input is no sequence of batch items
     templates = {
         name: ["{heads}"]
         for name, parameter in parameters.items()
@@ -340,6 +356,10 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             templates[name] = names.position_templates(name)
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
+        elif name in shapes:
+            known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
+            text = names.documented_template(name, shapes[name], known)
+            templates[name] = [text, *names.extra_templates(name, None)]
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)
@@ -354,6 +374,46 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                     n: v for n, v in adapter.call_args.items() if n not in chosen
                 },
             }
+
+
+def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Documented shapes: a vector for each batch item, such as the query of a step.
+
+    What has an axis of positions is one input, as keys and as values.
+    """
+    adapter = probe.adapter
+    shapes = names.documented_shapes(adapter.target)
+    required = [*adapter.inputs, *(n for n in adapter.call_args if n in shapes)]
+    if probe.options.inputs or not set(adapter.inputs) <= {*shapes}:
+        return
+    batch = shapes[required[0]][:1]
+    sequences = [n for n in required if names.has_positions(shapes[n], batch)]
+    others = [n for n in required if n not in sequences]
+    if not sequences or not any(shapes[n][:1] == batch for n in others):
+        return
+    if len(sequences) > 1 and required[0] in sequences:
+        return  # its queries are a sequence, too
+    *keys, values = sequences
+    known = names.documented_sizes(shapes[values])
+    multiple = names.documented_multiple(shapes[values])
+    width = "{d_model}" + f" // {multiple}" * (multiple > 1)
+    # An optional state is zero where it is left out.
+    parameters = names.parameters_by_name(adapter.target)
+    others += [
+        n
+        for n, axes in shapes.items()
+        if parameters[n].default is None and not names.has_positions(axes, batch)
+    ]
+    texts = {n: names.documented_template(n, shapes[n], known, width) for n in others}
+    texts |= dict.fromkeys(keys, "{query}")
+    rest = {n: v for n, v in adapter.call_args.items() if n not in (*texts, values)}
+    fields = {"inputs": (values,), "by_keyword": True, "call_args": rest}
+    if multiple > 1:
+        fields["context_width"] = multiple * (
+            adapter.d_model or adapter.heads * adapter.d_k
+        )
+    for is_pooled in (False, True):
+        yield fields | {"extra_args": texts, "is_pooled": is_pooled}
 
 
 def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -375,10 +435,20 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
             yield fields | more
 
 
+def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """The last input as a stack or a list of queries, keys and values, all equal."""
+    if len(probe.adapter.inputs) < 3:
+        last = probe.adapter.inputs[-1]
+        for packing in names.packings(probe.adapter.target, last):
+            yield {"packing": packing}
+            for fields in filled_arguments(probe):
+                yield fields | {"packing": packing}
+
+
 def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Arguments that may be left out as far as the signature tells: positions, context.
 
-    One of two inputs may be a vector for each batch item: a condition, or a query.
+    One of several inputs may be a vector for each batch item: a condition, or a query.
     """
     adapter, given = probe.adapter, probe.options.call_args
     for parameter in names.parameters_of(adapter.target):
@@ -392,10 +462,19 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 name
             ):
                 yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
+    if len(adapter.inputs) == 3 and not probe.options.inputs:
+        query, key, value = adapter.inputs
+        for text in names.extra_templates("", None)[1:]:
+            fields = {"inputs": (value,), "by_keyword": True, "is_pooled": True}
+            yield fields | {"extra_args": {query: text, key: "{query}"}}
     if len(adapter.inputs) == 2 and not probe.options.inputs:
         for one, other in itertools.permutations(adapter.inputs):
-            for text in names.extra_templates("", None)[1:]:
-                fields = {"inputs": (one,), "extra_args": {other: text}}
+            rest = CallProbe(replace(adapter, inputs=(one,)), probe.options)
+            for more, text in itertools.product(
+                [*filled_arguments(rest)] or [{}], names.extra_templates("", None)[1:]
+            ):
+                extra = {**more.get("extra_args", {}), other: text}
+                fields = {**more, "inputs": (one,), "extra_args": extra}
                 yield fields | {"by_keyword": True}
                 yield fields | {"by_keyword": True, "is_pooled": True}
 

@@ -311,6 +311,43 @@ def with_context(adapter: Adapter) -> Adapter | None:
     return None
 
 
+def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
+    """A decoder's attention to its context, and that of its causal queries alone.
+
+    For the latter, the context is the same in all calls and batch items. Its last two
+    tokens are hidden, where a mask can hide them. A cache is that of the queries.
+    """
+    if not adapter.causal_queries:
+        return None
+    width = str(adapter.context_width or "{d_model}")
+    shape = {"b": "1", "l": "7", "h": "{heads}", "d": width}
+    repeats = dict.fromkeys("lhdk1", "-1") | {"b": "{batch_size}"}
+
+    def for_all_items(text: str, axes: str) -> str:
+        return f"{text}.expand({', '.join(repeats[axis] for axis in axes)})"
+
+    sizes = ", ".join(shape[axis] for axis in adapter.layout)
+    context = for_all_items(f"seeded_randn(8, {sizes})", adapter.layout)
+    constants = {adapter.inputs[1]: f"{context}{{dtype}}"}
+    hidden = (torch.arange(7) < 5)[None, :, None]
+    for mask in adapter.masks:
+        if mask.kind != "causal" and {*mask.axes} <= {*"bk1"}:
+            conversion = "{dtype}" if mask.kind.startswith("additive") else "{device}"
+            text = for_all_items(mask.to_source(hidden), mask.axes) + conversion
+            constants.setdefault(mask.name, text)
+    alone = replace(
+        adapter,
+        inputs=adapter.inputs[:1],
+        by_keyword=True,
+        extra_args={**adapter.extra_args, **constants},
+        masks=(),
+        causal=True,
+        cross_attention=False,
+        mixes_queries=False,
+    )
+    return replace(adapter, cache=None), alone
+
+
 def unused_weights(script: Script) -> tuple[str, ...]:
     """The weights that this call leaves out, such as a bias of self-attention."""
     if not script.adapter.is_module:
@@ -345,7 +382,7 @@ def with_required_context(adapter: Adapter, options: Options) -> Adapter:
     sizes = Sizes(2, 4, 5, adapter.heads, adapter.d_k)
     # Where no token of the one input influenced another, its layout was not seen.
     for layout in dict.fromkeys((adapter.layout, "bld")):
-        with suppress(ScriptError, CallError):
+        with suppress(ScriptError, CallError, TypeError):
             if is_context(Script(replace(context, layout=layout), sizes)):
                 stated = replace(options, inputs=inputs)
                 found = infer_adapter(
@@ -616,6 +653,7 @@ def check(
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]
+        adapters = [*(of_queries(adapter) or adapters)]
         for n, law in enumerate(chosen):
             if progress is not None:
                 progress(n, len(chosen), law.name)

@@ -57,7 +57,7 @@ from attention_laws.positions import (
     restart_with_cache,
 )
 from attention_laws.script import CallArguments, Script, parts_of
-from attention_laws.tools import WeightsRecorder
+from attention_laws.tools import WeightsRecorder, calls_softmax
 
 # The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
 MASK_SIZES = {
@@ -89,6 +89,7 @@ ARGUMENT_EXAMPLE: dict[str, Any] = {
     "start": 0,
     "stop": 5,
     "length": 5,
+    "k_len": 5,
     "rows": 1,
     "columns": 5,
     "batch_size": 2,
@@ -153,6 +154,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
+            if probe.takes_ids:
+                raise
             first_error = first_error or error
         except ScriptError as failure:
             first_error = first_error or late_error(name, failure)
@@ -264,14 +267,14 @@ def infer_init_args(
     }
     present = set()
     namespace: dict[str, Any] = {}
+    source = names.source_of(target)
     parameters = inspect.signature(target).parameters
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
-        if name == "window_size" and "window_size[" not in inspect.getsource(target):
-            value = "2"
+        value = names.pair_of(source, name, value) if value else value
         is_window = value == "{window}"
         default = parameters[name].default
         if is_window and not required and type(default) is not int:
@@ -283,6 +286,10 @@ def infer_init_args(
             sizes[value] = sizes.get(value) or options.init_args[name]
         elif value.startswith("{") or (required and value):
             init_args[name] = value
+        elif side := names.small_side(parameters[name], value):
+            init_args[name] = side
+        elif choice := required and names.first_choice(source, name):
+            init_args[name] = choice
         elif (required or name == "config") and (
             config := names.config_source(target, parameters[name])
         ):
@@ -290,11 +297,7 @@ def infer_init_args(
             namespace |= more
             present |= set(re.findall(r"{\w+}", init_args[name]))
         elif required:
-            probe.guessed = probe.guessed or name
-            guess = names.GUESSED_TYPES.get(parameters[name].annotation)
-            if guess is None:
-                raise unknown_argument(target, name)
-            init_args[name] = guess
+            init_args[name] = guessed_by_type(probe, parameters[name])
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -307,6 +310,15 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def guessed_by_type(probe: CallProbe, parameter: inspect.Parameter) -> str:
+    """A value for an argument of the constructor whose meaning is unknown."""
+    probe.guessed = probe.guessed or parameter.name
+    guess = names.GUESSED_TYPES.get(parameter.annotation)
+    if guess is None:
+        raise unknown_argument(probe.adapter.target, parameter.name)
+    return guess
 
 
 def unknown_argument(target: type, name: str) -> CallError:
@@ -487,11 +499,29 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     adapter = probe.adapter
     if probe.guessed:
         raise unknown_argument(adapter.target, probe.guessed)
+    if probe.takes_ids:
+        raise CallError(
+            f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "
+            f"the attentions within it with `--inside`, or a function of vectors"
+        )
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
-        f"{probe.first_error}; describe the call with `--layout`, `--inputs`, "
-        f"`--mask`, `--init-args`, `--call-args` or `--d-model`"
+        f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
+        f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
+    )
+
+
+def unknown_arguments(probe: CallProbe) -> str:
+    """What to do about the required arguments of a call that are unknown, if any."""
+    given = probe.options.call_args
+    unknown = [n for n, v in probe.adapter.call_args.items() if v is None]
+    unknown = [f"`{name}`" for name in unknown if name not in given]
+    if not unknown:
+        return ""
+    return (
+        f"it requires {', '.join(unknown)}, too: write a function that passes "
+        f"{'them' if len(unknown) > 1 else 'it'}, and check that, or "
     )
 
 
@@ -502,11 +532,11 @@ def infer_roles(probe: CallProbe) -> None:
     is the one input, and the context a constant.
     """
     adapter, options = probe.adapter, probe.options
-    if len(adapter.inputs) != 2 or options.inputs or adapter.is_pooled:
+    if len(adapter.inputs) != 2 or adapter.is_pooled:
         return
     swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
     calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
-    if calls[0] is None and calls[1] is not None:
+    if calls[0] is None and calls[1] is not None and not options.inputs:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
     adapter = probe.adapter
@@ -521,19 +551,20 @@ def infer_roles(probe: CallProbe) -> None:
     several = adapter.is_module and names.count_attentions(module) > 1
     probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
-    if any(leak is not None and leak < 1e-3 for leak in leaks):
+    if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
         probe.update(inputs=alone.adapter.inputs, extra_args=constant)
         probe.record(f"`{adapter.inputs[1]}`", "a constant", "inferred")
 
 
 def attends_to_both(probe: CallProbe) -> bool:
-    """Whether the keys are those of both inputs, one after the other."""
+    """Whether the keys are those of both inputs, together or each in an attention."""
     call = probe.try_call(k_len=7)
     if call is None:
         return False
     with WeightsRecorder() as recorder:
         call[0].call(call[1])
-    return any(weights.shape[dim] == 5 + 7 for weights, dim in recorder.found)
+    keys = {weights.shape[dim] for weights, dim in recorder.found}
+    return 5 + 7 in keys or {5, 7} <= keys
 
 
 def record_layout(
@@ -955,9 +986,12 @@ def infer_behavior(probe: CallProbe) -> None:
         causal, source = options.causal, "given"
     elif not causal and adapter.required_mask in (None, *adapter.masks):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
-    probe.record(
-        "causal without a mask", "yes" if causal else "no", source, causal=causal
-    )
+    text = "yes" if causal else "no"
+    if options.causal and queries_meet(*call):
+        # Of the two attentions of a decoder, that is the one of the queries.
+        probe.update(causal_queries=True, mixes_queries=True)
+        text, causal = f"yes, for `{adapter.inputs[0]}`", False
+    probe.record("causal without a mask", text, source, causal=causal)
 
     cross = not adapter.single_input and not causal and adapter.fixed_length is None
     cross = cross and all(probe.try_call(k_len=n) is not None for n in (7, 3))
@@ -972,7 +1006,12 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    probe.update(designs=names.designs_of(adapter.target))
+    designs = names.designs_of(adapter.target)
+    if own_keys := count_own_keys(probe):
+        designs.setdefault("sink", f"{own_keys} keys of its own")
+    if not calls_softmax(lambda: call[0].call(call[1])):
+        designs["unnormalized"] = "no softmax"
+    probe.update(designs=designs)
     infer_position_ids(probe)
     if adapter.is_module:
         infer_module_behavior(probe)
@@ -980,6 +1019,44 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def count_own_keys(probe: CallProbe) -> int:
+    """How many keys there are beside those of the tokens, for each length alike.
+
+    They are learned, as those of a prefix; those that complete a block are not.
+    """
+    adapter = probe.adapter
+    if adapter.fixed_length is not None or adapter.image:
+        return 0
+    found: list[set[int]] = []
+    for length in (5, 6):
+        sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
+        script = Script(adapter, sizes, **probe.options.script_options())
+        try:
+            script.restart()
+            args = script.make_arguments()
+            with WeightsRecorder() as recorder:
+                script.call(args)
+        except ScriptError:
+            return 0
+        found.append({weights.shape[dim] - length for weights, dim in recorder.found})
+    return max([0, *(found[0] & found[1])])
+
+
+def queries_meet(script: Script, args: CallArguments) -> bool:
+    """Whether queries that have a context as their keys depend on each other, too."""
+    if len(args.inputs) != 2:
+        return False
+    query, context = args.inputs
+    before = script.call(args)
+    changed = script.assign("query", f"{query}.clone()")
+    first, rest = (
+        script.adapter.index(l=part) for part in (slice(0, 1), slice(1, None))
+    )
+    script.exec_line(f"{changed}{first} *= -2")
+    after = script.call(replace(args, inputs=(changed, context)))
+    return not script.evaluate(f"torch.equal({before}{rest}, {after}{rest})")
 
 
 def infer_window(probe: CallProbe) -> None:
@@ -992,6 +1069,7 @@ def infer_window(probe: CallProbe) -> None:
     is_sequence = adapter.single_input and not adapter.is_pooled
     if (
         not (is_named or adapter.causal)
+        or any(map(names.COORDINATES_PATTERN.search, adapter.position_args))
         or not is_sequence
         or adapter.fixed_length is not None
     ):
@@ -1154,6 +1232,8 @@ def infer_memory(probe: CallProbe) -> None:
     adapter = probe.adapter
     if not adapter.single_input or adapter.cache is not None:
         return
+    if count_own_keys(probe):
+        return  # which the argument replaces
     call, name = probe.try_call(), names.memory_argument(adapter.target)
     assert call is not None  # as it succeeded for the layout
     if name:
@@ -1222,6 +1302,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     designs = {**names.designs_of(module), **probe.adapter.designs}
     if over_features:
         designs["channels"] = "softmax over features"
+        if has_one_axis_of_tokens(*call):
+            designs["compression"] = "keys that are not the tokens"
     if names.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
     if projections and not names.normalizes(module):
@@ -1244,9 +1326,19 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
     softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
-    if attends_to_both(CallProbe(script.adapter, Options())):
+    probe = CallProbe(script.adapter, Options())
+    if attends_to_both(probe):
         return False
-    return bool(softmax_over) and length not in softmax_over
+    keys = {length, length + count_own_keys(probe)}
+    return bool(softmax_over) and not keys & softmax_over
+
+
+def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
+    """Whether weights are of queries and of fewer keys, to which tokens are reduced."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    return all([*found.shape].count(length) == 1 for found, _ in recorder.found)
 
 
 def infer_formula(probe: CallProbe) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from attention_laws import names
@@ -198,6 +199,8 @@ def batch_independence(script: Script) -> None:
         assert_items_equal_alone(script, allowed, mask)
     assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
+    if script.adapter.image.startswith("frames"):
+        assert_pixels_equal_alone(script)
     if len(script.adapter.inputs) == 2:
         assert_context_is_shared(script)
     length, items = script.sizes.k_len, f"torch.arange({script.sizes.batch_size})"
@@ -245,6 +248,9 @@ def own_tensor(script: Script, argument: str) -> str:
     text = script.sized_arguments(args, 0, list(args.inputs)).get(argument, "None")
     value = script.evaluate(text)
     batch_size = script.sizes.batch_size
+    template = script.adapter.extra_args.get(argument, "{batch_size}")
+    if "{batch_size}" not in template and "{query}" not in template:
+        return ""  # weights, with as many heads as there are batch items
     if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
         return ""
     if value.shape[0] != batch_size or batch_size in value.shape[1:]:
@@ -364,6 +370,30 @@ def assert_long_items_equal_alone(script: Script) -> None:
         with script.attempt():  # longer than its tables
             assert_items_equal_alone(script, allowed, mask)
     script.sizes = usual
+
+
+def assert_pixels_equal_alone(script: Script) -> None:
+    """Where the tokens are those of one pixel over time, pixels are as batch items.
+
+    A video of two pixels gives the same outputs as each of them alone.
+    """
+    adapter = script.adapter
+    if adapter.extra_args or adapter.fixed_length is not None:
+        return  # they may depend on the width
+    script.restart()
+    left, right = script.make_arguments(), script.make_arguments()
+    length = script.sizes.k_len
+    width = adapter.layout.index("l") + 2
+    parts = [f"{args.inputs[0]}{adapter.to_image(length)}" for args in (left, right)]
+    both = script.assign("both", f"torch.cat([{', '.join(parts)}], dim={width})")
+    with script.attempt():
+        output = f"attention({both}){adapter.output_index}"
+        together = script.assign("y", f"{output}.unflatten({width - 2}, (-1, 2))")
+        for n, args in enumerate((left, right)):
+            alone = script.call(args)
+            message = f"{{place}} differs beside another pixel, as pixel {n} of two"
+            seen = f"{together}.select({width - 1}, {n})"
+            script.assert_close(alone, seen, message)
 
 
 def assert_items_equal_alone(
@@ -629,6 +659,28 @@ def fully_masked_rows(script: Script) -> None:
                 )
     reason = "a fully masked row gives NaN, as in PyTorch; to insist, use `only`"
     skip_unless(not left_to_caller, reason)
+    assert_finite_in_half(script, allowed, masks)
+
+
+def assert_finite_in_half(
+    script: Script, allowed: Tensor, masks: list[MaskArgument | None]
+) -> None:
+    """Nor is the output NaN in float16, where small epsilons are zero.
+
+    An additive mask of its least number may overflow.
+    """
+    usual, script.dtype = script.dtype, torch.float16
+    for mask in masks:
+        if mask is None or mask.kind.startswith("additive"):
+            continue
+        script.restart()
+        try:
+            output = script.call(script.make_arguments(allowed, mask))
+        except ScriptError:
+            continue  # the laws of half precision report it
+        message = "the output of a fully masked row is NaN or infinite in float16"
+        script.assert_finite(output, message)
+    script.dtype = usual
 
 
 def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:

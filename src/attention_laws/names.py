@@ -14,6 +14,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ ARGUMENT_NAMES = {
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
-    "dim_Q dim_K dim_V hid_dim model_size in_features features d_hidden",
+    "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
@@ -102,13 +103,16 @@ POSITION_PATTERN = re.compile(
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Attributes for the number of features that are rotated.
 ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
+# Optional arguments of a constructor that are the sides of an image.
+SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
+COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
     r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
     r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
 )
 # Required arguments of a constructor that count something, and other widths.
-COUNT_PATTERN = re.compile(r"(n|num|nb)_[a-z_]+s$")
+COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
 )
@@ -137,7 +141,10 @@ GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty:
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
-    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist",
+    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
+    # What fades from token to token tells how far each is.
+    r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
+    r"|^cpb(_|$)|^meshgrid$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
@@ -152,7 +159,14 @@ TABLE_PATTERN = re.compile(
     re.IGNORECASE,
 )
 # Dropout of what scores are computed from, which keeps no mean.
-INPUT_DROPOUT_PATTERN = re.compile("lora|adapter|input|in_drop|emb|feat", re.IGNORECASE)
+INPUT_DROPOUT_PATTERN = re.compile(
+    "lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop", re.IGNORECASE
+)
+# Dropout of a whole part, whose queries share one mask by intention.
+PART_DROPOUT_PATTERN = re.compile(
+    r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
+    re.IGNORECASE,
+)
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
@@ -177,8 +191,17 @@ EXTRA_ARGUMENTS = {
     ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
-    r"cu_?seq_?len\w*": ["torch.tensor([0, {length}])"],
-    r"max_?(seq_?)?len\w*": ["{length}"],
+    r"cu_?seq_?len\w*(?<!_kv)(?<!_k)": ["torch.tensor([0, {length}])"],
+    r"cu_?seq_?len\w*": ["torch.tensor([0, {k_len}])"],
+    r"max_?(seq_?)?len\w*(?<!_kv)(?<!_k)": ["{length}"],
+    r"max_?(seq_?)?len\w*": ["{k_len}"],
+    r"(\w+_)?sinks?": ["torch.zeros({heads})"],
+    r"edge_index": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T"],
+    r"(\w+_)?(prev|attention|attn)_(\w+_)?weights(_\w+)?|alignments?": [
+        "torch.zeros({batch_size}, {length})",
+        "torch.zeros({batch_size}, 1, {length})",
+        "torch.zeros({batch_size}, 2, {length})",
+    ],
     r"(\w+_)?(alibi|bias|pair\w*)": [
         f"torch.zeros({sizes}, {{length}})"
         for sizes in (
@@ -188,6 +211,7 @@ EXTRA_ARGUMENTS = {
             "{length}",
         )
     ],
+    r"(proj(ected)?|processed|precomputed)_\w+": ["{query}"],
     CACHE_PATTERN.pattern: ["{{}}", ""],
 }
 UNKNOWN_ARGUMENT = [
@@ -197,18 +221,29 @@ UNKNOWN_ARGUMENT = [
     "torch.zeros({batch_size}, {length}, {length}, {d_model})",
     "torch.ones(1, {batch_size}, {d_model})",
 ]
+UNKNOWN_PAIRS = "torch.zeros({batch_size}, {length}, {length}, dtype=torch.long)"
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "residual": r"residual|shortcut|^skip",
-    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu",
+    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
-    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$",
+    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$|favor"
+    r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
+    # Tokens fade from step to step, by a number that others may have influence on.
+    "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
+    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm",
+    # Keys whose weight is exactly zero.
+    "zeros": r"sparsemax|entmax",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
-    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|topk|^(un)?fold$|outlook",
+    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|^(un)?fold$|outlook"
+    r"|neighbou?r|big_?bird|longformer",
+    # Which keys are attended to, or in which order, depends on other tokens.
+    "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
+    r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|attention_multiplier"
@@ -219,7 +254,8 @@ DESIGNS = {
     r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
-    "talking": r"talking|head_scale|differential|subln|layer_?scale|^gamma$",
+    "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
+    r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
@@ -326,12 +362,49 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     for name in filter(WIDTH_PATTERN.search, required):
         if required[name] and not values[name]:
             values[name] = "{d_model}"
+    if {"height", "width"} <= {*required}:
+        values |= dict.fromkeys(("height", "width"), "3")  # of an image
     first = next(iter(required), "")
     is_config = CONFIG_PATTERN.search(first)
     if required.get(first) and not values[first] and not is_config:
         if "{heads}" in values.values() and "{d_model}" not in values.values():
             values[first] = "{d_model}"
     return values
+
+
+def small_side(parameter: inspect.Parameter, value: str) -> str:
+    r"""A small value for an optional side of an image; "" if it is none.
+
+    `value` is the one that `argument_values` has for it.
+
+    >>> def build(resolution=14, height=14): ...
+    >>> [small_side(p, "") for p in inspect.signature(build).parameters.values()]
+    ['3', '']
+    """
+    is_side = SIDE_PATTERN.fullmatch(parameter.name) or (
+        parameter.name in ("height", "width") and value == "3"
+    )
+    return "3" if is_side and type(parameter.default) is int else ""
+
+
+def source_of(target: Any) -> str:
+    """The source text of a class or a function; "" if there is none."""
+    try:
+        return inspect.getsource(target)
+    except (OSError, TypeError):
+        return ""
+
+
+def pair_of(source: str, name: str, value: str) -> str:
+    r"""The value of a size, twice if the code takes it for one of rows and columns.
+
+    >>> [pair_of(text, "size", "{d}") for text in ("rows, columns = size", "n = size")]
+    ['(3, 3)', '{d}']
+    """
+    is_pair = re.search(rf"\b{name}\[[01]\]|\w, *\w+ = (self\.)?{name}\b", source)
+    if value.startswith("("):
+        return value if is_pair else value.strip("()").split(",")[0]
+    return "(3, 3)" if is_pair else value
 
 
 def tied_widths(
@@ -380,6 +453,17 @@ def tied_widths(
     }
 
 
+def first_choice(source: str, name: str) -> str:
+    r"""The first string that the code compares an argument with; "" if none.
+
+    >>> first_choice('if method not in ["dot", "general"]: ...', "method")
+    "'dot'"
+    """
+    compared = rf"\b{name} (?:==|(?:not )?in) [\[({{]*[\"'](\w+)[\"']"
+    found = re.search(compared, source)
+    return repr(found[1]) if found else ""
+
+
 def guessed_value(name: str) -> str:
     r"""A value for a required constructor argument that is no size; "" if unknown.
 
@@ -410,6 +494,8 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ('x',)
     >>> find_inputs({"hidden_states": True, "encoder_hidden_states": True})
     ('hidden_states', 'encoder_hidden_states')
+    >>> find_inputs({"xyz": True, "features": True})
+    ('features',)
     >>> find_inputs({"key": True, "value": True, "query": True})
     ('query', 'key', 'value')
     """
@@ -426,8 +512,9 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         and not MASK_PATTERN.search(name)
         and not POSITION_PATTERN.search(name)
         and not CACHE_PATTERN.match(name)
-        and (name == order[0] or name not in ARGUMENT_VALUES)
     ]
+    # Behind an input, such names are those of sizes.
+    needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]
     if len(needed) >= 3 and [n.lower().strip("x_in")[:1] for n in needed[:3]] == [
         *"qkv"
     ]:
@@ -450,6 +537,23 @@ def optional_tensors(adapter: Any) -> list[str]:
     ]
 
 
+def packings(target: Any, name: str) -> list[str]:
+    r"""How queries, keys and values may be packed into one argument, as source text.
+
+    >>> def attend(q, kv): ...
+    >>> packings(attend, "kv")[0]
+    'torch.stack([{0}] * 2, 2)'
+    """
+    parameter = parameters_by_name(target).get(name)
+    annotation = str(parameter.annotation) if parameter else ""
+    is_sequence = re.match(r"(typing\.)?(list|tuple|sequence)\[", annotation, re.I)
+    if is_sequence and "Tensor" in annotation:
+        return ["[{0}] * 3", "({0}, {0})"]
+    found = re.search("(qkv)|kv", name, re.IGNORECASE)
+    count = 3 if found and found[1] else 2
+    return [f"torch.stack([{{0}}] * {count}, {n})" for n in (2, 0, 1) if found]
+
+
 def input_key(target: Any, name: str) -> str:
     r"""The first key that the code reads from an input that is a dict; "" if none."""
     try:
@@ -469,6 +573,102 @@ def names_in_kwargs(target: Any) -> list[str]:
         return []
     read = rf"\b{''.join(others)}(?:\.get\(|\.pop\(|\[)[\"'](\w+)[\"']"
     return re.findall(read, source) if others else []
+
+
+# The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
+SHAPE_PATTERN = re.compile(
+    r"((?:\w+[`*]*, )*\w+)[`*]*(?: \([^()]*\))?: ?(?:[^:;()\[\]\n]*[ `])?"
+    r"[\[(]((?:[\w*. /]+, ?)*[\w*. /]+),?[\])]"
+)
+INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
+NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
+HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
+TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
+
+
+def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
+    r"""The shapes of arguments that docstrings and comments state.
+
+    >>> def attend(q, keys):
+    ...     "q: a tensor [b, d]; keys: (b, m, 2 * d)."
+    >>> documented_shapes(attend)
+    {'q': ('b', 'd'), 'keys': ('b', 'm', '2 * d')}
+    """
+    functions = [target, getattr(target, "forward", None)]
+    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(getattr(target, "forward", target))
+        texts += re.findall("#.*", source)
+    found: dict[str, tuple[str, ...]] = {}
+    arguments = parameters_by_name(target)
+    for text in texts:
+        for written, shape in SHAPE_PATTERN.findall(text):
+            axes = tuple(axis.strip() for axis in shape.split(","))
+            if not any(map(TYPE_PATTERN.search, axes)):
+                named = re.findall(r"\w+", written)
+                found |= {n: axes for n in named if n in arguments and n not in found}
+    return {
+        n: axes for n, axes in found.items() if not any(p.search(n) for p in NO_FLOATS)
+    }
+
+
+def documented_sizes(axes: tuple[str, ...]) -> dict[str, str]:
+    r"""The sizes that the axes of an input are: batch items, positions and features.
+
+    >>> documented_sizes(("b", "m", "d"))
+    {'b': '{batch_size}', 'm': '{length}', 'd': '{d_model}'}
+    """
+    sizes: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
+    if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
+        sizes = ("{batch_size}", "{heads}", "{length}")
+    sizes = sizes[-1:] if len(axes) < 2 else sizes[: len(axes) - 1]
+    return dict(zip(axes, (*sizes, "{d_model}"), strict=False))
+
+
+def documented_multiple(axes: tuple[str, ...]) -> int:
+    r"""How many widths of a hidden state the last axis has, in each of two directions.
+
+    >>> documented_multiple(("B", "M", "2H")), documented_multiple(("B", "M", "H"))
+    (2, 1)
+    """
+    multiple = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
+    return int(multiple[1]) if multiple else 1
+
+
+def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
+    r"""Whether documented axes are of batch items, several positions, and features.
+
+    >>> [has_positions(axes, ("b",)) for axes in (("b", "n", "d"), ("b", "1", "d"))]
+    [True, False]
+    """
+    if axes[:1] != batch or len(axes) < 3 or axes[1] == "1":
+        return False
+    return len(axes) > 3 or not HEADS_PATTERN.search(axes[1])
+
+
+def documented_template(
+    name: str,
+    axes: Iterable[str],
+    known: dict[str, str],
+    width: str = "{d_model}",
+) -> str:
+    r"""Source text for a tensor of these axes, the same for all batch items.
+
+    An axis that is not known is as long as `width`.
+
+    >>> documented_template("w", ("h", "d", "2"), {"h": "{heads}"})
+    'seeded_randn(119, {heads}, {d_model}, 2){dtype} * {d_model} ** -0.5'
+    """
+    *before, last = axes
+    of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
+    known = of_heads | known | {n: n for n in axes if n.isdigit()}
+    sizes = [known.get(axis, width) for axis in (*before, last)]
+    seed = sum(map(ord, name))  # for each argument another
+    text = f"seeded_randn({seed}, {', '.join(sizes)}){{dtype}} * {{d_model}} ** -0.5"
+    if "{batch_size}" in sizes:
+        all_items = ", ".join(n if n == "{batch_size}" else "-1" for n in sizes)
+        text = f"({text.replace('{batch_size}', '1')}).expand({all_items})"
+    return text
 
 
 def dict_template(target: Any, name: str) -> str:
@@ -511,7 +711,13 @@ def dropout_arguments(target: Any) -> dict[str, str]:
         if ARGUMENT_VALUES.get(name) == "0.1"
         or ("drop" in name and type(argument.default) is float)
     }
-    return found | {n: "1.0" for n in arguments if KEEP_PATTERN.fullmatch(n)}
+    kept = {
+        name: "1.0"
+        for name, argument in arguments.items()
+        # A whole number counts what is kept, such as the best keys.
+        if KEEP_PATTERN.fullmatch(name) and type(argument.default) is not int
+    }
+    return found | kept
 
 
 def position_templates(name: str) -> list[str]:
@@ -531,12 +737,13 @@ def position_templates(name: str) -> list[str]:
         both = f"({cos}[None], {sin}[None])"
         return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
     ids = "torch.arange({start}, {stop}){device}"
-    if re.search("coord|xyz|point|center", name):
-        # Small numbers, which are exact in half precision.
-        small = ids.replace("){device}", "){device} % 8")
-        axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
-        return [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
-    return [f"{ids}[None].expand({{batch_size}}, -1)", ids]
+    # Small numbers, which are exact in half precision.
+    small = ids.replace("){device}", "){device} % 8")
+    axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
+    coordinates = [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
+    if COORDINATES_PATTERN.search(name):
+        return coordinates
+    return [f"{ids}[None].expand({{batch_size}}, -1)", ids, *coordinates]
 
 
 def extra_templates(name: str, annotation: Any) -> list[str]:
@@ -564,7 +771,9 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     kinds = {int: "1", float: "1.0", bool: "False"}
     if annotation in kinds:
         return [kinds[annotation]]
-    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT)]
+    if INTEGERS_PATTERN.search(name):
+        return [""]
+    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), UNKNOWN_PAIRS]
 
 
 def memory_argument(target: Any) -> str:
@@ -648,9 +857,14 @@ def config_source(
             and (n != "head_dim" or is_number(accepted.get(n)))
             and (n in accepted or hasattr(config, "attribute_map"))
         }
-        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
+        for n, field in accepted.items():
+            is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
+            if is_one and field.default is field.empty and n not in sizes:
+                guess = GUESSED_TYPES.get(field.annotation, "None")
+                sizes[n] = value_of(n) or guessed_value(n) or guess
         if hasattr(config, "attribute_map"):  # of transformers
-            text += ', attn_implementation="eager"'
+            sizes["attn_implementation"] = '"eager"'
+        text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
     if keys:
         text = ", ".join(f'"{n}": {value}' for n, value in values.items())
@@ -667,7 +881,11 @@ def is_number(parameter: inspect.Parameter | None) -> bool:
 
 
 def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
-    """The class of a config: the annotation, or the one config class of the file."""
+    """The class of a config: the annotation, or the one that its file has for it.
+
+    That is the only config class that the file defines, or an imported one whose name
+    begins as that of the target, such as `T5Config` for `T5Attention`.
+    """
     scope = vars(sys.modules[target.__module__])
     annotation = parameter.annotation
     if isinstance(annotation, str):
@@ -677,14 +895,17 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
             *("builtins", "typing", "inspect"),
         ):
             return each
-    found = [
-        value
+    configs = {
+        match[1]: value
         for name, value in scope.items()
         if isinstance(value, type)
-        and re.search(r"(Config|Cfg|Args|Params)$", name)
-        and value.__module__ == target.__module__
-    ]
-    return found[0] if len(found) == 1 else None
+        and (match := re.match(r"(\w*?)_?(Config|Cfg|Args|Params)$", name))
+    }
+    own = [c for c in configs.values() if c.__module__ == target.__module__]
+    if len(own) == 1:
+        return own[0]
+    stems = [stem for stem in configs if stem and target.__name__.startswith(stem)]
+    return configs[max(stems, key=len)] if stems else None
 
 
 def guess_value(name: str) -> str:
@@ -762,9 +983,24 @@ def normalizes(target: Any) -> bool:
     """Whether the code of `target` normalizes vectors without a weight."""
     parts = target.modules() if isinstance(target, nn.Module) else []
     norms = [part for part in parts if "norm" in type(part).__name__.lower()]
-    return any(not [*part.parameters()] for part in norms) or any(
-        map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, identifiers(target))
+    named = target.named_modules() if isinstance(target, nn.Module) else ()
+    layers = {name.rpartition(".")[2] for name, _ in named}
+    found = identifiers(target)
+    return (
+        any(not [*part.parameters()] for part in norms)
+        or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
+        or bool({"norm", "vector_norm"} & (found - layers))
     )
+
+
+def is_linear_or_norm(part: nn.Module) -> bool:
+    r"""Whether a module has no parameters of its own but those of a layer or a norm.
+
+    >>> [is_linear_or_norm(part) for part in (nn.Linear(2, 2), nn.Embedding(2, 2))]
+    [True, False]
+    """
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm or isinstance(part, nn.Linear) or not part._parameters
 
 
 def softcap_of(module: nn.Module) -> float | None:

@@ -45,7 +45,7 @@ def reorder(script: Script, name: str, order: list[int]) -> str:
     return script.assign(name, f"{name}{script.adapter.index(l=order)}")
 
 
-@law(assumes="positions convolution window")
+@law(assumes="positions decay compression convolution window selection")
 def key_permutation(script: Script) -> None:
     r"""Without positional encoding, the order of the keys does not matter.
 
@@ -78,7 +78,7 @@ def key_permutation(script: Script) -> None:
     script.assert_close(before, after, message, l=compared)
 
 
-@law(assumes="positions convolution window")
+@law(assumes="positions decay compression convolution window selection")
 def query_permutation(script: Script) -> None:
     r"""Each query has its own output, at its own position.
 
@@ -187,7 +187,10 @@ LONG_LENGTHS = (260, 130, 66, 34)
 LONGEST = 1040
 
 # Designs that weigh a token given twice in another way than the token once.
-NO_MEAN = ("norm", "features", "sink", "window", "convolution", "talking", "channels")
+NO_MEAN = (
+    *("norm", "features", "sink", "window", "selection", "convolution", "talking"),
+    *("channels", "decay"),
+)
 
 
 @law(slow=True, assumes="dynamic")
@@ -239,6 +242,9 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
         return False  # longer than its tables
     message = "the output of a long sequence is NaN or infinite"
     script.assert_finite(whole, message)
+    if not has_formula:
+        with script.rollback():
+            assert_equal_tokens_give_equal(script, args)
     for context, other in others.items():
         message = f"{{place}} of a long sequence differs under {context}"
         script.assert_close(whole, other, message)
@@ -260,6 +266,39 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
             else:
                 compare_hidden(script, args, n)
     return True
+
+
+# Names in code that computes in blocks, which may be padded with zeros.
+BLOCK_PATTERN = re.compile(r"block|chunk|bucket|window|(^l|_l|[a-z]L)ocal")
+
+
+def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
+    """Equal tokens give equal outputs, whichever of them a query attends to.
+
+    Blocks may be padded with zeros, to which queries must not attend. Where the
+    projections are not known, it shows at the first tokens. The last outputs have to be
+    equal, and all parameters be those of layers: others may be values of their own.
+    """
+    adapter = script.adapter
+    own_values = {"sink", "features", "convolution"} & set(adapter.designs)
+    if own_values or not adapter.is_module or adapter.is_pooled:
+        return
+    if not any(map(BLOCK_PATTERN.search, names.identifiers(adapter.target))):
+        return
+    parts = script.evaluate("attention").modules()
+    if not all(map(names.is_linear_or_norm, parts)):
+        return
+    equal = make_equal_tokens(script, args)
+    call = f"lambda: attention({script.argument_source(equal)})"
+    if not script.evaluate(f"has_softmax({call})"):
+        return
+    output = script.call(equal)
+    last = script.adapter.index(l=slice(-1, None))
+    first = script.assign("last", f"{output}{last}.expand_as({output})")
+    end = script.adapter.index(l=slice(-20, None))
+    if script.evaluate(f"torch.allclose({output}{end}, {first}{end}, atol=1e-5)"):
+        message = "{place} of a long sequence differs, though all tokens are equal"
+        script.assert_close(first, output, message, relative=rounding(script))
 
 
 def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:
@@ -336,7 +375,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
             padded = script.assign("y", f"{padded}{first}")
         message += " padding follows"
         script.assert_close(alone, padded, message, relative=rounding(script))
-    elif adapter.positions == "none" and is_mean:
+    elif adapter.positions == "none" and is_mean and not adapter.mixes_queries:
         alone = script.call(start)
         twice = list(start.inputs)
         for role in adapter.key_roles:
@@ -348,7 +387,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
         script.assert_close(alone, doubled, message, relative=rounding(script))
 
 
-@law(assumes="convolution")
+@law
 def incremental_decoding(script: Script) -> None:
     r"""A sequence in two pieces gives the same outputs as in one.
 
@@ -358,6 +397,8 @@ def incremental_decoding(script: Script) -> None:
     During generation, past keys and values come from the KV cache, and only new tokens
     are queries. The causal mask must then be aligned to the *last* key (bottom right):
     aligned to the first (top left), new queries see fewer keys the longer the past is.
+    Nor may what is cached depend on the lengths of the pieces, or on other sequences
+    that are decoded in turn.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
@@ -365,12 +406,16 @@ def incremental_decoding(script: Script) -> None:
         assert_last_token_is_decoded(script)
         return
     if adapter.cache is not None:
-        for pieces in piece_lengths(length):
-            decode_with_cache(script, pieces)
+        decode_in_pieces(script)
         decode_with_padding(script)
         reorder_cache(script)
+        decode_in_turns(script)
         decode_many(script)
+        if adapter.single_input:
+            with script.attempt():  # it may write its cache in place, for inference
+                assert_pieces_have_gradients(script)
         return
+    skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
     if adapter.context_cache:
         assert_context_is_cached(script)
         return
@@ -412,6 +457,43 @@ def incremental_decoding(script: Script) -> None:
                 known = adapter.positions == "none"
                 skip_unless(known, "the positions of new queries are not known")
                 raise
+
+
+def may_mix_tokens(script: Script) -> bool:
+    """Whether a convolution may mix tokens beside the attention."""
+    return "convolution" in script.adapter.designs and not script.insist
+
+
+def decode_in_pieces(script: Script) -> None:
+    """Decode pieces of several lengths, and two pieces in other modes.
+
+    A cache may be without the last tokens of a convolution by intention: then no pieces
+    give the outputs of the whole. Where some do, all have to.
+    """
+    assert script.adapter.cache is not None
+    lengths = [*piece_lengths(script.sizes.k_len)]
+    if may_mix_tokens(script):
+        is_kept = any(pieces_agree(script, pieces) for pieces in lengths)
+        skip_unless(is_kept, "its cache is without the state of its convolution")
+    for pieces in lengths:
+        decode_with_cache(script, pieces)
+    half = script.sizes.k_len // 2
+    two = [half, script.sizes.k_len - half]
+    decode_with_cache(script, two, "no_grad")
+    # A KV cache may be left out in training, but not a memory.
+    if MEMORY_PATTERN.search(script.adapter.cache[0]) and "train" in script.modes():
+        decode_with_cache(script, two, "train")
+
+
+# Names of caches that pass no gradient on, but are used in training.
+MEMORY_PATTERN = re.compile(r"mem|segment|recurren")
+
+
+def pieces_agree(script: Script, pieces: list[int]) -> bool:
+    """Whether pieces give the same outputs as the whole."""
+    whole, outputs, *_ = compute_pieces(script, pieces, "eval")
+    joined = script.concatenate(*outputs)
+    return bool(script.evaluate(f"torch.allclose({whole}, {joined}, atol=1e-4)"))
 
 
 def assert_last_token_is_decoded(script: Script) -> None:
@@ -486,21 +568,89 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 def decode_many(script: Script) -> None:
     """Decode more tokens than fit into a window, so that the oldest are dropped.
 
-    The positions of the others are not those in the cache.
+    The positions of the others are not those in the cache. Only where the cache grows
+    with the tokens do several come in one piece: a ring buffer may take no longer ones.
     """
     usual, width = script.sizes, script.adapter.window or 8
     script.sizes = replace(usual, q_len=2 * width + 7, k_len=2 * width + 7)
     with script.attempt():  # longer than its cache
-        # Token by token: a ring buffer may take no longer pieces.
         decode_with_cache(script, [width + 1, *[1] * (width + 6)])
+        if cache_grows(script):
+            decode_with_cache(script, [width + 1, 2, width, 1, 3])
     script.sizes = usual
 
 
-def decode_with_cache(script: Script, pieces: list[int]) -> None:
-    """Compute piece after piece, each with the cache that was returned before."""
-    assert script.adapter.cache is not None
-    length = script.sizes.k_len
+def cache_grows(script: Script) -> bool:
+    """Whether the tensors of a cache are larger after two tokens than after one."""
     restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(2, 2))
+    cache = empty_cache(script)
+    sizes: list[int] = []
+    for start in range(2):
+        _output, cache = call_with_cache(script, args, start, 1, cache)
+        tensors = script.evaluate(f"tensors_in({cache})")
+        sizes.append(sum(tensor.numel() for tensor in tensors))
+    return sizes[0] < sizes[1]
+
+
+def decode_in_turns(script: Script) -> None:
+    """Between two pieces of a sequence, another one is decoded with its own cache."""
+    assert script.adapter.cache is not None
+    if not script.adapter.cache[0]:
+        return  # the module stores the cache of one sequence
+    length = script.sizes.k_len
+    script.restart()
+    args, other = (
+        script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
+    )
+    whole = script.call(args)
+    for first in sorted({1, length - 1}):
+        with script.attempt(), script.rollback():
+            start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
+            call_with_cache(script, other, 0, length, empty_cache(script))
+            rest, _ = call_with_cache(script, args, first, length - first, cache)
+            message = "{place} differs if another sequence is decoded in between"
+            script.assert_close(whole, script.concatenate(start, rest), message)
+
+
+def assert_pieces_have_gradients(script: Script) -> None:
+    """Gradients of the last tokens are the same with the first ones in a cache.
+
+    A KV cache may be for inference only. One is for training whose tensors have a
+    graph, or that is a memory: it has none, but the new tokens do.
+    """
+    assert script.adapter.cache is not None
+    length, first = script.sizes.k_len, script.sizes.k_len // 2
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    parts = [
+        script.adapter.index(l=half) for half in (slice(first), slice(first, None))
+    ]
+    past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
+    script.exec_line(f"{rest}.requires_grad_()")
+    joined = replace(args, inputs=(script.concatenate(past, rest),))
+    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
+    _y, cache = call_with_cache(script, joined, 0, first, empty_cache(script))
+    is_memory = MEMORY_PATTERN.search(script.adapter.cache[0])
+    has_graph = f"any(t.requires_grad for t in tensors_in({cache}))"
+    if not (is_memory or script.evaluate(has_graph)):
+        return
+    piece, _cache = call_with_cache(script, joined, first, length - first, cache)
+    usual, cached = (script.gradient(each, rest) for each in (whole, piece))
+    message = f"the gradient at {{place}} differs with {first} tokens in the cache"
+    script.assert_close(usual, cached, message, relative=ratio_tolerance(script))
+
+
+def compute_pieces(
+    script: Script, pieces: list[int], mode: str
+) -> tuple[str, list[str], CallArguments, str]:
+    """Compute piece after piece, each with the cache that was returned before.
+
+    Returned are the output of the whole, those of the pieces, the arguments of the
+    whole, and the cache that the last piece was given.
+    """
+    length = script.sizes.k_len
+    restart_with_cache(script, mode)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
     cache, outputs, start = empty_cache(script), [], 0
@@ -509,6 +659,14 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
         output, cache = call_with_cache(script, args, start, piece, cache)
         outputs.append(output)
         start += piece
+    return whole, outputs, args, last_cache
+
+
+def decode_with_cache(script: Script, pieces: list[int], mode: str = "eval") -> None:
+    """Pieces give the same outputs as the whole, also if a cache is given twice."""
+    assert script.adapter.cache is not None
+    length = script.sizes.k_len
+    whole, outputs, args, last_cache = compute_pieces(script, pieces, mode)
     text = ", ".join(map(str, pieces))
     message = f"{{place}} differs if the tokens come in pieces of {text}"
     compared = slice(None) if script.adapter.causal else slice(length - 1, None)
@@ -516,7 +674,8 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
     if isinstance(script.evaluate(last_cache), Tensor | tuple):
         # Several hypotheses of a beam search may continue one cache. Objects and dicts
         # are modified by intention.
-        again, _ = call_with_cache(script, args, start - piece, piece, last_cache)
+        start, piece = length - pieces[-1], pieces[-1]
+        again, _ = call_with_cache(script, args, start, piece, last_cache)
         message = "{place} differs if a cache is given a second time"
         script.assert_close(outputs[-1], again, message)
     if script.adapter.cache != ("", ""):
@@ -524,14 +683,17 @@ def decode_with_cache(script: Script, pieces: list[int]) -> None:
         script.assert_close(whole, script.call(args), message)
 
 
-def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
-    """Arguments whose first key is hidden in one batch item, as after left padding.
+def calls_with_hidden_key(
+    script: Script, hidden: int
+) -> Iterator[tuple[CallArguments, MaskArgument]]:
+    """Arguments of which one key is hidden in one batch item.
 
-    The script is restarted before each.
+    If it is the first, it is as after left padding. The script is restarted before
+    each.
     """
     length = script.sizes.k_len
     allowed = script.all_allowed(length, length)
-    allowed[:, :1, 0] = False
+    allowed[:, hidden, 0] = False
     for mask in script.masks_for(allowed) if length > 2 else []:
         assert mask is not None
         if "q" in mask.axes:
@@ -541,42 +703,85 @@ def padded_past(script: Script) -> Iterator[tuple[CallArguments, MaskArgument]]:
 
 
 def decode_with_padding(script: Script) -> None:
-    """Decode with the first key of one batch item hidden.
+    """Decode with one key of one batch item hidden.
 
-    The mask is for all keys so far, or where this is refused, for the new ones. Where
-    both are refused, nothing is tested.
+    If that is the first, the mask is for all keys so far, or where this is refused, for
+    the new ones. Where both are refused, nothing is tested.
     """
-    length = script.sizes.k_len
+    usual, length, window = script.sizes, script.sizes.k_len, script.adapter.window
     for first in sorted({length // 2, length - 1}):
-        for args, mask in padded_past(script):
-            decode_padded_pieces(script, args, mask, first)
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [first, length - first])
+    # A mask of the new keys only may hide one of them. With one new token, a mask might
+    # be broadcast to all keys.
+    first = length // 2
+    for args, mask in (
+        calls_with_hidden_key(script, first) if length - first > 1 else ()
+    ):
+        pieces = [first, length - first]
+        decode_padded_pieces(script, args, mask, pieces, forms=(True,))
+    if script.adapter.causal and window and usual.k_len == usual.q_len:
+        # What is dropped behind a window is dropped of the mask, too.
+        script.sizes = replace(usual, q_len=window + 4, k_len=window + 4)
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [window + 1, 1, 1, 1])
+        script.sizes = usual
 
 
 def decode_padded_pieces(
-    script: Script, args: CallArguments, mask: MaskArgument, first: int
+    script: Script,
+    args: CallArguments,
+    mask: MaskArgument,
+    pieces: list[int],
+    forms: tuple[bool, ...] = (False, True),
 ) -> None:
-    """Decode the first tokens, and then the rest, each with its part of the mask."""
+    """Decode pieces, each with its part of the mask, of all keys or of the new ones."""
     length = script.sizes.k_len
-    whole = script.call(args)
-    for only_new in (False, True):
-        with script.attempt():
-            cache = empty_cache(script)
-            how: dict[str, Any] = {"mask": mask, "only_new": only_new}
-            start, cache = call_with_cache(script, args, 0, first, cache, **how)
-            rest, _ = call_with_cache(script, args, first, length - first, cache, **how)
-            message = (
-                f"with padding, {{place}} differs after a call with {first} tokens"
-            )
-            pieces = script.concatenate(start, rest)
-            queries = script.real_queries(args)
-            queries = queries if script.adapter.causal else [length - 1]
-            script.assert_close(whole, pieces, message, l=queries)
-            break
+    queries = script.real_queries(args)
+    queries = queries if script.adapter.causal else [length - 1]
+    with script.attempt():  # the tokens may be more than it accepts
+        whole = script.call(args)
+        message = (
+            f"with padding, {{place}} differs after a call with {pieces[0]} tokens"
+        )
+        for only_new in forms:
+            with script.attempt():
+                given: list[MaskArgument | None] = [mask] * len(pieces)
+                joined = decode_masked(script, args, pieces, given, only_new)
+                script.assert_close(whole, joined, message, l=queries)
+                if only_new and len(forms) > 1:
+                    # The new tokens hide none, and the padding so far is in the cache.
+                    given[-1] = None
+                    without = decode_masked(script, args, pieces, given, only_new)
+                    message += ", and without a mask then"
+                    script.assert_close(joined, without, message, l=queries)
+                break
 
 
-def restart_with_cache(script: Script) -> None:
-    """Restart, and keep a copy of a module that stores its cache."""
-    script.restart()
+def decode_masked(
+    script: Script,
+    args: CallArguments,
+    pieces: list[int],
+    masks: list[MaskArgument | None],
+    only_new: bool,
+) -> str:
+    """The outputs of pieces, each with its mask."""
+    cache, outputs, start = empty_cache(script), [], 0
+    for piece, mask in zip(pieces, masks, strict=True):
+        output, cache = call_with_cache(
+            script, args, start, piece, cache, mask, only_new
+        )
+        outputs.append(output)
+        start += piece
+    return script.concatenate(*outputs)
+
+
+def restart_with_cache(script: Script, mode: str = "eval") -> None:
+    """Restart, and keep a copy of a module that stores its cache.
+
+    In evaluation, a path of its own for a cache must not drop anything either.
+    """
+    script.restart(mode, dropout=0.0 if mode == "train" else 0.5)
     if script.adapter.cache == ("", ""):
         script.exec_line("unused = copy.deepcopy(attention)")
 
@@ -636,7 +841,7 @@ def reorder_cache(script: Script) -> None:
         return
     restart_with_cache(script)
     assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
-    for args, mask in padded_past(script):
+    for args, mask in calls_with_hidden_key(script, 0):
         for only_new in (False, True):
             with script.attempt():
                 assert_reordered(script, args, mask=mask, only_new=only_new)
@@ -646,11 +851,6 @@ def reorder_cache(script: Script) -> None:
 def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     """The last token gives the same output if all items were exchanged before."""
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
-    cache = empty_cache(script)
-    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
-    cache = flip_cache(script, cache)
-    if not cache:
-        return
     index = script.adapter.index(b=[*range(batch_size)][::-1])
     inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
     allowed = args.allowed.flip(2)
@@ -661,9 +861,15 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     if script.adapter.cache == ("", ""):
         script.exec_line("fresh = copy.deepcopy(unused)")
         function = "fresh"
+    # Before the pieces, so that nothing is stored of it when the last one is decoded.
     whole = script.call(other, function=function)
     last_token = script.adapter.index(l=slice(length - 1, None))
     whole = script.assign("y", f"{whole}{last_token}")
+    cache = empty_cache(script)
+    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
+    cache = flip_cache(script, cache)
+    if not cache:
+        return
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
     message = "{place} differs if the batch items of the cache are reordered"
     script.assert_close(whole, last, message)
@@ -1115,10 +1321,12 @@ def relative_table(script: Script) -> None:
         assert_buckets_reach(script, tables)
         return
     for name, rows in tables.items():
+        script.adapter = adapter
         args = restart_with_all_distances(script, rows)
         if args is not None:
             assert_all_rows_used(script, args, name, rows)
-            if adapter.fixed_length is None:  # otherwise distances may have two axes
+            # In an image, distances may have two axes.
+            if adapter.fixed_length is None and not adapter.image:
                 assert_rows_in_order(script, args, name, rows)
 
 
@@ -1157,9 +1365,17 @@ def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
 
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
     """A call that needs all rows of a table; None if it takes no sequence so long."""
-    fixed = script.adapter.fixed_length
+    adapter, fixed = script.adapter, script.adapter.fixed_length
     # A table of all distances has nearly two rows for each token.
-    for length in [fixed] if fixed else [rows, (rows + 1) // 2]:
+    lengths = [fixed] if fixed else [rows, (rows + 1) // 2]
+    if adapter.image and not fixed:
+        # One of an image may have a row for each pair of distances.
+        side = math.isqrt(rows)
+        sides = [side if side * side == rows else rows]
+        lengths = [n * n for n in (*sides, (sides[0] + 1) // 2) if n * n <= LONGEST]
+    for length in lengths:
+        height = math.isqrt(length) if adapter.image else 1
+        script.adapter = replace(adapter, image_height=height)
         script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))

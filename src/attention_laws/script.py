@@ -37,6 +37,9 @@ CONTEXTS = {
     "inference": "torch.inference_mode()",
 }
 
+# The index of an output whose heads and positions have changed places.
+SWAPPED = ".transpose(1, 2)"
+
 # A call of the attention, and a line or a context that sets its mode.
 CALL_PATTERN = re.compile(
     r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy"
@@ -96,8 +99,16 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 index += adapter.from_image()
                 first = adapter.layout.index("l")
                 value = value.flatten(first, first + adapter.image_axes - 1)
-            if adapter.is_like_query(value.shape, query.shape):
-                if adapter.is_pooled:
+            is_like_query = adapter.is_like_query(value.shape, query.shape)
+            if adapter.layout in ("bhld", "blhd") and value.dim() == 4:
+                # Heads and positions change places, or their sizes are equal.
+                if not is_like_query or adapter.output_index.endswith(SWAPPED):
+                    if adapter.is_like_query(value.transpose(1, 2).shape, query.shape):
+                        return index + SWAPPED
+            if is_like_query:
+                if adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
+                    index += f"[{':, ' * adapter.layout.index('l')}None]"  # has heads
+                elif adapter.is_pooled:
                     index += "[:, None]" if value.dim() == 2 else "[:, :1]"
                 return index
             axis = adapter.layout.find("l")
@@ -406,6 +417,7 @@ class Script:
             "start": start,
             "stop": start + length,
             "length": length,
+            "k_len": self.batch_and_length(args.inputs[-1])[1],
             "rows": rows,
             "columns": columns,
             "batch_size": batch_size,
@@ -438,6 +450,8 @@ class Script:
         sized = self.sized_arguments(args, start, parts)
         if self.adapter.input_key:
             parts = [f"{{{self.adapter.input_key!r}: {parts[0]}}}"]
+        if self.adapter.packing:
+            parts[-1] = self.adapter.packing.format(parts[-1])
         if self.adapter.by_keyword:
             pairs = zip(self.adapter.inputs, parts, strict=True)
             parts = [f"{name}={text}" for name, text in pairs]

@@ -266,6 +266,39 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
         return result
 
 
+class CalledFunctions(torch.overrides.TorchFunctionMode):
+    """Records the names of the functions of PyTorch that are called."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.found.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+# Functions that compute a softmax, or what it is made of.
+SOFTMAX_PATTERN = re.compile(
+    r"_?exp(2|m1)?_?|.*softmax.*|logsumexp|logaddexp|elu_?|.*(attention|transformer).*"
+)
+
+
+def calls_softmax(call: Callable[[], Any]) -> bool:
+    r"""Whether a call computes exponentials, as each softmax does.
+
+    >>> scores = torch.ones(3)
+    >>> calls_softmax(lambda: scores.exp() / scores.exp().sum())
+    True
+    >>> calls_softmax(lambda: scores.relu().expand(2, 3))
+    False
+    """
+    with CalledFunctions() as functions:
+        call()
+    return any(map(SOFTMAX_PATTERN.fullmatch, functions.found))
+
+
 def sdpa_weights(
     query: Tensor,
     key: Tensor,
@@ -321,6 +354,29 @@ def recorded_weights(
         ]:
             found.append(by_key.reshape(heads, q_len, k_len))
     return found[0] if len(found) == 1 else None
+
+
+def count_zero_weights(call: Callable[[], Any]) -> int:
+    r"""How many results of the softmax of a call are zero, as those of hidden keys are.
+
+    >>> scores = torch.tensor([0.0, -torch.inf, 1.0])
+    >>> count_zero_weights(lambda: scores.softmax(dim=-1))
+    1
+    """
+    with WeightsRecorder() as recorder:
+        call()
+    return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
+
+
+def has_softmax(call: Callable[[], Any]) -> bool:
+    r"""Whether a softmax is computed during a call.
+
+    >>> has_softmax(lambda: torch.ones(2).softmax(-1)), has_softmax(lambda: None)
+    (True, False)
+    """
+    with WeightsRecorder() as recorder:
+        call()
+    return bool(recorder.found)
 
 
 def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:

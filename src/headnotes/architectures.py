@@ -234,9 +234,11 @@ class MultiHead:
             for ours, theirs in zip(("query", "key"), self.norm.names, strict=True):
                 for name, value in getattr(module, theirs).named_parameters():
                     views[f"{ours}.norm.{name}"] = value
-        views["sinks"] = getattr(module, "sinks", None)
+        if hasattr(module, "sinks"):
+            views["sinks"] = parameter_of(module, "sinks")
         if getattr(module, "has_relative_attention_bias", False):
-            views["score_bias.weight"] = module.relative_attention_bias.weight
+            name = "relative_attention_bias.weight"
+            views["score_bias.weight"] = parameter_of(module, name)
         return views
 
     def split(self, rows: Tensor | None, heads: int) -> list[Tensor | None]:
@@ -318,7 +320,7 @@ class Latent:
     def parameters(self, module: Any) -> Views:
         """For each of our parameters, the view of theirs that holds its numbers."""
         views: Views = {
-            "latent_norm.weight": module.kv_a_layernorm.weight,
+            "latent_norm.weight": parameter_of(module, "kv_a_layernorm.weight"),
             "output.weight": rows_of_layer(module, "o_proj", "weight"),
             "output.bias": rows_of_layer(module, "o_proj", "bias"),
         }
@@ -338,7 +340,8 @@ class Latent:
             for parameter in ("weight", "bias"):
                 down = rows_of_layer(module, "q_a_proj", parameter)
                 views[f"query_latent.0.{parameter}"] = down
-            views["query_latent.1.weight"] = module.q_a_layernorm.weight
+            norm = parameter_of(module, "q_a_layernorm.weight")
+            views["query_latent.1.weight"] = norm
         views["query.linear.weight"] = rows_of_layer(module, query, "weight")
         return views
 
@@ -361,12 +364,28 @@ def rows_of_layer(module: Any, name: str, parameter: str) -> Tensor | None:
     kind = type(layer).__name__
     if type(layer) is not nn.Linear and kind != "Conv1D":
         raise TypeError(
-            f"`{name}` of `module` is a {kind}, not a linear layer; load the model "
-            f"without quantization, and merge adapters into its weights"
+            f"`{name}` of `module` is a {type(layer).__module__}.{kind}, not "
+            f"`nn.Linear`; load the model without quantization, and merge adapters "
+            f"into its weights"
         )
-    values: Tensor | None = getattr(layer, parameter)
+    values = parameter_of(module, f"{name}.{parameter}")
     if values is not None and kind == "Conv1D" and parameter == "weight":
         return values.T
+    return values
+
+
+def parameter_of(module: Any, name: str) -> Tensor | None:
+    """The parameter of this name, or None.
+
+    Pruning and weight norm of `torch.nn.utils` put a tensor in its place, which each
+    forward pass computes anew from others: it may be stale, and a copy into it is lost.
+    """
+    values: Tensor | None = attrgetter(name)(module)
+    if values is not None and not isinstance(values, nn.Parameter):
+        raise TypeError(
+            f"`{name}` of `module` is not a parameter, but computed from others; first "
+            f"make it one, such as by `torch.nn.utils.prune.remove`"
+        )
     return values
 
 
@@ -432,7 +451,6 @@ def rope_options(module: Any) -> dict[str, Any]:
     return {
         "rope_theta": config.rope_theta,
         "rope_type": scaling.get("type", "default"),
-        "partial_rotary_factor": getattr(config, "partial_rotary_factor", 1.0),
         **scaling,
     }
 
@@ -447,12 +465,17 @@ def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
             f"`rope_type` (={kind!r}) of `module` is unknown; there are {known}; pass "
             f"frequencies of your own to `fast.Rotary`"
         )
-    rotary_dim = int(width * options.get("partial_rotary_factor", 1.0))
+    # GPT-NeoX and Phi rotate a part of a head. Other layers rotate all of it, whatever
+    # `partial_rotary_factor` says.
+    rotary_dim = getattr(module, "rotary_ndims", width)
     frequencies = rotary.rotary_frequencies(
         rotary_dim, base=float(options["rope_theta"])
     )
     longest = module.config.max_position_embeddings
-    defaults = {"original_max_position_embeddings": longest}
+    defaults = {
+        "max_position_embeddings": longest,
+        "original_max_position_embeddings": longest,
+    }
     frequencies, factor = SCALINGS[kind](
         frequencies, defaults | {k: v for k, v in options.items() if v is not None}
     )
@@ -462,13 +485,15 @@ def rotary_of(module: Any, pairing: str, width: int) -> fast.Rotary:
 def yarn(frequencies: Tensor, options: dict[str, Any]) -> tuple[Tensor, float]:
     """YaRN's frequencies and its factor of the rotated components.
 
-    DeepSeek moves this factor, or a part of it, into the scale of the scores.
+    DeepSeek moves this factor, or a part of it, into the scale of the scores. Without
+    a `factor`, it is that by which the context is longer than the original one.
     """
-    factor = float(options["factor"])
+    original = options["original_max_position_embeddings"]
+    factor = float(options.get("factor", options["max_position_embeddings"] / original))
     scaled = rotary.yarn_scaling(
         frequencies,
         factor,
-        options["original_max_position_embeddings"],
+        original,
         beta_fast=options.get("beta_fast", 32),
         beta_slow=options.get("beta_slow", 1),
         truncate=options.get("truncate", True),

@@ -52,7 +52,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from headnotes import fast, mha
-from headnotes.architectures import ARCHITECTURES, Latent, MultiHead, shares_table
+from headnotes.architectures import (
+    ARCHITECTURES,
+    Latent,
+    MultiHead,
+    OffsetRMSNorm,
+    shares_table,
+)
 from headnotes.checks import check_version
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 
@@ -523,8 +529,8 @@ def from_transformers(module: nn.Module) -> Any:
     layer norms are not part of it.
 
     Raises `TypeError` for a module that contains no known layer, or layers that are
-    quantized, `ValueError` for an option that our modules lack, `ImportError` for
-    another release of `transformers` than 4.57, or 5.5 and newer; T5 needs 5.16.
+    quantized or pruned, `ValueError` for an option that our modules lack, `ImportError`
+    for another release of `transformers` than 4.57, or 5.5 and newer; T5 needs 5.16.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
@@ -570,8 +576,9 @@ def to_transformers(ours: Any, module: nn.Module) -> dict[str, Tensor]:
     `strict=False` for a model, as it has attention layers only. Other entries of these
     layers are those of `module`. Bits are the same there and back.
 
-    Raises `TypeError` for an unknown layer, `ValueError` if the layers differ in their
-    parameters, or a bias that is not zero has no place in `module`.
+    Raises `TypeError` for an unknown layer, or one that is pruned; `ValueError` if the
+    layers differ in their parameters or in what these mean, or a bias that is not zero
+    has no place in `module`.
 
     >>> from transformers import BertConfig, BertModel
     >>> sizes = {"hidden_size": 6, "num_attention_heads": 2, "num_hidden_layers": 1}
@@ -597,6 +604,8 @@ def to_transformers(ours: Any, module: nn.Module) -> dict[str, Tensor]:
     if architecture_of(module) is None:
         seen = f"{type(module).__module__}.{type(module).__qualname__}"
         raise TypeError(f"`module` is a {seen}, not a layer of `from_transformers`")
+    # Before the copy, which PyTorch refuses for a pruned layer.
+    check_meaning(ours, module)
     built = copy.deepcopy(module)
     for name, parameter, view in parameter_pairs(ours, built):
         if view is not None:
@@ -623,12 +632,13 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
     check_version(
         f"Converting {architecture.model}", "transformers", *architecture.since
     )
-    check_mixed(module)
-    [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     # On meta nothing is computed, and no random number is used; each parameter gets
     # its value below.
     with torch.device("meta"):
         built = architecture.build(module)
+    # After `build`, which refuses quantized layers, some of which have no parameters.
+    check_mixed(module)
+    [(dtype, device)] = {(p.dtype, p.device) for p in module.parameters()}
     built = built.to(dtype).to_empty(device=device).train(module.training)
     for _, parameter, view in parameter_pairs(built, module):
         if view is None:
@@ -663,16 +673,43 @@ def parameter_pairs(
         yield name, parameters[name], views.get(name)
 
 
+def check_meaning(ours: nn.Module, module: nn.Module) -> None:
+    """Refuse parameters of the same sizes whose numbers mean something else."""
+    architecture = architecture_of(module)
+    assert architecture is not None
+    with torch.device("meta"):
+        built = architecture.build(module)
+    expected = meaning_of(built)
+    for name, seen in meaning_of(ours).items():
+        if seen is not None and seen != expected[name]:
+            raise ValueError(
+                f"{name} of `ours` is {seen!r}, and of `module` {expected[name]!r}; "
+                f"{WAY_BACK}"
+            )
+
+
+def meaning_of(layer: Any) -> dict[str, Any]:
+    """What the numbers of a layer of ours depend on, but not its sizes."""
+    rotary = getattr(layer, "rotary", None)
+    norm = getattr(getattr(layer, "query", None), "norm", None)
+    return {
+        "the rotary pairing": getattr(rotary, "pairing", None),
+        "the number added to the norm's weights": int(isinstance(norm, OffsetRMSNorm)),
+    }
+
+
+WAY_BACK = "convert back to the layer that it was converted from"
+
+
 def check_pair(name: str, parameter: Tensor | None, view: Tensor | None) -> None:
     """Refuse a parameter that only one side has, or of another size."""
-    way_out = "convert back to the layer that it was converted from"
     if parameter is None or (view is None and not name.endswith(".bias")):
         having, other = ("`ours`", "`module`")[:: 1 if view is None else -1]
-        raise ValueError(f"{having} has `{name}`, and {other} has not; {way_out}")
+        raise ValueError(f"{having} has `{name}`, and {other} has not; {WAY_BACK}")
     if view is not None and parameter.numel() != view.numel():
         raise ValueError(
             f"`{name}` has {parameter.numel()} numbers in `ours`, but {view.numel()} "
-            f"in `module`; {way_out}"
+            f"in `module`; {WAY_BACK}"
         )
 
 

@@ -10,7 +10,7 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.algebra import __name__ as family
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import assert_caught
+from specimens import NormalizesTokens, assert_caught
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
@@ -44,6 +44,24 @@ def test_what_may_attend_to_a_tensor_that_was_filled_in_need_not_attend_to_other
     adapter = Adapter(to_text, "to_text", "", {}, inputs=("x",), extra_args=filled)
     with pytest.raises(NotApplicable, match="`text`"):
         LAWS["allowed_keys_attended"].test(Script(adapter, Sizes(2, 3, 3, 1, 4)))
+
+
+def test_normalized_tokens_have_no_large_scores() -> None:
+    projections = {each: f"attention64.{each}({{}})" for each in ("query", "key")}
+    projections["value"] = "attention64.value({})"
+    projections["query_norm"] = projections["key_norm"] = (
+        "torch.nn.functional.normalize({}, dim=-1)"
+    )
+    adapter = Adapter(
+        NormalizesTokens(12, 3),
+        "Attention",
+        "",
+        {},
+        inputs=("x",),
+        projections=projections,
+    )
+    with pytest.raises(NotApplicable, match="do not grow"):
+        LAWS["large_scores"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
 
 
 def test_the_formula_is_not_for_single_tokens_of_several_sequences() -> None:

@@ -5,6 +5,7 @@ inputs; the fields of the adapter tell what was inferred.
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from attention_laws import LAWS
-from attention_laws.adapter import Adapter, MaskArgument, Options
+from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
 from attention_laws.checker import build_by_function, check_law
 from attention_laws.infer import infer_adapter
 from specimens import Correct, MaskedSelfAttention, Rotary
@@ -351,6 +352,228 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
+
+
+class ReadsMemory(nn.Module):
+    """One query for each item; query: [B, D]; keys, values: [B, N, D]."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> Any:
+        weights = torch.einsum("bnd,bd->bn", keys, self.query(query)).softmax(1)
+        return torch.einsum("bn,bnd->bd", weights, values)
+
+
+class ReadsMemoryOfAnyShape(ReadsMemory):
+    """The same, without a documented shape."""
+
+
+class StepOfDecoder(nn.Module):
+    """One step, whose state is zero if it is left out.
+
+    previous: [B, 1, E]; outputs: [B, N, 2H]; src_mask: [B, 1, N]; hidden: [1, B, H]
+    """
+
+    def __init__(self, emb_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.key = nn.Linear(2 * hidden_size, hidden_size)
+        self.out = nn.Linear(emb_size + 2 * hidden_size, hidden_size)
+
+    def forward(
+        self,
+        previous: Tensor,
+        outputs: Tensor,
+        src_mask: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Any:
+        if hidden is None:
+            hidden = outputs.new_zeros(1, len(outputs), self.key.out_features)
+        scores = (self.key(outputs) @ hidden[0][..., None]).mT
+        if src_mask is not None:
+            scores = scores.masked_fill(src_mask == 0, -torch.inf)
+        return self.out(torch.cat([previous, scores.softmax(-1) @ outputs], -1))
+
+
+def decode_one(
+    x: Tensor, past_k: Tensor, past_v: Tensor, to_q: Tensor, out: Tensor
+) -> Tensor:
+    """One token: x: [b, d]; past_k, past_v: [b, m, k]; to_q, out: [h, d, k]."""
+    q = torch.einsum("bd,hdk->bhk", x, to_q)
+    weights = torch.einsum("bhk,bmk->bhm", q, past_k).softmax(-1)
+    return torch.einsum("bhm,bmk,hdk->bd", weights, past_v, out)
+
+
+def decode_heads(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, seq_lens: Tensor
+) -> Tensor:
+    # q: [B, H, D]; k_cache, v_cache: [B, S, H, D]
+    scores = torch.einsum("bhd,bshd->bhs", q, k_cache)
+    hidden = torch.arange(k_cache.shape[1]) >= seq_lens[:, None]
+    weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("bhs,bshd->bhd", weights, v_cache)
+
+
+def of_weights(x: Tensor, w_q: Tensor, w_k: Tensor, w_o: Tensor) -> Tensor:
+    """x: (batch, seq, width); w_q, w_k, w_o: (heads, width, d_head)"""
+    q, k = (torch.einsum("bld,hde->bhle", x, w) for w in (w_q, w_k))
+    context = F.scaled_dot_product_attention(q, k, k)
+    return torch.einsum("bhle,hde->bld", context, w_o)
+
+
+def of_heads_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor
+) -> Any:
+    """Heads first in, positions first out, and the weights."""
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    last = sinks[:, None, None].expand(*scores.shape[:3], 1)
+    weights = torch.cat([scores, last], -1).softmax(-1)[..., :-1]
+    return (weights @ value).transpose(1, 2), weights
+
+
+def of_packed(qkv: Tensor, causal: bool = False) -> Tensor:
+    q, k, v = qkv.transpose(1, 3).unbind(2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
+
+
+def of_packed_context(q: Tensor, kv: Tensor) -> Tensor:
+    k, v = kv.transpose(1, 3).unbind(2)
+    return F.scaled_dot_product_attention(q.transpose(1, 2), k, v).transpose(1, 2)
+
+
+def of_list(qkv: list[Tensor], num_heads: int) -> Tensor:
+    q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in qkv)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def of_other_lengths(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor
+) -> Tensor:
+    assert cu_seqlens_q[-1] == len(q)
+    assert cu_seqlens_k[-1] == len(k)
+    heads_first = (x.transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*heads_first).transpose(0, 1)
+
+
+class PoolsWithClass(OfOneInput):
+    """An image whose mean is one token more, with a table of positions for all."""
+
+    def __init__(self, dim: int, heads: int, spacial_dim: int = 7) -> None:
+        super().__init__(dim, heads)
+        self.positions = nn.Parameter(torch.randn(spacial_dim**2 + 1, dim))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        tokens = x.flatten(2).mT
+        tokens = torch.cat([tokens.mean(1, keepdim=True), tokens], 1) + self.positions
+        return self.attend(tokens)[:, 0]
+
+
+class OfSides(OfOneInput):
+    """A table for the rows and columns of an image, of a size that is a pair."""
+
+    def __init__(self, dim: int, heads: int, input_size: Any) -> None:
+        super().__init__(dim, heads)
+        self.table = nn.Parameter(torch.randn(input_size[0], input_size[1], dim))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.dim() != 4:
+            raise ValueError("takes images")
+        tokens = (x + self.table).flatten(1, 2)
+        return self.attend(tokens).reshape(x.shape)
+
+
+class OfPoints(OfOneInput):
+    """The coordinates come first; the nearest tokens are attended to."""
+
+    def forward(self, xyz: Tensor, features: Tensor) -> Any:  # type: ignore[override]
+        distances = (xyz[:, :, None] - xyz[:, None]).square().sum(-1)
+        k = min(9, xyz.shape[1])
+        topk = distances.topk(k, largest=False).indices
+        mask = torch.zeros_like(distances).scatter(2, topk, 1.0)
+        return self.attend(features, mask.bool())
+
+
+class OfDistances(OfOneInput):
+    """A row of a table for each distance of two tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(8, heads)
+
+    def forward(self, x: Tensor, hops: Tensor) -> Any:  # type: ignore[override]
+        self.bias = self.table(hops).permute(0, 3, 1, 2)
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class OfGraph(OfOneInput):
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:  # type: ignore[override]
+        mask = torch.zeros(len(x), len(x), dtype=torch.bool)
+        mask[edge_index[0], edge_index[1]] = True
+        return self.attend(x[None], mask[None])[0]
+
+
+class OfPos(OfOneInput):
+    """Positions are points."""
+
+    def forward(self, x: Tensor, pos: Tensor) -> Any:  # type: ignore[override]
+        distances = (pos[:, :, None] - pos[:, None]) @ torch.ones(3)
+        return self.attend(x + distances.mean(-1, keepdim=True))
+
+
+class OfPastWeights(nn.Module):
+    """Scores depend on the weights of the steps before; some inputs are projected."""
+
+    def __init__(self, rnn_dim: int, embed_dim: int, location_n_filters: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(rnn_dim, embed_dim)
+        self.conv = nn.Conv1d(2, location_n_filters, 3, padding=1)
+
+    def forward(
+        self,
+        query: Tensor,
+        memory: Tensor,
+        processed_memory: Tensor,
+        attention_weights_cat: Tensor,
+    ) -> Any:
+        q = self.query(query)[:, None]
+        past = self.conv(attention_weights_cat).sum(1)
+        weights = ((q + processed_memory).tanh().sum(-1) + past).softmax(1)
+        return weights[:, None].bmm(memory)[:, 0]
+
+
+class OfChoice(OfOneInput):
+    def __init__(self, method: str, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        if method not in ("dot", "general"):
+            raise ValueError("method")
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+@dataclass
+class FullConfig:
+    dim: int
+    n_heads: int
+    head_dim: int
+    n_layers: int
+    eps: float
+    name: Any
+
+
+class OfFullConfig(OfOneInput):
+    def __init__(self, config: FullConfig) -> None:
+        super().__init__(config.dim, config.n_heads)
+        assert config.head_dim * config.n_heads == config.dim
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
     (TakesResidual, {"inputs": ("x",), "positions": "none"}),
@@ -384,6 +607,26 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (of_eight_heads, {"layout": "bld", "heads": 3}),
     (sequence_first, {"layout": "lbhd"}),
     (packed, {"layout": "lhd"}),
+    (ReadsMemory, {"inputs": ("values",), "is_pooled": True}),
+    (ReadsMemoryOfAnyShape, {"inputs": ("values",), "is_pooled": True}),
+    (StepOfDecoder, {"masks": (MaskArgument("src_mask", "attend", "b1k"),)}),
+    (decode_one, {"inputs": ("past_v",), "is_pooled": True}),
+    (decode_heads, {"layout": "blhd", "is_pooled": True}),
+    (of_weights, {"inputs": ("x",), "layout": "bld"}),
+    (of_heads_with_sinks, {"layout": "bhld", "output_index": "[0].transpose(1, 2)"}),
+    (of_packed, {"layout": "blhd", "packing": "torch.stack([{0}] * 3, 2)"}),
+    (of_packed_context, {"layout": "blhd", "packing": "torch.stack([{0}] * 2, 2)"}),
+    (of_list, {"layout": "bld", "packing": "[{0}] * 3"}),
+    (of_other_lengths, {"layout": "lhd", "cross_attention": True}),
+    (PoolsWithClass, {"image": "image", "fixed_length": 9, "is_pooled": True}),
+    (OfSides, {"image": "image_channels_last", "fixed_length": 9}),
+    (OfPoints, {"inputs": ("features",), "window": None}),
+    (OfDistances, {"inputs": ("x",), "layout": "bld"}),
+    (OfGraph, {"inputs": ("x",), "layout": "ld"}),
+    (OfPos, {"inputs": ("x",), "layout": "bld"}),
+    (OfPastWeights, {"inputs": ("memory",), "is_pooled": True}),
+    (OfChoice, {"inputs": ("x",), "layout": "bld"}),
+    (OfFullConfig, {"inputs": ("x",), "heads": 3}),
 ]
 
 
@@ -399,6 +642,62 @@ def test_arguments_beside_the_inputs_are_filled(
 ) -> None:
     adapter = found(attention)
     assert {name: getattr(adapter, name) for name in fields} == fields
+
+
+class OfIds(OfOneInput):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.embedding = nn.Embedding(10, d_model)
+
+    def forward(self, tokens: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.embedding(tokens))
+
+
+class OfBlocks(OfOneInput):
+    def forward(self, x: Tensor, block_tables: Any) -> Any:  # type: ignore[override]
+        return self.attend(x + block_tables["first"]["rows"])
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (OfIds, "takes token ids, which it embeds.*`--inside`"),
+        (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
+    ],
+)
+def test_what_is_not_called_is_named(attention: Any, message: str) -> None:
+    with pytest.raises(CallError, match=message):
+        found(attention)
+
+
+def test_weights_of_as_many_heads_as_items_are_those_of_all_items() -> None:
+    law = LAWS["batch_independence"]
+    assert check_law(law, found(decode_one), Options(), False).status == "pass"
+
+
+class PointsToNodes(nn.Module):
+    """Points to a node: context: (batch, d); nodes: (batch, n, d)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, context: Tensor, nodes: Tensor) -> Any:
+        q, k = self.query(context), self.key(nodes)
+        weights = (q[:, None] @ k.mT).softmax(-1)
+        return (q[:, None] * (weights @ k).tanh() @ k.mT).log_softmax(-1)[:, 0]
+
+
+def test_a_vector_of_an_item_is_no_sequence() -> None:
+    law = LAWS["allowed_keys_attended"]
+    result = check_law(law, found(PointsToNodes), Options(), False)
+    assert result.status != "fail"
+
+
+def test_a_missing_state_is_given() -> None:
+    texts = found(StepOfDecoder).extra_args
+    assert set(texts) == {"previous", "hidden"}
+    assert "{d_model} // 2" in texts["previous"]
 
 
 def test_a_required_mask_is_the_one_that_hides_keys() -> None:

@@ -18,11 +18,15 @@ from attention_laws.script import Script
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
 from specimens import (
+    CACHE,
+    CAUSAL,
+    EXCUSED,
     MASK,
     PASSING,
     PASSING_ONE,
     VIOLATING,
     Correct,
+    DecoderOfMemory,
     FillValueOverflowsHalf,
     MultipliesByMask,
     ScalesByWidth,
@@ -85,6 +89,28 @@ def test_correct_attention_passes(
 def test_what_is_no_violation_passes(law: str, attention: Any) -> None:
     report = check(attention, only=law)
     assert [result.law.name for result in report.passed] == [law], report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "attention", "reason"), EXCUSED)
+def test_what_a_design_intends_is_skipped(
+    law: str, attention: Any, reason: str
+) -> None:
+    report = check(attention, skip=[name for name in LAWS if name != law])
+    details = {result.law.name: result.detail for result in report.not_applicable}
+    assert report.ok, report
+    assert reason in details[law]
+
+
+@pytest.mark.slow
+def test_a_causal_decoder_attends_to_all_of_its_memory() -> None:
+    options: dict[str, Any] = {"mask": {"memory_mask": "attend:bk"}, **CACHE, **CAUSAL}
+    laws = ["causality", "causal_gradient", "padding", "incremental_decoding"]
+    laws += ["query_independence", "long_sequences"]
+    skipped = [name for name in LAWS if name not in laws]
+    report = check(DecoderOfMemory, skip=skipped, **options)
+    assert [result.law.name for result in report.failed] == []
+    assert {*laws[:4]} <= {result.law.name for result in report.passed}
 
 
 @pytest.mark.slow

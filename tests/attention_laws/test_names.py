@@ -1,5 +1,6 @@
 """The dictionary of names: arguments, sizes and projections."""
 
+import inspect
 import math
 import re
 from types import SimpleNamespace
@@ -172,6 +173,46 @@ def test_a_scale_of_the_length_that_was_trained_is_a_design() -> None:
     assert names.designs_of(forward) == {"scale": "train_length"}
 
 
+def test_a_number_of_keys_that_are_kept_is_no_dropout() -> None:
+    class Strongest(nn.Module):
+        def __init__(self, keep: int = 8) -> None: ...
+
+    class Drops(nn.Module):
+        def __init__(self, keep: float = 0.9) -> None: ...
+
+    found = [names.dropout_arguments(each) for each in (Strongest, Drops)]
+    assert found == [{}, {"keep": "1.0"}]
+
+
+def test_neighbors_and_coordinates_are_designs() -> None:
+    def forward(x: Tensor, neighbors: int) -> Any:
+        return torch.meshgrid(x[:neighbors])
+
+    expected = {"window": "neighbors", "positions": "meshgrid"}
+    assert names.designs_of(forward) == expected
+
+
+def test_random_features_and_chosen_keys_are_designs() -> None:
+    def forward(x: Tensor, nb_features: int) -> Tensor:
+        return x.topk(nb_features).values
+
+    expected = {"features": "nb_features", "selection": "topk"}
+    assert names.designs_of(forward) == expected
+
+
+def test_what_fades_encodes_positions_and_weight_decay_does_not() -> None:
+    class Fades(nn.Module):
+        def forward(self, x: Tensor, decay: Tensor) -> Tensor:
+            return x * decay
+
+    class Regularized(nn.Module):
+        def forward(self, x: Tensor, weight_decay: float) -> Tensor:
+            return x * weight_decay
+
+    encoded = [names.encodes_positions(each) for each in (Fades, Regularized)]
+    assert encoded == [True, False]
+
+
 def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     module = nn.Module()
     module.bias_rows = nn.Parameter(torch.zeros(3, 9))
@@ -180,3 +221,39 @@ def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     table = nn.Module()
     table.er = nn.Parameter(torch.zeros(512, 4))
     assert names.designs_of(table) == {"positions": "er"}
+
+
+@pytest.mark.parametrize(
+    ("name", "built"),
+    [
+        ("gpt_neox.modeling_gpt_neox:GPTNeoXAttention", "GPTNeoXConfig(hidden_size="),
+        ("musicgen.modeling_musicgen:MusicgenAttention", "MusicgenConfig(attn_"),
+    ],
+)
+def test_an_imported_config_is_found_by_the_name_of_its_model(
+    name: str, built: str
+) -> None:
+    file, _, name = name.partition(":")
+    module = pytest.importorskip(f"transformers.models.{file}")
+    attention = getattr(module, name)
+    parameter = inspect.signature(attention).parameters["config"]
+    source, scope = names.config_source(attention, parameter) or ("", {})
+    assert source.startswith(built)
+    assert [*scope] == [built.partition("(")[0]]
+
+
+def test_a_norm_that_is_no_layer_normalizes() -> None:
+    class Divides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.norm(dim=-1, keepdim=True)
+
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(3)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.norm(x)
+
+    assert names.normalizes(Divides())
+    assert not names.normalizes(Calls())

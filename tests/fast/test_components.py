@@ -167,6 +167,21 @@ def test_each_method_equals_the_oracle_with_gradients(
                     torch.testing.assert_close(found[name], gradient, **CLOSE)
 
 
+@pytest.mark.parametrize("method", [formula.materialized, blockwise.blockwise])
+def test_a_large_cap_changes_nothing_in_float16(method: Any) -> None:
+    # The quotient of a score and the cap would be 0 in float16.
+    q, k, v = (
+        (4 * torch.randn(n, BATCH, HEADS, D_K)).half().requires_grad_()
+        for n in (Q_LEN, K_LEN, K_LEN)
+    )
+    results = []
+    for soft_cap in (1e9, None):
+        context, _ = method(formula.Call(q, k, v, soft_cap=soft_cap))
+        grads = torch.autograd.grad(context.square().sum(), (q, k, v))
+        results.append([context, *grads])
+    torch.testing.assert_close(*results, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("method", [blockwise.blockwise, methods.fused])
 def test_second_derivatives_are_those_of_the_formula(
     method: methods.Method, monkeypatch: pytest.MonkeyPatch

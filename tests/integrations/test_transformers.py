@@ -143,6 +143,53 @@ def test_a_window_is_that_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     assert windows == [3, None, None]
 
 
+def test_a_window_is_used_only_if_the_mask_allows_no_key_outside_of_it() -> None:
+    length = 7
+    for window in range(1, length + 3):
+        for query in range(length):
+            for key in range(length):
+                mask = torch.zeros(2, 1, length, length).bool()
+                mask[1, 0, query, key] = True
+                seen = integration.window_of(mask, window)
+                inside = 0 <= query - key < window
+                assert (seen is not None) == inside, (window, query, key)
+    assert integration.window_of(torch.ones(2, 1, 1, 1).bool(), 3) == 1
+
+
+MASKS = {
+    "all earlier tokens": torch.ones(7, 7).bool().tril(),
+    "every second diagonal": (torch.arange(7).unsqueeze(1) - torch.arange(7)) % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@torch.no_grad()
+def test_a_mask_wider_than_the_window_of_the_model_is_followed(
+    kind: str, calls: list[tuple[Any, ...]]
+) -> None:
+    model = models.build("MistralForCausalLM")
+    mask = MASKS[kind].expand(3, 1, 7, 7)
+    additive = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float).min)
+    expected = model(PROMPTS, attention_mask=additive).logits
+    model.set_attn_implementation("headnotes")
+    logits = model(PROMPTS, attention_mask=mask).logits
+    assert calls
+    assert (logits - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_weights_of_a_prompt_have_a_column_for_each_slot_of_a_static_cache() -> None:
+    query, key, value = torch.randn(2, 6, 5, 8), *torch.randn(2, 2, 3, 11, 8)
+    options: dict[str, Any] = {"attention_mask": None, "is_causal": True}
+    y, weights = integration.attention_forward(
+        nn.Module(), query, key, value, **options, output_attentions=True
+    )
+    assert weights is not None
+    assert weights.shape == (2, 6, 5, 11)
+    assert not weights[..., 5:].any()
+    full = value.repeat_interleave(2, dim=1)
+    assert torch.allclose((weights @ full).transpose(1, 2), y, atol=1e-6)
+
+
 QUERY, MASK = torch.randn(2, 6, 5, 8), torch.ones(2, 1, 5, 5).bool()
 
 
@@ -150,6 +197,7 @@ QUERY, MASK = torch.randn(2, 6, 5, 8), torch.ones(2, 1, 5, 5).bool()
     ("mask", "others", "error", "message"),
     [
         (MASK.float(), {}, TypeError, r"is torch.float32, not bool; compare"),
+        (MASK.long(), {}, TypeError, r"is torch.int64, not bool; compare"),
         (
             MASK.expand(2, 6, 5, 5),
             {},

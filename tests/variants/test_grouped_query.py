@@ -47,6 +47,13 @@ def test_weights_are_the_mean_of_their_group_and_the_source_stays(bias: bool) ->
                 torch.testing.assert_close(x[group * D_K + d], (rows[0] + rows[1]) / 2)
 
 
+def test_a_conversion_takes_no_random_numbers() -> None:
+    core = MultiHeadAttention(HEADS, D_MODEL)
+    before = torch.get_rng_state()
+    GroupedQueryAttention.from_multi_head(core, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "message"),
     [

@@ -98,6 +98,24 @@ def test_the_features_are_those_of_the_paper() -> None:
     assert feature_map(x).tolist() == pytest.approx(expected, rel=1e-15)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_features_of_negative_numbers_are_not_rounded_to_zero(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.tensor([-3.0, -7.0, -17.5, -80.0]).to(dtype)
+    output, expected = feature_map(x).double(), x.double().exp()
+    near = torch.finfo(dtype).eps
+    torch.testing.assert_close(output, expected, rtol=near, atol=0)
+
+
+def test_features_have_one_slope_from_both_sides_of_zero() -> None:
+    x = torch.tensor([-2.0, -0.5, 0.0, 3.0]).double().requires_grad_()
+    (slope,) = torch.autograd.grad(feature_map(x).sum(), x, create_graph=True)
+    assert slope.tolist() == pytest.approx([math.exp(-2), math.exp(-0.5), 1, 1])
+    (second,) = torch.autograd.grad(slope.sum(), x)
+    assert second[:2].tolist() == pytest.approx([math.exp(-2), math.exp(-0.5)])
+
+
 def test_the_parallel_form_is_that_of_the_loops() -> None:
     leaves = [x.requires_grad_() for x in features(3, 5)]
     mask = some_mask()
@@ -232,6 +250,23 @@ def test_strong_gates_do_not_overflow_within_a_chunk() -> None:
     torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
     for grad in torch.autograd.grad(output.sum(), leaves):
         assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "reset", [-1e3, -1e6, torch.finfo(torch.float32).min, -math.inf]
+)
+def test_gates_that_empty_the_state_leave_the_others_exact(reset: float) -> None:
+    # Two documents end: beside their gates, those of e^-0.1 would be rounded away.
+    leaves = [x.float() for x in delta_inputs(13)]
+    leaves[4] = leaves[4].clamp(min=-0.1)
+    leaves[4][[3, 7]] = reset
+    results = []
+    for dtype, rule in ((torch.float32, chunked_delta_rule), (torch.float64, None)):
+        xs = [x.to(dtype).requires_grad_() for x in leaves]
+        output = rule(*xs)[0] if rule else delta_loops(*xs)
+        grads = torch.autograd.grad(output.square().sum(), xs)
+        results.append([x.double() for x in (output, *grads)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
 def test_the_module_is_the_rule_between_the_layers_of_the_core() -> None:

@@ -65,3 +65,13 @@ def test_a_sink_beyond_all_scores_leaves_no_weight_and_overflows_nowhere() -> No
     assert torch.equal(
         module(**xs), module.output.bias.expand_as(xs["query"]).contiguous()
     )
+
+
+def test_a_sink_that_autocast_rounds_to_infinity_takes_the_whole_weight() -> None:
+    module = SinkAttention(2, 6).eval()
+    torch.nn.init.constant_(module.sinks, 1e5)
+    xs = {name: x.float() for name, x in inputs(6).items()}
+    with torch.autocast("cpu", torch.float16):
+        output = module(**xs)
+    expected = module.output.bias.half().expand_as(output)
+    torch.testing.assert_close(output, expected.contiguous())

@@ -174,6 +174,30 @@ def test_reordered_beams_continue_from_the_given_items(length: int) -> None:
         cache.reorder(torch.tensor([0, 5]))
 
 
+def test_a_cache_of_inference_mode_is_continued_outside_of_it() -> None:
+    module = SlidingWindowAttention(2, 6, window=3, sink_tokens=1).eval()
+    x, order = torch.randn(7, BATCH, 6), torch.tensor([1, 0])
+    with torch.inference_mode():
+        first, cache = module.decode(x[:5], module.cache(BATCH))
+        cache.reorder(order)
+    rest, _ = module.decode(x[5:, order], cache)
+    expected = module(query=x, key=x, value=x)
+    torch.testing.assert_close(first, expected[:5])
+    torch.testing.assert_close(rest, expected[5:, order])
+
+
+def test_under_autocast_the_cache_holds_what_the_projections_give() -> None:
+    module = SlidingWindowAttention(2, 6, window=3).eval()
+    x = torch.randn(7, BATCH, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        cache = module.cache(BATCH)
+        outputs = [module.decode(piece, cache)[0] for piece in x.split([5, 1, 1])]
+    assert cache.keys.dtype == torch.bfloat16
+    expected = module(query=x, key=x, value=x)
+    near = 0.1 * float(expected.detach().abs().max())
+    torch.testing.assert_close(torch.cat(outputs).float(), expected, rtol=0, atol=near)
+
+
 # What it refuses
 
 

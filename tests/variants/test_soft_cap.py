@@ -39,6 +39,21 @@ def test_with_a_large_cap_it_is_the_core() -> None:
     torch.testing.assert_close(module(**xs), core(**xs), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("soft_cap", [50.0, 1e9])
+def test_float16_neither_underflows_nor_overflows_at_the_cap(soft_cap: float) -> None:
+    # A score by 1e9 is below the least number of float16, 3,000 times 50 beyond the
+    # largest.
+    module = SoftCapAttention(2, 22, soft_cap=soft_cap)
+    query = (2 * torch.randn(3, 5, 2, 11)).half().requires_grad_()
+    key = torch.eye(11).half().view(11, 1, 1, 11).expand(-1, 5, 2, -1)
+    results = []
+    for dtype in (torch.float16, torch.float64):
+        scores = module.get_scores(query.to(dtype), key.to(dtype))
+        (grad,) = torch.autograd.grad(3000 * scores.sum(), query)
+        results.append([scores.double(), grad.double()])
+    torch.testing.assert_close(*results, rtol=0.002, atol=0.002)
+
+
 @pytest.mark.parametrize(
     "soft_cap", [0, -1.0, math.inf, math.nan, None, "50", True], ids=str
 )

@@ -37,6 +37,7 @@ from headnotes.fast.formula import (
     scaled_bmm,
     share_of_keys,
     unmask_fully_masked_rows,
+    wide_range,
 )
 
 # The number of queries in a tile, of scores in its buffer, and the least number of
@@ -287,10 +288,11 @@ class Tiles:
         torch.baddbmm(merged, self.merge(q), k.mT, beta=0, alpha=self.scale, out=merged)
         by_head = tile.by_head(scores)  # [..., rows, k_len]
         if self.spec.soft_cap is not None:
-            scores.div_(self.spec.soft_cap).tanh_()
+            # In place, where the scores have a wide range.
+            capped = wide_range(scores).div_(self.spec.soft_cap).tanh_()  # [..., k_len]
             if slope is not None:
-                torch.mul(scores, scores, out=slope).neg_().add_(1)
-            scores.mul_(self.spec.soft_cap)
+                torch.mul(capped, capped, out=slope).neg_().add_(1)
+            scores.copy_(capped.mul_(self.spec.soft_cap))
         if self.bias is not None:
             by_head.add_(tile.of_bias(self.bias))
         empty = None

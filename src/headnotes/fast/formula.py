@@ -285,7 +285,8 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     sizes = batch_size, heads, q_len, k.shape[1]
     scores = scores.view(sizes)  # [batch_size, heads, q_len, k_len]
     if call.soft_cap is not None:
-        scores = call.soft_cap * torch.tanh(scores / call.soft_cap)
+        capped = call.soft_cap * torch.tanh(wide_range(scores) / call.soft_cap)
+        scores = capped.to(scores.dtype)  # [batch_size, heads, q_len, k_len]
     if call.bias is not None:
         scores = scores + call.bias.permute(2, 3, 0, 1).to(scores.dtype)
     if allowed is not None and not adds:
@@ -351,6 +352,18 @@ def transformed_bmm(
     True
     """
     return torch.bmm(a * scale, b)  # [batch_heads, rows, columns]
+
+
+def wide_range(scores: Tensor) -> Tensor:
+    """The scores for a soft cap, in float32 if they are in float16.
+
+    There, the quotient by a large cap underflows, and a gradient times the cap
+    overflows.
+
+    >>> wide_range(torch.zeros(1).half()).dtype
+    torch.float32
+    """
+    return scores.float() if scores.dtype == torch.float16 else scores
 
 
 def share_of_keys(scores: Tensor, sinks: Tensor) -> Tensor:

@@ -17,8 +17,9 @@ Masks, caches, positions and `generate` remain those of the library, so models w
 padding on the left, growing or static caches and packed sequences work. A model passes
 its projected queries, keys and values to the function `attention_forward`; for
 grouped-query attention, keys and values have fewer heads and are not repeated. A
-sliding window is part of the mask. Where a whole sequence is processed at once, the
-kernel gets the window, too, and computes no scores outside of it.
+sliding window is part of the mask. Where a whole sequence is processed at once, and the
+mask allows no key outside of the window, the kernel gets the window, too, and computes
+no scores outside of it.
 
 To compute a layer with our modules instead, convert its weights:
 [`convert.from_transformers`](../convert.md#from_transformers).
@@ -32,6 +33,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from headnotes.architectures import SINCE, scale_of
 from headnotes.checks import check_version
@@ -125,13 +127,17 @@ def attention_forward(
     >>> _, weights = attention_forward(layer, *inputs, **options)
     >>> weights[1, 3, 2].round()
     tensor([1., 0., 0., 0., 0.])
+
+    A prompt of four tokens in a static cache of five slots, the last one unused:
+
+    >>> _, weights = attention_forward(layer, *inputs, output_attentions=True)
+    >>> (weights[1, 3] > 0).int()
+    tensor([[1, 0, 0, 0, 0],
+            [1, 1, 0, 0, 0],
+            [1, 1, 1, 0, 0],
+            [1, 1, 1, 1, 0]], dtype=torch.int32)
     """
-    for name in UNSUPPORTED:
-        if others.get(name) is not None:
-            raise ValueError(
-                f'"headnotes" does not support `{name}`; use `attn_implementation='
-                f'"eager"` for {type(module).__name__}'
-            )
+    check_options(module, others)
     q_len, k_len = query.shape[2], key.shape[2]
     mask = None
     if attention_mask is not None:
@@ -147,7 +153,8 @@ def attention_forward(
     is_causal = bool(is_causal) and q_len > 1
     if is_causal and k_len > q_len:
         # A static cache that holds the prompt so far. The other slots are unused.
-        key, value = key[:, :, :q_len], value[:, :, :q_len]
+        key = key[:, :, :q_len]  # [batch_size, kv_heads, q_len, d_k]
+        value = value[:, :, :q_len]  # [batch_size, kv_heads, q_len, d_v]
     bias = None
     if position_bias is not None:
         bias = position_bias[..., : key.shape[2]].permute(
@@ -167,9 +174,11 @@ def attention_forward(
         sinks=s_aux,
         dropout=nn.Dropout(dropout) if dropout else None,
         need_weights=bool(output_attentions),
-    )  # [q_len, batch_size, heads, d_v], [q_len, k_len, batch_size, heads]
+    )  # [q_len, batch_size, heads, d_v], [q_len, ..., batch_size, heads]
     if weights is not None:
-        weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
+        weights = weights.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, ...]
+        if unused := k_len - weights.shape[-1]:
+            weights = F.pad(weights, [0, unused])  # [batch_size, heads, q_len, k_len]
     context = context.transpose(0, 1).contiguous()  # [batch_size, q_len, heads, d_v]
     return context, weights
 
@@ -177,21 +186,52 @@ def attention_forward(
 def window_of(mask: Tensor, window: int | None) -> int | None:
     """The window if the mask allows no key outside of it, as far as this is known.
 
-    With a cache, the last query need not be at the position of the last key: a static
-    cache has unused slots at its end. In some models the tokens of an image attend to
-    one another, also to later ones and outside of the window.
+    A model passes the window of its configuration with any mask: one of the caller may
+    be wider, and that of OLMoE has no window. With a cache, the last query need not be
+    at the position of the last key: a static cache has unused slots at its end. In some
+    models the tokens of an image attend to one another, also to later ones and outside
+    of the window.
+
+    >>> causal = torch.ones(2, 1, 5, 5).bool().tril()
+    >>> window_of(causal, 3), window_of(causal.triu(-2), 3)
+    (None, 3)
     """
-    if window is None or mask.shape[-1] != mask.shape[-2]:
+    length = mask.shape[-1]
+    if window is None or mask.shape[-2] != length:
         return None
     # A compiled graph cannot depend on values.
-    if torch.compiler.is_compiling() or mask.diagonal(1, -2, -1).any():
+    if torch.compiler.is_compiling():
+        return None
+    window = min(window, length)
+    # In rows that are one longer than those of the mask, each diagonal is a column: the
+    # key d after its query is in column d, the key d before it in column -d. Nothing is
+    # copied, and `any` of bytes takes a twentieth of the time of `any` of bool.
+    rows = mask.flatten(1)[:, :-1]  # [batch_size, (length - 1) * (length + 1)]
+    diagonals = rows.view(len(rows), length - 1, length + 1)  # [batch_size, ...]
+    outside = diagonals[..., 1 : length + 2 - window]  # [batch_size, length - 1, ...]
+    # The last columns also hold the keys that are farthest after their queries.
+    corner = mask[..., : window - 1, length + 2 - window :].triu()  # [batch_size, ...]
+    if any(part.view(torch.uint8).any() for part in (outside, corner)):
         return None
     return window
 
 
+def check_options(module: nn.Module, options: dict[str, Any]) -> None:
+    """Refuse an argument that selects keys in a way that a mask does not say."""
+    for name in UNSUPPORTED:
+        if options.get(name) is not None:
+            raise ValueError(
+                f'"headnotes" does not support `{name}`; use `attn_implementation='
+                f'"eager"` for {type(module).__name__}'
+            )
+
+
 def check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
-    """Refuse a mask that is not bool, or differs between heads."""
-    if mask.is_floating_point():
+    """Refuse a mask that is not bool, or differs between heads.
+
+    `eager` adds any other mask to the scores, also one of integers.
+    """
+    if mask.dtype != torch.bool:
         raise TypeError(
             f"`attention_mask` is {mask.dtype}, not bool; compare it with zero, or "
             f"pass the padding mask [batch_size, k_len] to the model"

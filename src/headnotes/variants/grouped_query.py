@@ -137,9 +137,10 @@ class GroupedQueryAttention(MultiHeadAttention):
         r"""A module with the weights of `mha`, and the mean keys and values of groups.
 
         A short further training recovers most of the quality; the paper takes 5% of
-        the steps of the first one. `mha` is not modified. Raises `TypeError` for
-        another module, `ValueError` where `kv_heads` does not divide its heads.
-        Source: Ainslie et al. 2023, section 2.1.
+        the steps of the first one. `mha` is not modified, and neither is the
+        random number generator. Raises `TypeError` for another module, `ValueError`
+        where `kv_heads` does not divide its heads. Source: Ainslie et al. 2023, section
+        2.1.
 
         >>> mha = MultiHeadAttention(6, 66)
         >>> gqa = GroupedQueryAttention.from_multi_head(mha, kv_heads=2)
@@ -154,7 +155,10 @@ class GroupedQueryAttention(MultiHeadAttention):
         weight, heads, d_k = mha.output.weight, mha.heads, mha.d_k
         bias = mha.query.linear.bias is not None
         settings = heads, len(weight), mha.dropout.p, bias
-        module = cls(*settings, kv_heads=kv_heads).to(weight)
+        # The random numbers of the initialization are overwritten below.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            module = cls(*settings, kv_heads=kv_heads)
+        module.to(weight)
         state = mha.state_dict()
         for name in state:
             if name.startswith(("key", "value")):

@@ -64,7 +64,8 @@ def feature_map(x: Tensor) -> Tensor:
     >>> feature_map(torch.tensor([-1.0, 0.0, 2.0]))
     tensor([0.3679, 1.0000, 3.0000])
     """
-    return F.elu(x) + 1
+    # $\operatorname{elu}(x)$ is $e^x - 1$ below 0: rounded, it would lose small $e^x$.
+    return F.relu(x) + x.clamp(max=0).exp()
 
 
 def parallel_linear_attention(
@@ -199,7 +200,8 @@ class LinearAttention(nn.Module):
 
     The parameters are those of the core, so its checkpoints load. There is no dropout,
     because there are no weights to which it could be applied. `chunk_size` changes the
-    speed of causal attention, and no output.
+    speed of causal attention, and no output. `torch.export` unrolls the loop over the
+    chunks, so a causal program has a fixed length.
 
     Raises `ValueError` where `heads` does not divide `d_model`, or a size is below 1.
     Source: Katharopoulos et al. 2020, section 3.
@@ -375,10 +377,11 @@ def recurrent_delta_rule(
 
     $$S_i = \alpha_i S_{i-1} + k_i\, u_i^\top \qquad C_i = S_i^\top q_i$$
 
-    `log_gate` is $\log \alpha \le 0$, and finite; keys should have length 1. The state
-    is `[batch_size, heads, d_k, d_v]`, in float32 or better, and not modified. Raises
-    `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device. Source:
-    Yang et al. 2024, *Gated Delta Networks*, equation 10.
+    `log_gate` is $\log \alpha \le 0$; minus infinity empties the state, for instance
+    between documents. Keys should have length 1. The state is `[batch_size, heads, d_k,
+    d_v]`, in float32 or better, and not modified. Raises `TypeError` for a wrong dtype,
+    `ValueError` for a wrong shape or device. Source: Yang et al. 2024, *Gated Delta
+    Networks*, equation 10.
 
     With $\beta = 1$, the second value of a key replaces the first:
 
@@ -445,25 +448,28 @@ def chunked_delta_rule(
     parts = query, key, value, beta.unsqueeze(-1), log_gate.unsqueeze(-1)
     whole = [x.to(wide).permute(1, 2, 0, 3) for x in parts]
     state = initial_state(key.to(wide), value.to(wide), state)  # [..., d_k, d_v]
-    contexts = []
-    for start in range(0, max(1, len(query)), chunk_size):
+    contexts = [whole[2][:, :, :0]]
+    for start in range(0, len(query), chunk_size):
         chunk = slice(start, start + chunk_size)
         q, k, v, b, log_gates = (
             x[:, :, chunk] for x in whole
         )  # [batch_size, heads, ...]
-        # Products of gates are sums of logarithms: $\log \gamma$. Above the diagonal
-        # the ratio would overflow.
-        log_g = log_gates.cumsum(dim=2)
-        ratio = (log_g - log_g.mT).tril().exp().tril()  # [batch_size, heads, ...]
+        # Products of gates are sums of logarithms. For a ratio, those after $j$ up to
+        # $i$ are summed: in a difference of two sums from the start of the chunk, weak
+        # gates would be lost beside a strong one that empties the state.
+        gamma = log_gates.cumsum(dim=2).exp()  # [batch_size, heads, ..., 1]
+        n = q.shape[2]
+        after = log_gates.expand(-1, -1, -1, n).tril(-1)  # [batch_size, heads, n, n]
+        ratio = after.cumsum(dim=2).exp().tril()  # [batch_size, heads, n, n]
         # The system is unit triangular: its diagonal and what is above are not read.
         system = b * (k @ k.mT) * ratio
-        right = b * (v - log_g.exp() * (k @ state))
+        right = b * (v - gamma * (k @ state))
         u = torch.linalg.solve_triangular(
             system, right, upper=False, unitriangular=True
         )
-        contexts.append(log_g.exp() * (q @ state) + (q @ k.mT * ratio) @ u)
-        last = log_gates.sum(dim=2, keepdim=True)  # [batch_size, heads, 1, 1]
-        state = last.exp() * state + ((last - log_g).exp() * k).mT @ u
+        contexts.append(gamma * (q @ state) + (q @ k.mT * ratio) @ u)
+        # What is left at the end of the chunk, of the old state and of each update.
+        state = gamma[:, :, -1:] * state + (ratio[:, :, -1:].mT * k).mT @ u
     context = torch.cat(contexts, dim=2).permute(
         2, 0, 1, 3
     )  # [seq_len, batch_size, heads, d_v]
@@ -482,7 +488,8 @@ class DeltaNetAttention(nn.Module):
 
     Queries and keys are divided by their lengths, and queries by $\sqrt{d_k}$, as in
     Qwen3-Next. The layers around it in the models, a short convolution before and a
-    gated norm after it, are not part of the rule, and left out.
+    gated norm after it, are not part of the rule, and left out. `torch.export` unrolls
+    the loop over the chunks, so a program has a fixed length.
 
     Raises `ValueError` where `heads` does not divide `d_model`, or a size is below 1.
     Source: Yang et al. 2024, *Gated Delta Networks*, section 3.

@@ -99,7 +99,8 @@ def online_softmax_attention(
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`; True means that this query
     may attend to this key. `is_causal` hides the future as well, and skips its blocks;
     the last query is aligned with the last key. The context of a fully masked row is
-    zero, and a fully masked key may hold NaN. There is no dropout.
+    zero, and a fully masked key may hold NaN. There is no dropout. As a hand-written
+    `autograd.Function`, it supports neither `torch.vmap` nor forward mode.
 
     Raises `TypeError` for a wrong dtype, `ValueError` for a wrong shape or device.
     Source: Dao et al. 2022, algorithms 2 and 4; Dao 2023, section 3.1.

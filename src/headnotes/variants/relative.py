@@ -124,7 +124,8 @@ class ShawAttention(MultiHeadAttention):
         content = super().get_scores(query, key)  # [q_len, k_len, batch_size, heads]
         # Two products instead of one sum: $k_j + a_{j-i}$ would be one vector for each
         # pair and batch item.
-        index = self.table_index(len(query), len(key), query.device)  # [q_len, k_len]
+        q_len, k_len = query.shape[0], key.shape[0]
+        index = self.table_index(q_len, k_len, query.device)  # [q_len, k_len]
         table = self.key_table[index]  # [q_len, k_len, d_k]
         # The query meets the vector of the distance.
         position = torch.einsum(
@@ -213,7 +214,7 @@ class TransformerXLAttention(MultiHeadAttention):
 
         # The distances $i - j$ that occur, from that of the last query and the first
         # key to that of the first query and the last key; and one more.
-        q_len, k_len = len(query), len(key)
+        q_len, k_len = query.shape[0], key.shape[0]
         distances = torch.arange(
             k_len - 1, -q_len - 1, -1, device=query.device
         )  # [q_len + k_len]
@@ -357,7 +358,7 @@ class T5Attention(MultiHeadAttention):
         """
         scores = super().get_scores(query, key)  # [q_len, k_len, batch_size, heads]
         bucket = relative_buckets(
-            relative_positions(len(query), len(key), query.device),
+            relative_positions(query.shape[0], key.shape[0], query.device),
             buckets=self.buckets,
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,

@@ -536,7 +536,7 @@ def prepare_positions(
                 f"or 1] = [{length}, {batch_size} or 1]; positions that the batch "
                 f"shares need `{name}.unsqueeze(1)`"
             )
-    q_len, k_len = len(query), len(key)
+    q_len, k_len = query.shape[0], key.shape[0]
     if query_positions is None:
         if key_positions is None:
             # Position `k_len - 1` is that of the last query, too.

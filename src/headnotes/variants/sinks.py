@@ -73,9 +73,10 @@ class SinkAttention(MultiHeadAttention):
 
         # The logit of the sink is not divided by $\sqrt{d_k}$: it is no dot product. At
         # minus infinity, a fully masked row would be 0 / 0; the least finite number has
-        # the same weight of zero beside any key.
-        lowest = torch.finfo(scores.dtype).min
-        sinks = self.sinks.to(scores.dtype).clamp(min=lowest)  # [heads]
+        # the same weight of zero beside any key. The greatest stands for what autocast
+        # rounds to infinity.
+        finite = torch.finfo(scores.dtype)
+        sinks = self.sinks.to(scores.dtype).clamp(finite.min, finite.max)  # [heads]
 
         # One more key for all queries, which no mask hides. The core's line is
         # `masked_softmax(scores, mask)`.

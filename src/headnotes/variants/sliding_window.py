@@ -69,7 +69,8 @@ class SlidingWindowAttention(MultiHeadAttention):
     `sink_tokens` is the number of first tokens that all later ones attend to as well.
     The other arguments, parameters, masks and errors are those of the core. The
     attention weights are not stored, so that memory grows with the length, not with its
-    square.
+    square. A program of `torch.export` has a fixed length, on which the number of
+    blocks depends.
 
     Raises `ValueError` for a `window` below 1 or negative `sink_tokens`. Source: Jiang
     et al. 2023, section 2; Xiao et al. 2023, section 3.2.
@@ -240,15 +241,21 @@ class SlidingWindowAttention(MultiHeadAttention):
         return context[: cut.q_len]  # [q_len, batch_size, heads, d_k]
 
     def cache(self, batch_size: int) -> "RingCache":
-        r"""An empty cache for `decode`, with the module's sizes, dtype and device."""
+        r"""An empty cache for `decode`, with the module's sizes, dtype and device.
+
+        Under autocast, the dtype is that of the projections.
+        """
         weight = self.output.weight
+        dtype, kind = weight.dtype, weight.device.type
+        if not weight.is_meta and torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
         return RingCache(
             batch_size,
             self.heads,
             self.d_k,
             self.window,
             self.sink_tokens,
-            dtype=weight.dtype,
+            dtype=dtype,
             device=weight.device,
         )
 
@@ -441,9 +448,11 @@ class RingCache:
         self.sink_tokens = sink_tokens
         self.length = 0  # all positions so far, also the overwritten ones
         slots = sink_tokens + window
-        self.buffer = torch.zeros(
-            2, slots, batch_size, heads, d_k, dtype=dtype, device=device
-        )  # [2, slots, batch_size, heads, d_k]
+        # A tensor made in inference mode could not be written to outside of it.
+        with torch.inference_mode(False):
+            self.buffer = torch.zeros(
+                2, slots, batch_size, heads, d_k, dtype=dtype, device=device
+            )  # [2, slots, batch_size, heads, d_k]
 
     @property
     def keys(self) -> Tensor:
@@ -525,7 +534,6 @@ class RingCache:
         ]  # [..., batch_size, heads, d_k]
         self.length += len(key)
 
-    @torch.no_grad()
     def reorder(self, index: Tensor) -> None:
         r"""Replace batch item `i` by the keys and values of item `index[i]`.
 
@@ -541,8 +549,9 @@ class RingCache:
         tensor([11., 11.,  5.])
         """
         check_items(index, self.buffer.shape[2])
-        index = index.to(self.buffer.device)  # [batch_size]
-        self.buffer = self.buffer.index_select(2, index)  # [2, slots, ...]
+        with torch.inference_mode(False):
+            index = index.to(self.buffer.device).clone()  # not an inference tensor
+            self.buffer = self.buffer.index_select(2, index)  # [2, slots, ...]
 
 
 # region Input checks

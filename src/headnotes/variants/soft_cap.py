@@ -74,9 +74,11 @@ class SoftCapAttention(MultiHeadAttention):
         """
         scores = super().get_scores(query, key)  # [q_len, k_len, batch_size, heads]
 
-        # The change: $S' = c \tanh(S / c)$.
-        scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        return scores  # [q_len, k_len, batch_size, heads]
+        # The change: $S' = c \tanh(S / c)$. The range of float16 is too small for it:
+        # the quotient by a large cap underflows, a gradient times the cap overflows.
+        dtype = torch.float32 if scores.dtype == torch.float16 else scores.dtype
+        capped = self.soft_cap * torch.tanh(scores.to(dtype) / self.soft_cap)
+        return capped.to(scores.dtype)  # [q_len, k_len, batch_size, heads]
 
 
 # region Input checks
