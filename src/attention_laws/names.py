@@ -398,10 +398,14 @@ def source_of(target: Any) -> str:
 def pair_of(source: str, name: str, value: str) -> str:
     r"""The value of a size, twice if the code takes it for one of rows and columns.
 
-    >>> [pair_of(text, "size", "{d}") for text in ("rows, columns = size", "n = size")]
+    >>> texts = "rows, columns = size", "n, m = size, size"
+    >>> [pair_of(text, "size", "{d}") for text in texts]
     ['(3, 3)', '{d}']
     """
-    is_pair = re.search(rf"\b{name}\[[01]\]|\w, *\w+ = (self\.)?{name}\b", source)
+    if not re.search("size|shape|resolution|grid", name):
+        return value  # a local variable of this name, such as a list of heads
+    unpacked = rf"\w, *\w+ = (self\.)?{name} *(#|$)"
+    is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
     if value.startswith("("):
         return value if is_pair else value.strip("()").split(",")[0]
     return "(3, 3)" if is_pair else value
