@@ -470,6 +470,14 @@ class RotaryWithBase(Rotary):
         return 10000.0 ** (-2 * pair / width)
 
 
+class RotaryOfQuarter(Rotary):
+    """A quarter of the components of each head are rotated."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        width = x.shape[3] // 8 * 2
+        return torch.cat([super().turn(x[..., :width]), x[..., width:]], dim=-1)
+
+
 class RotaryAfterNorms(Rotary):
     """Queries and keys are normalized over the whole width."""
 
@@ -1216,7 +1224,15 @@ class OddHeads(Correct):
         return super().score(q, k) * (2 if self.heads % 2 else 1)
 
 
+class OneLayerForBoth(Correct):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key = self.query
+
+
 class TiedKeys(Correct):
+    """Two layers with one weight, by intention."""
+
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
         self.key.weight = self.query.weight
@@ -1401,6 +1417,13 @@ class HalvingSlopes(LinearBias):
 
     def slopes(self, heads: int) -> Tensor:
         return 0.5 ** torch.arange(1, heads + 1)
+
+
+def penalized_attention(q: Tensor, k: Tensor, v: Tensor, slope: float = 0.25) -> Tensor:
+    """Heads first; the bias falls with the distance, by a slope that is given."""
+    place = torch.arange(k.shape[2], device=k.device).to(k)
+    scores = q / math.sqrt(q.shape[-1]) @ k.mT
+    return (scores - slope * (place[:, None] - place).abs()).softmax(-1) @ v
 
 
 def causal_from_last_key(
@@ -1991,6 +2014,48 @@ class PoolsChannelsFirst(nn.Module):
             hidden = torch.arange(x.shape[2]) >= lengths[:, None]
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
         return (scores.softmax(dim=-1) * x).sum(dim=-1)
+
+
+class WeightsBeforeDropout(MaskedSelfAttention):
+    """Returns the weights before dropout, of which those of future keys are zero."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), self.weights
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.weights = super().weigh(scores, mask)
+        return self.weights
+
+
+class BiasOfEdges(SelfAttention):
+    """A table for the kinds of edges between tokens, if they are given."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kinds = nn.Embedding(3, heads)
+
+    def forward(self, x: Tensor, edges: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.edges = edges
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if self.edges is None:
+            return scores
+        return scores + self.kinds(self.edges).permute(0, 3, 1, 2)
+
+
+class KeysOfTwoHeads(SelfAttention):
+    """Always two heads of keys: it cannot be built with one head of queries."""
+
+    def __init__(self, d_model: int, heads: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.key = nn.Linear(d_model, 2 * (d_model // heads))
+
+    def split(self, x: Tensor) -> Tensor:
+        heads = self.heads if x.shape[2] == self.out.in_features else 2
+        x = x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+        return x.repeat_interleave(self.heads // heads, dim=1)
 
 
 class FadesWithDistance(SelfAttention):
@@ -2696,7 +2761,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
-    "own_layers": [(OneLayerFourTimes, {}), (TiedKeys, {})],
+    "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "state_dict": [
         (TensorNotInStateDict, {}),
         (CopyDiffers, {}),
@@ -2740,6 +2805,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("longer_padding", causal_from_last_key),
     ("large_scores", FillsWithTenThousand),
     ("own_layers", FourLayers),
+    ("own_layers", TiedKeys),
+    ("weights_match_output", WeightsBeforeDropout),
+    ("linear_bias", penalized_attention),
+    ("parameter_gradients", BiasOfEdges),
+    ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
     ("incremental_decoding", DecodesWithState),

@@ -882,13 +882,14 @@ def own_layers(script: Script) -> None:
 
     `nn.ModuleList([layer] * 4)` has four names for one layer. Projections or heads that
     were meant to differ then share their weights, and the model is smaller than it
-    seems. Nor does one parameter have two names.
+    seems. Layers of their own may have one weight, which is tied by intention.
     """
     skip_unless(script.adapter.is_module, "is a function, and has no layers")
     script.restart()
-    script.exec_line("named = [*attention.named_parameters(remove_duplicate=False)]")
-    claim = "len({id(weight) for _, weight in named}) == len(named)"
-    message = "a parameter is registered under several names"
+    script.exec_line("named = attention.named_modules(remove_duplicate=False)")
+    script.exec_line("layers = [part for _, part in named if [*part.parameters()]]")
+    claim = "len({*map(id, layers)}) == len(layers)"
+    message = "a layer is registered under several names"
     lists = [
         name
         for name, part in script.evaluate("attention").named_modules()

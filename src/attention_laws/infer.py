@@ -275,12 +275,8 @@ def infer_init_args(
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
         value = names.pair_of(source, name, value) if value else value
-        is_window = value == "{window}"
-        default = parameters[name].default
-        if is_window and not required and type(default) is not int:
-            continue  # has no window
-        if type(default) is bool or (type(default) is int and default == 0):
-            continue  # a flag, or a part that is left out, named after a size
+        if not required and is_left_out(parameters[name].default, value):
+            continue
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
@@ -310,6 +306,13 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def is_left_out(default: Any, value: str) -> bool:
+    """Whether an argument named after a size is a flag, or a part that is absent."""
+    if value == "{window}":
+        return type(default) is not int
+    return type(default) is bool or (type(default) is int and default == 0)
 
 
 def guessed_by_type(probe: CallProbe, parameter: inspect.Parameter) -> str:
@@ -408,15 +411,16 @@ def context_width(probe: CallProbe, d_model: int | None) -> int | None:
 
 
 def free_or_fix_sizes(probe: CallProbe) -> None:
-    """Fix the sizes unless a class can be called with another number of heads.
+    """Fix the sizes unless a class can be called with the least number of heads.
 
-    A width may be the default of an argument of an unknown name, and not change.
+    A width may be the default of an argument of an unknown name, and not change, and so
+    may the number of heads of keys and values.
     """
     adapter = probe.adapter
     if not isinstance(adapter.target, type) or probe.built is not None:
         return
-    others = {n * adapter.group_size for n in (1, 2, 3)} - {adapter.heads}
-    if not any(probe.try_call(heads=heads) for heads in others):
+    least = adapter.group_size
+    if probe.try_call(heads=least if least != adapter.heads else 2 * least) is None:
         probe.update(fixed_size=True, free_heads=False)
 
 
@@ -438,7 +442,9 @@ def infer_inputs(probe: CallProbe) -> None:
         # torch's functions have no signature; attention takes query, key and value.
         required = dict.fromkeys(names.INPUT_NAMES[0], True)
     order = list(required)
-    inputs: tuple[str, ...] = options.inputs or names.find_inputs(required)
+    # Key and value may be the same argument.
+    given = tuple(dict.fromkeys(options.inputs or ()))
+    inputs: tuple[str, ...] = given or names.find_inputs(required)
     takes_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if takes_args and not options.inputs and not any(required.values()):
         inputs = ("x",)  # all that has a name is optional
@@ -984,7 +990,9 @@ def infer_behavior(probe: CallProbe) -> None:
     causal = "causal" in adapter.name.lower()
     if options.causal is not None:
         causal, source = options.causal, "given"
-    elif not causal and adapter.required_mask in (None, *adapter.masks):
+    elif adapter.required_mask in (None, *adapter.masks) and not (
+        causal or adapter.image  # whose pixels may be pooled
+    ):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
     text = "yes" if causal else "no"
     if options.causal and queries_meet(*call):
@@ -1093,7 +1101,9 @@ def infer_window(probe: CallProbe) -> None:
     if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = names.stated_window(script.namespace["attention"])
         window = stated or max(widths)
-        probe.record("window", window, "inferred", window=window)
+        # The argument of the constructor may count in another way.
+        if probe.try_call(window=window) is not None:
+            probe.record("window", window, "inferred", window=window)
 
 
 def infer_position_ids(probe: CallProbe) -> None:

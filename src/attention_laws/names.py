@@ -239,7 +239,7 @@ DESIGNS = {
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
-    "window": r"window|(?-i:(^l|[a-z]L)ocal)|dilat|sparse|^(un)?fold$|outlook"
+    "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
     r"|neighbou?r|big_?bird|longformer",
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"

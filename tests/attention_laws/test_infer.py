@@ -560,6 +560,30 @@ def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> No
     assert {mask.axes for mask in found(RepeatsInWrongOrder).masks} == {"qk", "bqk"}
 
 
+def test_key_and_value_may_be_given_as_one_argument() -> None:
+    class Cross(Correct):
+        def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+            return super().forward(x, memory, memory)
+
+    assert found(Cross, inputs=("x", "memory", "memory")).inputs == ("x", "memory")
+
+
+def test_a_window_with_which_nothing_is_built_is_not_inferred() -> None:
+    class Halved(Correct):
+        def __init__(self, d_model: int, heads: int, window: int = 4) -> None:
+            super().__init__(d_model, heads)
+            if window % 2:
+                raise ValueError("window")
+            self.side = window // 2
+
+        def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+            place = torch.arange(x.shape[1])
+            near = (place[:, None] - place).abs() <= self.side
+            return super().forward(x, x, x, near[None])
+
+    assert found(Halved).window is None
+
+
 def test_a_dict_may_be_given_to_the_constructor() -> None:
     class FromConfig(Correct):
         def __init__(self, cfg: dict[str, int]) -> None:

@@ -14,6 +14,7 @@ from specimens import (
     BiasOfPixels,
     ConvolvesWithoutState,
     NearKeysOnly,
+    RotaryOfQuarter,
     SelfAttention,
     assert_caught,
 )
@@ -65,3 +66,9 @@ def test_points_have_no_distant_positions() -> None:
     )
     with pytest.raises(NotApplicable, match="coordinates"):
         LAWS["distant_positions"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
+
+
+def test_a_rotation_of_a_part_of_each_head_gets_room() -> None:
+    laws = ["positions_matter", "distant_positions"]
+    report = check(RotaryOfQuarter, only=laws, positions="rotary")
+    assert [result.law.name for result in report.passed] == laws
