@@ -520,6 +520,15 @@ class RotaryWrongPairsWithMask(RotaryWrongPairs):
     forward = Correct.forward  # type: ignore[assignment]
 
 
+class CausalUnlessMasked(MaskedSelfAttention):
+    """Causal, unless a mask for queries and keys takes the place of causality."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            return super().forward(x)
+        return Correct.forward(self, x, x, x, mask)
+
+
 class RotaryUnlessMasked(Rotary):
     """Causal, unless a mask takes the place of causality."""
 
@@ -2812,6 +2821,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
+    ("formula", CausalUnlessMasked),
     ("incremental_decoding", DecodesWithState),
     ("dropout", TwoAttentions),
     ("long_sequences", NearPast),

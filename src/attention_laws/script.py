@@ -333,7 +333,13 @@ class Script:
         padded = all_allowed.clone()
         padded[:, k_len // 2 + 1 :, 0] = False
         if not padded.all():
-            yield from ((padded, mask) for mask in self.masks_for(padded))
+            for mask in self.masks_for(padded):
+                # A mask for queries and keys may replace the causal mask built in.
+                allowed = padded
+                if self.adapter.causal and mask is not None and "q" in mask.axes:
+                    past = torch.ones(q_len, k_len).tril(k_len - q_len).bool()
+                    allowed = padded & past[..., None]
+                yield allowed, mask
 
     def make_arguments(
         self, allowed: Tensor | None = None, mask: MaskArgument | None = None
