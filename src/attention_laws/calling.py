@@ -33,7 +33,7 @@ from attention_laws.adapter import (
 )
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output
-from attention_laws.tools import tensors_in
+from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
@@ -502,3 +502,41 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
     return tokens - items * ("b" in script.adapter.layout)
+
+
+def queries_meet(script: Script, args: CallArguments) -> bool:
+    """Whether queries that have a context as their keys depend on each other, too."""
+    if len(args.inputs) != 2:
+        return False
+    query, context = args.inputs
+    before = script.call(args)
+    changed = script.assign("query", f"{query}.clone()")
+    first, rest = (
+        script.adapter.index(l=part) for part in (slice(0, 1), slice(1, None))
+    )
+    script.exec_line(f"{changed}{first} *= -2")
+    after = script.call(replace(args, inputs=(changed, context)))
+    return not script.evaluate(f"torch.equal({before}{rest}, {after}{rest})")
+
+
+def order_matters(script: Script, args: CallArguments) -> bool:
+    """Whether the last output changes if the tokens before it change their order."""
+    adapter = script.adapter
+    length = script.batch_and_length(args.inputs[0])[1]
+    order = adapter.index(l=[*range(1, length - 1), 0, length - 1])
+    last = "" if adapter.is_pooled else adapter.index(l=slice(length - 1, None))
+    inputs = [*args.inputs]
+    before = script.call(args)
+    for role in adapter.key_roles:
+        inputs[role] = script.assign(inputs[role], f"{inputs[role]}{order}")
+    after = script.call(replace(args, inputs=tuple(inputs)))
+    one, other = (script.evaluate(f"{output}{last}") for output in (before, after))
+    return not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
+    """Whether weights are of queries and of fewer keys, to which tokens are reduced."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    length = script.batch_and_length(args.inputs[-1])[1]
+    return all([*found.shape].count(length) == 1 for found, _ in recorder.found)

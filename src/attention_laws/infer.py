@@ -43,9 +43,12 @@ from attention_laws.calling import (
     CallProbe,
     encodings_of,
     error_location,
+    has_one_axis_of_tokens,
     influence,
     mask_candidates,
+    order_matters,
     output_of,
+    queries_meet,
     token_mixing,
     unnamed_masks,
     ways_to_call,
@@ -1052,21 +1055,6 @@ def count_own_keys(probe: CallProbe) -> int:
     return max([0, *(found[0] & found[1])])
 
 
-def queries_meet(script: Script, args: CallArguments) -> bool:
-    """Whether queries that have a context as their keys depend on each other, too."""
-    if len(args.inputs) != 2:
-        return False
-    query, context = args.inputs
-    before = script.call(args)
-    changed = script.assign("query", f"{query}.clone()")
-    first, rest = (
-        script.adapter.index(l=part) for part in (slice(0, 1), slice(1, None))
-    )
-    script.exec_line(f"{changed}{first} *= -2")
-    after = script.call(replace(args, inputs=(changed, context)))
-    return not script.evaluate(f"torch.equal({before}{rest}, {after}{rest})")
-
-
 def infer_window(probe: CallProbe) -> None:
     """The width of a sliding window: how far back three late queries attend alike.
 
@@ -1149,21 +1137,6 @@ def infer_positions(
         if names.positions_named(owned) != "unknown":
             return names.positions_named(owned), "inferred"
     return "none", "assumed"
-
-
-def order_matters(script: Script, args: CallArguments) -> bool:
-    """Whether the last output changes if the tokens before it change their order."""
-    adapter = script.adapter
-    length = script.batch_and_length(args.inputs[0])[1]
-    order = adapter.index(l=[*range(1, length - 1), 0, length - 1])
-    last = "" if adapter.is_pooled else adapter.index(l=slice(length - 1, None))
-    inputs = [*args.inputs]
-    before = script.call(args)
-    for role in adapter.key_roles:
-        inputs[role] = script.assign(inputs[role], f"{inputs[role]}{order}")
-    after = script.call(replace(args, inputs=tuple(inputs)))
-    one, other = (script.evaluate(f"{output}{last}") for output in (before, after))
-    return not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def infer_cache(probe: CallProbe) -> None:
@@ -1341,14 +1314,6 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         return False
     keys = {length, length + count_own_keys(probe)}
     return bool(softmax_over) and not keys & softmax_over
-
-
-def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
-    """Whether weights are of queries and of fewer keys, to which tokens are reduced."""
-    with WeightsRecorder() as recorder:
-        script.call(args)
-    length = script.batch_and_length(args.inputs[-1])[1]
-    return all([*found.shape].count(length) == 1 for found, _ in recorder.found)
 
 
 def infer_formula(probe: CallProbe) -> None:
