@@ -258,6 +258,14 @@ def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
             yield MaskArgument(name, each, shape)
 
 
+def polarity(mask: MaskArgument) -> bool:
+    """Whether the mask is added to the scores; one other encoding excludes the others.
+
+    A mask of ones and zeros cannot mean both that ones are hidden and that zeros are.
+    """
+    return mask.kind.startswith("additive")
+
+
 def ways_to_call(
     probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:

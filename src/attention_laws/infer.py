@@ -48,6 +48,7 @@ from attention_laws.calling import (
     mask_candidates,
     order_matters,
     output_of,
+    polarity,
     queries_meet,
     token_mixing,
     unnamed_masks,
@@ -780,14 +781,6 @@ def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
             if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
                 return [mask]
     return []
-
-
-def polarity(mask: MaskArgument) -> bool:
-    """Whether the mask is added to the scores; one other encoding excludes the others.
-
-    A mask of ones and zeros cannot mean both that ones are hidden and that zeros are.
-    """
-    return mask.kind.startswith("additive")
 
 
 def accepted_encoding(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
