@@ -1,5 +1,7 @@
 """The engines on one rank, and what they refuse."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -41,3 +43,27 @@ def test_what_is_split_like_a_parameter_is_gathered_whole() -> None:
     assert gathered({"a": [split]})["a"][0].equal(whole)
     count = torch.tensor(3.0)
     assert split_like(count, layer.weight) is count
+
+
+# Without care, about one replica in sixty never ends.
+REPEATED = """
+import torch
+from torch import distributed as dist
+from headnotes.parallel.engines import Parallel
+
+def once():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    parallel = Parallel("ddp")
+    model = parallel.distribute(torch.nn.Linear(7, 3))
+    parallel.mean(model(torch.ones(5, 7)).sum(), 15).backward()
+    dist.destroy_process_group()
+    del parallel
+
+for _ in range(400):
+    once()
+"""
+
+
+@pytest.mark.slow
+def test_a_replica_may_outlive_the_process_group() -> None:
+    subprocess.run([sys.executable, "-c", REPEATED], check=True, timeout=60)

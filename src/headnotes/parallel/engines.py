@@ -99,6 +99,11 @@ class Parallel:
             # Otherwise rank 0 sends its buffers in each step. Ours, such as the table
             # of positions, are constants. (As an argument, it has a new name in 2.13.)
             replica.broadcast_buffers = False
+            # Attributes are freed in the order in which they were set, and the group
+            # must outlive the reducer. The last one of the two ends gloo's threads, and
+            # the reducer would wait for them while they wait for Python's lock:
+            # https://github.com/pytorch/pytorch/issues/56297
+            replica.process_group = vars(replica).pop("process_group")
             return replica
         for module in model.modules():
             if isinstance(module, nn.ModuleList):
