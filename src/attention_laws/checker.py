@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import algebra, execution, masking, names, positions
+from attention_laws import algebra, decoding, execution, masking, names, positions
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.infer import infer_adapter
 from attention_laws.law import (
@@ -44,7 +44,7 @@ from attention_laws.script import Script
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
     each.name: each
-    for family in (masking, algebra, positions, execution)
+    for family in (masking, algebra, decoding, positions, execution)
     for each in vars(family).values()
     if isinstance(each, Law)
 }

@@ -54,12 +54,12 @@ from attention_laws.calling import (
     unnamed_masks,
     ways_to_call,
 )
-from attention_laws.law import LawViolation, NotApplicable, ScriptError
-from attention_laws.positions import (
+from attention_laws.decoding import (
     call_with_cache,
     empty_cache,
     restart_with_cache,
 )
+from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import WeightsRecorder, calls_softmax
 

@@ -12,7 +12,6 @@ from attention_laws.positions import __name__ as family
 from attention_laws.script import Script
 from specimens import (
     BiasOfPixels,
-    ConvolvesWithoutState,
     NearKeysOnly,
     RotaryOfQuarter,
     SelfAttention,
@@ -36,21 +35,6 @@ def test_each_law_fails_on_implementations_that_violate_it(
 )
 def test_a_bias_of_pixels_or_of_near_keys_is_relative(law: str, attention: Any) -> None:
     assert check(attention, only=law, positions="relative").passed
-
-
-def test_a_cache_may_be_without_the_state_of_a_convolution() -> None:
-    adapter = Adapter(
-        ConvolvesWithoutState(12, 3),
-        "Attention",
-        "",
-        {},
-        inputs=("x",),
-        cache=("past", "[1]"),
-        causal=True,
-        designs={"convolution": "Conv1d"},
-    )
-    with pytest.raises(NotApplicable, match="state of its convolution"):
-        LAWS["incremental_decoding"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
 
 
 def test_points_have_no_distant_positions() -> None:

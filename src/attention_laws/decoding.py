@@ -1,0 +1,548 @@
+r"""# The law of decoding
+
+A language model generates one token at a time, and the keys and values of those before
+come from a KV cache. Whatever the pieces in which a sequence comes, its outputs are
+those of the whole: with padding, after the batch items are reordered, beyond a window,
+with other sequences in between, and in the gradients of new tokens.
+
+Source: [Transformer-XL](https://arxiv.org/abs/1901.02860), Dai et al. 2019, section
+3.2, for a memory of earlier segments; [Efficiently Scaling Transformer
+Inference](https://arxiv.org/abs/2211.05102), Pope et al. 2022, section 2, for prefill
+and decoding.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from attention_laws.adapter import MaskArgument
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
+from attention_laws.positions import ratio_tolerance
+from attention_laws.script import CallArguments, Script, find_output
+
+
+@law
+def incremental_decoding(script: Script) -> None:
+    r"""A sequence in two pieces gives the same outputs as in one.
+
+    $$y(x_{1 \dots n}) = \left[\, y(x_{1 \dots m}),\; y(x_{m+1 \dots n} \mid x_{1 \dots
+    m}) \,\right]$$
+
+    During generation, past keys and values come from the KV cache, and only new tokens
+    are queries. The causal mask must then be aligned to the *last* key (bottom right):
+    aligned to the first (top left), new queries see fewer keys the longer the past is.
+    Nor may what is cached depend on the lengths of the pieces, or on other sequences
+    that are decoded in turn.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    skip_unless(length > 1, "needs two tokens")
+    if adapter.cache is not None and not adapter.causal:
+        assert_last_token_is_decoded(script)
+        return
+    if adapter.cache is not None:
+        decode_in_pieces(script)
+        decode_with_padding(script)
+        reorder_cache(script)
+        decode_in_turns(script)
+        decode_many(script)
+        if adapter.single_input:
+            with script.attempt():  # it may write its cache in place, for inference
+                assert_pieces_have_gradients(script)
+        return
+    skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
+    if adapter.context_cache:
+        assert_context_is_cached(script)
+        return
+    if adapter.memory:
+        for first in range(1, length):
+            assert_equal_after_memory(script, first)
+        return
+    for first in range(1, length):
+        # An attention without a cache can be given new queries and all keys.
+        skip_unless(
+            not adapter.single_input and not adapter.causal, "`cache` is not given"
+        )
+        allowed = script.all_allowed(length, length)
+        allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+        masks = [
+            mask
+            for mask in script.masks_for(allowed)
+            if mask and mask.can_express(allowed[first:])
+        ]
+        skip_unless(
+            masks and adapter.cross_attention,
+            "has no mask for new queries and past keys",
+        )
+        for mask in masks:
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            whole = script.call(args)
+            rest = adapter.index(l=slice(first, None))
+            query = script.assign("query", f"{args.inputs[0]}{rest}")
+            inputs = (query, *args.inputs[1:])
+            encoded = script.encode_mask(allowed[first:], mask)
+            piece = script.call(CallArguments(inputs, encoded, allowed))
+            whole = script.assign("y", f"{whole}{rest}")
+            message = f"{{place}} differs after a call with the first {first} tokens"
+            try:
+                script.assert_close(whole, piece, message)
+            except LawViolation:
+                # Queries without their past may be at the first positions by intention.
+                known = adapter.positions == "none"
+                skip_unless(known, "the positions of new queries are not known")
+                raise
+
+
+def may_mix_tokens(script: Script) -> bool:
+    """Whether a convolution may mix tokens beside the attention."""
+    return "convolution" in script.adapter.designs and not script.insist
+
+
+def decode_in_pieces(script: Script) -> None:
+    """Decode pieces of several lengths, and two pieces in other modes.
+
+    A cache may be without the last tokens of a convolution by intention: then no pieces
+    give the outputs of the whole. Where some do, all have to.
+    """
+    assert script.adapter.cache is not None
+    lengths = [*piece_lengths(script.sizes.k_len)]
+    if may_mix_tokens(script):
+        is_kept = any(pieces_agree(script, pieces) for pieces in lengths)
+        skip_unless(is_kept, "its cache is without the state of its convolution")
+    for pieces in lengths:
+        decode_with_cache(script, pieces)
+    half = script.sizes.k_len // 2
+    two = [half, script.sizes.k_len - half]
+    decode_with_cache(script, two, "no_grad")
+    # A KV cache may be left out in training, but not a memory.
+    if MEMORY_PATTERN.search(script.adapter.cache[0]) and "train" in script.modes():
+        decode_with_cache(script, two, "train")
+
+
+# Names of caches that pass no gradient on, but are used in training.
+MEMORY_PATTERN = re.compile(r"mem|segment|recurren")
+
+
+def pieces_agree(script: Script, pieces: list[int]) -> bool:
+    """Whether pieces give the same outputs as the whole."""
+    whole, outputs, *_ = compute_pieces(script, pieces, "eval")
+    joined = script.concatenate(*outputs)
+    return bool(script.evaluate(f"torch.allclose({whole}, {joined}, atol=1e-4)"))
+
+
+def assert_last_token_is_decoded(script: Script) -> None:
+    """The last token attends to all tokens, in an attention that is not causal, too.
+
+    What is cached may be a context by intention: then nothing is tested.
+    """
+    try:
+        decode_with_cache(script, [script.sizes.k_len - 1, 1])
+    except LawViolation:
+        raise NotApplicable("its cache is not of the tokens so far") from None
+    decode_with_padding(script)
+    reorder_cache(script)
+
+
+def assert_context_is_cached(script: Script) -> None:
+    """With a cache of the context, outputs are those without.
+
+    An implementation that notices a context of another length has to notice one with
+    other content.
+    """
+    usual, argument = script.sizes, script.adapter.context_cache
+    script.restart()
+    first, other = script.make_arguments(), script.make_arguments()
+    script.sizes = replace(usual, k_len=usual.k_len + 1)
+    longer = script.make_arguments()
+    script.sizes = usual
+    cache = script.assign("cache", "{}")
+    given = {argument: cache}
+    for _ in range(2):
+        message = "{place} differs with a cache of the context"
+        script.assert_close(script.call(first), script.call(first, **given), message)
+    try:
+        with script.rollback():
+            script.assert_close(script.call(longer), script.call(longer, **given), "")
+    except (LawViolation, ScriptError):
+        return  # it keeps the first context by intention
+    script.exec_line(f"{cache}.clear()")
+    script.call(first, **given)
+    message = "{place} differs with the cache of another context"
+    script.assert_close(script.call(other), script.call(other, **given), message)
+
+
+def assert_equal_after_memory(script: Script, first: int) -> None:
+    """The last tokens give the same outputs if those before are given as memory."""
+    length = script.sizes.k_len
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole = script.call(args)
+    (tokens,) = args.inputs
+    past, rest = (
+        script.adapter.index(l=each) for each in (slice(first), slice(first, None))
+    )
+    token = script.assign("token", f"{tokens}{rest}")
+    last = replace(args, inputs=(token,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: f"{tokens}{past}"})
+    whole = script.assign("y", f"{whole}{rest}")
+    message = f"{{place}} differs if the first {first} tokens are given as memory"
+    script.assert_close(whole, piece, message)
+
+
+def piece_lengths(length: int) -> Iterator[list[int]]:
+    """Two pieces, pieces of unequal lengths, and single tokens."""
+    yield from ([first, length - first] for first in range(1, length))
+    if length > 3:
+        yield [2, 1, length - 3]
+        yield [1, length - 2, 1]
+    if length > 2:
+        yield [1] * length
+
+
+def decode_many(script: Script) -> None:
+    """Decode more tokens than fit into a window, so that the oldest are dropped.
+
+    The positions of the others are not those in the cache. Only where the cache grows
+    with the tokens do several come in one piece: a ring buffer may take no longer ones.
+    """
+    usual, width = script.sizes, script.adapter.window or 8
+    script.sizes = replace(usual, q_len=2 * width + 7, k_len=2 * width + 7)
+    with script.attempt():  # longer than its cache
+        decode_with_cache(script, [width + 1, *[1] * (width + 6)])
+        if cache_grows(script):
+            decode_with_cache(script, [width + 1, 2, width, 1, 3])
+    script.sizes = usual
+
+
+def cache_grows(script: Script) -> bool:
+    """Whether the tensors of a cache are larger after two tokens than after one."""
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(2, 2))
+    cache = empty_cache(script)
+    sizes: list[int] = []
+    for start in range(2):
+        _output, cache = call_with_cache(script, args, start, 1, cache)
+        tensors = script.evaluate(f"tensors_in({cache})")
+        sizes.append(sum(tensor.numel() for tensor in tensors))
+    return sizes[0] < sizes[1]
+
+
+def decode_in_turns(script: Script) -> None:
+    """Between two pieces of a sequence, another one is decoded with its own cache."""
+    assert script.adapter.cache is not None
+    if not script.adapter.cache[0]:
+        return  # the module stores the cache of one sequence
+    length = script.sizes.k_len
+    script.restart()
+    args, other = (
+        script.make_arguments(script.all_allowed(length, length)) for _ in range(2)
+    )
+    whole = script.call(args)
+    for first in sorted({1, length - 1}):
+        with script.attempt(), script.rollback():
+            start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
+            call_with_cache(script, other, 0, length, empty_cache(script))
+            rest, _ = call_with_cache(script, args, first, length - first, cache)
+            message = "{place} differs if another sequence is decoded in between"
+            script.assert_close(whole, script.concatenate(start, rest), message)
+
+
+def assert_pieces_have_gradients(script: Script) -> None:
+    """Gradients of the last tokens are the same with the first ones in a cache.
+
+    A KV cache may be for inference only. One is for training whose tensors have a
+    graph, or that is a memory: it has none, but the new tokens do.
+    """
+    assert script.adapter.cache is not None
+    length, first = script.sizes.k_len, script.sizes.k_len // 2
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    parts = [
+        script.adapter.index(l=half) for half in (slice(first), slice(first, None))
+    ]
+    past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
+    script.exec_line(f"{rest}.requires_grad_()")
+    joined = replace(args, inputs=(script.concatenate(past, rest),))
+    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
+    _y, cache = call_with_cache(script, joined, 0, first, empty_cache(script))
+    is_memory = MEMORY_PATTERN.search(script.adapter.cache[0])
+    has_graph = f"any(t.requires_grad for t in tensors_in({cache}))"
+    if not (is_memory or script.evaluate(has_graph)):
+        return
+    piece, _cache = call_with_cache(script, joined, first, length - first, cache)
+    usual, cached = (script.gradient(each, rest) for each in (whole, piece))
+    message = f"the gradient at {{place}} differs with {first} tokens in the cache"
+    script.assert_close(usual, cached, message, relative=ratio_tolerance(script))
+
+
+def compute_pieces(
+    script: Script, pieces: list[int], mode: str
+) -> tuple[str, list[str], CallArguments, str]:
+    """Compute piece after piece, each with the cache that was returned before.
+
+    Returned are the output of the whole, those of the pieces, the arguments of the
+    whole, and the cache that the last piece was given.
+    """
+    length = script.sizes.k_len
+    restart_with_cache(script, mode)
+    args = script.make_arguments(script.all_allowed(length, length))
+    whole = script.call(args)
+    cache, outputs, start = empty_cache(script), [], 0
+    for piece in pieces:
+        last_cache = cache
+        output, cache = call_with_cache(script, args, start, piece, cache)
+        outputs.append(output)
+        start += piece
+    return whole, outputs, args, last_cache
+
+
+def decode_with_cache(script: Script, pieces: list[int], mode: str = "eval") -> None:
+    """Pieces give the same outputs as the whole, also if a cache is given twice."""
+    assert script.adapter.cache is not None
+    length = script.sizes.k_len
+    whole, outputs, args, last_cache = compute_pieces(script, pieces, mode)
+    text = ", ".join(map(str, pieces))
+    message = f"{{place}} differs if the tokens come in pieces of {text}"
+    compared = slice(None) if script.adapter.causal else slice(length - 1, None)
+    script.assert_close(whole, script.concatenate(*outputs), message, l=compared)
+    if isinstance(script.evaluate(last_cache), Tensor | tuple):
+        # Several hypotheses of a beam search may continue one cache. Objects and dicts
+        # are modified by intention.
+        start, piece = length - pieces[-1], pieces[-1]
+        again, _ = call_with_cache(script, args, start, piece, last_cache)
+        message = "{place} differs if a cache is given a second time"
+        script.assert_close(outputs[-1], again, message)
+    if script.adapter.cache != ("", ""):
+        message = f"{{place}} differs after decoding in pieces of {text}"
+        script.assert_close(whole, script.call(args), message)
+
+
+def calls_with_hidden_key(
+    script: Script, hidden: int
+) -> Iterator[tuple[CallArguments, MaskArgument]]:
+    """Arguments of which one key is hidden in one batch item.
+
+    If it is the first, it is as after left padding. The script is restarted before
+    each.
+    """
+    length = script.sizes.k_len
+    allowed = script.all_allowed(length, length)
+    allowed[:, hidden, 0] = False
+    for mask in script.masks_for(allowed) if length > 2 else []:
+        assert mask is not None
+        if "q" in mask.axes:
+            allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+        restart_with_cache(script)
+        yield replace(script.make_arguments(allowed, mask), allowed=allowed), mask
+
+
+def decode_with_padding(script: Script) -> None:
+    """Decode with one key of one batch item hidden.
+
+    If that is the first, the mask is for all keys so far, or where this is refused, for
+    the new ones. Where both are refused, nothing is tested.
+    """
+    usual, length, window = script.sizes, script.sizes.k_len, script.adapter.window
+    for first in sorted({length // 2, length - 1}):
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [first, length - first])
+    # A mask of the new keys only may hide one of them. With one new token, a mask might
+    # be broadcast to all keys.
+    first = length // 2
+    for args, mask in (
+        calls_with_hidden_key(script, first) if length - first > 1 else ()
+    ):
+        pieces = [first, length - first]
+        decode_padded_pieces(script, args, mask, pieces, forms=(True,))
+    if script.adapter.causal and window and usual.k_len == usual.q_len:
+        # What is dropped behind a window is dropped of the mask, too.
+        script.sizes = replace(usual, q_len=window + 4, k_len=window + 4)
+        for args, mask in calls_with_hidden_key(script, 0):
+            decode_padded_pieces(script, args, mask, [window + 1, 1, 1, 1])
+        script.sizes = usual
+
+
+def decode_padded_pieces(
+    script: Script,
+    args: CallArguments,
+    mask: MaskArgument,
+    pieces: list[int],
+    forms: tuple[bool, ...] = (False, True),
+) -> None:
+    """Decode pieces, each with its part of the mask, of all keys or of the new ones."""
+    length = script.sizes.k_len
+    queries = script.real_queries(args)
+    queries = queries if script.adapter.causal else [length - 1]
+    with script.attempt():  # the tokens may be more than it accepts
+        whole = script.call(args)
+        message = (
+            f"with padding, {{place}} differs after a call with {pieces[0]} tokens"
+        )
+        for only_new in forms:
+            with script.attempt():
+                given: list[MaskArgument | None] = [mask] * len(pieces)
+                joined = decode_masked(script, args, pieces, given, only_new)
+                script.assert_close(whole, joined, message, l=queries)
+                if only_new and len(forms) > 1:
+                    # The new tokens hide none, and the padding so far is in the cache.
+                    given[-1] = None
+                    without = decode_masked(script, args, pieces, given, only_new)
+                    message += ", and without a mask then"
+                    script.assert_close(joined, without, message, l=queries)
+                break
+
+
+def decode_masked(
+    script: Script,
+    args: CallArguments,
+    pieces: list[int],
+    masks: list[MaskArgument | None],
+    only_new: bool,
+) -> str:
+    """The outputs of pieces, each with its mask."""
+    cache, outputs, start = empty_cache(script), [], 0
+    for piece, mask in zip(pieces, masks, strict=True):
+        output, cache = call_with_cache(
+            script, args, start, piece, cache, mask, only_new
+        )
+        outputs.append(output)
+        start += piece
+    return script.concatenate(*outputs)
+
+
+def restart_with_cache(script: Script, mode: str = "eval") -> None:
+    """Restart, and keep a copy of a module that stores its cache.
+
+    In evaluation, a path of its own for a cache must not drop anything either.
+    """
+    script.restart(mode, dropout=0.0 if mode == "train" else 0.5)
+    if script.adapter.cache == ("", ""):
+        script.exec_line("unused = copy.deepcopy(attention)")
+
+
+def empty_cache(script: Script) -> str:
+    """What the first call gets as its cache; a module that stores it begins anew."""
+    if script.adapter.cache == ("", ""):
+        script.exec_line("attention = copy.deepcopy(unused)")
+    sizes = script.adapter.named_sizes(script.sizes)
+    text = script.adapter.empty_cache.format(**sizes)
+    return text if text == "None" else script.assign("cache", text)
+
+
+def call_with_cache(
+    script: Script,
+    args: CallArguments,
+    start: int,
+    count: int,
+    cache: str,
+    mask: MaskArgument | None = None,
+    only_new: bool = False,
+) -> tuple[str, str]:
+    """Compute `count` tokens from `start` on; return the output and the new cache.
+
+    The mask is for all keys so far, or for those of this call only.
+    """
+    adapter = script.adapter
+    assert adapter.cache is not None
+    argument, cache_index = adapter.cache
+    stop = start + count
+    index = adapter.index(l=slice(start, stop))
+    inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+    allowed = script.all_allowed(count, stop)
+    if mask is not None:
+        allowed = args.allowed[start:stop, start * only_new : stop]
+    more = {name: text.format(start=start) for name, text in adapter.cache_args.items()}
+    if argument:
+        more[argument] = cache
+    source = script.argument_source(
+        CallArguments(inputs, script.encode_mask(allowed, mask), allowed), start, **more
+    )
+    result = script.assign("result", f"attention({source})")
+    found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
+    output = script.assign("y", f"{result}{found or ''}")
+    if cache_index:
+        cache = script.assign("cache", f"{result}{cache_index}")
+    return output, cache
+
+
+def reorder_cache(script: Script) -> None:
+    """After one step, the batch items are exchanged in the input and in the cache.
+
+    A beam search does so, also with sequences of unequal lengths.
+    """
+    length, batch_size = script.sizes.k_len, script.sizes.batch_size
+    if batch_size < 2 or length < 2 or "b" not in script.adapter.layout:
+        return
+    restart_with_cache(script)
+    assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
+    for args, mask in calls_with_hidden_key(script, 0):
+        for only_new in (False, True):
+            with script.attempt():
+                assert_reordered(script, args, mask=mask, only_new=only_new)
+                break
+
+
+def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
+    """The last token gives the same output if all items were exchanged before."""
+    length, batch_size = script.sizes.k_len, script.sizes.batch_size
+    index = script.adapter.index(b=[*range(batch_size)][::-1])
+    inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+    allowed = args.allowed.flip(2)
+    usual = script.encode_mask(script.all_allowed(length, length))
+    mask = script.encode_mask(allowed, how["mask"]) if how else usual
+    other = replace(args, inputs=inputs, allowed=allowed, mask=mask)
+    function = "attention"
+    if script.adapter.cache == ("", ""):
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        function = "fresh"
+    # Before the pieces, so that nothing is stored of it when the last one is decoded.
+    whole = script.call(other, function=function)
+    last_token = script.adapter.index(l=slice(length - 1, None))
+    whole = script.assign("y", f"{whole}{last_token}")
+    cache = empty_cache(script)
+    _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
+    cache = flip_cache(script, cache)
+    if not cache:
+        return
+    last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
+    message = "{place} differs if the batch items of the cache are reordered"
+    script.assert_close(whole, last, message)
+
+
+def flip_cache(script: Script, cache: str) -> str:
+    """Reverse the batch items of a cache; return its variable, "" where it cannot be.
+
+    A part of a cache that was returned is reordered along the axis that has the batch
+    size. A module that stores its cache has a method for it, named as fairseq's.
+    """
+    assert script.adapter.cache is not None
+    argument, _ = script.adapter.cache
+    batch_size = script.sizes.batch_size
+    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+    order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    if argument and methods:
+        method = f"attention.{methods[0]}"
+        given = [*inspect.signature(script.evaluate(method)).parameters]
+        texts = [order if re.search("order|idx|ind", n) else cache for n in given]
+        with script.attempt():
+            moved = script.assign("moved", f"{method}({', '.join(texts)})")
+            is_moved = script.evaluate(f"{moved} is not None")
+            return moved if is_moved else cache
+    if argument:
+        if not script.evaluate(f"can_flip_items({cache}, {batch_size})"):
+            return ""
+        return script.assign("cache", f"flip_items({cache}, {batch_size})")
+    if not methods:
+        return ""
+    script.exec_line(f"attention.{methods[0]}({order})")
+    return cache

@@ -1,0 +1,30 @@
+"""The law of decoding: it fails on attention that violates it."""
+
+import pytest
+import torch
+
+from attention_laws import LAWS
+from attention_laws.adapter import Adapter, Sizes
+from attention_laws.law import NotApplicable
+from attention_laws.script import Script
+from specimens import ConvolvesWithoutState, assert_caught
+
+
+@pytest.mark.slow
+def test_the_law_fails_on_implementations_that_violate_it(device: torch.device) -> None:
+    assert_caught("incremental_decoding", device.type)
+
+
+def test_a_cache_may_be_without_the_state_of_a_convolution() -> None:
+    adapter = Adapter(
+        ConvolvesWithoutState(12, 3),
+        "Attention",
+        "",
+        {},
+        inputs=("x",),
+        cache=("past", "[1]"),
+        causal=True,
+        designs={"convolution": "Conv1d"},
+    )
+    with pytest.raises(NotApplicable, match="state of its convolution"):
+        LAWS["incremental_decoding"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
