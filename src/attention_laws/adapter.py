@@ -301,7 +301,9 @@ class Adapter:
     causal: bool = False
     window: int | None = None
     softcap: float | None = None  # the limit of the scores
-    designs: Mapping[str, str] = field(default_factory=dict)  # of `names.designs_of`
+    designs: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of `structure.designs_of`
     positions: str = "none"  # one of `POSITIONS`, or "unknown"
     projections: Mapping[str, str] = field(default_factory=dict)
     # Argument of the cache, and index of the new one in the result. The index is "" if
@@ -403,12 +405,17 @@ class Adapter:
         first = self.layout.index("l")
         return f".flatten({first}, {first + self.image_axes - 1})"
 
+    @property
+    def filled(self) -> list[str]:
+        """Required tensors of unknown names: one of them may be what is attended to."""
+        return [n for n, text in self.extra_args.items() if "zeros_like" in text]
+
     def effective_mask(self, allowed: Tensor) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""
         q_len, k_len = allowed.shape[:2]
         ones = torch.ones(q_len, k_len, dtype=torch.bool)
         if self.causal:
-            allowed = allowed & ones.tril(k_len - q_len)[..., None]
+            allowed = without_future(allowed)
         if self.window is not None:
             farthest = self.window - 1
             allowed = allowed & ones.triu(k_len - q_len - farthest)[..., None]
@@ -426,6 +433,18 @@ class Adapter:
         while parts and parts[-1] == ":":
             parts.pop()
         return f"[{', '.join(parts)}]" if parts else ""
+
+
+def without_future(allowed: Tensor) -> Tensor:
+    r"""A mask combined with a causal one, in which the last query is at the last key.
+
+    >>> without_future(torch.ones(2, 3, 1).bool())[..., 0].int()
+    tensor([[1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    q_len, k_len = allowed.shape[:2]
+    past = torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+    return allowed & past[..., None]
 
 
 def index_source(index: int | slice | list[int]) -> str:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names
+from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument
 from attention_laws.law import (
     LawViolation,
@@ -104,7 +104,7 @@ def equal_values(script: Script) -> None:
         if adapter.single_input:
             script.sizes = replace(script.sizes, q_len=length)
         script.restart()
-        layers = names.layers_by_role(
+        layers = structure.layers_by_role(
             script.evaluate("attention"), usual.heads * usual.d_k, any_width=True
         )
         skip_unless("value" in layers, "has no value projection")
@@ -215,9 +215,8 @@ def allowed_keys_attended(script: Script) -> None:
     gradient.
     """
     adapter = script.adapter
-    # A tensor that was filled in may be what it attends to.
-    filled = [n for n, t in adapter.extra_args.items() if "zeros_like" in t]
-    skip_unless(not filled, f"also gets `{', '.join(filled)}`, which may be its keys")
+    filled = ", ".join(adapter.filled)
+    skip_unless(not filled, f"also gets `{filled}`, which may be its keys")
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -578,10 +577,10 @@ def plain_layers(script: Script) -> dict[str, str]:
     """The projections by role, if there is no norm over the whole width."""
     attention = script.evaluate("attention")
     skip_unless(
-        not names.has_wide_norm(attention, script.sizes.d_k),
+        not structure.has_wide_norm(attention, script.sizes.d_k),
         "has a norm over the whole width",
     )
-    return names.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
+    return structure.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
 
 
 def assert_linear_in_value_weights(script: Script) -> None:
@@ -872,7 +871,7 @@ def assert_gradients_arrive(script: Script) -> None:
             script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
             # A constant argument, such as a bias of zero, has none to pass on.
             has_constant = "torch." in str(adapter.extra_args)
-            if not names.is_bias(name) and not has_constant:
+            if not structure.is_bias(name) and not has_constant:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
                 script.assert_true(f"{grad}.abs().max() > 1e-6", message)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names
+from attention_laws import names, structure
 from attention_laws.adapter import (
     IMAGES,
     LAYOUTS,
@@ -279,7 +279,7 @@ def ways_to_call(
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
-    elif "Conv2d" in names.identifiers(adapter.target):
+    elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
@@ -290,7 +290,7 @@ def ways_to_call(
     if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
         widths.append(3 * adapter.heads * adapter.d_k)  # projected already
     if probe.built is not None:
-        candidates = names.candidate_widths(probe.built)
+        candidates = structure.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
     end = time.process_time() + probe.seconds
     for variant, mask in variants_and_masks(probe, usual):
@@ -302,7 +302,7 @@ def ways_to_call(
         tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
-            pairs += itertools.permutations(names.layer_widths(probe.built), 2)
+            pairs += itertools.permutations(structure.layer_widths(probe.built), 2)
         for (width, other), group in itertools.product(pairs, tried):
             choices, columns = [], []
             for layout in group:

@@ -362,11 +362,8 @@ def unused_weights(script: Script) -> tuple[str, ...]:
 
 
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
-    """The same attention with the tensor that it requires and attends to, if any.
-
-    Such an argument has an unknown name, and was filled in.
-    """
-    filled = [n for n, text in adapter.extra_args.items() if "zeros_like" in text]
+    """The same attention with the tensor that it requires and attends to, if any."""
+    filled = adapter.filled
     if not adapter.single_input or options.inputs or adapter.image or len(filled) != 1:
         return adapter
     inputs = (*adapter.inputs, *filled)

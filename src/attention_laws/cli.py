@@ -60,7 +60,7 @@ from xml.etree import ElementTree
 import torch
 from torch import nn
 
-from attention_laws import names
+from attention_laws import structure
 from attention_laws.adapter import (
     IMAGES,
     LAYOUTS,
@@ -521,7 +521,7 @@ def paths_of_attention(model: nn.Module) -> list[str]:
         for path, part in model.named_modules()
         if path and re.search(r"att(entio)?n|mha", type(part).__name__, re.IGNORECASE)
     ]
-    known = [p for p in named if names.find_projections(model.get_submodule(p), {})]
+    known = [p for p in named if structure.find_projections(model.get_submodule(p), {})]
     inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
     outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
     return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]

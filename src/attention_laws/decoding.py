@@ -13,13 +13,14 @@ and decoding.
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
 
-from attention_laws.adapter import MaskArgument
+from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -72,8 +73,7 @@ def incremental_decoding(script: Script) -> None:
         skip_unless(
             not adapter.single_input and not adapter.causal, "`cache` is not given"
         )
-        allowed = script.all_allowed(length, length)
-        allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+        allowed = without_future(script.all_allowed(length, length))
         masks = [
             mask
             for mask in script.masks_for(allowed)
@@ -297,13 +297,27 @@ def compute_pieces(
     restart_with_cache(script, mode)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
+    outputs, last_cache = decode(script, args, pieces)
+    return whole, outputs, args, last_cache
+
+
+def decode(
+    script: Script,
+    args: CallArguments,
+    pieces: list[int],
+    masks: Sequence[MaskArgument | None] = (),
+    only_new: bool = False,
+) -> tuple[list[str], str]:
+    """The output of each piece, with its mask if any, and the cache of the last one."""
     cache, outputs, start = empty_cache(script), [], 0
-    for piece in pieces:
+    for piece, mask in zip_longest(pieces, masks):
         last_cache = cache
-        output, cache = call_with_cache(script, args, start, piece, cache)
+        output, cache = call_with_cache(
+            script, args, start, piece, cache, mask, only_new
+        )
         outputs.append(output)
         start += piece
-    return whole, outputs, args, last_cache
+    return outputs, last_cache
 
 
 def decode_with_cache(script: Script, pieces: list[int], mode: str = "eval") -> None:
@@ -340,10 +354,9 @@ def calls_with_hidden_key(
     allowed[:, hidden, 0] = False
     for mask in script.masks_for(allowed) if length > 2 else []:
         assert mask is not None
-        if "q" in mask.axes:
-            allowed = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+        given = without_future(allowed) if "q" in mask.axes else allowed
         restart_with_cache(script)
-        yield replace(script.make_arguments(allowed, mask), allowed=allowed), mask
+        yield replace(script.make_arguments(given, mask), allowed=given), mask
 
 
 def decode_with_padding(script: Script) -> None:
@@ -391,33 +404,17 @@ def decode_padded_pieces(
         for only_new in forms:
             with script.attempt():
                 given: list[MaskArgument | None] = [mask] * len(pieces)
-                joined = decode_masked(script, args, pieces, given, only_new)
+                outputs, _ = decode(script, args, pieces, given, only_new)
+                joined = script.concatenate(*outputs)
                 script.assert_close(whole, joined, message, l=queries)
                 if only_new and len(forms) > 1:
                     # The new tokens hide none, and the padding so far is in the cache.
                     given[-1] = None
-                    without = decode_masked(script, args, pieces, given, only_new)
+                    outputs, _ = decode(script, args, pieces, given, only_new)
+                    without = script.concatenate(*outputs)
                     message += ", and without a mask then"
                     script.assert_close(joined, without, message, l=queries)
                 break
-
-
-def decode_masked(
-    script: Script,
-    args: CallArguments,
-    pieces: list[int],
-    masks: list[MaskArgument | None],
-    only_new: bool,
-) -> str:
-    """The outputs of pieces, each with its mask."""
-    cache, outputs, start = empty_cache(script), [], 0
-    for piece, mask in zip(pieces, masks, strict=True):
-        output, cache = call_with_cache(
-            script, args, start, piece, cache, mask, only_new
-        )
-        outputs.append(output)
-        start += piece
-    return script.concatenate(*outputs)
 
 
 def restart_with_cache(script: Script, mode: str = "eval") -> None:

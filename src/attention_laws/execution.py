@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names
-from attention_laws.adapter import MaskArgument
+from attention_laws import names, structure
+from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import make_equal_tokens, record_weights
 from attention_laws.law import (
     LawViolation,
@@ -184,7 +184,7 @@ def assert_argument_switches_off(script: Script) -> None:
         return
     script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
     script.restart("train", dropout=None)
-    if names.has_dropout_of_its_own(script.evaluate("attention")):
+    if structure.has_dropout_of_its_own(script.evaluate("attention")):
         script.adapter = adapter
         return
     args = script.make_arguments()
@@ -277,7 +277,7 @@ def sees_batch(script: Script, many: CallArguments, place: str) -> bool:
     One in a network for the biases of positions does not. By its name, because so does
     one whose mask all items share by mistake.
     """
-    if not script.adapter.is_module or not names.BIAS_NETWORK_PATTERN.search(place):
+    if not script.adapter.is_module or not structure.BIAS_NETWORK_PATTERN.search(place):
         return True
     layers = [
         path
@@ -300,9 +300,9 @@ def is_before_scores(script: Script, place: str) -> bool:
     if not script.adapter.is_module:
         return False
     *layers, _last = place.split(".")
-    roles = {names.role_of(layer, None) for layer in layers}
+    roles = {structure.role_of(layer, None) for layer in layers}
     found = script.evaluate(f"dropout_names(attention, {place!r})")
-    is_named = any(map(names.INPUT_DROPOUT_PATTERN.search, [place, *found]))
+    is_named = any(map(structure.INPUT_DROPOUT_PATTERN.search, [place, *found]))
     return is_named or bool(roles & {"query", "key", "fused"})
 
 
@@ -311,7 +311,7 @@ def is_of_part(script: Script, place: str) -> bool:
     found = [place]
     if script.adapter.is_module:
         found += script.evaluate(f"dropout_names(attention, {place!r})")
-    return any(map(names.PART_DROPOUT_PATTERN.search, found))
+    return any(map(structure.PART_DROPOUT_PATTERN.search, found))
 
 
 def has_several_attentions(script: Script) -> bool:
@@ -321,7 +321,7 @@ def has_several_attentions(script: Script) -> bool:
     """
     if not script.adapter.is_module:
         return False
-    paths = names.attention_paths(script.evaluate("attention"))
+    paths = structure.attention_paths(script.evaluate("attention"))
     return len({place_of(path) for path in paths}) > 1
 
 
@@ -354,7 +354,7 @@ def assert_mean_is_kept(
     first = f".movedim({copies_first(script)}, [0, 1])"
     if {"norm", "features"} & {*script.adapter.designs} and script.adapter.is_module:
         width = script.sizes.heads * script.sizes.d_k
-        layers = names.layers_by_role(script.evaluate("attention"), width)
+        layers = structure.layers_by_role(script.evaluate("attention"), width)
         if "out" not in layers or "talking" in script.adapter.designs:
             return
         last = f"attention.get_submodule({layers['out']!r})"
@@ -462,7 +462,7 @@ def other_calls(
         yield replace(first, mask=None, allowed=torch.ones_like(padded))
     yield replace(first, mask=script.encode_mask(torch.ones_like(padded), mask))
     if not adapter.causal and padded.shape[0] == padded.shape[1] > 1:
-        causal = torch.ones_like(padded).permute(2, 0, 1).tril().permute(1, 2, 0)
+        causal = without_future(torch.ones_like(padded))
         for other in script.masks_for(causal):
             encoded = script.encode_mask(causal, other)
             yield replace(first, mask=encoded, allowed=causal)
@@ -548,7 +548,7 @@ def half_precision(script: Script) -> None:
         for allowed, mask in script.mask_cases():
             assert_half_is_close(script, dtype, allowed, mask)
         # PyTorch's `normalize` has an epsilon that is zero in float16.
-        is_torchs = "normalize" in names.identifiers(script.adapter.target)
+        is_torchs = "normalize" in structure.identifiers(script.adapter.target)
         if dtype == torch.bfloat16 or not is_torchs:
             assert_half_is_close(script, dtype, change=with_zero_token)
     if scores_are_bounded(script):

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names
+from attention_laws import names, structure
 from attention_laws.adapter import (
     AXES,
     LAYOUTS,
@@ -225,8 +225,8 @@ def infer_heads(probe: CallProbe) -> None:
     """The number of heads that a module has, or that a function is called with."""
     target, options = probe.built or probe.adapter.target, probe.options
     is_instance = isinstance(target, nn.Module)
-    heads = options.heads or names.size_attribute(target, "{heads}")
-    kv_heads = options.kv_heads or names.size_attribute(target, "{kv_heads}")
+    heads = options.heads or structure.size_attribute(target, "{heads}")
+    kv_heads = options.kv_heads or structure.size_attribute(target, "{kv_heads}")
     if heads is None:
         heads = 1 if is_instance else 2 * kv_heads if kv_heads else 3
     group_size = heads // kv_heads if kv_heads else 1
@@ -241,7 +241,7 @@ def infer_heads_of_function(probe: CallProbe) -> None:
     adapter = probe.adapter
     has_heads = "h" in adapter.layout or "{heads}" in str(adapter.extra_args)
     if not (adapter.is_module or has_heads or probe.options.heads):
-        code = names.identifiers(adapter.target)
+        code = structure.identifiers(adapter.target)
         if not any("head" in name.lower() for name in code):
             probe.update(heads=1, d_k=adapter.heads * adapter.d_k)
 
@@ -393,7 +393,7 @@ def infer_sizes(
         if not {"{heads}", "{kv_heads}"} & present and "{d_k}" in present:
             # As many heads of the given width as fit.
             built = build(probe, most_heads)
-            if names.size_attribute(built, "{heads}") == most_heads:
+            if structure.size_attribute(built, "{heads}") == most_heads:
                 probe.update(heads=most_heads)
         if "{d_model}" not in present:
             # Its sizes are its own, such as those of a config without arguments.
@@ -558,7 +558,7 @@ def infer_roles(probe: CallProbe) -> None:
     if call is None or token_mixing(*call) <= 0:
         return
     module = call[0].namespace["attention"]
-    several = adapter.is_module and names.count_attentions(module) > 1
+    several = adapter.is_module and structure.count_attentions(module) > 1
     probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
@@ -1010,7 +1010,7 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    designs = names.designs_of(adapter.target)
+    designs = structure.designs_of(adapter.target)
     if own_keys := count_own_keys(probe):
         designs.setdefault("sink", f"{own_keys} keys of its own")
     if not calls_softmax(lambda: call[0].call(call[1])):
@@ -1054,7 +1054,7 @@ def infer_window(probe: CallProbe) -> None:
     An attribute `sliding_window` states it.
     """
     adapter = probe.adapter
-    is_named = "window" in names.designs_of(adapter.target)
+    is_named = "window" in structure.designs_of(adapter.target)
     is_sequence = adapter.single_input and not adapter.is_pooled
     if (
         not (is_named or adapter.causal)
@@ -1080,7 +1080,7 @@ def infer_window(probe: CallProbe) -> None:
             widths.add(query + 1 - first)
     # A token that attends to itself alone is none of a window.
     if len(widths) == 1 and 1 < max(widths) < length - 4:
-        stated = names.stated_window(script.namespace["attention"])
+        stated = structure.stated_window(script.namespace["attention"])
         window = stated or max(widths)
         # The argument of the constructor may count in another way.
         if probe.try_call(window=window) is not None:
@@ -1116,19 +1116,19 @@ def infer_positions(
     """The positional encoding, and whether it is inferred or assumed."""
     target = probe.adapter.target
     module = script.namespace["attention"]
-    may_encode = names.encodes_positions(target) or (
+    may_encode = structure.encodes_positions(target) or (
         probe.adapter.is_module
         and any(probe.adapter.fixed_length in p.shape for p in module.parameters())
     )
     if probe.adapter.position_args or (may_encode and order_matters(script, args)):
-        found = names.identifiers(target) | {*probe.adapter.position_args}
-        positions = names.positions_named(found)
+        found = structure.identifiers(target) | {*probe.adapter.position_args}
+        positions = structure.positions_named(found)
         return positions, "assumed" if positions == "unknown" else "inferred"
     # A table that has no effect.
     if probe.adapter.is_module:
         owned = {*dict(module.named_modules()), *dict(module.named_buffers())}
-        if names.positions_named(owned) != "unknown":
-            return names.positions_named(owned), "inferred"
+        if structure.positions_named(owned) != "unknown":
+            return structure.positions_named(owned), "inferred"
     return "none", "assumed"
 
 
@@ -1257,7 +1257,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     # Nothing is perturbed: the influence is the difference of two equal calls.
     reproducible = call is not None and not influence(*call, {"l": slice(0, 0)}, {})
     text = "" if reproducible else "random even with dropout 0"
-    if call is not None and names.has_batch_norm(call[0].evaluate("attention")):
+    if call is not None and structure.has_batch_norm(call[0].evaluate("attention")):
         text = "its batch norm mixes batch items"
     probe.update(
         reproducible_training=not text,
@@ -1269,24 +1269,24 @@ def infer_module_behavior(probe: CallProbe) -> None:
     assert call is not None
     module = call[0].evaluate("attention")
     check_parameter_names(module, options)
-    projections = names.find_projections(module, options.projections)
+    projections = structure.find_projections(module, options.projections)
     over_features = attends_over_features(*call)
     if over_features:
         projections = {}
-    softcap = names.softcap_of(module) if projections else None
+    softcap = structure.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
-    designs = {**names.designs_of(module), **probe.adapter.designs}
+    designs = {**structure.designs_of(module), **probe.adapter.designs}
     if over_features:
         designs["channels"] = "softmax over features"
         if has_one_axis_of_tokens(*call):
             designs["compression"] = "keys that are not the tokens"
-    if names.is_unscaled(module):
+    if structure.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
-    if projections and not names.normalizes(module):
+    if projections and not structure.normalizes(module):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
-    if names.convolves_single_tokens(module):
+    if structure.convolves_single_tokens(module):
         designs.pop("convolution", None)
     is_wrapped = hasattr(type(module).forward, "__wrapped__")
     if is_wrapped and not output_of(call).requires_grad:
@@ -1323,7 +1323,7 @@ def infer_formula(probe: CallProbe) -> None:
             probe.record(fact, text, "inferred", **fields)
             return
     if adapter.heads == 1 and probe.built is not None and options.heads is None:
-        if "head" in "".join(names.identifiers(probe.built)).lower():
+        if "head" in "".join(structure.identifiers(probe.built)).lower():
             probe.update(projections={})  # there may be several
 
 
@@ -1333,7 +1333,7 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
     Parts of a fused projection come in many orders. A module may not tell how many
     heads it has.
     """
-    for name, projections in names.other_fused_orders(adapter.projections):
+    for name, projections in structure.other_fused_orders(adapter.projections):
         yield "fused projection", f"[{name}]", {"projections": projections}
     if adapter.heads == 1 and adapter.is_module:
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):

@@ -34,8 +34,8 @@ LawTest = Callable[["Script"], None]
 class Law:
     r"""A law: its name, statement, formula and reason, and the function that tests it.
 
-    `assumes` names designs (of `names.DESIGNS`) to which the law does not apply: if the
-    code of an implementation mentions one, a violation is reported as a skip.
+    `assumes` names designs (of `structure.DESIGNS`) to which the law does not apply: if
+    the code of an implementation mentions one, a violation is reported as a skip.
 
     `slow` marks a test that takes seconds, and runs at one size only. `strict` marks a
     law that most correct implementations violate; it runs only on request.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attention_laws import names
-from attention_laws.adapter import MaskArgument
+from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import record_weights
 from attention_laws.law import ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
@@ -32,7 +32,7 @@ def causal_calls(script: Script, modes: list[str]) -> Iterator[CallArguments]:
     skip_unless(script.sizes.k_len > 1, "needs two tokens")
     length = script.sizes.k_len
     all_allowed = script.all_allowed(length, length)
-    causal = all_allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+    causal = without_future(all_allowed)
     allowed = all_allowed if script.adapter.causal else causal
     masks = script.masks_for(allowed)
     skip_unless(masks, "is not causal, and has no mask that could make it causal")
@@ -283,7 +283,7 @@ def assert_mask_is_shared(script: Script) -> None:
         for batch_size in (length - 1, length):
             script.sizes = replace(usual, batch_size=batch_size, q_len=length)
             script.restart()
-            causal = script.all_allowed().permute(2, 0, 1).tril().permute(1, 2, 0)
+            causal = without_future(script.all_allowed())
             args = script.make_arguments(causal, mask)
             try:
                 shared = script.call(args)
@@ -548,7 +548,7 @@ def combined_masks(script: Script) -> None:
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
-    causal = script.all_allowed(length, length).permute(2, 0, 1).tril().permute(1, 2, 0)
+    causal = without_future(script.all_allowed(length, length))
     padded = script.all_allowed(length, length)
     padded[:, length - 1 :, 0] = False
     firsts = [None] if adapter.causal else script.masks_for(causal)

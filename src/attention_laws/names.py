@@ -1,8 +1,8 @@
 r"""# Dictionary of names
 
-Implementations of attention name their parts differently, but from a small vocabulary.
-This module is the dictionary: which argument of a constructor is the number of heads,
-which submodule is the projection of the query, which argument of `forward` is a mask.
+Implementations of attention name their arguments differently, but from a small
+vocabulary. This module is the dictionary: which argument of a constructor is the number
+of heads, which argument of `forward` is a mask, which value an unknown one may take.
 
 Source: the names used on the pages under *Other implementations*, in
 [PyTorch](https://docs.pytorch.org/docs/stable/nn.html), in Hugging Face's transformers
@@ -10,15 +10,12 @@ and in the usual tutorials.
 """
 
 import inspect
-import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-
-from torch import Tensor, nn
 
 # The value that a constructor argument gets, and the names of such arguments. A value
 # in braces is a size, filled in later; the others are literals.
@@ -77,7 +74,6 @@ CONTEXT_PATTERN = re.compile(
     re.IGNORECASE,
 )
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
-CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
     r"history$"
@@ -101,8 +97,6 @@ POSITION_PATTERN = re.compile(
     r"|^(points|centers)$"
 )
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
-# Attributes for the number of features that are rotated.
-ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_dim")
 # Optional arguments of a constructor that are the sides of an image.
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
@@ -138,36 +132,6 @@ GUESSED_VALUES = {
     r"^(d_?ff|ff(n|_size|_dim)?|c(_\w+|\d)?|d(_[a-z]+|\d))$": "{d_model}",
 }
 GUESSED_TYPES = {int: "2", float: "1.0", bool: "False", inspect.Parameter.empty: "2"}
-# Names in code that computes a positional encoding.
-ENCODING_PATTERN = re.compile(
-    r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
-    r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
-    # What fades from token to token tells how far each is.
-    r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
-    r"|^cpb(_|$)|^meshgrid$",
-    re.IGNORECASE,
-)
-# Positional encodings with laws of their own; others exclude them.
-POSITION_KINDS = {
-    "rotary": r"rope|rotary|rotate|freqs_cis",
-    "alibi": r"alibi|slope",
-    "unknown": r"relative|bucket|axial|xpos|2d|ndim|bias_table|^rel",
-}
-# Names of parameters that hold a vector or a bias for each distance.
-TABLE_PATTERN = re.compile(
-    r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
-    re.IGNORECASE,
-)
-# Dropout of what scores are computed from, which keeps no mean.
-INPUT_DROPOUT_PATTERN = re.compile(
-    "lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop", re.IGNORECASE
-)
-# Dropout of a whole part, whose queries share one mask by intention.
-PART_DROPOUT_PATTERN = re.compile(
-    r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
-    re.IGNORECASE,
-)
-BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Weights and biases that a function takes, with their shapes.
 FUSED, SINGLE = "(qkv|attn|in(_proj)?)", "(q(uery)?|k(ey)?|v(alue)?|o(ut|utput)?|proj)"
 WEIGHT_SHAPES = {
@@ -222,41 +186,6 @@ UNKNOWN_ARGUMENT = [
     "torch.ones(1, {batch_size}, {d_model})",
 ]
 UNKNOWN_PAIRS = "torch.zeros({batch_size}, {length}, {length}, dtype=torch.long)"
-# Designs that change what is computed, and names in code that tell of them.
-DESIGNS = {
-    "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
-    "group_norm": r"(group|instance)_?norm",
-    "residual": r"residual|shortcut|^skip",
-    "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
-    "softcap": r"soft_?cap|logit_cap|tanh",
-    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$|favor"
-    r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
-    # Tokens fade from step to step, by a number that others may have influence on.
-    "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
-    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm",
-    # Keys whose weight is exactly zero.
-    "zeros": r"sparsemax|entmax",
-    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
-    r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
-    "linear": r"linear_?(\w+_?)?att",
-    "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
-    r"|neighbou?r|big_?bird|longformer",
-    # Which keys are attended to, or in which order, depends on other tokens.
-    "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
-    r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
-    "dynamic": r"ntk|dynamic",
-    "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
-    r"|attention_multiplier"
-    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
-    "axial": r"axial|criss_?cross",
-    "latents": r"latents$",  # which may be queries and keys
-    "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
-    r"|downsample|sr_ratio",
-    "positions": "",  # by `ENCODING_PATTERN`
-    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
-    "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
-    r"|layer_?scale|^gamma$|^proj_[lw]$",
-}
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
@@ -267,32 +196,13 @@ MASK_PATTERN = re.compile(
 OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
 
-# Names of submodules and parameters, normalized: lower case, without underscores.
-PROJECTION_NAMES = {
-    "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq "
-    "queryconv convq",
-    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk",
-    "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv "
-    "valueconv convv",
-    "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
-    "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
-    "combine combineheads fc linear final projout finallinear outlayer",
-    "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
-    "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
-    "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
-    "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
-}
-OUTER_ROLES = ("value", "out")  # of any width
-PROJECTION_ROLES = {
-    name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
-}
-
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:
     r"""Parameters of a function, or of the `forward` of a module or module class.
 
     Empty for a builtin, which has no signature.
 
+    >>> from torch import nn
     >>> [parameter.name for parameter in parameters_of(nn.Linear)]
     ['input']
     """
@@ -703,6 +613,7 @@ def dropout_of_function(function: Any) -> str:
 def dropout_arguments(target: Any) -> dict[str, str]:
     r"""The arguments of a constructor that switch dropout off, and their values.
 
+    >>> from torch import nn
     >>> dropout_arguments(nn.MultiheadAttention)
     {'dropout': '0.0'}
     """
@@ -922,552 +833,3 @@ def guess_value(name: str) -> str:
 def import_source(value: type) -> str:
     """The line that imports a class."""
     return f"from {value.__module__} import {value.__name__}\n"
-
-
-def table_sizes(module: nn.Module) -> dict[str, int]:
-    r"""The learned tables of relative positions by name, with their numbers of rows.
-
-    >>> table_sizes(nn.ModuleDict({"rel_pos": nn.Embedding(9, 4)}))
-    {'rel_pos.weight': 9}
-    """
-    return {
-        name: max(parameter.shape)
-        for name, parameter in module.named_parameters()
-        if TABLE_PATTERN.search(name) and parameter.dim() and parameter.requires_grad
-    }
-
-
-def has_buckets(module: nn.Module) -> bool:
-    """Whether several distances share a row of a table, by intention."""
-    return any("bucket" in name for name in identifiers(module))
-
-
-def largest_distance(module: nn.Module) -> int | None:
-    """The distance from which on all share a row: an attribute of a part or config."""
-    parts: list[Any] = [*module.modules()]
-    parts += [part.config for part in parts if hasattr(part, "config")]
-    for part in parts:
-        for name in dir(part):
-            if re.search(r"max_?(rel\w*_)?dist", name):
-                value = getattr(part, name)
-                if type(value) is int and value > 1:
-                    return value
-    return None
-
-
-def designs_of(target: Any) -> dict[str, str]:
-    """The designs that the code of `target` mentions, each with the name that tells."""
-    found: dict[str, str] = {}
-    weights = target.named_parameters() if isinstance(target, nn.Module) else ()
-    for name, weight in weights:
-        # A bias of two axes, of heads and of rows or distances, or a long table.
-        last = name.rpartition(".")[2]
-        is_bias_of_two = weight.dim() > 1 and re.search("bias_|_bias", name)
-        is_layer = last == "weight" or weight.dim() < 2
-        if is_bias_of_two or (not is_layer and is_table(weight.shape)):
-            found["positions"] = last
-    for name in sorted(identifiers(target)):
-        for design, pattern in DESIGNS.items():
-            is_position = design == "positions" and ENCODING_PATTERN.search(name)
-            if is_position or (pattern and re.search(pattern, name, re.IGNORECASE)):
-                found.setdefault(design, name)
-    return found
-
-
-def is_table(shape: tuple[int, ...]) -> bool:
-    r"""Whether a weight has so many rows that they must be those of positions.
-
-    >>> is_table((512, 4)), is_table((192, 64))
-    (True, False)
-    """
-    return max(shape) >= 64 and max(shape) >= 8 * min(shape)
-
-
-def normalizes(target: Any) -> bool:
-    """Whether the code of `target` normalizes vectors without a weight."""
-    parts = target.modules() if isinstance(target, nn.Module) else []
-    norms = [part for part in parts if "norm" in type(part).__name__.lower()]
-    named = target.named_modules() if isinstance(target, nn.Module) else ()
-    layers = {name.rpartition(".")[2] for name, _ in named}
-    found = identifiers(target)
-    return (
-        any(not [*part.parameters()] for part in norms)
-        or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
-        or bool({"norm", "vector_norm"} & (found - layers))
-    )
-
-
-def is_linear_or_norm(part: nn.Module) -> bool:
-    r"""Whether a module has no parameters of its own but those of a layer or a norm.
-
-    >>> [is_linear_or_norm(part) for part in (nn.Linear(2, 2), nn.Embedding(2, 2))]
-    [True, False]
-    """
-    is_norm = "norm" in type(part).__name__.lower()
-    return is_norm or isinstance(part, nn.Linear) or not part._parameters
-
-
-def softcap_of(module: nn.Module) -> float | None:
-    """The number at which a module limits its scores, by the name of its attribute."""
-    for name, value in vars(module).items():
-        if (
-            re.search(DESIGNS["softcap"], name)
-            and type(value) in (int, float)
-            and value
-        ):
-            return float(value)
-    return None
-
-
-def is_unscaled(module: nn.Module) -> bool:
-    """Whether a module states that it does not scale its scores, as T5 does not."""
-    return any(getattr(module, name, None) == 1.0 for name in ("scaling", "scale"))
-
-
-def convolves_single_tokens(module: nn.Module) -> bool:
-    r"""Whether all convolutions have a width of 1, and nothing is pooled.
-
-    They are linear layers of images.
-
-    >>> [convolves_single_tokens(nn.Conv2d(4, 4, width)) for width in (1, 3)]
-    [True, False]
-    """
-    widths = {
-        width
-        for part in module.modules()
-        if isinstance(part, nn.modules.conv._ConvNd)
-        for width in part.kernel_size
-    }
-    pools = re.compile(r"pool|downsample|sr_ratio", re.IGNORECASE)
-    return widths == {1} and not any(map(pools.search, identifiers(module)))
-
-
-def encodes_positions(target: Any) -> bool:
-    """Whether names in the code of `target` tell of a positional encoding.
-
-    These are the names of its submodules, parameters and buffers, and those that occur
-    in its functions and in the functions of the same file that they use.
-    """
-    return any(map(ENCODING_PATTERN.search, identifiers(target)))
-
-
-def positions_named(found: Iterable[str]) -> str:
-    r"""The positional encoding that names tell of, or "unknown" if they leave it open.
-
-    >>> positions_named({"rotate_half", "q_proj"}), positions_named({"rel_bias"})
-    ('rotary', 'unknown')
-    """
-    kinds = {
-        kind
-        for name in found
-        for kind, pattern in POSITION_KINDS.items()
-        if re.search(pattern, name, re.IGNORECASE)
-    }
-    return kinds.pop() if len(kinds) == 1 else "unknown"
-
-
-def identifiers(target: Any) -> set[str]:
-    """Names of the parts of `target`, and names in its code, as far as it is Python."""
-    found: set[str] = set()
-    classes: list[Any] = [target] if isinstance(target, type) else []
-    if isinstance(target, nn.Module):
-        classes = [type(module) for module in target.modules()]
-        found |= {n for n, _ in target.named_buffers() if "masked_bias" not in n}
-        found |= {n for n, _ in target.named_parameters()}
-        found = {part for name in found for part in name.split(".")}
-    for each in classes:
-        bases = [base for base in each.__mro__ if is_of_user(base)]
-        found |= {base.__name__ for base in bases}
-    for code in codes_of(target):
-        # The sum that a softmax divides by is often called a norm.
-        local = {n for n in code.co_varnames if not re.fullmatch("norms?", n)}
-        found |= {*code.co_names, *local}
-    return found
-
-
-def is_of_user(base: type) -> bool:
-    """Whether a class is neither of PyTorch nor `object`."""
-    return not base.__module__.startswith("torch.nn") and base is not object
-
-
-def codes_of(target: Any) -> Iterator[CodeType]:
-    """The code of `target` and of what it calls in its file, as far as it is Python."""
-    classes: list[Any] = [target] if isinstance(target, type) else []
-    if isinstance(target, nn.Module):
-        classes = [type(module) for module in target.modules()]
-    functions = [] if classes else [target]
-    for each in classes:
-        for base in filter(is_of_user, each.__mro__):
-            functions += [f for f in vars(base).values() if inspect.isfunction(f)]
-    seen: set[Any] = set()
-    while functions:
-        function = functions.pop()
-        code = getattr(function, "__code__", None)
-        if code is None or code in seen or len(seen) > 60:
-            continue
-        seen.add(code)
-        scope = function.__globals__
-        for part in code_objects(code):
-            yield part
-            for name in part.co_names:
-                value = scope.get(name)
-                if getattr(value, "__module__", "") != function.__module__:
-                    continue
-                if inspect.isfunction(value):
-                    functions.append(value)
-                if isinstance(value, type):
-                    members = vars(value).values()
-                    functions += [f for f in members if inspect.isfunction(f)]
-
-
-def large_numbers(module: nn.Module) -> list[float]:
-    r"""Numbers from 100 on in the code of a module, its defaults and attributes.
-
-    Among them is the base of a rotary encoding.
-
-    >>> class Rotary(nn.Module):
-    ...     def forward(self, x, base=10000): ...
-    >>> 10000.0 in large_numbers(Rotary())
-    True
-    """
-    found: list[Any] = [each for code in codes_of(module) for each in code.co_consts]
-    for part in module.modules():
-        scope = vars(sys.modules[type(part).__module__])
-        found += vars(part).values()
-        for each in (*vars(type(part)).values(), *scope.values()):
-            members = vars(each).values() if isinstance(each, type) else [each]
-            for function in members:
-                found += getattr(function, "__defaults__", None) or ()
-                found.append(function)  # a default of a dataclass, or a constant
-    numbers = [n for n in found if type(n) in (int, float) and 100 <= n < math.inf]
-    return sorted({float(n) for n in numbers})
-
-
-def code_objects(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those nested in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from code_objects(constant)
-
-
-def size_attribute(target: Any, size: str) -> int | None:
-    """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
-    for owner in (target, *(getattr(target, name, None) for name in CONFIG_ATTRIBUTES)):
-        for name in ARGUMENT_NAMES[size].split():
-            value = getattr(owner, name, None)
-            if type(value) is int:
-                return value
-    return None
-
-
-def stated_window(module: Any) -> int | None:
-    """The number of keys in a sliding window, own included, that a module states."""
-    for owner in (module, *(getattr(module, name, None) for name in CONFIG_ATTRIBUTES)):
-        if type(value := getattr(owner, "sliding_window", None)) is int:
-            return value
-    return None
-
-
-def rotary_width(module: Any) -> int | None:
-    """The number of features that a module, or its config, rotates."""
-    for owner in (module, getattr(module, "config", None)):
-        for name in ROTARY_WIDTHS:
-            if type(value := getattr(owner, name, None)) is int:
-                return value
-    return None
-
-
-def candidate_widths(module: nn.Module) -> list[int]:
-    """Widths that the inputs of `module` may have, the most likely first."""
-    found = [size_attribute(module, "{d_model}")]
-    for part in module.modules():
-        found.append(getattr(part, "in_features", None))
-    for parameter in module.parameters():
-        found += [*parameter.shape] if not nn.parameter.is_lazy(parameter) else []
-    # A module with lazy weights takes any width.
-    return [*dict.fromkeys(n for n in found if n), 12]
-
-
-def layer_widths(module: nn.Module) -> list[int]:
-    """The widths of the inputs of linear layers, each once."""
-    widths = [getattr(part, "in_features", None) for part in module.modules()]
-    return [*dict.fromkeys(width for width in widths if width)]
-
-
-def find_projections(
-    module: nn.Module, given: Mapping[str, str], prefix: str = ""
-) -> dict[str, str]:
-    r"""How each projection is computed, as source text with `{}` for its input.
-
-    `given` names submodules or parameters for "query", "key", "value" and "out", or
-    "fused" for the first three in one. A fused projection holds all queries, then all
-    keys, then all values, or with `:h3d` appended, as in "qkv:h3d", the three of the
-    first head, then the three of the second.
-
-    The text calls a copy of the module in float64, `attention64`. The result is empty
-    if a projection is missing, or if there is a submodule whose role is unknown: the
-    formula could not be compared with what it computes.
-
-    >>> parts = {"q_proj": nn.Linear(4, 4), "gate": nn.Linear(4, 8)}
-    >>> find_projections(nn.ModuleDict(parts), {})
-    {}
-    >>> parts = {name: nn.Linear(4, 4) for name in "qkvo"}
-    >>> find_projections(nn.ModuleDict(parts), {})["query"]
-    'attention64.q({})'
-    """
-    if not given:
-        while len(parts := parts_with_parameters(module)) == 1:
-            ((name, part),) = parts.items()
-            if isinstance(part, Tensor) or role_of(name, part):
-                break
-            # A wrapper: all parameters are those of one submodule, the attention.
-            module, prefix = part, f"{prefix}{name}."
-        if isinstance(module, nn.MultiheadAttention):
-            return torch_projections(module, prefix)
-        if [*parts] == [*"0123"]:  # a list of layers, in the usual order
-            roles = ("query", "key", "value", "out")
-            return {
-                role: projection_source(module, prefix, name)
-                for role, name in zip(roles, parts, strict=True)
-            }
-        given = {role_of(name, part): name for name, part in parts.items()}
-        if "" in given or len(given) < len(parts):
-            return {}
-
-    names = dict(given)
-    found: dict[str, str] = {}
-    fused, _, order = names.pop("fused", "").partition(":")
-    if fused:
-        source = projection_source(module, prefix, fused)
-        for n, role in enumerate(("query", "key", "value")):
-            if order == "h3d":
-                part_of_head = f".unflatten(-1, (heads, 3, -1)).select(-2, {n})"
-                found[role] = source + part_of_head
-            else:
-                found[role] = f"{source}.chunk(3, -1)[{n}]"
-    fused = names.pop("fused_key_value", "")
-    if fused:
-        source = projection_source(module, prefix, fused)
-        for n, role in enumerate(("key", "value")):
-            found[role] = f"{source}.chunk(2, -1)[{n}]"
-    for role, name in names.items():
-        if not role.endswith("_norm"):
-            found[role] = projection_source(module, prefix, name)
-    for role, name in names.items():
-        if role.endswith("_norm"):
-            add_norm(found, module, role, projection_source(module, prefix, name), name)
-    known = [named_part(module, name) for name in given.values()]
-    if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
-        return {}
-    return found if {"query", "key", "value"} <= set(found) else {}
-
-
-def layers_by_role(
-    module: nn.Module, width: int, any_width: bool = False
-) -> dict[str, str]:
-    r"""The linear layers of an attention by role, where their sizes are the usual ones.
-
-    A fused projection has up to three times the width: grouped keys have less. With
-    `any_width`, layers of all sizes are found, and convolutions of single tokens.
-
-    >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
-    {'fused': 'qkv'}
-    """
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d) if any_width else nn.Linear
-    found: dict[str, str] = {}
-    for path, part in module.named_modules():
-        role = role_of(path.rpartition(".")[2], part)
-        size = getattr(part, "out_features", 0)
-        is_usual = width < size <= 3 * width if role == "fused" else size == width
-        is_usual |= any_width or role in OUTER_ROLES
-        if isinstance(part, kinds) and role and is_usual:
-            if role in found:
-                return {}  # several attentions
-            found[role] = path
-    return found
-
-
-def count_attentions(module: nn.Module) -> int:
-    """How many submodules project queries, each those of one attention."""
-    return len(attention_paths(module))
-
-
-def attention_paths(module: nn.Module) -> list[str]:
-    """The names of the submodules that project queries."""
-    return [
-        path
-        for path, part in module.named_modules()
-        if isinstance(part, nn.MultiheadAttention)
-        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
-    ]
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether there are statistics over the items of a batch."""
-    kind = nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, kind) for part in module.modules())
-
-
-def has_dropout_of_its_own(module: nn.Module) -> bool:
-    """Whether a submodule has the dropout that is the default of its own class.
-
-    Or a network for biases of positions has one.
-    """
-    dropout = nn.modules.dropout._DropoutNd
-    return any(
-        isinstance(part, dropout) and part.p > 0 and BIAS_NETWORK_PATTERN.search(path)
-        for path, part in module.named_modules()
-    ) or any(
-        layer.p == parameter.default > 0
-        for part in [*module.modules()][1:]
-        if not type(part).__module__.startswith("torch")
-        for name, parameter in inspect.signature(type(part)).parameters.items()
-        if ARGUMENT_VALUES.get(name) == "0.1"
-        for layer in part.modules()
-        if isinstance(layer, dropout)
-    )
-
-
-def has_wide_norm(module: nn.Module, d_k: int) -> bool:
-    r"""Whether there is a normalization layer that is not for single heads.
-
-    >>> norm = nn.LayerNorm(4)
-    >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
-    (False, True)
-    """
-    norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
-    return any(
-        [w.numel() for w in norm.parameters() if w.numel() != d_k]
-        or not any(True for _ in norm.parameters())
-        for norm in norms
-        if norm is not module or not any(True for _ in norm.children())
-    )
-
-
-def role_of(name: str, part: Any) -> str:
-    """The role of a submodule or a parameter, by its name; "" where it is unknown.
-
-    A linear layer named "attn" is a fused projection; any other part of this name is an
-    attention.
-    """
-    if name == "attn" and isinstance(part, nn.Linear):
-        return "fused"
-    return PROJECTION_ROLES.get(normalize_name(name), "")
-
-
-# How a fused projection may hold its parts, as source text for part `n`: one part after
-# the other, the parts of each head side by side, or interleaved; or all query heads,
-# then the fewer heads of the keys, then those of the values.
-FUSED_ORDERS = {
-    ".chunk(3, -1)[{n}]": {
-        "heads, 3, features": ".unflatten(-1, (heads, 3, -1)).select(-2, {n})",
-        "heads, features, 3": ".unflatten(-1, (heads, -1, 3)).select(-1, {n})",
-        "grouped heads, features": ".unflatten(-1, (heads + 2 * kv_heads, -1))"
-        ".split([heads, kv_heads, kv_heads], -2)[{n}]",
-    },
-    ".chunk(2, -1)[{n}]": {
-        "heads, 2, features": ".unflatten(-1, (kv_heads, 2, -1)).select(-2, {n})",
-        "heads, features, 2": ".unflatten(-1, (kv_heads, -1, 2)).select(-1, {n})",
-    },
-}
-
-
-def other_fused_orders(
-    projections: Mapping[str, str],
-) -> Iterator[tuple[str, dict[str, str]]]:
-    r"""The same projections, with the parts of a fused one in another order.
-
-    >>> split = {"query": "qkv({}).chunk(3, -1)[0]", "key": "qkv({}).chunk(3, -1)[1]"}
-    >>> next(other_fused_orders(split))[1]["key"]
-    'qkv({}).unflatten(-1, (heads, 3, -1)).select(-2, 1)'
-    """
-    for usual, others in FUSED_ORDERS.items():
-        for name, other in others.items():
-            changed = dict(projections)
-            for n in range(3):
-                old, new = usual.format(n=n), other.format(n=n)
-                changed = {r: text.replace(old, new) for r, text in changed.items()}
-            if changed != projections:
-                yield name, changed
-    if "out" in projections:
-        by_feature = "{}.unflatten(-1, (heads, -1)).mT.flatten(-2)"
-        out = projections["out"].replace("{}", by_feature)
-        yield "of the output: features, heads", {**projections, "out": out}
-
-
-def named_part(module: nn.Module, name: str) -> Any:
-    """A parameter or a submodule, without a suffix such as `:h3d`."""
-    name = name.partition(":")[0]
-    return dict(module.named_parameters()).get(
-        name, dict(module.named_modules()).get(name)
-    )
-
-
-def add_norm(
-    found: dict[str, str], module: nn.Module, role: str, source: str, name: str
-) -> None:
-    """Add the norm of queries or keys: over the whole width, or within each head."""
-    projection = role.removesuffix("_norm")
-    sizes = [p.shape[-1] for p in named_part(module, name).parameters()]
-    widths = [p.shape[0] for n, p in module.named_parameters() if p.dim() == 2]
-    if sizes and sizes[0] in widths and projection in found:
-        found[projection] = source.replace("{}", found[projection])
-    else:
-        found[role] = source
-
-
-def parts_with_parameters(module: nn.Module) -> dict[str, Any]:
-    """A module's own parameters, and its submodules that have any."""
-    parts: list[tuple[str, Any]] = [*module.named_parameters(recurse=False)]
-    parts += [
-        (n, m) for n, m in module.named_children() if any(True for _ in m.parameters())
-    ]
-    return dict(parts)
-
-
-def is_bias(name: str) -> bool:
-    r"""Whether a parameter is a bias, by its name.
-
-    >>> is_bias("q_proj.bias"), is_bias("b_K"), is_bias("block.weight")
-    (True, True, False)
-    """
-    last = name.rpartition(".")[2]
-    return re.search(r"bias$|^b_?[qkvo]$|^[qkvo]_b$", last, re.IGNORECASE) is not None
-
-
-def normalize_name(name: str) -> str:
-    r"""A name as `PROJECTION_NAMES` has it.
-
-    >>> normalize_name("W_query")
-    'wquery'
-    """
-    return name.replace("_", "").lower()
-
-
-def projection_source(module: nn.Module, prefix: str, name: str) -> str:
-    """A submodule is called; a raw parameter is the right factor of a product."""
-    path = f"{prefix}{name}"
-    is_parameter = name in dict(module.named_parameters())
-    source = f"attention64.{path}"
-    if not all(part.isidentifier() for part in path.split(".")):
-        getter = "get_parameter" if is_parameter else "get_submodule"
-        source = f"attention64.{getter}({path!r})"
-    return f"({{}} @ {source})" if is_parameter else f"{source}({{}})"
-
-
-def torch_projections(module: nn.MultiheadAttention, prefix: str) -> dict[str, str]:
-    """`nn.MultiheadAttention` has one packed weight for query, key and value.
-
-    Empty where their widths differ, and the weights are separate, or where an extra key
-    (`bias_k`) is appended, which the formula does not have.
-    """
-    if module.in_proj_weight is None or module.bias_k is not None:
-        return {}
-    found = {"out": f"attention64.{prefix}out_proj({{}})"}
-    for n, role in enumerate(("query", "key", "value")):
-        names = ["weight"] + ["bias"] * (module.in_proj_bias is not None)
-        packed = [f"attention64.{prefix}in_proj_{name}" for name in names]
-        chunks = ", ".join(f"{each}.chunk(3)[{n}]" for each in packed)
-        found[role] = f"torch.nn.functional.linear({{}}, {chunks})"
-    return found

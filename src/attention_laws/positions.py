@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attention_laws import names
-from attention_laws.adapter import MaskArgument
+from attention_laws import names, structure
+from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
     PLAIN,
     assert_formula,
@@ -225,7 +225,7 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
     only_formula = has_formula and length == LONGEST
     script.restart()
     allowed = script.all_allowed(length, length)
-    causal = allowed.permute(2, 0, 1).tril().permute(1, 2, 0)
+    causal = without_future(allowed)
     mask = adapter.required_mask
     if not adapter.causal:
         mask = next(iter(script.masks_for(causal)), mask)
@@ -280,14 +280,14 @@ def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
     own_values = {"sink", "features", "convolution"} & set(adapter.designs)
     if own_values or not adapter.is_module or adapter.is_pooled:
         return
-    if not any(map(BLOCK_PATTERN.search, names.identifiers(adapter.target))):
+    if not any(map(BLOCK_PATTERN.search, structure.identifiers(adapter.target))):
         return
     parts = script.evaluate("attention").modules()
-    if not all(map(names.is_linear_or_norm, parts)):
+    if not all(map(structure.is_linear_or_norm, parts)):
         return
     equal = make_equal_tokens(script, args)
     call = f"lambda: attention({script.argument_source(equal)})"
-    if not script.evaluate(f"has_softmax({call})"):
+    if not script.evaluate(f"calls_softmax({call})"):
         return
     output = script.call(equal)
     last = script.adapter.index(l=slice(-1, None))
@@ -631,8 +631,8 @@ def relative_positions(script: Script) -> None:
     adapter = script.adapter
     is_known = adapter.positions in ("rotary", "alibi", "relative")
     # Rows and columns may be encoded as in "axial" attention, which has other weights.
-    rotates = re.compile(names.POSITION_KINDS["rotary"], re.I).search
-    found = map(rotates, names.identifiers(adapter.target))
+    rotates = re.compile(structure.POSITION_KINDS["rotary"], re.I).search
+    found = map(rotates, structure.identifiers(adapter.target))
     is_known |= bool(adapter.image) and any(found)
     skip_unless(is_known, "`positions` is not rotary, alibi or relative")
     has_rows = adapter.image and not adapter.image.startswith("frames")
@@ -728,8 +728,8 @@ def rotary_angles(script: Script) -> None:
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2, d_k=d_k)
     script.restart()
     attention = script.evaluate("attention")
-    scaled = [n for n in names.identifiers(attention) if SCALED_PATTERN.search(n)]
-    bases = names.large_numbers(attention)
+    scaled = [n for n in structure.identifiers(attention) if SCALED_PATTERN.search(n)]
+    bases = structure.large_numbers(attention)
     skip_unless(bases and not scaled, "its base is not known")
     args = script.make_arguments(script.all_allowed(2, 2))
     args = make_equal_tokens(script, args)
@@ -739,7 +739,7 @@ def rotary_angles(script: Script) -> None:
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
     with script.rollback():
         q, rotated = score_gradients(script, args, weights, query=1)
-    width = names.rotary_width(attention) or d_k
+    width = structure.rotary_width(attention) or d_k
     angles = rotation_angles(q[:, :width], rotated[:, :width])
     skip_unless(len(angles) > 1, "its pairs of features were not found")
     ratio = (angles[1] / angles[0]).item()
@@ -799,10 +799,10 @@ def relative_table(script: Script) -> None:
     )
     skip_unless(adapter.is_module, "is a function, and has no parameters")
     script.restart()
-    tables = names.table_sizes(script.evaluate("attention"))
+    tables = structure.table_sizes(script.evaluate("attention"))
     tables = {name: rows for name, rows in tables.items() if 2 < rows < 2 * FAR}
     skip_unless(tables, "has no table with a name such as `relative_bias`")
-    if names.has_buckets(script.evaluate("attention")):
+    if structure.has_buckets(script.evaluate("attention")):
         assert_buckets_reach(script, tables)
         return
     for name, rows in tables.items():
@@ -821,7 +821,7 @@ def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
     The bucket of distance 0, counted as positive, is empty. Buckets are logarithmic, so
     that a third of the largest distance is not in the last one.
     """
-    far = names.largest_distance(script.evaluate("attention"))
+    far = structure.largest_distance(script.evaluate("attention"))
     skip_unless(far and far < LONGEST, "its largest distance is not known")
     assert far is not None
     length = far + 1

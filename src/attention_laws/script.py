@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names, tools
-from attention_laws.adapter import Adapter, MaskArgument, Sizes
+from attention_laws import structure, tools
+from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
 from attention_laws.law import LawViolation, ScriptError
 
 # Modes in which a call runs within a context; the module is in evaluation.
@@ -327,8 +327,7 @@ class Script:
         all_allowed = self.all_allowed(q_len, k_len)
         yield all_allowed, self.adapter.required_mask
         if not self.adapter.causal and k_len > 1:
-            causal = torch.ones(k_len, k_len, dtype=torch.bool).tril()
-            causal = causal[..., None].repeat(1, 1, self.sizes.batch_size)
+            causal = without_future(self.all_allowed(k_len, k_len))
             yield from ((causal, mask) for mask in self.masks_for(causal))
         padded = all_allowed.clone()
         padded[:, k_len // 2 + 1 :, 0] = False
@@ -337,8 +336,7 @@ class Script:
                 # A mask for queries and keys may replace the causal mask built in.
                 allowed = padded
                 if self.adapter.causal and mask is not None and "q" in mask.axes:
-                    past = torch.ones(q_len, k_len).tril(k_len - q_len).bool()
-                    allowed = padded & past[..., None]
+                    allowed = without_future(padded)
                 yield allowed, mask
 
     def make_arguments(
@@ -415,7 +413,7 @@ class Script:
         if not texts:
             return {}
         batch_size, length = self.batch_and_length(args.inputs[0])
-        width = names.rotary_width(self.namespace["attention"]) or self.sizes.d_k
+        width = structure.rotary_width(self.namespace["attention"]) or self.sizes.d_k
         if width % 2 and "{d_k}" in "".join(texts.values()):
             raise ValueError(f"a rotary encoding needs pairs of features, not {width}")
         rows, columns = adapter.grid(length)

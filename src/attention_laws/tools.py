@@ -368,17 +368,6 @@ def count_zero_weights(call: Callable[[], Any]) -> int:
     return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
 
 
-def has_softmax(call: Callable[[], Any]) -> bool:
-    r"""Whether a softmax is computed during a call.
-
-    >>> has_softmax(lambda: torch.ones(2).softmax(-1)), has_softmax(lambda: None)
-    (True, False)
-    """
-    with WeightsRecorder() as recorder:
-        call()
-    return bool(recorder.found)
-
-
 def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     r"""The first input of a layer during a call.
 
