@@ -273,8 +273,7 @@ def test_pages_are_light(site: Path, pages: str) -> None:
         weight = sum(len(gzip.compress(part)) for part in [html.encode(), *own])
         name = path.relative_to(site).as_posix()
         print(f"{name}: {weight:,} bytes compressed")
-        # The heaviest, on laws of positions, is to be split.
-        assert weight <= 68 * 1024, f"{name}: {weight:,} bytes"
+        assert weight <= 60 * 1024, f"{name}: {weight:,} bytes"
 
 
 def test_search_knows_every_function(site: Path) -> None:
