@@ -42,6 +42,23 @@ MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k"
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
 
+# Sizes with which an argument that depends on them is shown in the report.
+ARGUMENT_EXAMPLE: dict[str, Any] = {
+    "start": 0,
+    "stop": 5,
+    "length": 5,
+    "k_len": 5,
+    "rows": 1,
+    "columns": 5,
+    "batch_size": 2,
+    "d_k": 4,
+    "d_model": 12,
+    "heads": 3,
+    "query": "x",
+    "dtype": "",
+    "device": "",
+}
+
 # Time in which ways to call an attention are tried.
 CALLING_SECONDS = 3.0
 

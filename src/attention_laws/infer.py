@@ -14,7 +14,6 @@ calling conventions.
 
 import inspect
 import itertools
-import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,6 @@ from attention_laws import names, structure
 from attention_laws.adapter import (
     AXES,
     LAYOUTS,
-    MASK_KINDS,
     Adapter,
     CallError,
     MaskArgument,
@@ -39,19 +37,17 @@ from attention_laws.adapter import (
 )
 from attention_laws.algebra import assert_formula, make_equal_tokens
 from attention_laws.calling import (
+    ARGUMENT_EXAMPLE,
     CALLING_SECONDS,
     CallProbe,
-    encodings_of,
     error_location,
     has_one_axis_of_tokens,
     influence,
     mask_candidates,
     order_matters,
     output_of,
-    polarity,
     queries_meet,
     token_mixing,
-    unnamed_masks,
     ways_to_call,
 )
 from attention_laws.decoding import (
@@ -59,19 +55,11 @@ from attention_laws.decoding import (
     empty_cache,
     restart_with_cache,
 )
+from attention_laws.infer_masks import infer_masks, mask_leakage
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import WeightsRecorder, calls_softmax
 
-# The sizes of these axes, for a mask of a call of `Script.sized_arguments`.
-MASK_SIZES = {
-    "b": "{batch_size}",
-    "h": "{heads}",
-    "n": "{batch_size} * {heads}",
-    "q": "{length}",
-    "k": "{length}",
-    "1": "1",
-}
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 # Behind them is the longest length, which may have to be small, and whether all widths
@@ -87,23 +75,6 @@ SIZES = (
 
 # Query heads that share one head of keys and values, where the constructor takes both.
 GROUP_SIZE = 2
-
-# Sizes with which an argument that depends on them is shown in the report.
-ARGUMENT_EXAMPLE: dict[str, Any] = {
-    "start": 0,
-    "stop": 5,
-    "length": 5,
-    "k_len": 5,
-    "rows": 1,
-    "columns": 5,
-    "batch_size": 2,
-    "d_k": 4,
-    "d_model": 12,
-    "heads": 3,
-    "query": "x",
-    "dtype": "",
-    "device": "",
-}
 
 # Tokens among which a sliding window is looked for.
 WINDOW_LENGTH = 40
@@ -599,279 +570,6 @@ def record_layout(
         probe.record("output", "not one for each token", "inferred")
     if probe.adapter.fixed_length is not None:
         probe.record("length", f"only {probe.adapter.fixed_length}", "inferred")
-
-
-def infer_masks(probe: CallProbe) -> None:
-    """Which arguments hide keys, and how they encode it."""
-    given = dict(probe.options.mask)
-    fill_required_mask(probe)
-    found: dict[str, list[MaskArgument]] = {}
-    # The candidate for which hidden keys have the least influence. An implementation
-    # whose mask leaks is to be checked with this mask, not as one without a mask.
-    least: dict[str, tuple[float, MaskArgument]] = {}
-    unused = math.inf if given else 0.99  # the influence if the mask hides nothing
-    unused_names: dict[str, bool] = {}
-    for mask in mask_candidates(probe):
-        masks = found.setdefault(mask.name, [])
-        if mask.name not in unused_names:
-            unused_names[mask.name] = not given and is_unused(probe, mask.name)
-            if not given and hides_queries(probe, mask):
-                unused_names[mask.name] = True
-        if unused_names[mask.name]:
-            continue
-        if ":" in given.get(mask.name, "") or given.get(mask.name) == "causal":
-            masks.append(accepted_encoding(probe, mask))
-        elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
-            leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
-            leak = min((leak for leak in leaks if leak is not None), default=math.inf)
-            is_mask = leaks[0] is not None and leaks[0] < 1e-3
-            if is_mask and is_neutral(probe, mask):
-                masks.append(without_queries(probe, mask))
-            elif leak < least.get(mask.name, (unused,))[0]:
-                least[mask.name] = leak, mask
-    for name, masks in found.items():
-        if not masks and name in least:
-            masks.append(least[name][1])
-        masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
-        if not masks and not unused_names[name]:
-            masks += mask_of_all_items(probe, name)
-        for mask in masks:
-            record_mask(probe, mask)
-        required = probe.adapter.required_mask
-        if masks and required is not None and required.name == name:
-            probe.update(required_mask=masks[0])  # not only accepted, but understood
-        if not masks and not given:
-            probe.record(
-                f"`{name}`",
-                f"hides no key; if it should: --mask {name}=...",
-                "inferred",
-            )
-    for name in unnamed_masks(probe):
-        unnamed = mask_of_any_name(probe, name)
-        if unnamed is not None:
-            found[name] = [unnamed]
-            record_mask(probe, unnamed)
-    probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
-    if not found:
-        probe.record("mask", "none", "given" if given else "inferred")
-
-
-def fill_required_mask(probe: CallProbe) -> None:
-    """Make a required argument a constant if it is named as a mask, and hides no key.
-
-    Such are the edges of a graph, if only a bias depends on them; a mask of another
-    name may leak by mistake.
-    """
-    required, adapter = probe.adapter.required_mask, probe.adapter
-    if required is None or probe.options.mask or not adapter.single_input:
-        return
-    candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
-    leaks = (mask_leakage(probe, mask) for mask in candidates)
-    leakage = 1e-3 if required.name.startswith("adj") else 0.5
-    if required.kind in ("causal", "lengths") or any(
-        leak is not None and leak < leakage for leak in leaks
-    ):
-        return
-    values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
-    sizes = ", ".join(MASK_SIZES[axis] for axis in required.axes)
-    text = f"torch.full(({sizes},), {values.get(required.kind, 0.0)}){{device}}"
-    probe.update(
-        required_mask=None, extra_args={**adapter.extra_args, required.name: text}
-    )
-    probe.record(f"`{required.name}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
-
-
-def is_unused(probe: CallProbe, name: str) -> bool:
-    """Whether an argument takes anything, without effect: no mask is tried for it."""
-    required = probe.adapter.required_mask
-    if required is not None and required.name == name:
-        return False
-    anything = {name: "object()"}
-    for mode in ("eval", "train"):
-        without, given = (
-            probe.unmasked_call(mode),
-            probe.try_call(more=anything, mode=mode),
-        )
-        if without is None or given is None:
-            return False
-        script, args = given
-        output = script.evaluate(script.call(args, **anything))
-        if not torch.equal(output_of(without), output):
-            return False
-    return True
-
-
-def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
-    """Whether a mask is of queries: it has their length where keys have another."""
-    adapter, name = probe.adapter, mask.name
-    if adapter.single_input or adapter.fixed_length is not None:
-        return False
-    if mask.kind in ("lengths", "causal"):
-        return False
-    ones = f"torch.ones({2 + (probe.adapter.heads == 2)}, {{}}, dtype=torch.bool)"
-    of_keys, of_queries = (
-        probe.try_call(k_len=7, more={name: ones.format(length)}) for length in (7, 5)
-    )
-    return of_keys is None and of_queries is not None
-
-
-def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
-    """The first encoding in which an argument hides keys; None if it hides none.
-
-    Its name does not tell that it is a mask, so one that leaks is none.
-    """
-    if is_unused(probe, name):
-        return None
-    for mask in encodings_of(name, ""):
-        leak = mask_leakage(probe, mask)
-        if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
-            return mask if is_of_item(probe, mask) else None
-    return None
-
-
-def without_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
-    """The mask of keys, where only the first row of one for each query is used."""
-    if mask.axes != "b1qk" or probe.adapter.is_pooled:
-        return mask
-    of_keys = replace(mask, axes="b11k")
-    last = slice(4, 5)
-    call = probe.try_call(mask=mask, hide=(last, slice(3, 4), slice(None)))
-    if call is None or influence(*call, {"l": slice(3, 4)}, {"l": last}) == 0:
-        return mask
-    leak = mask_leakage(probe, of_keys)
-    return of_keys if leak is not None and leak < 1e-3 else mask
-
-
-def is_of_item(probe: CallProbe, mask: MaskArgument) -> bool:
-    """Whether a mask of the last batch item leaves the first as it is."""
-    last = slice(1 + (probe.adapter.heads == 2), None)
-    masked = probe.try_call(mask=mask, hide=(slice(None), slice(3, 4), last))
-    unmasked, first = probe.unmasked_call("eval"), probe.adapter.index(b=0)
-    if masked is None or unmasked is None or not set("bn") & set(mask.axes):
-        return True
-    one, other = (
-        script.evaluate(f"{script.call(args)}{first}")
-        for script, args in (masked, unmasked)
-    )
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-def leaking_mask_of_items(
-    masks: list[MaskArgument], candidate: MaskArgument | None = None
-) -> list[MaskArgument]:
-    """The `candidate` for a mask of each item, where those found are of all items.
-
-    An argument may take both. If it hides keys in the wrong items, the laws show it.
-    """
-    if candidate is None or candidate.axes != "bqk":
-        return []
-    if any(set("bn") & set(mask.axes) for mask in masks):
-        return []
-    return [candidate] if candidate.kind in {mask.kind for mask in masks} else []
-
-
-def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
-    """The first encoding that hides a key if it is hidden in all batch items alike.
-
-    An implementation that applies the mask of one item to all is checked with it.
-    """
-    for mask in mask_candidates(probe):
-        if mask.name == name:
-            leak = mask_leakage(probe, mask, alike=True)
-            if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
-                return [mask]
-    return []
-
-
-def accepted_encoding(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
-    """The mask as it was given; as integers where a bool mask raises a type error."""
-    if mask.kind in ("attend", "ignore"):
-        as_int = replace(mask, kind=f"{mask.kind}_int")
-        hide = (slice(None), slice(0, 1), slice(None))
-        if not probe.try_call(mask=mask, hide=hide) and probe.try_call(
-            mask=as_int, hide=hide
-        ):
-            return as_int
-    return mask
-
-
-def record_mask(probe: CallProbe, mask: MaskArgument) -> None:
-    """Record the kind and the axes of a mask."""
-    axes = ", ".join(AXES.get(axis, axis) for axis in mask.axes)
-    source = "given" if probe.options.mask else "inferred"
-    text = MASK_KINDS[mask.kind] + (f" [{axes}]" if axes else "")
-    probe.record(f"`{mask.name}`", text, source)
-
-
-def mask_leakage(
-    probe: CallProbe, mask: MaskArgument, mode: str = "eval", alike: bool = False
-) -> float | None:
-    """The influence of hidden keys, relative to visible ones; None if the call fails.
-
-    0 where the mask hides what it should, about 1 where it hides nothing. A mask that
-    takes the influence of visible keys, too, is one of another kind: 1.
-    """
-    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
-    if mask.kind == "causal":
-        flag = {**probe.adapter.call_args, mask.name: True}
-        call = probe.try_call(call_args=flag, mode=mode)
-        if call is None:
-            return None
-        return influence(*call, late, early) / (1e-9 + influence(*call, early, late))
-
-    # Of five keys the fourth is hidden, and the output of the fifth query observed.
-    # Lengths can hide only the last key, so there it is the other way round. If the
-    # mask has an axis for batch items, only the last item has a hidden key, unless all
-    # are `alike`.
-    key = 4 if mask.kind == "lengths" else 3
-    items = slice(None)
-    if set("bn") & set(mask.axes) and not alike:
-        last_item = 1 + (probe.adapter.heads == 2)
-        items = slice(last_item, None)
-    hidden_key = slice(key, key + 1)
-    call = probe.try_call(mask=mask, hide=(slice(None), hidden_key, items), mode=mode)
-    if call is None:
-        return None
-    unmasked = probe.unmasked_call(mode)
-    if unmasked is not None and torch.equal(output_of(unmasked), output_of(call)):
-        return 1.0  # the argument is not used
-    query = 0 if probe.adapter.is_pooled else 7 - key
-    observed = {"l": slice(query, query + 1), "b": items}
-    hidden = influence(*call, {"l": hidden_key}, observed)
-    visible = influence(*call, early, observed)
-    usual = visible
-    if unmasked is not None:
-        usual = influence(*unmasked, early, observed)
-        if hidden > 1e-3 * visible and not influence_of_mask(probe, mask, mode):
-            return 1.0
-    return hidden / visible if visible > 1e-3 * usual > 0 else 1.0
-
-
-def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
-    """Whether the output with a mask that hides nothing is that without a mask."""
-    unmasked, masked = probe.unmasked_call("eval"), probe.try_call(mask=mask)
-    required = probe.adapter.required_mask
-    is_required = required is not None and required.name == mask.name
-    if unmasked is None or masked is None or mask.kind == "causal" or is_required:
-        return True  # there is no call without it
-    if unmasked[0].result_shapes != masked[0].result_shapes:
-        return False  # a mask with too many axes, which broadcasts
-    one, other = output_of(unmasked), output_of(masked)
-    # Scores to which -1e4 is added lose more digits than this.
-    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
-
-
-def influence_of_mask(probe: CallProbe, mask: MaskArgument, mode: str) -> bool:
-    """Whether the output changes if the mask hides two keys more."""
-    outputs = []
-    for keys in (slice(3, 4), slice(1, 4)):
-        call = probe.try_call(
-            mask=mask, hide=(slice(None), keys, slice(None)), mode=mode
-        )
-        if call is None:
-            return True
-        outputs.append(output_of(call))
-    return not torch.equal(*outputs)
 
 
 def infer_weights(probe: CallProbe) -> None:
