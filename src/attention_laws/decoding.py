@@ -1,4 +1,4 @@
-r"""# The law of decoding
+r"""# Laws of decoding
 
 A language model generates one token at a time, and the keys and values of those before
 come from a KV cache. Whatever the pieces in which a sequence comes, its outputs are
@@ -34,7 +34,7 @@ from attention_laws.script import CallArguments, Script, find_output
 
 @law
 def incremental_decoding(script: Script) -> None:
-    r"""A sequence in two pieces gives the same outputs as in one.
+    r"""A sequence in pieces gives the same outputs as in one.
 
     $$y(x_{1 \dots n}) = \left[\, y(x_{1 \dots m}),\; y(x_{m+1 \dots n} \mid x_{1 \dots
     m}) \,\right]$$
