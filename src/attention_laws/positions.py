@@ -35,6 +35,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.tools import WeightsRecorder
 
 
 def reorder(script: Script, name: str, order: list[int]) -> str:
@@ -223,8 +224,18 @@ def assert_sums_are_exact(script: Script) -> None:
     A sum over the tokens has to be in float32: bfloat16 has 8 bits, and once the sum is
     256 times as large as what is added, it stays as it is.
     """
-    if script.adapter.is_pooled or script.dtype != torch.float32:
+    adapter = script.adapter
+    if adapter.is_pooled or script.dtype != torch.float32:
         return
+    # Positions, and what fades, have rounding errors of their own.
+    if adapter.positions != "none" or "decay" in adapter.designs:
+        return
+    script.sizes = replace(script.sizes, q_len=16, k_len=16)
+    script.restart()
+    with WeightsRecorder() as recorder:
+        script.call(script.make_arguments())
+    if recorder.found:
+        return  # the product of weights and values has float32 inside
     script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
     assert_half_is_close(script, torch.bfloat16, last=20)
 
