@@ -812,14 +812,16 @@ def assert_gradient_is_slope(
     u = script.random_tensor("u", *script.evaluate(name).shape)
     script.exec_line(f"{u} /= {u}.norm()")
     losses = []
-    for step in ("+ 0.01", "- 0.01"):
-        moved = script.assign(name, f"{name} {step} * {u}")
+    # Dropout makes the output steeper and more curved; wrong masks change it by much.
+    step, share = (0.001, 0.3) if seed else (0.01, 0.05)
+    for sign in "+-":
+        moved = script.assign(name, f"{name} {sign} {step} * {u}")
         inputs = tuple(moved if each == name else each for each in args.inputs)
         moved_args = replace(args, inputs=inputs)
         losses.append(f"loss({call_with_seed(script, moved_args, seed)})")
-    slope = script.assign("slope", f"({losses[0]} - {losses[1]}) / 0.02")
+    slope = script.assign("slope", f"({losses[0]} - {losses[1]}) / {2 * step}")
     message = f"the gradient of `{name}` is not the slope of the output"
-    tolerance = f"0.05 * {grad}.square().mean().sqrt() + 0.001"
+    tolerance = f"{share} * {grad}.square().mean().sqrt() + 0.001"
     script.assert_true(
         f"(({grad} * {u}).sum() - {slope}).abs() <= {tolerance}", message
     )
