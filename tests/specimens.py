@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 
@@ -2549,6 +2550,203 @@ CACHE = {"cache": ("past", "[1]")}
 MEMORY = {"cache": ("mems", "[1]"), "causal": True}
 
 # For each law, the modules that violate it, with their options.
+# Edges of windows, long sequences, and what is computed again.
+
+
+class RecomputesDropout(SelfAttention):
+    """The weights are computed again in the backward pass."""
+
+    keeps_random_state = True
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        dropped: Tensor = torch.utils.checkpoint.checkpoint(
+            lambda x: self.dropout(x) @ v,
+            weights,
+            use_reentrant=False,
+            preserve_rng_state=self.keeps_random_state,
+        )
+        return dropped
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        return self.join(self.read(self.score(q, k).softmax(dim=-1), v))
+
+
+class RecomputesOtherDropout(RecomputesDropout):
+    keeps_random_state = False
+
+
+class HidesInWindows(SelfAttention):
+    """In blocks of 8 tokens, the last of which attends to half of its keys."""
+
+    def forward(self, x: Tensor) -> Any:
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 8))
+        blocks = padded.reshape(-1, 8, x.shape[2])
+        count = padded.shape[1] // 8
+        mask = torch.ones(count, 8, 8, dtype=torch.bool, device=x.device)
+        mask[-1, :, 4:] = False
+        joined = Correct.forward(
+            self, blocks, blocks, blocks, self.for_items(mask, len(x))
+        )
+        return joined.reshape(padded.shape)[:, : x.shape[1]]
+
+    def for_items(self, mask: Tensor, batch_size: int) -> Tensor:
+        return mask.repeat(batch_size, 1, 1)
+
+
+class HidesInOtherWindows(HidesInWindows):
+    def for_items(self, mask: Tensor, batch_size: int) -> Tensor:
+        return mask.repeat_interleave(batch_size, dim=0)
+
+
+class KeyNormOfContext(Correct):
+    """A norm of the keys, which are in one tensor with the values."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        both = torch.stack([self.split(self.key(key)), self.split(self.value(value))])
+        k, v = self.normalize(both)
+        q = self.split(self.query(query))
+        return self.join(self.weigh(self.score(q, k), None) @ v)
+
+    def normalize(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        return self.key_norm(both[0]), both[1]
+
+
+class KeyNormOfBoth(KeyNormOfContext):
+    def normalize(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self.key_norm(both)
+        return k, v
+
+
+class GroupedFused(nn.Module):
+    """Queries, then the fewer keys and values, by one projection."""
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = n_heads, n_kv_heads
+        self.qkv = nn.Linear(d_model, d_model // n_heads * (n_heads + 2 * n_kv_heads))
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        groups = self.heads // self.kv_heads
+        split = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = split.transpose(1, 2).split(sizes, dim=1)
+        k, v = k.repeat_interleave(groups, dim=1), self.for_queries(v, groups)
+        weights = (q / math.sqrt(q.shape[-1]) @ k.mT).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+    def for_queries(self, v: Tensor, groups: int) -> Tensor:
+        return v.repeat_interleave(groups, dim=1)
+
+
+class GroupedFusedInTurns(GroupedFused):
+    def for_queries(self, v: Tensor, groups: int) -> Tensor:
+        return v.repeat(1, groups, 1, 1)
+
+
+class Neighborhood(SelfAttention):
+    """Each token attends to 5 around it, at the edges to the first or last 5."""
+
+    end = 0
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        length = scores.shape[-1]
+        place = torch.arange(length, device=scores.device)
+        first = (place - 2).clamp(max=length - 5 - self.end).clamp(min=0)[:, None]
+        near = (place >= first) & (place < first + 5)
+        return super().weigh(scores, near[None])
+
+
+class NeighborhoodWithoutLast(Neighborhood):
+    end = 1
+
+
+class WindowsOfImage(SelfAttention):
+    """Windows of 2 x 2 pixels; the image has its channels last."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, h, w, c = image.shape
+        if h % 2 or w % 2:
+            raise ValueError("height and width must be even")
+        split = image.reshape(b, h // 2, 2, w // 2, 2, c).transpose(2, 3)
+        x = split.reshape(-1, 4, c)
+        return self.merge(Correct.forward(self, x, x, x), h, w)
+
+    def merge(self, y: Tensor, h: int, w: int) -> Tensor:
+        split = y.reshape(-1, h // 2, w // 2, 2, 2, y.shape[-1]).transpose(2, 3)
+        return split.reshape(-1, h, w, y.shape[-1])
+
+
+class WindowsInColumns(WindowsOfImage):
+    def merge(self, y: Tensor, h: int, w: int) -> Tensor:
+        split = y.reshape(-1, w // 2, h // 2, 2, 2, y.shape[-1]).transpose(2, 3)
+        return split.reshape(-1, h, w, y.shape[-1])
+
+
+class FadesInBlocks(SelfAttention):
+    """Weights fall with the distance; 128 queries are computed at a time."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.LayerNorm(d_model)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        gap = self.place(q.shape[2], k.device)[:, None] - place
+        return super().score(q, k) - 0.001 * gap.square().to(k)
+
+    def place(self, length: int, device: torch.device) -> Tensor:
+        return self.first + torch.arange(length, device=device)
+
+    def forward(self, x: Tensor) -> Any:
+        x, outputs = self.before(x), []
+        for start in range(0, x.shape[1], 128):
+            self.first = start
+            outputs.append(Correct.forward(self, x[:, start : start + 128], x, x))
+        return torch.cat(outputs, dim=1)
+
+
+class FadesFromBlocks(FadesInBlocks):
+    def place(self, length: int, device: torch.device) -> Tensor:
+        return torch.arange(length, device=device)
+
+
+class AddsUp(nn.Module):
+    """The mean of the past, as two sums from token to token."""
+
+    dtype: torch.dtype | None = torch.float32
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.value, self.out = (nn.Linear(d_model, d_model) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Any:
+        v = nn.functional.softplus(self.value(x)).to(self.dtype or x.dtype)
+        total, outputs = torch.zeros_like(v[:, 0]), []
+        for n in range(x.shape[1]):
+            total = total + v[:, n]
+            outputs.append(total / (n + 1))
+        return self.out(torch.stack(outputs, dim=1).to(x.dtype))
+
+
+class AddsUpInHalf(AddsUp):
+    dtype = None
+
+
+class BiasOfKeys(LinearBias):
+    """ALiBi by the position of the key, added in the dtype of the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        slopes = self.slopes(k.shape[1]).to(k)[:, None, None]
+        return Correct.score(self, q, k) + slopes * place.to(k)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -2560,6 +2758,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "padding": [(MultipliesByMask, MASK)],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (HidesInOtherWindows, {}),
         (MixesBatchItems, {}),
         (FirstItemsMask, MASK),
         (IgnoresMaskIfFirstIsFull, MASK),
@@ -2609,15 +2808,24 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [(AttendsByColumns, {})],
     "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
+    "own_key_attended": [
+        (NeighborhoodWithoutLast, {}),
+        (WindowsInColumns, {"layout": "image_channels_last"}),
+    ],
     "formula": [
+        (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
         (ScalesByWidth, {}),
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
         (HalfOfHeadsInWeights, {"heads": 3}),
     ],
     "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
-    "linear_in_value": [(NonlinearInValues, {}), (NormalizesValues, {})],
-    "gradients": [(DetachesQueries, {})],
+    "linear_in_value": [
+        (NonlinearInValues, {}),
+        (NormalizesValues, {}),
+        (KeyNormOfBoth, {}),
+    ],
+    "gradients": [(DetachesQueries, {}), (RecomputesOtherDropout, {})],
     "large_scores": [
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),
@@ -2669,6 +2877,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheCutTooEarly, {**CACHE, "window": 4}),
     ],
     "long_sequences": [
+        (AddsUpInHalf, CAUSAL),
+        (FadesFromBlocks, {}),
         (AttendsToEmptyBlock, {}),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
@@ -2679,6 +2889,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryOverHeads, {"positions": "rotary"}),
     ],
     "distant_positions": [
+        (BiasOfKeys, {"positions": "alibi"}),
         (RotaryEndsEarly, {"positions": "rotary"}),
         (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
@@ -2849,6 +3060,13 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", MaskOfSegment),
     ("incremental_decoding", PaddingInCache),
     ("fully_masked_rows", DividesBySum),
+    ("gradients", RecomputesDropout),
+    ("batch_independence", HidesInWindows),
+    ("linear_in_value", KeyNormOfContext),
+    ("own_key_attended", Neighborhood),
+    ("own_key_attended", WindowsOfImage),
+    ("long_sequences", FadesInBlocks),
+    ("long_sequences", AddsUp),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

@@ -35,7 +35,11 @@ from attention_laws.adapter import (
     Sizes,
     check_divisible,
 )
-from attention_laws.algebra import assert_formula, make_equal_tokens
+from attention_laws.algebra import (
+    assert_formula,
+    make_equal_tokens,
+    record_weights,
+)
 from attention_laws.calling import (
     ARGUMENT_EXAMPLE,
     CALLING_SECONDS,
@@ -1020,6 +1024,10 @@ def infer_formula(probe: CallProbe) -> None:
         if not is_given and formula_holds(replace(adapter, **fields), options):
             probe.record(fact, text, "inferred", **fields)
             return
+        if is_order_of_rows(adapter, text, options):
+            # Seen in the weights: that the formula does not hold is reported.
+            probe.record(fact, text, "inferred", **fields)
+            return
     if adapter.heads == 1 and probe.built is not None and options.heads is None:
         if "head" in "".join(structure.identifiers(probe.built)).lower():
             probe.update(projections={})  # there may be several
@@ -1037,6 +1045,42 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
             sizes = {"heads": heads, "d_k": adapter.d_k // heads}
             yield "heads", str(heads), {**sizes, "fixed_size": True}
+
+
+def is_order_of_rows(adapter: Adapter, text: str, options: Options) -> bool:
+    """Whether a fused projection has the heads of queries, of keys, and of values.
+
+    The rows of a query have influence on the weights of one head, those of a key on
+    those of its group, and those of a value on none.
+    """
+    if text != f"[{structure.GROUPED_ORDER}]" or adapter.group_size == 1:
+        return False
+    heads, group = adapter.heads, adapter.group_size
+    script = Script(
+        adapter, Sizes(1, 5, 5, heads, adapter.d_k), **options.script_options()
+    )
+    with suppress(ScriptError):
+        script.restart()
+        layers = structure.layers_by_role(
+            script.evaluate("attention"), heads * adapter.d_k
+        )
+        weights = record_weights(script, script.make_arguments())
+        if not weights or "fused" not in layers:
+            return False
+        rows = f"attention.get_submodule({layers['fused']!r}).weight"
+        found = []
+        for head in range(heads):
+            of_head = f"loss({weights}[{head}].clamp(min=1e-30).log())"
+            grad = script.evaluate(
+                f"torch.autograd.grad({of_head}, {rows}, retain_graph=True)[0]"
+            )
+            size = grad.unflatten(0, (-1, adapter.d_k)).flatten(1).norm(dim=1)
+            found.append(size > 1e-3 * size.max())
+        query = torch.eye(heads, dtype=torch.bool)
+        key = torch.eye(heads // group, dtype=torch.bool).repeat_interleave(group, 0)
+        expected = torch.cat([query, key, torch.zeros_like(key)], dim=1)
+        return torch.equal(torch.stack(found), expected)
+    return False
 
 
 def formula_holds(adapter: Adapter, options: Options, residual: bool = False) -> bool:

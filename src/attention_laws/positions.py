@@ -35,6 +35,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.tools import WeightsRecorder
 
 
 def reorder(script: Script, name: str, order: list[int]) -> str:
@@ -211,7 +212,58 @@ def long_sequences(script: Script) -> None:
     )
     skip_unless(taken, "takes no longer sequences")
     script.sizes = replace(script.sizes, batch_size=1)
-    assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]])
+    if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
+        assert_sums_are_exact(script)
+    if adapter.positions == "none":
+        assert_distances_are_kept(script)
+
+
+def assert_sums_are_exact(script: Script) -> None:
+    """The last of many outputs in bfloat16 are those of float32, within a fifth.
+
+    A sum over the tokens has to be in float32: bfloat16 has 8 bits, and once the sum is
+    256 times as large as what is added, it stays as it is.
+    """
+    adapter = script.adapter
+    if adapter.is_pooled or script.dtype != torch.float32:
+        return
+    # Positions, and what fades, have rounding errors of their own.
+    if adapter.positions != "none" or "decay" in adapter.designs:
+        return
+    script.sizes = replace(script.sizes, q_len=16, k_len=16)
+    script.restart()
+    with WeightsRecorder() as recorder:
+        script.call(script.make_arguments())
+    if recorder.found:
+        return  # the product of weights and values has float32 inside
+    script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
+    assert_half_is_close(script, torch.bfloat16, last=20)
+
+
+def assert_distances_are_kept(script: Script) -> None:
+    """If weights depend on distances, they do so in a long sequence, too.
+
+    Equal tokens of a short sequence show whether they do. The positions of a block of
+    queries may be counted from the start of the block by mistake.
+    """
+    for length in (16, FAR):
+        script.sizes = replace(script.sizes, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        with script.attempt():
+            weights = record_weights(script, make_equal_tokens(script, args))
+            if not weights:
+                return
+            if length == FAR:
+                assert_weights_shift(script, weights, range(1, 20), factor=10)
+                return
+            last = script.evaluate(f"{weights}[:, -1]")
+            if bool((last.amax(dim=-1) < 1.001 * last.amin(dim=-1)).all()):
+                return
+            try:
+                assert_weights_shift(script, weights, range(1, length - 1))
+            except LawViolation:
+                return
 
 
 def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
@@ -961,6 +1013,36 @@ def distant_positions(script: Script) -> None:
         if takes_length(script, LONGEST):
             weights = weights_of_equal_tokens(script, LONGEST)
             assert_weights_shift(script, weights, near, factor=10)
+            if adapter.positions == "alibi":
+                assert_bias_is_exact(script)
+
+
+def assert_bias_is_exact(script: Script) -> None:
+    """In bfloat16, too, the weights of the last keys fall by nearly one factor.
+
+    A bias by the distance is exact for near keys. One by the position grows with the
+    length, is rounded, and is the same for several keys.
+    """
+    usual, script.dtype = script.dtype, torch.bfloat16
+    try:
+        script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
+        script.restart()
+        args = script.make_arguments()
+        weights = record_weights(script, make_equal_tokens(script, args))
+        if weights:
+            logs = script.assign("logs", f"{weights}[:, -1, -12:].float().log()")
+            steps = script.assign("steps", f"{logs}.diff(dim=-1)")
+            message = (
+                f"in bfloat16, the bias of {LONGEST} tokens has coarse steps: compute "
+                f"it and add it in float32"
+            )
+            claim = f"({steps} - {steps}.mean(dim=-1, keepdim=True)).abs().max()"
+            script.assert_true(f"not {claim} > 0.5", message)
+    except ScriptError as failure:
+        if not script.is_unsupported(failure):
+            raise
+    finally:
+        script.dtype = usual
 
 
 def takes_length(script: Script, length: int) -> bool:

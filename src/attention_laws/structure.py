@@ -543,6 +543,8 @@ def role_of(name: str, part: Any) -> str:
     return PROJECTION_ROLES.get(normalize_name(name), "")
 
 
+GROUPED_ORDER = "grouped heads, features"
+
 # How a fused projection may hold its parts, as source text for part `n`: one part after
 # the other, the parts of each head side by side, or interleaved; or all query heads,
 # then the fewer heads of the keys, then those of the values.
@@ -550,7 +552,7 @@ FUSED_ORDERS = {
     ".chunk(3, -1)[{n}]": {
         "heads, 3, features": ".unflatten(-1, (heads, 3, -1)).select(-2, {n})",
         "heads, features, 3": ".unflatten(-1, (heads, -1, 3)).select(-1, {n})",
-        "grouped heads, features": ".unflatten(-1, (heads + 2 * kv_heads, -1))"
+        GROUPED_ORDER: ".unflatten(-1, (heads + 2 * kv_heads, -1))"
         ".split([heads, kv_heads, kv_heads], -2)[{n}]",
     },
     ".chunk(2, -1)[{n}]": {

@@ -327,33 +327,54 @@ def recorded_weights(
     r"""The weights of a call with one batch item, `[heads, q_len, k_len]`.
 
     None unless exactly one softmax of the call has results of this shape, in any order
-    of the axes.
+    of the axes, or several have it together, each for some of the queries.
 
     >>> scores = torch.zeros(1, 2, 3, 5)
     >>> recorded_weights(lambda: scores.softmax(-1), 2, 3, 5).shape
     torch.Size([2, 3, 5])
     >>> recorded_weights(lambda: scores.permute(2, 3, 0, 1).softmax(1), 2, 3, 5).shape
     torch.Size([2, 3, 5])
+    >>> halves = lambda: [s.softmax(-1) for s in torch.zeros(1, 2, 4, 5).split(2, 2)]
+    >>> recorded_weights(halves, 2, 4, 5).shape
+    torch.Size([2, 4, 5])
     >>> recorded_weights(lambda: scores + 1, 2, 3, 5) is None
     True
     """
     with WeightsRecorder() as recorder:
         call()
-    found = []
-    for each, dim in recorder.found:
-        if each.shape[dim] != k_len or each.numel() != heads * q_len * k_len:
-            continue
-        by_key = each.movedim(dim, -1).squeeze()
-        # Keys are the last axis, behind heads and queries, or are between the two.
-        is_last = dim in (-1, each.dim() - 1)
-        queries_first = by_key.dim() == 3 and [*by_key.shape[:2]] == [q_len, heads]
-        if queries_first and not (is_last and q_len == heads):
-            by_key = by_key.transpose(0, 1)
-        if [n for n in by_key.shape if n > 1] == [
-            n for n in (heads, q_len, k_len) if n > 1
-        ]:
-            found.append(by_key.reshape(heads, q_len, k_len))
+    sizes = [weights.numel() for weights, _ in recorder.found]
+    whole = heads * q_len * k_len
+    if whole not in sizes and sum(sizes) == whole and min(sizes) > heads * k_len:
+        parts = [
+            weights_by_head(each, dim, heads, each.numel() // (heads * k_len), k_len)
+            for each, dim in recorder.found
+        ]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known, dim=1) if len(known) == len(parts) else None
+    every = [weights_by_head(w, dim, heads, q_len, k_len) for w, dim in recorder.found]
+    found = [each for each in every if each is not None]
     return found[0] if len(found) == 1 else None
+
+
+def weights_by_head(
+    weights: Tensor, dim: int, heads: int, q_len: int, k_len: int
+) -> Tensor | None:
+    """Weights as `[heads, q_len, k_len]`; None if they have another shape.
+
+    `dim` is the axis of the keys.
+    """
+    if weights.shape[dim] != k_len or weights.numel() != heads * q_len * k_len:
+        return None
+    by_key = weights.movedim(dim, -1).squeeze()
+    # Keys are the last axis, behind heads and queries, or are between the two.
+    is_last = dim in (-1, weights.dim() - 1)
+    queries_first = by_key.dim() == 3 and [*by_key.shape[:2]] == [q_len, heads]
+    if queries_first and not (is_last and q_len == heads):
+        by_key = by_key.transpose(0, 1)
+    expected = [n for n in (heads, q_len, k_len) if n > 1]
+    if [n for n in by_key.shape if n > 1] != expected:
+        return None
+    return by_key.reshape(heads, q_len, k_len)
 
 
 def count_zero_weights(call: Callable[[], Any]) -> int:
@@ -394,6 +415,58 @@ def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     call()
     handle.remove()
     return bool(seen)
+
+
+def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
+    r"""Whether the output for each token has a gradient of the same token of `x`.
+
+    `axis` is that of the tokens; only the last of several batch items need be given.
+
+    >>> x = torch.ones(3, 2, requires_grad=True)
+    >>> own_gradients(torch.stack([x[0], x[2], x[1]]), x, axis=0)
+    tensor([ True, False, False])
+    """
+    found = []
+    for n in range(x.shape[axis]):
+        of_token = loss(output.select(axis, n))
+        (grad,) = torch.autograd.grad(of_token, x, retain_graph=True)
+        found.append(grad.select(axis, n).any())
+    return torch.stack(found)
+
+
+def value_features(call: Callable[[], Any], layer: nn.Module, index: str) -> Tensor:
+    r"""Which features of a layer have influence on the output of a single token.
+
+    Its only key has a weight of one, whatever the scores are, so these are values.
+
+    >>> layer = nn.Linear(2, 4)
+    >>> value_features(lambda: layer(torch.ones(2))[2:], layer, "")
+    tensor([False, False,  True,  True])
+    """
+    seen: list[Tensor] = []
+    handle = layer.register_forward_hook(lambda _, x, y: seen.append(y))
+    output = eval(f"result{index}", {"result": call()})
+    handle.remove()
+    (grad,) = torch.autograd.grad(loss(output), seen[0])
+    size = grad.abs().flatten(0, -2).amax(dim=0) if grad.dim() > 1 else grad.abs()
+    return size > 1e-4 * size.max()
+
+
+def keep_gradients(layer: nn.Module, features: list[int]) -> None:
+    r"""Stop the gradients of all features of a layer but those that are given.
+
+    >>> layer, x = nn.Linear(1, 2, bias=False), torch.ones(1, requires_grad=True)
+    >>> keep_gradients(layer, [1])
+    >>> torch.equal(torch.autograd.grad(layer(x).sum(), x)[0], layer.weight[1])
+    True
+    """
+
+    def stop(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        kept = torch.zeros(output.shape[-1], dtype=torch.bool, device=output.device)
+        kept[features] = True
+        return output.where(kept, output.detach())
+
+    layer.register_forward_hook(stop)
 
 
 def loss(output: Tensor) -> Tensor:
