@@ -135,7 +135,29 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         except ScriptError as failure:
             first_error = first_error or late_error(name, failure)
     assert first_error is not None
-    raise first_error
+    try:
+        return find_call_of_defaults(attention, name, imports, options)
+    except (CallError, ScriptError):
+        raise first_error from None
+
+
+def find_call_of_defaults(
+    attention: Any, name: str, imports: str, options: Options
+) -> CallProbe:
+    """How a class is called at the sizes that it has by default.
+
+    Raises `CallError` or `ScriptError` where it requires arguments, too.
+    """
+    adapter = Adapter(attention, name, imports, {}, window=options.window)
+    probe = CallProbe(adapter, options, CALLING_SECONDS / 2)
+    if not isinstance(attention, type) or options.init_args or options.d_model:
+        raise CallError("it is built, or its sizes are given")
+    probe.built = build(probe, heads=1)
+    probe.record("built as", f"{name}()", "inferred")
+    infer_heads(probe)
+    infer_inputs(probe)
+    infer_layout(probe, usual=False)
+    return probe
 
 
 def check_build(probe: CallProbe) -> None:
