@@ -2176,6 +2176,13 @@ class RectifiesOutput(SelfAttention):
         return (super().join(context) - 1).relu()
 
 
+class NeverCallsDropoutOfZero(NeverDrops):
+    """Its layer of dropout only keeps the names of weights in a list."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, 0.0)
+
+
 class KeysFromFirst(SelfAttention):
     """Keys are taken relative to the first one, which changes no weight."""
 
@@ -2956,6 +2963,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", Retention, "has a positional encoding"),
     ("score_independence", PointCloud, "PointCloud"),
     ("gradients", Stationary, "Stationary"),
+    ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 
 # Modules that pass all laws.

@@ -493,7 +493,9 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
                 name
             ):
-                yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
+                fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
+                yield fields
+                yield {**fields, "packing": "{0}[:, None]"}
     if len(adapter.inputs) == 3 and not probe.options.inputs:
         query, key, value = adapter.inputs
         for text in names.extra_templates("", None)[1:]:

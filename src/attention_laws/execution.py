@@ -8,6 +8,7 @@ Source: the behavior is that of [PyTorch's
 modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 """
 
+import inspect
 import itertools
 import math
 import re
@@ -28,7 +29,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
-from attention_laws.tools import place_of
+from attention_laws.tools import place_of, probabilities
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
@@ -166,11 +167,28 @@ def dropout(script: Script) -> None:
             if idle and any(changed.values()):
                 script.fail("False, " + repr(message), message, math.nan, 0.0)
     if not any(changed.values()):
+        skip_unless(not is_always_zero(script), "its dropout is 0, which nothing sets")
         script.restart("train", dropout=0.5)
         args = script.make_arguments()
         one, other = script.call(args), script.call(args)
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def is_always_zero(script: Script) -> bool:
+    """Whether all dropout is 0, and the constructor has no argument that sets it.
+
+    Such a layer only keeps the names of the weights of another implementation.
+    """
+    target = script.adapter.target
+    kind = target if isinstance(target, type) else type(target)
+    arguments = inspect.signature(kind).parameters
+    has_config = any(map(names.CONFIG_PATTERN.search, arguments))
+    if has_config or names.dropout_arguments(kind):
+        return False
+    script.restart("train", dropout=None)
+    parts = script.evaluate("attention").modules()
+    return not any(getattr(part, n) for part in parts for n in probabilities(part))
 
 
 def assert_argument_switches_off(script: Script) -> None:

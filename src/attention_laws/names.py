@@ -22,6 +22,7 @@ from typing import Any
 ARGUMENT_NAMES = {
     "{d_model}": "d_model d_in d_out embed_dim dim hidden_size num_hiddens n_embd "
     "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
+    "num_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "

@@ -574,6 +574,11 @@ class OfFullConfig(OfOneInput):
         return self.attend(x)
 
 
+@dataclass
+class WidthConfig:
+    descriptors: int = 20
+
+
 class OfPairsAndPoints(OfOneInput):
     """Pairs of tokens have a vector, of which each head takes a bias."""
 
@@ -600,6 +605,22 @@ class OfSeveralMedia(OfOneInput):
         _batch_size, _count, _length, _width = media.shape
         keys = media.flatten(1, 2)
         return Correct.forward(self, x, keys, keys)
+
+
+class OfFixedWidth(OfOneInput):
+    """Its width is a default of the config, and no argument of a known name."""
+
+    def __init__(self, config: WidthConfig) -> None:
+        super().__init__(config.descriptors, 2)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+class OfOptionalMedia(OfSeveralMedia):
+    def forward(self, x: Tensor, media: Tensor | None = None) -> Any:  # type: ignore[override]
+        assert media is not None
+        return super().forward(x, media)
 
 
 class OfVariates(OfOneInput):
@@ -631,8 +652,8 @@ class StepWithCoverage(ReadsMemory):
 
 
 class OfHeadCount(OfOneInput):
-    def __init__(self, dim: int, head_count: int = 5) -> None:
-        super().__init__(dim, head_count)
+    def __init__(self, num_channels: int, head_count: int = 5) -> None:
+        super().__init__(num_channels, head_count)
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return self.attend(x)
@@ -699,6 +720,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfPairsAndPoints, {"inputs": ("x",), "layout": "bld"}),
     (OfGridWithClass, {"extra_args": {"thw": "(1, 1, {length} - 1)"}}),
     (OfSeveralMedia, {"inputs": ("x", "media"), "packing": "{0}[:, None]"}),
+    (OfOptionalMedia, {"inputs": ("x", "media"), "packing": "{0}[:, None]"}),
+    (OfFixedWidth, {"layout": "bld", "d_model": 20}),
     (OfVariates, {"layout": "bdl", "d_model": 24}),
     (StepWithCoverage, {"inputs": ("values",), "extra_args": {"query": VECTOR}}),
     (OfHeadCount, {"heads": 3}),
@@ -733,11 +756,17 @@ class OfBlocks(OfOneInput):
         return self.attend(x + block_tables["first"]["rows"])
 
 
+class OfOptionalBlocks(OfOneInput):
+    def forward(self, x: Tensor, tables: Any = None) -> Any:  # type: ignore[override]
+        return self.attend(x + tables["first"]["rows"])
+
+
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
+        (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
     ],
 )
 def test_what_is_not_called_is_named(attention: Any, message: str) -> None:
