@@ -2116,6 +2116,101 @@ class StrongestTokens(SelfAttention):
         return Correct.forward(self, x, tokens, tokens)
 
 
+class DropsTable(SelfAttention):
+    """Keys are moved by a table of positions, of which a part is dropped.
+
+    The same layer drops weights, or a layer of its own.
+    """
+
+    def __init__(self, d_model: int, heads: int, shared: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(400, d_model)
+        self.drop_rows = self.dropout if shared else nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Any:
+        rows = self.drop_rows(self.table.weight[: x.shape[1]])
+        q, k, v = self.query(x), self.key(x) + self.key(rows), self.value(x)
+        q, k, v = (self.split(each) for each in (q, k, v))
+        return self.join(self.read(self.dropout(self.weigh(self.score(q, k), None)), v))
+
+
+class DropsTableAndWeights(DropsTable):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, shared=True)
+
+
+class GlobalTokens(SelfAttention):
+    """Tokens whose mask is 2 have keys of a projection of their own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.marked_key = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        allowed = torch.ones_like(x[..., 0]) if mask is None else mask
+        is_global = allowed[..., None] > 1
+        k = self.key(x)
+        if is_global.any():
+            k = torch.where(is_global, self.marked_key(x), k)
+        q, k, v = (self.split(each) for each in (self.query(x), k, self.value(x)))
+        weights = self.weigh(self.score(q, k), (allowed > 0)[:, None])
+        return self.join(self.read(self.dropout(weights), v))
+
+
+class ZeroWhereLeftOut(SelfAttention):
+    """Scores have a term for an optional argument, which is zero by default."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_history = nn.Linear(1, d_model, bias=False)
+
+    def forward(self, x: Tensor, coverage: Tensor | None = None) -> Any:  # type: ignore[override]
+        past = torch.zeros_like(x[..., 0]) if coverage is None else coverage
+        keys = x + self.of_history(past[..., None])
+        return Correct.forward(self, x, keys, x)
+
+
+class RectifiesOutput(SelfAttention):
+    """Behind a ReLU, many outputs have no gradient."""
+
+    def join(self, context: Tensor) -> Tensor:
+        return (super().join(context) - 1).relu()
+
+
+class NeverCallsDropoutOfZero(NeverDrops):
+    """Its layer of dropout only keeps the names of weights in a list."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, 0.0)
+
+
+class KeysFromFirst(SelfAttention):
+    """Keys are taken relative to the first one, which changes no weight."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ (k - k[:, :, :1]).mT / math.sqrt(q.shape[-1])
+
+
+class PointCloud(SelfAttention):
+    """Near points are preferred; distances are scaled by their mean."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        squared = (x[:, :, None] - x[:, None]).square().sum(-1)
+        self.near = -squared / squared.mean((1, 2), keepdim=True)
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.near[:, None]
+
+
+class Stationary(SelfAttention):
+    """Features are scaled by their deviation, as a number without a gradient."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        stdev = (x.var(1, keepdim=True, unbiased=False) + 1e-5).sqrt().detach()
+        return super().forward(x / stdev) * stdev
+
+
 class Retention(SelfAttention):
     """Keys fade by a decay from token to token; there is no softmax."""
 
@@ -3067,6 +3162,12 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("own_key_attended", WindowsOfImage),
     ("long_sequences", FadesInBlocks),
     ("long_sequences", AddsUp),
+    ("dropout", DropsTable),
+    ("dropout", DropsTableAndWeights),
+    ("parameter_gradients", GlobalTokens),
+    ("parameter_gradients", ZeroWhereLeftOut),
+    ("allowed_keys_attended", RectifiesOutput),
+    ("large_scores", KeysFromFirst),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -3078,6 +3179,9 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),
     ("key_permutation", Retention, "has a positional encoding"),
+    ("score_independence", PointCloud, "PointCloud"),
+    ("gradients", Stationary, "Stationary"),
+    ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 
 # Modules that pass all laws.

@@ -428,6 +428,7 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         n
         for n, axes in shapes.items()
         if parameters[n].default is None and not names.has_positions(axes, batch)
+        if shapes[values][1] not in axes  # a number for each position
     ]
     texts = {n: names.documented_template(n, shapes[n], known, width) for n in others}
     texts |= dict.fromkeys(keys, "{query}")
@@ -461,13 +462,19 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
 
 
 def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """The last input as a stack or a list of queries, keys and values, all equal."""
+    """The last input as a stack or a list of queries, keys and values, all equal.
+
+    Or with one more axis.
+    """
     if len(probe.adapter.inputs) < 3:
         last = probe.adapter.inputs[-1]
         for packing in names.packings(probe.adapter.target, last):
             yield {"packing": packing}
             for fields in filled_arguments(probe):
                 yield fields | {"packing": packing}
+    if len(probe.adapter.inputs) == 2 and probe.adapter.is_module:
+        # One of several contexts, such as images, each with tokens of its own.
+        yield {"packing": "{0}[:, None]"}
 
 
 def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -486,7 +493,9 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
                 name
             ):
-                yield {"inputs": (*adapter.inputs, name), "by_keyword": True}
+                fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
+                yield fields
+                yield {**fields, "packing": "{0}[:, None]"}
     if len(adapter.inputs) == 3 and not probe.options.inputs:
         query, key, value = adapter.inputs
         for text in names.extra_templates("", None)[1:]:

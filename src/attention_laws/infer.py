@@ -108,6 +108,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     call it are tried at all sizes before the others.
     """
     first_error: CallError | None = None
+    is_built = False
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     built: set[str] = set()
     start = time.process_time()
@@ -124,6 +125,9 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
                     continue
                 built.add(arguments)
                 check_build(probe)
+                if not is_built:
+                    # At sizes that it can be built with, an error tells more.
+                    is_built, first_error = True, None
             else:
                 infer_heads(probe)
             infer_inputs(probe)
@@ -139,7 +143,35 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         except ScriptError as failure:
             first_error = first_error or late_error(name, failure)
     assert first_error is not None
-    raise first_error
+    try:
+        return find_call_of_defaults(attention, name, imports, options)
+    except (CallError, ScriptError):
+        raise first_error from None
+
+
+def find_call_of_defaults(
+    attention: Any, name: str, imports: str, options: Options
+) -> CallProbe:
+    """How a class is called at the sizes that it has by default.
+
+    Where it requires arguments, it is one whose width is none of them, but a default of
+    its config. Raises `CallError` or `ScriptError` where there is no such call.
+    """
+    adapter = Adapter(attention, name, imports, {}, window=options.window)
+    probe = CallProbe(adapter, options, CALLING_SECONDS / 2)
+    if not isinstance(attention, type) or options.init_args or options.d_model:
+        raise CallError("it is built, or its sizes are given")
+    parameters = inspect.signature(attention).parameters.values()
+    if any(names.required_by_name(parameters).values()):
+        infer_init_args(probe)
+    else:
+        probe.record("built as", f"{name}()", "inferred")
+    probe.built = build(probe, probe.adapter.heads)
+    infer_heads(probe)
+    infer_inputs(probe)
+    check_argument_names(probe)
+    infer_layout(probe, usual=False)
+    return probe
 
 
 def check_build(probe: CallProbe) -> None:
@@ -502,10 +534,16 @@ def unknown_arguments(probe: CallProbe) -> str:
     given = probe.options.call_args
     unknown = [n for n, v in probe.adapter.call_args.items() if v is None]
     unknown = [f"`{name}`" for name in unknown if name not in given]
+    verb = "requires"
+    if not unknown and "None" in probe.first_error:
+        parameters = names.parameters_by_name(probe.adapter.target).items()
+        optional = [n for n, parameter in parameters if parameter.default is None]
+        unknown = [f"`{name}`" for name in optional if name not in given]
+        verb = "may require"
     if not unknown:
         return ""
     return (
-        f"it requires {', '.join(unknown)}, too: write a function that passes "
+        f"it {verb} {', '.join(unknown)}, too: write a function that passes "
         f"{'them' if len(unknown) > 1 else 'it'}, and check that, or "
     )
 

@@ -22,13 +22,15 @@ from typing import Any
 ARGUMENT_NAMES = {
     "{d_model}": "d_model d_in d_out embed_dim dim hidden_size num_hiddens n_embd "
     "embed_size emb_size emb_dim model_dim hidden_dim width channels n_channels "
+    "num_channels "
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
     "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
-    "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads",
+    "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
+    "head_count",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
     "n_kv_head n_kv num_kv nkv num_query_groups n_groups num_groups kv_groups "
     "n_kv_groups",
@@ -152,6 +154,7 @@ EXTRA_ARGUMENTS = {
     r"((\w+_)?(size|shape|resolution)|hw|thw|grid)s?(_hw)?": [
         "({rows}, {columns})",
         "(1, {rows}, {columns})",
+        "(1, 1, {length} - 1)",  # behind a class token
     ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
@@ -167,12 +170,13 @@ EXTRA_ARGUMENTS = {
         "torch.zeros({batch_size}, 2, {length})",
     ],
     r"(\w+_)?(alibi|bias|pair\w*)": [
-        f"torch.zeros({sizes}, {{length}})"
+        f"torch.zeros({sizes})"
         for sizes in (
-            "{batch_size}, {heads}, {length}",
-            "{batch_size} * {heads}, 1",
-            "{heads}, {length}",
-            "{length}",
+            "{batch_size}, {heads}, {length}, {length}",
+            "{batch_size} * {heads}, 1, {length}",
+            "{heads}, {length}, {length}",
+            "{length}, {length}",
+            "{batch_size}, {length}, {length}, {d_model}",
         )
     ],
     r"(proj(ected)?|processed|precomputed)_\w+": ["{query}"],
@@ -496,6 +500,8 @@ SHAPE_PATTERN = re.compile(
 )
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
+# The same without brackets: "query: B x N x D".
+PRODUCT_PATTERN = re.compile(r"(\w+): *((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
 
@@ -507,6 +513,9 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     ...     "q: a tensor [b, d]; keys: (b, m, 2 * d)."
     >>> documented_shapes(attend)
     {'q': ('b', 'd'), 'keys': ('b', 'm', '2 * d')}
+    >>> attend.__doc__ = "q: B x D, keys: B x M x 2*D"
+    >>> documented_shapes(attend)
+    {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
     """
     functions = [target, getattr(target, "forward", None)]
     texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
@@ -516,7 +525,10 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     arguments = parameters_by_name(target)
     for text in texts:
-        for written, shape in SHAPE_PATTERN.findall(text):
+        products = [
+            (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
+        ]
+        for written, shape in [*SHAPE_PATTERN.findall(text), *products]:
             axes = tuple(axis.strip() for axis in shape.split(","))
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)

@@ -81,6 +81,9 @@ DESIGNS = {
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|attention_multiplier"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
+    # Series that are standardized by statistics without a gradient.
+    "stationary": r"stationar|revin|^stdev$",
+    "cloud": r"point_?cloud",  # whose distances are scaled by their mean
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"

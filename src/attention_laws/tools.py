@@ -389,18 +389,23 @@ def count_zero_weights(call: Callable[[], Any]) -> int:
     return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
 
 
-def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
-    r"""The first input of a layer during a call.
+def captured_inputs(call: Callable[[], Any], layer: nn.Module) -> list[Tensor]:
+    r"""The first input of a layer, each time that it is called.
 
     >>> layer = nn.Linear(2, 2)
-    >>> captured_input(lambda: layer(torch.ones(2)), layer)
+    >>> captured_inputs(lambda: layer(layer(torch.ones(2))), layer)[0]
     tensor([1., 1.])
     """
     seen: list[Tensor] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     call()
     handle.remove()
-    return seen[0]
+    return seen
+
+
+def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
+    """The first input of a layer, the first time that it is called."""
+    return captured_inputs(call, layer)[0]
 
 
 def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:

@@ -574,6 +574,96 @@ class OfFullConfig(OfOneInput):
         return self.attend(x)
 
 
+@dataclass
+class WidthConfig:
+    descriptors: int = 20
+
+
+class OfPairsAndPoints(OfOneInput):
+    """Pairs of tokens have a vector, of which each head takes a bias."""
+
+    def __init__(self, d_model: int, heads: int, pair_width: int = 16) -> None:
+        super().__init__(d_model, heads)
+        self.bias = nn.Linear(pair_width, 1)
+
+    def forward(self, x: Tensor, pairwise: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x + self.bias(pairwise).mean(2))
+
+
+class OfGridWithClass(OfOneInput):
+    """The tokens of a grid, behind one for the class."""
+
+    def forward(self, x: Tensor, thw: tuple[int, ...]) -> Any:  # type: ignore[override]
+        grid = x[:, 1:].unflatten(1, thw)
+        return self.attend(torch.cat([x[:, :1], grid.flatten(1, 3)], 1))
+
+
+class OfSeveralMedia(OfOneInput):
+    """Each item has several images, each with tokens of its own."""
+
+    def forward(self, x: Tensor, media: Tensor) -> Any:  # type: ignore[override]
+        _batch_size, _count, _length, _width = media.shape
+        keys = media.flatten(1, 2)
+        return Correct.forward(self, x, keys, keys)
+
+
+class OfFixedWidth(OfOneInput):
+    """Its width is a default of the config, and no argument of a known name."""
+
+    def __init__(self, config: WidthConfig) -> None:
+        super().__init__(config.descriptors, 2)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+class OfOptionalMedia(OfSeveralMedia):
+    def forward(self, x: Tensor, media: Tensor | None = None) -> Any:  # type: ignore[override]
+        assert media is not None
+        return super().forward(x, media)
+
+
+class OfVariates(OfOneInput):
+    """Features come first, and are as many as a default; its name tells no width."""
+
+    def __init__(self, steps_back: int = 24, d_model: int = 8, heads: int = 2) -> None:
+        super().__init__(d_model, heads)
+        self.embed = nn.Linear(steps_back, d_model)
+        self.back = nn.Linear(d_model, steps_back)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.back(self.attend(self.embed(x.mT))).mT
+
+
+class StepWithCoverage(ReadsMemory):
+    """One step. query: B x D, values: B x N x D, coverage: B x N, in the past."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.past = nn.Linear(1, d_model)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, values: Tensor, coverage: Tensor | None = None
+    ) -> Any:
+        if query.dim() != 2:
+            raise ValueError("query")
+        past = values.new_zeros(values.shape[:2]) if coverage is None else coverage
+        return super().forward(query, values + self.past(past[..., None]), values)
+
+
+class OfHeadCount(OfOneInput):
+    def __init__(self, num_channels: int, head_count: int = 5) -> None:
+        super().__init__(num_channels, head_count)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+VECTOR = (
+    "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
+    ".expand({batch_size}, -1)"
+)
+
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
     (TakesResidual, {"inputs": ("x",), "positions": "none"}),
@@ -627,6 +717,14 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfPastWeights, {"inputs": ("memory",), "is_pooled": True}),
     (OfChoice, {"inputs": ("x",), "layout": "bld"}),
     (OfFullConfig, {"inputs": ("x",), "heads": 3}),
+    (OfPairsAndPoints, {"inputs": ("x",), "layout": "bld"}),
+    (OfGridWithClass, {"extra_args": {"thw": "(1, 1, {length} - 1)"}}),
+    (OfSeveralMedia, {"inputs": ("x", "media"), "packing": "{0}[:, None]"}),
+    (OfOptionalMedia, {"inputs": ("x", "media"), "packing": "{0}[:, None]"}),
+    (OfFixedWidth, {"layout": "bld", "d_model": 20}),
+    (OfVariates, {"layout": "bdl", "d_model": 24}),
+    (StepWithCoverage, {"inputs": ("values",), "extra_args": {"query": VECTOR}}),
+    (OfHeadCount, {"heads": 3}),
 ]
 
 
@@ -658,11 +756,17 @@ class OfBlocks(OfOneInput):
         return self.attend(x + block_tables["first"]["rows"])
 
 
+class OfOptionalBlocks(OfOneInput):
+    def forward(self, x: Tensor, tables: Any = None) -> Any:  # type: ignore[override]
+        return self.attend(x + tables["first"]["rows"])
+
+
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
+        (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
     ],
 )
 def test_what_is_not_called_is_named(attention: Any, message: str) -> None:

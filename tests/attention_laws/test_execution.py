@@ -16,14 +16,27 @@ from specimens import (
     DiffersIfCompiled,
     HeadsInWeights,
     ReturnsOnCpu,
+    SelfAttention,
     assert_caught,
 )
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
 
-def test_an_attention_that_autocast_cannot_run_is_skipped_unless_asked_for() -> None:
-    adapter = Adapter(HeadsInWeights(12, 3), "Attention", "", {}, inputs=("x",))
+class FillsWithLeastOfInput(SelfAttention):
+    """The least number of float32 does not fit into the bfloat16 of autocast."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        least = torch.finfo(self.query.weight.dtype).min
+        return super().score(q, k).masked_fill(later, least)
+
+
+@pytest.mark.parametrize("attention", [HeadsInWeights, FillsWithLeastOfInput])
+def test_an_attention_that_autocast_cannot_run_is_skipped_unless_asked_for(
+    attention: type[nn.Module],
+) -> None:
+    adapter = Adapter(attention(12, 3), "Attention", "", {}, inputs=("x",))
     for insist, expected in ((False, NotApplicable), (True, ScriptError)):
         script = Script(adapter, Sizes(2, 3, 3, 3, 4), insist=insist)
         with pytest.raises(expected):
