@@ -606,6 +606,22 @@ class FillValueOverflowsHalf(Correct):
         return scores.softmax(dim=-1)
 
 
+class OneFillValueOverflowsHalf(FillValueOverflowsHalf):
+    """The least number is that of the dtype for one of two masks only."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, padding: Tensor | None = None, attn_mask: Tensor | None = None
+    ) -> Any:
+        self.padding = padding
+        return super().forward(x, x, x, attn_mask)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if self.padding is None:
+            return scores
+        return scores.masked_fill(self.padding[:, None, None], -1e4)
+
+
 class DiffersIfCompiled(Correct):
     def join(self, context: Tensor) -> Tensor:
         return super().join(context) * (2 if torch.compiler.is_compiling() else 1)
@@ -2640,6 +2656,7 @@ class AttendsToEmptyBlock(BlocksWithPrevious):
 
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
+PADDED = {"mask": {"padding": "ignore:bk", "attn_mask": "attend:bqk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
 MEMORY = {"cache": ("mems", "[1]"), "causal": True}
@@ -3072,7 +3089,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsBiasInPlace, {}),
         (adds_future_to_mask, {}),
     ],
-    "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
+    "dtype_and_device": [
+        (ReturnsFloat32, {}),
+        (FillValueOverflowsHalf, {}),
+        (OneFillValueOverflowsHalf, PADDED),
+    ],
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
