@@ -1032,6 +1032,26 @@ class SegmentsOfFirstItem(Segments):
         return given[:1]
 
 
+class SegmentsAndMask(Segments):
+    """A mask for padding, beside the segments."""
+
+    is_added = True
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, segment_ids: Tensor | None = None
+    ) -> Any:
+        if mask is None:
+            return super().forward(x, segment_ids)
+        allowed = mask[:, None].expand(-1, x.shape[1], -1)
+        if segment_ids is not None and self.is_added:
+            allowed = allowed & (segment_ids[:, :, None] == segment_ids[:, None])
+        return Correct.forward(self, x, x, x, allowed)
+
+
+class SegmentsUnlessMasked(SegmentsAndMask):
+    is_added = False
+
+
 class WeightsOnRequest(Correct):
     """Returns its weights if they are asked for."""
 
@@ -2889,6 +2909,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OtherPathWithoutMask, MASK),
         (LosesAxisOfOneKey, MASK),
         (causal_from_first_key, CAUSAL),
+        (SegmentsUnlessMasked, {"mask": {"mask": "attend:bk"}}),
     ],
     "integer_mask": [(InvertsMask, {})],
     "added_mask": [(ScalesMask, ADDED)],
@@ -3113,6 +3134,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", WithBatchNorm),
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),
+    ("neutral_mask", SegmentsAndMask),
     ("no_side_effects", AddsPositions),
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),
