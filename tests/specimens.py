@@ -1618,6 +1618,23 @@ class ScalesMask(AddsMask):
     factor = 0.5
 
 
+class Sinks(SelfAttention):
+    """One score for each head that takes weight and has no value."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        sinks = self.sinks[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+class SinksInEachScore(Sinks):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return torch.logaddexp(scores, self.sinks[:, None, None]).softmax(dim=-1)
+
+
 class RotaryImage(SelfAttention):
     """Half of the pairs are rotated by the row of a pixel, and half by its column."""
 
@@ -2937,6 +2954,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
     ],
+    "sinks": [(SinksInEachScore, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [(AttendsByColumns, {})],
@@ -3135,6 +3153,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),
     ("neutral_mask", SegmentsAndMask),
+    ("sinks", Sinks),
     ("no_side_effects", AddsPositions),
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),

@@ -617,6 +617,48 @@ def score_gradients(
     return vectors, torch.stack(found)
 
 
+# A parameter that is the score of a key without a token, by its name.
+SINK_PATTERN = re.compile(r"(^|\.|_)(sinks?(_(logits?|bias|weights?|scores?))?|s_aux)$")
+
+
+@law
+def sinks(script: Script) -> None:
+    r"""A sink with a large score takes all weight from the keys.
+
+    $$a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}} \to 0 \quad \text{for } b
+    \to \infty$$
+
+    A sink is one more score in the softmax of each row, for which there is no key. One
+    that is added to the score of each key, or is left out, takes no weight. All sinks
+    are set to a high score: what the last projection gets must not depend on the tokens
+    any more.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no parameters")
+    script.restart()
+    heads, attention = script.sizes.heads, script.evaluate("attention")
+    found = [
+        name
+        for name, weight in attention.named_parameters()
+        if SINK_PATTERN.search(name) and weight.numel() == heads
+    ]
+    skip_unless(found, "has no scores of sinks, one for each head")
+    width = heads * script.sizes.d_k
+    layers = structure.layers_by_role(attention, width, any_width=True)
+    skip_unless("out" in layers, "its output projection is not found")
+    last = f"attention.get_submodule({layers['out']!r})"
+    contexts = []
+    for score in ("-1e4", "1e4", "1e4"):
+        for name in found:
+            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+        args = script.make_arguments()
+        call = f"lambda: attention({script.argument_source(args)})"
+        contexts.append(script.assign("context", f"captured_input({call}, {last})"))
+    low, one, other = contexts
+    claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
+    message = f"`{found[0]}` takes no weight from the keys if it is large"
+    script.assert_true(claim, message)
+
+
 @law(slow=True, assumes="features gate decay convolution group_norm selection cloud")
 def score_independence(script: Script) -> None:
     r"""The score of a query and a key depends on no other token.
