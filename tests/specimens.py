@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.utils.checkpoint
@@ -728,6 +728,27 @@ class ReturnsOtherHeads(Correct):
         return weights
 
 
+class SignOfAllInstances(Correct):
+    """Each new instance reverses the scores of all others."""
+
+    sign: ClassVar[list[int]] = [1]
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sign[0] *= -1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.sign[0] * super().score(q, k)
+
+
+class SignOfItsOwn(SignOfAllInstances):
+    """Every second instance has reversed scores."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sign = [*self.sign]
+
+
 class KeepsFirstMask(MaskedSelfAttention):
     """The causal mask is made once, and cut to the length."""
 
@@ -1198,6 +1219,28 @@ class NormalizesOverHeads(Correct):
 
 class NormalizesHeads(NormalizesOverHeads):
     axis = -1
+
+
+class DividesByOwnSum(SelfAttention):
+    """Exponentials are divided by the sum of their own head, without a softmax."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.exp() / self.total(scores.exp().sum(dim=-1, keepdim=True))
+
+    def total(self, sums: Tensor) -> Tensor:
+        return sums
+
+
+class AddsUpEarlierHeads(DividesByOwnSum):
+    def total(self, sums: Tensor) -> Tensor:
+        return sums.cumsum(dim=1)
+
+
+class NormsOverHeads(DividesByOwnSum):
+    """A norm of the queries over the features of all heads, which mixes them."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(4 * q / q.square().sum((1, 3), keepdim=True).sqrt(), k)
 
 
 class NormalizesValues(SelfAttention):
@@ -2955,6 +2998,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsTwice, {}),
     ],
     "sinks": [(SinksInEachScore, {})],
+    "own_context": [(AddsUpEarlierHeads, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [(AttendsByColumns, {})],
@@ -3105,6 +3149,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
+        (SignOfAllInstances, {}),
         (KeepsContext, MASK),
         (KeepsMask, MASK),
         (KeepsLongest, {"positions": "rotary"}),
@@ -3153,7 +3198,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),
     ("neutral_mask", SegmentsAndMask),
+    ("earlier_calls", SignOfItsOwn),
     ("sinks", Sinks),
+    ("own_context", DividesByOwnSum),
+    ("own_context", NormsOverHeads),
     ("no_side_effects", AddsPositions),
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),
