@@ -481,7 +481,7 @@ def neutral_mask(script: Script) -> None:
 def assert_mask_joins_no_documents(script: Script, mask: MaskArgument) -> None:
     """With two documents in each sequence, a mask that hides nothing changes nothing.
 
-    Documents are told by their segments, or by positions that start again.
+    Segments, or positions that start again, tell where a document begins.
     """
     length = script.sizes.k_len
     tokens, half = f"torch.arange({length})", (length + 1) // 2
