@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.utils.checkpoint
@@ -606,6 +606,22 @@ class FillValueOverflowsHalf(Correct):
         return scores.softmax(dim=-1)
 
 
+class OneFillValueOverflowsHalf(FillValueOverflowsHalf):
+    """The least number is that of the dtype for one of two masks only."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, padding: Tensor | None = None, attn_mask: Tensor | None = None
+    ) -> Any:
+        self.padding = padding
+        return super().forward(x, x, x, attn_mask)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if self.padding is None:
+            return scores
+        return scores.masked_fill(self.padding[:, None, None], -1e4)
+
+
 class DiffersIfCompiled(Correct):
     def join(self, context: Tensor) -> Tensor:
         return super().join(context) * (2 if torch.compiler.is_compiling() else 1)
@@ -710,6 +726,27 @@ class ReturnsOtherHeads(Correct):
         weights = super().weigh(scores, mask)
         self.attn = weights.detach().roll(1, 1)
         return weights
+
+
+class SignOfAllInstances(Correct):
+    """Each new instance reverses the scores of all others."""
+
+    sign: ClassVar[list[int]] = [1]
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sign[0] *= -1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.sign[0] * super().score(q, k)
+
+
+class SignOfItsOwn(SignOfAllInstances):
+    """Every second instance has reversed scores."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sign = [*self.sign]
 
 
 class KeepsFirstMask(MaskedSelfAttention):
@@ -1016,6 +1053,26 @@ class SegmentsOfFirstItem(Segments):
         return given[:1]
 
 
+class SegmentsAndMask(Segments):
+    """A mask for padding, beside the segments."""
+
+    is_added = True
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, segment_ids: Tensor | None = None
+    ) -> Any:
+        if mask is None:
+            return super().forward(x, segment_ids)
+        allowed = mask[:, None].expand(-1, x.shape[1], -1)
+        if segment_ids is not None and self.is_added:
+            allowed = allowed & (segment_ids[:, :, None] == segment_ids[:, None])
+        return Correct.forward(self, x, x, x, allowed)
+
+
+class SegmentsUnlessMasked(SegmentsAndMask):
+    is_added = False
+
+
 class WeightsOnRequest(Correct):
     """Returns its weights if they are asked for."""
 
@@ -1162,6 +1219,28 @@ class NormalizesOverHeads(Correct):
 
 class NormalizesHeads(NormalizesOverHeads):
     axis = -1
+
+
+class DividesByOwnSum(SelfAttention):
+    """Exponentials are divided by the sum of their own head, without a softmax."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.exp() / self.total(scores.exp().sum(dim=-1, keepdim=True))
+
+    def total(self, sums: Tensor) -> Tensor:
+        return sums
+
+
+class AddsUpEarlierHeads(DividesByOwnSum):
+    def total(self, sums: Tensor) -> Tensor:
+        return sums.cumsum(dim=1)
+
+
+class NormsOverHeads(DividesByOwnSum):
+    """A norm of the queries over the features of all heads, which mixes them."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(4 * q / q.square().sum((1, 3), keepdim=True).sqrt(), k)
 
 
 class NormalizesValues(SelfAttention):
@@ -1580,6 +1659,23 @@ class AddsMask(SelfAttention):
 
 class ScalesMask(AddsMask):
     factor = 0.5
+
+
+class Sinks(SelfAttention):
+    """One score for each head that takes weight and has no value."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        sinks = self.sinks[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+class SinksInEachScore(Sinks):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return torch.logaddexp(scores, self.sinks[:, None, None]).softmax(dim=-1)
 
 
 class RotaryImage(SelfAttention):
@@ -2640,6 +2736,7 @@ class AttendsToEmptyBlock(BlocksWithPrevious):
 
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
+PADDED = {"mask": {"padding": "ignore:bk", "attn_mask": "attend:bqk"}}
 CAUSAL = {"causal": True}
 CACHE = {"cache": ("past", "[1]")}
 MEMORY = {"cache": ("mems", "[1]"), "causal": True}
@@ -2872,6 +2969,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OtherPathWithoutMask, MASK),
         (LosesAxisOfOneKey, MASK),
         (causal_from_first_key, CAUSAL),
+        (SegmentsUnlessMasked, {"mask": {"mask": "attend:bk"}}),
     ],
     "integer_mask": [(InvertsMask, {})],
     "added_mask": [(ScalesMask, ADDED)],
@@ -2899,6 +2997,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
     ],
+    "sinks": [(SinksInEachScore, {})],
+    "own_context": [(AddsUpEarlierHeads, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [(AttendsByColumns, {})],
@@ -3049,6 +3149,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
+        (SignOfAllInstances, {}),
         (KeepsContext, MASK),
         (KeepsMask, MASK),
         (KeepsLongest, {"positions": "rotary"}),
@@ -3072,7 +3173,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsBiasInPlace, {}),
         (adds_future_to_mask, {}),
     ],
-    "dtype_and_device": [(ReturnsFloat32, {}), (FillValueOverflowsHalf, {})],
+    "dtype_and_device": [
+        (ReturnsFloat32, {}),
+        (FillValueOverflowsHalf, {}),
+        (OneFillValueOverflowsHalf, PADDED),
+    ],
     "compiled": [(DiffersIfCompiled, {})],
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
@@ -3092,6 +3197,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", WithBatchNorm),
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),
+    ("neutral_mask", SegmentsAndMask),
+    ("earlier_calls", SignOfItsOwn),
+    ("sinks", Sinks),
+    ("own_context", DividesByOwnSum),
+    ("own_context", NormsOverHeads),
     ("no_side_effects", AddsPositions),
     ("query_independence", OptionalContext),
     ("added_mask", AddsMask),

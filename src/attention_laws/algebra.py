@@ -618,6 +618,48 @@ def score_gradients(
     return vectors, torch.stack(found)
 
 
+# A parameter that is the score of a key without a token, by its name.
+SINK_PATTERN = re.compile(r"(^|\.|_)(sinks?(_(logits?|bias|weights?|scores?))?|s_aux)$")
+
+
+@law
+def sinks(script: Script) -> None:
+    r"""A sink with a large score takes all weight from the keys.
+
+    $$a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}} \to 0 \quad \text{for } b
+    \to \infty$$
+
+    A sink is one more score in the softmax of each row, for which there is no key. One
+    that is added to the score of each key, or is left out, takes no weight. All sinks
+    are set to a high score: what the last projection gets must not depend on the tokens
+    any more.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no parameters")
+    script.restart()
+    heads, attention = script.sizes.heads, script.evaluate("attention")
+    found = [
+        name
+        for name, weight in attention.named_parameters()
+        if SINK_PATTERN.search(name) and weight.numel() == heads
+    ]
+    skip_unless(found, "has no scores of sinks, one for each head")
+    width = heads * script.sizes.d_k
+    layers = structure.layers_by_role(attention, width, any_width=True)
+    skip_unless("out" in layers, "its output projection is not found")
+    last = f"attention.get_submodule({layers['out']!r})"
+    contexts = []
+    for score in ("-1e4", "1e4", "1e4"):
+        for name in found:
+            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+        args = script.make_arguments()
+        call = f"lambda: attention({script.argument_source(args)})"
+        contexts.append(script.assign("context", f"captured_input({call}, {last})"))
+    low, one, other = contexts
+    claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
+    message = f"`{found[0]}` takes no weight from the keys if it is large"
+    script.assert_true(claim, message)
+
+
 @law(slow=True, assumes="features gate decay convolution group_norm selection cloud")
 def score_independence(script: Script) -> None:
     r"""The score of a query and a key depends on no other token.
@@ -688,6 +730,62 @@ def head_independence(script: Script) -> None:
     kv_heads = heads if "query" in layers else (rows // script.sizes.d_k - heads) // 2
     group_size = max(adapter.group_size, heads // max(1, kv_heads))
     script.assert_true(f"counts.max() <= {group_size}", message)
+
+
+@law(slow=True, assumes="talking convolution selection")
+def own_context(script: Script) -> None:
+    r"""The context vectors of a head depend on its own queries and keys only.
+
+    $$\partial c^{(h)} / \partial q^{(h')} = \partial c^{(h)} / \partial k^{(h')} = 0
+    \quad \text{for } h \neq h'$$
+
+    Without a softmax, too, heads are apart until the last projection. A normalizer that
+    adds up keys along the axis of the heads mixes them. A row of a projection may
+    change as many features of the input of the last one as belong to a head. Some rows
+    have to: else the heads are not known.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    skip_unless(adapter.is_module, "is a function, and has no projections")
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    layers = plain_layers(script)
+    is_known = {"query", "key", "out"} <= {*layers} and heads > 1
+    skip_unless(is_known, "has no projections for several heads")
+    call = f"lambda: attention({script.argument_source(script.make_arguments())})"
+    last, d_k = f"attention.get_submodule({layers['out']!r})", script.sizes.d_k
+    is_found = script.evaluate(f"is_called({call}, {last})") and (
+        script.evaluate(f"captured_input({call}, {last})").shape[-1] == heads * d_k
+    )
+    skip_unless(is_found, "its context vectors are not found")
+    counts: dict[str, int] = {}
+    for role in ("query", "key"):
+        layer = f"attention.get_submodule({layers[role]!r})"
+        if not is_scale_free(script, layer, f"captured_input({call}, {last})"):
+            for head in range(heads):
+                row = head * d_k
+                text = f"count_changed({call}, {layer}.weight, {row}, {last})"
+                counts[text] = script.evaluate(text)
+    are_apart = counts and min(counts.values()) <= d_k
+    skip_unless(are_apart, "no query or key changes the context of one head only")
+    worst = max(counts, key=lambda text: counts[text])
+    message = "a row of the queries or keys changes the context of several heads"
+    script.assert_true(f"{worst} <= {d_k}", message)
+
+
+def is_scale_free(script: Script, layer: str, context: str) -> bool:
+    """Whether the size of what a layer computes does not matter.
+
+    So it is with a norm, which may be over the features of all heads.
+    """
+    usual = script.evaluate(context)
+    parameters = [*script.evaluate(layer).parameters()]
+    for weight in parameters:
+        weight.data *= 2
+    scaled = script.evaluate(context)
+    for weight in parameters:
+        weight.data /= 2
+    return torch.allclose(usual, scaled, rtol=0.01, atol=0.01)
 
 
 def plain_layers(script: Script) -> dict[str, str]:

@@ -34,6 +34,9 @@ from attention_laws.tools import place_of, probabilities
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
 
+# The width of heads in one test only.
+OTHER_WIDTH = 32
+
 # Copies of one sequence, of which each has a dropout mask of its own.
 COPIES = 4096
 
@@ -450,7 +453,8 @@ def earlier_calls(script: Script) -> None:
 
     Masks and tables of positions are often stored for the next call. Stored for another
     length, batch size or mask, they are wrong without an error. A copy of the attention
-    that was never called must give the same outputs.
+    that was never called must give the same outputs. Nor may they change when another
+    instance is built.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")
@@ -478,6 +482,8 @@ def earlier_calls(script: Script) -> None:
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     assert_no_weight_is_kept(script)
+    if isinstance(adapter.target, type):
+        assert_nothing_is_shared(script)
     if adapter.image and adapter.fixed_length is None:
         assert_no_shape_is_kept(script)
     if script.dtype == torch.float32:
@@ -546,6 +552,30 @@ def assert_no_weight_is_kept(script: Script) -> None:
     expected = script.call(args, function="unused")
     message = "{place} is that of the weights before they were trained"
     script.assert_close(expected, script.call(args), message)
+
+
+def assert_nothing_is_shared(script: Script) -> None:
+    """Another instance, when it is built, does not change the first.
+
+    The heads have a width of which none was built before: what instances share is
+    often kept for each width, and may change only a few times.
+    """
+    usual = script.sizes
+    for d_k in (OTHER_WIDTH, usual.d_k):
+        script.sizes = replace(usual, d_k=d_k)
+        try:
+            script.restart()
+            args = script.make_arguments()
+            script.exec_line("fresh = copy.deepcopy(attention)")
+            expected = script.call(args, function="fresh")
+        except ScriptError:
+            continue  # its width is given by other arguments, too
+        script.exec_line(f"another = {script.build_expression()}")
+        seen = script.call(args)
+        message = "{place} changes when another instance is built"
+        script.assert_close(expected, seen, message)
+        break
+    script.sizes = usual
 
 
 def assert_no_dtype_is_kept(script: Script) -> None:
@@ -782,28 +812,46 @@ def dtype_and_device(script: Script) -> None:
     $$\operatorname{dtype}(y) = \operatorname{dtype}(x)$$
 
     This finds tables computed in float32, masks created on the CPU, and fill values
-    that half precision cannot represent.
+    that half precision cannot represent, if that of one mask is and of another is not.
     """
-    usual = script.dtype
+    usual, insists = script.dtype, script.insist
     try:
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
             script.dtype = dtype
+            refused, fits = [], False
             for allowed, mask in script.mask_cases():
-                try:
-                    script.restart()
-                    args = script.make_arguments(allowed, mask)
-                    output = script.call(args)
-                except ScriptError as failure:
-                    if script.is_unsupported(failure):
-                        continue
-                    raise
-                name = args.inputs[0]
-                message = f"the output is not {dtype}, as its input is"
-                script.assert_true(f"{output}.dtype == {name}.dtype", message)
-                message = "the output is on another device than its input"
-                script.assert_true(f"{output}.device == {name}.device", message)
+                if not assert_dtype_is_kept(script, allowed, mask):
+                    refused.append((allowed, mask))
+                # Of an additive mask, the caller writes the fill value.
+                elif mask and not mask.kind.startswith(("additive", "causal")):
+                    fits = True
+            for allowed, mask in refused:
+                if mask and fits:
+                    script.insist = True
+                    assert_dtype_is_kept(script, allowed, mask)
+                    script.insist = insists
     finally:
-        script.dtype = usual
+        script.dtype, script.insist = usual, insists
+
+
+def assert_dtype_is_kept(
+    script: Script, allowed: Tensor, mask: MaskArgument | None
+) -> bool:
+    """The output is like the input; returns whether the dtype is supported."""
+    try:
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        output = script.call(args)
+    except ScriptError as failure:
+        if script.is_unsupported(failure):
+            return False
+        raise
+    name = args.inputs[0]
+    message = f"the output is not {script.dtype}, as its input is"
+    script.assert_true(f"{output}.dtype == {name}.dtype", message)
+    message = "the output is on another device than its input"
+    script.assert_true(f"{output}.device == {name}.device", message)
+    return True
 
 
 @law(slow=True)

@@ -450,7 +450,8 @@ def neutral_mask(script: Script) -> None:
 
     Without a mask, many implementations take a path of their own. If only one of the
     two paths scales the scores, or clears a table, a model that was trained with
-    padding is evaluated as another model without.
+    padding is evaluated as another model without. Documents that share one sequence
+    are told apart by segments, or by positions that start again, with a mask, too.
     """
     adapter = script.adapter
     skip_unless(adapter.required_mask is None, "requires a mask in every call")
@@ -473,6 +474,37 @@ def neutral_mask(script: Script) -> None:
         masked = script.call(replace(args, mask=script.encode_mask(allowed, mask)))
         message = f"{{place}} changes with a `{mask.name}` that hides nothing"
         script.assert_close(without, masked, message)
+    for mask in applicable if script.sizes.k_len > 2 else ():
+        assert_mask_joins_no_documents(script, mask)
+
+
+def assert_mask_joins_no_documents(script: Script, mask: MaskArgument) -> None:
+    """With two documents in each sequence, a mask that hides nothing changes nothing.
+
+    Segments, or positions that start again, tell where a document begins.
+    """
+    length = script.sizes.k_len
+    tokens, half = f"torch.arange({length})", (length + 1) // 2
+    ids = {
+        script.adapter.position_ids: f"{tokens} % {half}",
+        script.adapter.segment_ids: f"{tokens} // {half}",
+    }
+    for argument, text in ids.items():
+        if argument:
+            script.restart()
+            allowed = script.all_allowed(length, length)
+            args = script.make_arguments(allowed)
+            repeated = f"({text}).expand({script.sizes.batch_size}, -1)"
+            given = {argument: script.assign(argument, repeated + script.to_device())}
+            message = (
+                f"{{place}} changes with a `{mask.name}` that hides nothing, if "
+                f"`{argument}` tells two documents apart"
+            )
+            with script.attempt():  # it may refuse to take both
+                without = script.call(args, **given)
+                encoded = script.encode_mask(allowed, mask)
+                masked = script.call(replace(args, mask=encoded), **given)
+                script.assert_close(without, masked, message)
 
 
 def assert_mask_moves_no_query(script: Script) -> None:

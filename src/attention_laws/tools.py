@@ -408,6 +408,23 @@ def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     return captured_inputs(call, layer)[0]
 
 
+def count_changed(
+    call: Callable[[], Any], weight: Tensor, row: int, layer: nn.Module
+) -> int:
+    r"""How many features of the input of a layer depend on a row of a weight.
+
+    >>> first, last = nn.Linear(2, 4), nn.Linear(4, 1)
+    >>> count_changed(lambda: last(first(torch.ones(3, 2))), first.weight, 0, last)
+    1
+    """
+    before = captured_input(call, layer)
+    weight.data[row] *= -1
+    change = (captured_input(call, layer) - before).detach().abs()
+    weight.data[row] *= -1
+    of_feature = change.flatten(0, -2).amax(dim=0)
+    return int((of_feature > 1e-3 * of_feature.max()).sum())
+
+
 def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     r"""Whether a layer is called during a call.
 
