@@ -961,6 +961,13 @@ class SteepSlopes(LinearBias):
         return 4 * super().slopes(heads)
 
 
+class SlopesInOneSeries(LinearBias):
+    """For any number of heads, the series that the paper has for powers of two."""
+
+    def slopes(self, heads: int) -> Tensor:
+        return 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
+
+
 class SameSlopes(LinearBias):
     """Heads share their slopes if their number is no power of two."""
 
@@ -2353,6 +2360,21 @@ class OverFrames(SelfAttention):
         return video.permute(0, 3, 4, 2, 1)
 
 
+class OverFewFrames(OverFrames):
+    """With a table of 24 frames, and a norm over all tokens of a frame before."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.norm = nn.GroupNorm(1, d_model)
+        self.register_buffer("table", torch.randn(24, d_model))
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        frames = video.shape[2]
+        normed = self.norm(video.transpose(1, 2).flatten(0, 1))
+        x = super().pixels_first(normed.unflatten(0, (-1, frames)).transpose(1, 2))
+        return x + self.table[:frames]
+
+
 class OverFramesInOrder(OverFrames):
     """Neighbors in memory are taken for the same pixel in the next frame."""
 
@@ -3141,6 +3163,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
+    ("parameter_gradients", OverFewFrames),
     ("batch_independence", OverFrames),
     ("parameter_gradients", SharesOfHeads),
     ("dropout", DropsFeaturesOfKeys),
@@ -3181,6 +3204,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", Retention, "has a positional encoding"),
     ("score_independence", PointCloud, "PointCloud"),
     ("gradients", Stationary, "Stationary"),
+    ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 
