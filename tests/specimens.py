@@ -2087,6 +2087,21 @@ class FadesWithDistance(SelfAttention):
         return super().score(q, k) + self.far * (place[:, None] - place > 6)
 
 
+class CombinesWithQuery(nn.Module):
+    """As Luong's: the tanh of a layer that gets the context vector and the query."""
+
+    def __init__(self, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.value_proj = nn.Linear(d_model, d_model, bias=False)
+        self.combine = nn.Linear(2 * d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = self.dropout((query @ key.mT).softmax(dim=-1))
+        both = torch.cat([weights @ self.value_proj(value), query], dim=-1)
+        return self.combine(both).tanh()
+
+
 class DropsKeys(NeverDrops):
     """DropKey: scores of some keys are minus infinity in training, at random."""
 
@@ -3168,6 +3183,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", SharesOfHeads),
     ("dropout", DropsFeaturesOfKeys),
     ("dropout", DropsKeys),
+    ("dropout", CombinesWithQuery),
     ("dropout", DropsHeads),
     ("long_sequences", TwoStreams),
     ("relative_table", TableOfPairs),
@@ -3205,6 +3221,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_independence", PointCloud, "PointCloud"),
     ("gradients", Stationary, "Stationary"),
     ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
+    ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
+    ("equal_values", CombinesWithQuery, "an activation, tanh"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 
