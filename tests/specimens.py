@@ -383,6 +383,17 @@ class Window(MaskedSelfAttention):
         return super().weigh(scores, mask.triu(-self.reach))
 
 
+class Chunks(MaskedSelfAttention):
+    """Causal self-attention within chunks of 4 tokens."""
+
+    chunk_size = 4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        chunk = torch.arange(scores.shape[-1], device=scores.device) // self.chunk_size
+        return super().weigh(scores, mask & (chunk == chunk[:, None]))
+
+
 class WideWindow(Window):
     reach = 3
 
@@ -3223,6 +3234,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
     ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
     ("equal_values", CombinesWithQuery, "an activation, tanh"),
+    ("allowed_keys_attended", Chunks, "chunk_size"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 
