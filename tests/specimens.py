@@ -2438,6 +2438,24 @@ class DecoderOfMemory(nn.Module):
         return mask
 
 
+class Guided(nn.Module):
+    """Tokens attend to each other, then to a context; the mask of each is required."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_context = Correct(d_model, heads)
+
+    def forward(
+        self, x: Tensor, y: Tensor, x_mask: Tensor | None, y_mask: Tensor | None
+    ) -> Tensor:
+        # [batch_size, 1, 1, k_len], True = is ignored
+        of_x, of_y = (None if m is None else ~m[:, 0] for m in (x_mask, y_mask))
+        x = x + self.of_tokens(x, x, x, of_x)
+        both: Tensor = x + self.of_context(x, y, y, of_y)
+        return both
+
+
 class DecoderForgetsMask(DecoderOfMemory):
     """The mask of the memory is only used before the memory is in the cache."""
 
