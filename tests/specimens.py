@@ -383,6 +383,17 @@ class Window(MaskedSelfAttention):
         return super().weigh(scores, mask.triu(-self.reach))
 
 
+class Chunks(MaskedSelfAttention):
+    """Causal self-attention within chunks of 4 tokens."""
+
+    chunk_size = 4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        chunk = torch.arange(scores.shape[-1], device=scores.device) // self.chunk_size
+        return super().weigh(scores, mask & (chunk == chunk[:, None]))
+
+
 class WideWindow(Window):
     reach = 3
 
@@ -996,6 +1007,13 @@ class RotaryByBlocks(Rotary):
 class SteepSlopes(LinearBias):
     def slopes(self, heads: int) -> Tensor:
         return 4 * super().slopes(heads)
+
+
+class SlopesInOneSeries(LinearBias):
+    """For any number of heads, the series that the paper has for powers of two."""
+
+    def slopes(self, heads: int) -> Tensor:
+        return 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
 
 
 class SameSlopes(LinearBias):
@@ -2176,6 +2194,21 @@ class FadesWithDistance(SelfAttention):
         return super().score(q, k) + self.far * (place[:, None] - place > 6)
 
 
+class CombinesWithQuery(nn.Module):
+    """As Luong's: the tanh of a layer that gets the context vector and the query."""
+
+    def __init__(self, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.value_proj = nn.Linear(d_model, d_model, bias=False)
+        self.combine = nn.Linear(2 * d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = self.dropout((query @ key.mT).softmax(dim=-1))
+        both = torch.cat([weights @ self.value_proj(value), query], dim=-1)
+        return self.combine(both).tanh()
+
+
 class DropsKeys(NeverDrops):
     """DropKey: scores of some keys are minus infinity in training, at random."""
 
@@ -2449,6 +2482,21 @@ class OverFrames(SelfAttention):
         return video.permute(0, 3, 4, 2, 1)
 
 
+class OverFewFrames(OverFrames):
+    """With a table of 24 frames, and a norm over all tokens of a frame before."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.norm = nn.GroupNorm(1, d_model)
+        self.register_buffer("table", torch.randn(24, d_model))
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        frames = video.shape[2]
+        normed = self.norm(video.transpose(1, 2).flatten(0, 1))
+        x = super().pixels_first(normed.unflatten(0, (-1, frames)).transpose(1, 2))
+        return x + self.table[:frames]
+
+
 class OverFramesInOrder(OverFrames):
     """Neighbors in memory are taken for the same pixel in the next frame."""
 
@@ -2484,6 +2532,24 @@ class DecoderOfMemory(nn.Module):
 
     def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
         return mask
+
+
+class Guided(nn.Module):
+    """Tokens attend to each other, then to a context; the mask of each is required."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_context = Correct(d_model, heads)
+
+    def forward(
+        self, x: Tensor, y: Tensor, x_mask: Tensor | None, y_mask: Tensor | None
+    ) -> Tensor:
+        # [batch_size, 1, 1, k_len], True = is ignored
+        of_x, of_y = (None if m is None else ~m[:, 0] for m in (x_mask, y_mask))
+        x = x + self.of_tokens(x, x, x, of_x)
+        both: Tensor = x + self.of_context(x, y, y, of_y)
+        return both
 
 
 class DecoderForgetsMask(DecoderOfMemory):
@@ -3251,10 +3317,12 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
+    ("parameter_gradients", OverFewFrames),
     ("batch_independence", OverFrames),
     ("parameter_gradients", SharesOfHeads),
     ("dropout", DropsFeaturesOfKeys),
     ("dropout", DropsKeys),
+    ("dropout", CombinesWithQuery),
     ("dropout", DropsHeads),
     ("long_sequences", TwoStreams),
     ("relative_table", TableOfPairs),
@@ -3291,6 +3359,10 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", Retention, "has a positional encoding"),
     ("score_independence", PointCloud, "PointCloud"),
     ("gradients", Stationary, "Stationary"),
+    ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
+    ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
+    ("equal_values", CombinesWithQuery, "an activation, tanh"),
+    ("allowed_keys_attended", Chunks, "chunk_size"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 

@@ -29,7 +29,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
-from attention_laws.tools import place_of, probabilities
+from attention_laws.tools import last_activation, place_of, probabilities
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
@@ -264,7 +264,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                     is_before_scores(script, place) or has_several_attentions(script)
                 ):
                     try:
-                        assert_mean_is_kept(script, many, y, place)
+                        assert_mean_is_kept(script, many, output, place)
                     except LawViolation:
                         if hides_keys(script, many, place):
                             return "weights"
@@ -382,7 +382,7 @@ def apply_dropout(script: Script, p: float, place: str) -> None:
 
 
 def assert_mean_is_kept(
-    script: Script, many: CallArguments, y: str, place: str
+    script: Script, many: CallArguments, output: str, place: str
 ) -> None:
     """The mean over the copies is the output without dropout.
 
@@ -390,7 +390,9 @@ def assert_mean_is_kept(
     projection gets is compared.
     """
     first = f".movedim({copies_first(script)}, [0, 1])"
-    if {"norm", "features"} & {*script.adapter.designs} and script.adapter.is_module:
+    is_linear = not {"norm", "features"} & {*script.adapter.designs}
+    is_linear &= not last_activation(script.evaluate(output))
+    if script.adapter.is_module and not is_linear:
         width = script.sizes.heads * script.sizes.d_k
         layers = structure.layers_by_role(script.evaluate("attention"), width)
         if "out" not in layers or "talking" in script.adapter.designs:
@@ -405,6 +407,7 @@ def assert_mean_is_kept(
         apply_dropout(script, 0.0, place)
         usual = script.assign("usual", call)
     else:
+        y = script.assign("y", f"{output}{first}.detach()")
         apply_dropout(script, 0.0, place)
         usual = script.call(many)
     error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")

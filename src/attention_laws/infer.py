@@ -64,6 +64,9 @@ from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import WeightsRecorder, calls_softmax
 
+# Names in code that attends within chunks, beside those of PyTorch's functions.
+CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
+
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 # Behind them is the longest length, which may have to be small, and whether all widths
@@ -750,7 +753,7 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    designs = structure.designs_of(adapter.target)
+    designs = {**structure.designs_of(adapter.target), **probe.adapter.designs}
     if own_keys := count_own_keys(probe):
         designs.setdefault("sink", f"{own_keys} keys of its own")
     if not calls_softmax(lambda: call[0].call(call[1])):
@@ -813,11 +816,9 @@ def infer_window(probe: CallProbe) -> None:
         script.exec_line(f"{args.inputs[0]}.requires_grad_()")
         output = script.call(args)
         for query in (length - 1, length - 2, length - 4):
-            index = adapter.index(l=slice(query, query + 1))
-            grad = script.evaluate(script.gradient(f"{output}{index}", args.inputs[0]))
-            size = grad.abs().movedim(adapter.layout.index("l"), 0).flatten(1).sum(1)
-            first = min(size.nonzero().flatten().tolist(), default=0)
+            first = first_key(script, args.inputs[0], output, query)
             widths.add(query + 1 - first)
+        infer_chunks(probe, script, args.inputs[0], output)
     # A token that attends to itself alone is none of a window.
     if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = structure.stated_window(script.namespace["attention"])
@@ -825,6 +826,33 @@ def infer_window(probe: CallProbe) -> None:
         # The argument of the constructor may count in another way.
         if probe.try_call(window=window) is not None:
             probe.record("window", window, "inferred", window=window)
+
+
+def first_key(script: Script, keys: str, output: str, query: int) -> int:
+    """The first token from which a query receives a gradient; 0 if there is none."""
+    index = script.adapter.index(l=slice(query, query + 1))
+    grad = script.evaluate(script.gradient(f"{output}{index}", keys))
+    axis = script.adapter.layout.index("l")
+    size = grad.abs().movedim(axis, 0).flatten(1).sum(1)
+    return min(size.nonzero().flatten().tolist(), default=0)
+
+
+def infer_chunks(probe: CallProbe, script: Script, keys: str, output: str) -> None:
+    """The length of the chunks within which tokens attend, if names tell of chunks.
+
+    The first token of the last chunk attends to itself alone, and the token before it
+    to all of its own chunk.
+    """
+    named = map(CHUNK_PATTERN.search, structure.identifiers(probe.adapter.target))
+    name = next((match.string for match in named if match), "")
+    start = first_key(script, keys, output, script.sizes.k_len - 1) if name else 0
+    if start == 0 or first_key(script, keys, output, start) != start:
+        return
+    size = start - first_key(script, keys, output, start - 1)
+    if size > 1 and start % size == 0:
+        designs = {**probe.adapter.designs, "window": name}
+        text = f"{size} tokens, within which they attend"
+        probe.record("chunks", text, "inferred", designs=designs)
 
 
 def infer_position_ids(probe: CallProbe) -> None:

@@ -9,6 +9,7 @@ Source: the names used on the pages under *Other implementations*, in
 and in the usual tutorials.
 """
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -60,7 +61,7 @@ SIZE_PATTERNS = {
     r"kv_?heads?$": "{kv_heads}",
     r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
     r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
-    r"^(n|num|nb|no|number|a|attn|attention)(_?\w+)?_?heads?$": "{heads}",
+    r"^(n|num|nb|no|number|a|attn|attention|multi)(_?\w+)?_?heads?$": "{heads}",
 }
 
 INPUT_NAMES = (
@@ -760,12 +761,19 @@ def config_source(
     that of a config. Without a class it is a namespace or a dict of the names that
     the source of the module reads. None where the argument is not a config.
     """
-    if not CONFIG_PATTERN.search(parameter.name):
+    # Within a class, `__config` is a name of its own: `_Attention__config`.
+    short = parameter.name.removeprefix(f"_{target.__name__.lstrip('_')}")
+    config = find_config_class(target, parameter)
+    is_config = CONFIG_PATTERN.search(short) or (
+        dataclasses.is_dataclass(config)
+        and parameter.annotation in (config, config.__name__)
+    )
+    if not is_config:
         return None
     source = inspect.getsource(target)
     # The config may be stored, or have a shorter name in the function.
-    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {parameter.name}(?:;|$)"
-    called = [parameter.name, *re.findall(stored, source, re.MULTILINE)]
+    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
+    called = [short, *re.findall(stored, source, re.MULTILINE)]
     name = f"(?:{'|'.join(map(re.escape, called))})"
     fields = re.findall(rf"\b{name}\.(\w+)", source)
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
@@ -774,7 +782,6 @@ def config_source(
     optional = re.findall(has_default, source)
     read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
     values = {n: value_of(n) or guess_value(n) for n in read}
-    config = find_config_class(target, parameter)
     if config is not None:
         accepted = inspect.signature(config).parameters
         sizes = {

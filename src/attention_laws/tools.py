@@ -456,6 +456,32 @@ def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
     return torch.stack(found)
 
 
+# Nodes of the graph of gradients: activations, and what only changes a shape.
+ACTIVATIONS = re.compile(r"Tanh|Sigmoid|Relu|LeakyRelu|Gelu|Silu|Elu|Softplus")
+RESHAPES = re.compile(
+    r"(Unsafe)?View|_?Reshape(Alias|Copy)?|Transpose|Permute|T|Clone|Unbind|Slice|Select"
+    r"|Squeeze|Unsqueeze"
+)
+
+
+def last_activation(output: Tensor) -> str:
+    r"""The activation behind which nothing but the shape changes; "" if there is none.
+
+    >>> x = torch.ones(2, 3, requires_grad=True)
+    >>> last_activation((2 * x).tanh().mT), last_activation(2 * x.tanh())
+    ('tanh', '')
+    """
+    node = output.grad_fn
+    while node is not None:
+        kind = re.sub(r"Backward\d*$", "", node.name())
+        if ACTIVATIONS.fullmatch(kind):
+            return kind.lower()
+        if not RESHAPES.fullmatch(kind):
+            return ""
+        node = node.next_functions[0][0]
+    return ""
+
+
 def value_features(call: Callable[[], Any], layer: nn.Module, index: str) -> Tensor:
     r"""Which features of a layer have influence on the output of a single token.
 

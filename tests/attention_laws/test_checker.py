@@ -28,6 +28,7 @@ from specimens import (
     Correct,
     DecoderOfMemory,
     FillValueOverflowsHalf,
+    Guided,
     MultipliesByMask,
     ScalesByWidth,
 )
@@ -111,6 +112,16 @@ def test_a_causal_decoder_attends_to_all_of_its_memory() -> None:
     report = check(DecoderOfMemory, skip=skipped, **options)
     assert [result.law.name for result in report.failed] == []
     assert {*laws[:4]} <= {result.law.name for result in report.passed}
+
+
+@pytest.mark.slow
+def test_queries_that_attend_to_each_other_are_not_decoded_by_a_context_mask() -> None:
+    laws = ["incremental_decoding", "long_sequences"]
+    skipped = [name for name in LAWS if name not in laws]
+    report = check(Guided, skip=skipped, inputs=("x", "y"))
+    assert report.ok, report
+    details = {result.law.name: result.detail for result in report.not_applicable}
+    assert details[laws[0]] == "its queries attend to each other"
 
 
 @pytest.mark.slow

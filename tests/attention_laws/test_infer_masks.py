@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import Correct
+from specimens import Correct, Guided
 
 
 def found(attention: Any, **options: Any) -> Adapter:
@@ -166,3 +166,12 @@ def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> No
             return scores.softmax(dim=-1)
 
     assert {mask.axes for mask in found(RepeatsInWrongOrder).masks} == {"qk", "bqk"}
+
+
+@pytest.mark.slow
+def test_of_two_required_masks_that_of_the_other_input_hides_nothing() -> None:
+    adapter = found(Guided)
+    assert adapter.inputs == ("x",)
+    assert [(m.name, m.kind) for m in adapter.masks] == [("x_mask", "ignore")]
+    adapter = found(Guided, inputs=("x", "y"))
+    assert [(m.name, m.kind) for m in adapter.masks] == [("y_mask", "ignore")]

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -47,6 +48,24 @@ def test_a_number_of_keys_that_are_kept_is_no_dropout() -> None:
 
     found = [names.dropout_arguments(each) for each in (Strongest, Drops)]
     assert found == [{}, {"keep": "1.0"}]
+
+
+@dataclass
+class Spec:
+    MULTI_HEAD: int = 8
+
+
+class OfSpec(nn.Module):
+    def __init__(self, __spec: Spec) -> None:
+        super().__init__()
+        self.heads = __spec.MULTI_HEAD
+
+
+def test_a_config_may_have_any_name_if_its_class_is_annotated() -> None:
+    (parameter,) = inspect.signature(OfSpec).parameters.values()
+    assert parameter.name == "_OfSpec__spec"
+    source, scope = names.config_source(OfSpec, parameter) or ("", {})
+    assert (source, scope) == ("Spec(MULTI_HEAD={heads})", {"Spec": Spec})
 
 
 @pytest.mark.parametrize(
