@@ -279,6 +279,21 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class LargestResult(torch.overrides.TorchFunctionMode):
+    """Records how many entries the largest tensor has that a function returns."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.size = max(self.size, result.numel())
+        return result
+
+
 # Functions that compute a softmax, or what it is made of.
 SOFTMAX_PATTERN = re.compile(
     r"_?exp(2|m1)?_?|.*softmax.*|logsumexp|logaddexp|elu_?|.*(attention|transformer).*"
@@ -387,6 +402,18 @@ def count_zero_weights(call: Callable[[], Any]) -> int:
     with WeightsRecorder() as recorder:
         call()
     return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
+
+
+def largest_result(call: Callable[[], Any]) -> int:
+    r"""The number of entries of the largest tensor that a function of PyTorch returns.
+
+    >>> x = torch.ones(5, 1)
+    >>> largest_result(lambda: (x + x.mT).sum())
+    25
+    """
+    with LargestResult() as largest:
+        call()
+    return int(largest.size)
 
 
 def captured_inputs(call: Callable[[], Any], layer: nn.Module) -> list[Tensor]:
