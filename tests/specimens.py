@@ -1634,6 +1634,28 @@ class WindowedImageOutOfOrder(WindowedImage):
         return number // batch_size
 
 
+class NormalizedImage(Correct):
+    """All pixels attend to each other, behind a norm, in a residual connection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.query, self.key, self.value, self.out
+        self.norm = nn.GroupNorm(1, d_model)
+        self.projection = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        tokens = self.norm(image).flatten(2).mT
+        q, k, v = map(self.split, self.projection(tokens).chunk(3, dim=-1))
+        weights = self.weigh(self.score(q, k), None)
+        return image + self.join(self.read(weights, v)).mT.reshape(image.shape)
+
+
+class NormalizedImageByColumns(NormalizedImage):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
 # Kinds of earlier calls, flags and sizes.
 
 
@@ -2901,7 +2923,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
-    "equal_values": [(AttendsByColumns, {})],
+    "equal_values": [
+        (AttendsByColumns, {}),
+        (NormalizedImageByColumns, {"layout": "image"}),
+    ],
     "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
@@ -3168,6 +3193,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", ZeroWhereLeftOut),
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
+    ("equal_values", NormalizedImage),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

@@ -34,8 +34,8 @@ from attention_laws.tools import place_of, probabilities
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
 
-# Copies of one sequence, of which each has a dropout mask of its own. There are fewer if
-# they are packed into one sequence, whose scores grow with the square.
+# Copies of one sequence, of which each has a dropout mask of its own. There are fewer
+# if they are packed into one sequence, whose scores grow with the square.
 COPIES, PACKED_COPIES = 4096, 256
 
 

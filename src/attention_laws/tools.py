@@ -480,8 +480,19 @@ def value_features(call: Callable[[], Any], layer: nn.Module, index: str) -> Ten
     output = eval(f"result{index}", {"result": call()})
     handle.remove()
     (grad,) = torch.autograd.grad(loss(output), seen[0])
-    size = grad.abs().flatten(0, -2).amax(dim=0) if grad.dim() > 1 else grad.abs()
+    size = rows_of_layer(grad, layer).abs().amax(dim=0)
     return size > 1e-4 * size.max()
+
+
+def rows_of_layer(x: Tensor, layer: nn.Module) -> Tensor:
+    r"""The input or the output of a layer, or a gradient, as `[tokens, features]`.
+
+    >>> rows_of_layer(torch.ones(2, 4, 3, 5), nn.Conv2d(4, 4, 1)).shape
+    torch.Size([30, 4])
+    """
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        x = x.movedim(-len(layer.kernel_size) - 1, -1)
+    return x.reshape(-1, x.shape[-1])
 
 
 def keep_gradients(layer: nn.Module, features: list[int]) -> None:
