@@ -1,10 +1,26 @@
-"""Fixtures for all tests: a device, and a seed."""
+"""Fixtures for all tests: a device, a seed, and what MkDocs logs."""
+
+import gc
+import logging
+from collections.abc import Iterator
+from io import StringIO
 
 import pytest
 import torch
 
 # The tensors of the tests are small; threads would only wait for one another.
 torch.set_num_threads(1)
+
+
+def pytest_collection() -> None:
+    """Collect no garbage while modules are imported: they stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collection looks at new objects only: a million are older."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -32,3 +48,13 @@ def seed() -> None:
     else:
         # The same numbers. The function above keeps a traceback for missing devices.
         torch.default_generator.manual_seed(2017)
+
+
+@pytest.fixture
+def logged() -> Iterator[StringIO]:
+    """What MkDocs and its plugins log."""
+    text = StringIO()
+    handler = logging.StreamHandler(text)
+    logging.getLogger("mkdocs").addHandler(handler)
+    yield text
+    logging.getLogger("mkdocs").removeHandler(handler)

@@ -10,7 +10,7 @@
 # einsum](08_sequence_first_with_einsum.md), strides in particular. Reading time: 20
 # minutes.
 #
-# We use a batch of four sequences of 512 tokens and a layer of common size. Everything
+# We use a batch of two sequences of 512 tokens and a layer of common size. Everything
 # runs on one thread, so that the times of the parts add up, and without gradients.
 
 # %%
@@ -28,7 +28,7 @@ from headnotes import MultiHeadAttention
 torch.set_num_threads(1)
 torch.set_grad_enabled(False)
 torch.manual_seed(9)
-length, batch_size, d_model, heads = 512, 4, 512, 8
+length, batch_size, d_model, heads = 512, 2, 512, 8
 core = MultiHeadAttention(heads, d_model).eval()
 x = 3 * torch.randn(length, batch_size, d_model)
 
@@ -193,8 +193,8 @@ assert weights.stride("ijbh".index("j")) == batch_size * heads
 #
 # Softmax runs over `j`, which is contiguous. But PyTorch's softmax first makes its
 # input contiguous in the order of its axes. It copies all scores into that order, in
-# which two neighboring keys of a query are 32 numbers apart, and then reads memory with
-# that stride. The second product needs matrices again and copies each of the 32 back.
+# which two neighboring keys of a query are 16 numbers apart, and then reads memory with
+# that stride. The second product needs matrices again and copies each of the 16 back.
 # The profiler has the shapes of everything that was copied:
 
 
@@ -280,7 +280,7 @@ assert torch.allclose(view, weights, atol=1e-6)
 # gain in the figure below varies.) Softmax can write into its own input instead.
 #
 # For this, we write out what `einsum` did. Batch items and heads are flattened into one
-# axis of 32 matrices. This is a view, since these two axes are adjacent in memory; and
+# axis of 16 matrices. This is a view, since these two axes are adjacent in memory; and
 # a matrix product accepts a view as long as one of its axes has stride 1. The product
 # can apply the scale too.
 

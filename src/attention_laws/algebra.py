@@ -391,8 +391,8 @@ def call_with_values_only(script: Script) -> tuple[str, str]:
     """
     adapter, usual = script.adapter, script.sizes
     length = adapter.fixed_length or 20
-    is_sized = adapter.fixed_length is not None or not adapter.image
-    shapes = ((1, length),) if is_sized else IMAGES
+    # An image of windows may be accepted in other sizes than the one that was found.
+    shapes = (*(IMAGES if adapter.image else ()), (1, length))
     kinds: dict[str, Tensor] = {}
     if adapter.fixed_length is None:
         script.sizes = replace(usual, q_len=1, k_len=1)
@@ -407,8 +407,9 @@ def call_with_values_only(script: Script) -> tuple[str, str]:
                 kinds[name] = value_features_of(script, args, name)
     for rows, columns in shapes:
         script.sizes = replace(usual, q_len=rows * columns, k_len=rows * columns)
-        if adapter.image and adapter.fixed_length is None:
-            script.adapter = replace(adapter, image_height=rows)
+        script.adapter = adapter
+        if rows > 1:
+            script.adapter = replace(adapter, image_height=rows, fixed_length=None)
         script.restart()
         args = script.make_arguments()
         script.exec_line(f"{args.inputs[0]}.requires_grad_()")

@@ -7,6 +7,7 @@ libraries may not survive a fork, each kernel is a new process.
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -127,6 +128,10 @@ def serve(setup: str) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
     exec(setup, {})
+    # IPython collects garbage at its exit, which would copy the memory of the server,
+    # object by object.
+    gc.collect()
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the build closes the input instead
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no kernel becomes a zombie
     for line in sys.stdin:

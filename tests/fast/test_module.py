@@ -383,12 +383,10 @@ def test_copies_share_nothing() -> None:
 
 
 @pytest.fixture
-def old_objects_set_aside() -> Iterator[None]:
+def old_objects_set_aside() -> None:
     """Garbage collection looks at new objects only: a million are older."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def live_tensors() -> int:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +208,7 @@ def test_pages_are_not_cached_where_an_extension_reads_other_files(
 
 
 @pytest.mark.slow
-def test_a_broken_link_is_reported_by_each_build(
-    site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_link_is_reported_by_each_build(site: Build, tmp_path: Path) -> None:
     edit(tmp_path / "docs/index.md", "source/a.md#f", "source/c.md")
     for _ in range(2):
         # Also after a build that shows errors only.
@@ -270,23 +269,25 @@ def test_what_cannot_work_is_refused_with_the_line_to_write(
     tmp_path: Path,
     changes: dict[str, Any],
     message: str,
-    caplog: pytest.LogCaptureFixture,
+    logged: StringIO,
 ) -> None:
     if changes.get("plugins") == ["search"]:
         (tmp_path / "docs/index.md").write_text("::literate src/p/a.py\n")
     with pytest.raises((Abort, PluginError, LiterateError)) as caught:
         site(**changes)
-    assert re.search(message, f"{caught.value}{caplog.text}")
+    assert re.search(message, f"{caught.value}{logged.getvalue()}")
 
 
 @pytest.mark.slow
 def test_a_failing_lesson_stops_the_build_with_its_place(
-    site: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    site: Build, tmp_path: Path, logged: StringIO
 ) -> None:
     (tmp_path / "docs/lesson.py").write_text("# %%\n1 / 0\n")
     with pytest.raises(Abort):
         site()
-    assert re.search(r"lesson\.py: a cell failed[^$]*ZeroDivisionError", caplog.text)
+    assert re.search(
+        r"lesson\.py: a cell failed[^$]*ZeroDivisionError", logged.getvalue()
+    )
 
 
 @pytest.mark.slow

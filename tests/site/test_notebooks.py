@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from zipfile import ZipFile
@@ -94,7 +95,7 @@ def test_pages_of_notebooks_bring_nothing_from_jupyter(site: Path) -> None:
 
 
 def test_a_broken_link_of_a_notebook_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, logged: StringIO
 ) -> None:
     files = [
         File(name, str(tmp_path), str(tmp_path), use_directory_urls=False)
@@ -103,12 +104,12 @@ def test_a_broken_link_of_a_notebook_is_a_warning(
     page = SimpleNamespace(file=files[0], links_to_anchors=None)
     resolved = HOOK["resolved"]
     assert resolved("https://pytorch.org", page, Files(files)) == "https://pytorch.org"
-    assert not caplog.records
+    assert not logged.getvalue()
     link = "../learn/03_causal.md#softmax"
     assert resolved(link, page, Files(files)) == "../learn/03_causal.html#softmax"
     assert page.links_to_anchors == {files[1]: {"softmax": link}}
     resolved("../learn/04_causal.md", page, Files(files))
-    assert "leads to no page" in caplog.text
+    assert "leads to no page" in logged.getvalue()
 
 
 def test_formulas_of_a_notebook_are_mathml() -> None:
