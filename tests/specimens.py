@@ -2805,6 +2805,71 @@ class WindowsInColumns(WindowsOfImage):
         return split.reshape(-1, h, w, y.shape[-1])
 
 
+class ShiftedWindows(SelfAttention):
+    """Windows of 4 x 4 pixels, shifted by 2; an image is padded to whole windows."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        x = self.arrange(image)
+        shape = x.shape[1:3]
+        places = [torch.arange(size, device=x.device) for size in shape]
+        # What the shift has wrapped around is another region.
+        regions = [
+            (place >= size - 4).long() + (place >= size - 2).long()
+            for place, size in zip(places, shape, strict=True)
+        ]
+        region = self.windows(3 * regions[0][None, :, None, None] + regions[1][:, None])
+        mask = (region == region.mT).repeat(len(x), 1, 1)
+        tokens = self.windows(x)
+        y = Correct.forward(self, tokens, tokens, tokens, mask)
+        split = y.reshape(len(x), shape[0] // 4, shape[1] // 4, 4, 4, -1)
+        return self.restore(split.transpose(2, 3).reshape(x.shape), image)
+
+    def windows(self, x: Tensor) -> Tensor:
+        split = x.unflatten(2, (-1, 4)).unflatten(1, (-1, 4))
+        return split.transpose(2, 3).reshape(-1, 16, x.shape[-1])
+
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image).roll((-2, -2), dims=(1, 2))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        return x.roll((2, 2), dims=(1, 2))[:, : image.shape[1], : image.shape[2]]
+
+    def pad(self, image: Tensor) -> Tensor:
+        height, width = image.shape[1:3]
+        return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
+
+
+class PadsShiftedWindows(ShiftedWindows):
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image.roll((-2, -2), dims=(1, 2)))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        whole = x[:, : image.shape[1], : image.shape[2]]
+        return whole.roll((2, 2), dims=(1, 2))
+
+
+class RectifiedLinear(Correct):
+    """Linear attention with the ReLU of queries and keys as features."""
+
+    dtype: torch.dtype | None = torch.float32
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        for layer in (self.query, self.key):
+            layer.bias = None
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        layers = self.query, self.key, self.value
+        q, k, v = (self.split(layer(x)).to(self.dtype) for layer in layers)
+        q, k = q.relu(), k.relu()
+        context = q @ (k.mT @ v) / (q @ k.sum(2)[..., None] + 1e-12)
+        return self.join(context.to(x.dtype))
+
+
+class RectifiedLinearInHalf(RectifiedLinear):
+    dtype = None
+
+
 class FadesInBlocks(SelfAttention):
     """Weights fall with the distance; 128 queries are computed at a time."""
 
@@ -2932,6 +2997,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
     ],
+    "image_windows": [(PadsShiftedWindows, {"layout": "image_channels_last"})],
+    "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
         (ScalesByWidth, {}),
@@ -3194,6 +3261,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
+    ("image_windows", ShiftedWindows),
+    ("finite_in_half", RectifiedLinear),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

@@ -384,6 +384,62 @@ def own_key_attended(script: Script) -> None:
     script.assert_true(f"{own}.all() or not {own}.any()", message)
 
 
+# Sizes of square images, of which some are made of whole windows and others are not. In
+# the first four, attention in windows of up to 8 pixels shows.
+SQUARES = (16, 14, 12, 15, 8, 9, 17, 21, 24)
+
+
+@law(slow=True, assumes="selection dynamic")
+def image_windows(script: Script) -> None:
+    r"""Windows keep the borders of an image apart, whatever its size is.
+
+    $$\max(|i - k|, |j - l|) > w \;\Rightarrow\; \partial y_{kl} / \partial x_{ij} = 0$$
+
+    An image that is not made of whole windows is padded, and windows that are shifted
+    wrap around its borders, where a mask has to hide one side from the other. If the
+    padding is added behind the shift, the mask hides other pixels. Each pixel of a
+    diagonal is changed in turn: if none has influence across half of a smaller and of a
+    larger image, none may have influence from border to border.
+    """
+    adapter, found = script.adapter, dict[int, int]()
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    for n, size in enumerate(SQUARES):
+        local = [each for each, reach in found.items() if 2 * reach <= each]
+        skip_unless(n < 4 or local, "pixels have influence across the image")
+        with script.attempt():
+            found[size] = script.evaluate(influence_in_square(script, size))
+        script.adapter = adapter
+    local = [each for each, reach in found.items() if 2 * reach <= each]
+    for size, reach in found.items():
+        smaller = [each for each in local if each < size]
+        larger = [each for each in local if each > size]
+        if not (smaller and larger and reach == size - 1):
+            continue
+        near = max(smaller), min(larger)
+        usual = max(found[each] for each in near)
+        claim = f"{influence_in_square(script, size)} <= {usual}"
+        message = (
+            f"the borders of an image of {size} x {size} pixels have influence on each "
+            f"other, and those of images of {near[0]} and {near[1]} rows have none"
+        )
+        if reach > usual:
+            script.assert_true(claim, message)
+
+
+def influence_in_square(script: Script, size: int) -> str:
+    """How far a pixel of a square image has influence, as source text."""
+    adapter = script.adapter
+    script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
+    script.adapter = replace(adapter, image_height=size, fixed_length=None)
+    script.restart()
+    args = script.make_arguments()
+    axis = adapter.layout.index("l")
+    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
+    output = script.call(replace(args, inputs=(many,)))
+    return f"farthest_influence({output}, {axis})"
+
+
 def call_with_values_only(script: Script) -> tuple[str, str]:
     """An output that has gradients of values only, and the input.
 

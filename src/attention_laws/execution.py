@@ -608,6 +608,36 @@ def half_precision(script: Script) -> None:
         assert_half_is_close(script, torch.float16, change=with_large_tokens)
 
 
+@law
+def finite_in_half(script: Script) -> None:
+    r"""A zero token has a finite output in float16, if it has one in float32.
+
+    $$|y_{\text{float32}}| < \infty \;\Rightarrow\; |y_{\text{float16}}| < \infty$$
+
+    The least positive number of float16 is 6e-8. A smaller epsilon is rounded to zero,
+    and where all features of a query or of the keys are zero, as behind a ReLU, a sum
+    of them divides 0 by 0. Other than the tenth of `half_precision`, this holds for
+    each design.
+    """
+    usual, found = script.dtype, []
+    # PyTorch's `normalize` has an epsilon that is zero in float16.
+    is_torchs = "normalize" in structure.identifiers(script.adapter.target)
+    skip_unless(not is_torchs, "calls `normalize`, whose epsilon is 0 in float16")
+    for script.dtype in (torch.float32, torch.float16):
+        try:
+            script.restart()
+            args = script.make_arguments()
+            zeros = tuple(with_zero_token(script, name) for name in args.inputs)
+            found.append(script.call(replace(args, inputs=zeros)))
+        except ScriptError as failure:
+            raise NotApplicable(f"does not take {script.dtype}: {failure}") from failure
+        if script.dtype == torch.float32:
+            is_small = script.evaluate(f"{found[0]}.abs().max() < 1e4")
+            skip_unless(is_small, "its output is large, or not finite, in float32")
+    script.assert_finite(found[1], "the output is NaN or infinite in float16")
+    script.dtype = usual
+
+
 def with_zero_token(script: Script, name: str) -> str:
     """An input whose first token is zero."""
     zeros = script.assign(name, f"{name}.clone()")

@@ -15,6 +15,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -447,6 +448,41 @@ def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     call()
     handle.remove()
     return bool(seen)
+
+
+def change_diagonal(x: Tensor, axis: int) -> Tensor:
+    r"""Copies of a square image: itself, then one for each pixel of a diagonal negated.
+
+    `axis` is that of the pixels.
+
+    >>> change_diagonal(torch.ones(1, 4, 1), axis=1)[:, :, 0]
+    tensor([[ 1.,  1.,  1.,  1.],
+            [-1.,  1.,  1.,  1.],
+            [ 1.,  1.,  1., -1.]])
+    """
+    size = math.isqrt(x.shape[axis])
+    many = x.repeat(size + 1, *[1] * (x.dim() - 1))
+    for n in range(size):
+        many[n + 1].select(axis - 1, n * (size + 1)).neg_()
+    return many
+
+
+def farthest_influence(y: Tensor, axis: int) -> int:
+    r"""How many rows or columns away from the changed pixels an output changes.
+
+    `y` is the output for the images of `change_diagonal`.
+
+    >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
+    >>> farthest_influence(x, axis=1), farthest_influence(x.roll(1, dims=1), axis=1)
+    (0, 2)
+    """
+    size = math.isqrt(y.shape[axis])
+    change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
+    pixel = torch.arange(size**2, device=y.device)
+    center = torch.arange(size, device=y.device)[:, None]
+    rows, columns = pixel // size - center, pixel % size - center
+    distance = torch.maximum(rows.abs(), columns.abs())
+    return int((distance * (change > 1e-4 * change.max())).max())
 
 
 def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
