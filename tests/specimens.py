@@ -2870,6 +2870,25 @@ class RectifiedLinearInHalf(RectifiedLinear):
     dtype = None
 
 
+class BesideConvolution(SelfAttention):
+    """The output of a convolution of neighbors is appended to that of attention."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        near = self.convolution(x.mT).mT
+        return torch.cat([super().forward(x), near], dim=-1)
+
+
+class BesideConvolutionViewed(BesideConvolution):
+    def join(self, context: Tensor) -> Tensor:
+        b, h, length, d_k = context.shape
+        joined: Tensor = self.out(context.reshape(b, length, h * d_k))
+        return joined
+
+
 class FadesInBlocks(SelfAttention):
     """Weights fall with the distance; 128 queries are computed at a time."""
 
@@ -2997,6 +3016,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
     ],
+    "beside_convolution": [(BesideConvolutionViewed, {})],
     "image_windows": [(PadsShiftedWindows, {"layout": "image_channels_last"})],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
@@ -3262,6 +3282,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
     ("image_windows", ShiftedWindows),
+    ("beside_convolution", BesideConvolution),
     ("finite_in_half", RectifiedLinear),
 ]
 

@@ -450,6 +450,19 @@ def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     return bool(seen)
 
 
+def silence_convolutions(module: nn.Module) -> None:
+    r"""Set the kernels of convolutions to zero, but for those of single tokens.
+
+    >>> layers = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1)])
+    >>> silence_convolutions(layers)
+    >>> [bool(layer.weight.any()) for layer in layers]
+    [False, True]
+    """
+    for part in module.modules():
+        if isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1:
+            nn.init.zeros_(part.weight)
+
+
 def change_diagonal(x: Tensor, axis: int) -> Tensor:
     r"""Copies of a square image: itself, then one for each pixel of a diagonal negated.
 
