@@ -1748,6 +1748,28 @@ class WindowedImageOutOfOrder(WindowedImage):
         return number // batch_size
 
 
+class NormalizedImage(Correct):
+    """All pixels attend to each other, behind a norm, in a residual connection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.query, self.key, self.value, self.out
+        self.norm = nn.GroupNorm(1, d_model)
+        self.projection = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        tokens = self.norm(image).flatten(2).mT
+        q, k, v = map(self.split, self.projection(tokens).chunk(3, dim=-1))
+        weights = self.weigh(self.score(q, k), None)
+        return image + self.join(self.read(weights, v)).mT.reshape(image.shape)
+
+
+class NormalizedImageByColumns(NormalizedImage):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
 # Kinds of earlier calls, flags and sizes.
 
 
@@ -2946,6 +2968,90 @@ class WindowsInColumns(WindowsOfImage):
         return split.reshape(-1, h, w, y.shape[-1])
 
 
+class ShiftedWindows(SelfAttention):
+    """Windows of 4 x 4 pixels, shifted by 2; an image is padded to whole windows."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        x = self.arrange(image)
+        shape = x.shape[1:3]
+        places = [torch.arange(size, device=x.device) for size in shape]
+        # What the shift has wrapped around is another region.
+        regions = [
+            (place >= size - 4).long() + (place >= size - 2).long()
+            for place, size in zip(places, shape, strict=True)
+        ]
+        region = self.windows(3 * regions[0][None, :, None, None] + regions[1][:, None])
+        mask = (region == region.mT).repeat(len(x), 1, 1)
+        tokens = self.windows(x)
+        y = Correct.forward(self, tokens, tokens, tokens, mask)
+        split = y.reshape(len(x), shape[0] // 4, shape[1] // 4, 4, 4, -1)
+        return self.restore(split.transpose(2, 3).reshape(x.shape), image)
+
+    def windows(self, x: Tensor) -> Tensor:
+        split = x.unflatten(2, (-1, 4)).unflatten(1, (-1, 4))
+        return split.transpose(2, 3).reshape(-1, 16, x.shape[-1])
+
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image).roll((-2, -2), dims=(1, 2))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        return x.roll((2, 2), dims=(1, 2))[:, : image.shape[1], : image.shape[2]]
+
+    def pad(self, image: Tensor) -> Tensor:
+        height, width = image.shape[1:3]
+        return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
+
+
+class PadsShiftedWindows(ShiftedWindows):
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image.roll((-2, -2), dims=(1, 2)))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        whole = x[:, : image.shape[1], : image.shape[2]]
+        return whole.roll((2, 2), dims=(1, 2))
+
+
+class RectifiedLinear(Correct):
+    """Linear attention with the ReLU of queries and keys as features."""
+
+    dtype: torch.dtype | None = torch.float32
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        for layer in (self.query, self.key):
+            layer.bias = None
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        layers = self.query, self.key, self.value
+        q, k, v = (self.split(layer(x)).to(self.dtype) for layer in layers)
+        q, k = q.relu(), k.relu()
+        context = q @ (k.mT @ v) / (q @ k.sum(2)[..., None] + 1e-12)
+        return self.join(context.to(x.dtype))
+
+
+class RectifiedLinearInHalf(RectifiedLinear):
+    dtype = None
+
+
+class BesideConvolution(SelfAttention):
+    """The output of a convolution of neighbors is appended to that of attention."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Any:
+        near = self.convolution(x.mT).mT
+        return torch.cat([super().forward(x), near], dim=-1)
+
+
+class BesideConvolutionViewed(BesideConvolution):
+    def join(self, context: Tensor) -> Tensor:
+        b, h, length, d_k = context.shape
+        joined: Tensor = self.out(context.reshape(b, length, h * d_k))
+        return joined
+
+
 class FadesInBlocks(SelfAttention):
     """Weights fall with the distance; 128 queries are computed at a time."""
 
@@ -3067,12 +3173,18 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "own_context": [(AddsUpEarlierHeads, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
-    "equal_values": [(AttendsByColumns, {})],
+    "equal_values": [
+        (AttendsByColumns, {}),
+        (NormalizedImageByColumns, {"layout": "image"}),
+    ],
     "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
     ],
+    "beside_convolution": [(BesideConvolutionViewed, {})],
+    "image_windows": [(PadsShiftedWindows, {"layout": "image_channels_last"})],
+    "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
         (ScalesByWidth, {}),
@@ -3346,6 +3458,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", ZeroWhereLeftOut),
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
+    ("equal_values", NormalizedImage),
+    ("image_windows", ShiftedWindows),
+    ("beside_convolution", BesideConvolution),
+    ("finite_in_half", RectifiedLinear),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

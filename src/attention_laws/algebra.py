@@ -90,7 +90,10 @@ def rows_sum_to_one(script: Script) -> None:
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
 
 
-@law(assumes="norm gate features sink compression convolution")
+@law(
+    assumes="gate features sink compression convolution window unnormalized decay "
+    "linear"
+)
 def equal_values(script: Script) -> None:
     r"""If all values are equal, they have the same part in each output.
 
@@ -98,33 +101,90 @@ def equal_values(script: Script) -> None:
 
     Whatever the scores are, the weights of a row sum to one. Values that are mixed by
     the columns of the weights, or a sum that was not rescaled with a larger maximum,
-    have another part in each output. The output of the value projection is replaced by
-    ones, and by zeros. Long sequences show it where weights are computed in blocks.
+    have another part in each output. The output of the value projection, or its part of
+    a fused one, is replaced by ones, and by zeros. Long sequences show it where weights
+    are computed in blocks. What the last projection gets is compared, if it is known:
+    no norm and no residual connection is before it.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
+    layers, features = find_values(script)
     usual, fixed = script.sizes, adapter.fixed_length
     for length in [fixed] if fixed else [usual.k_len, MANY_KEYS]:
         script.sizes = replace(usual, k_len=length)
         if adapter.single_input:
             script.sizes = replace(script.sizes, q_len=length)
         script.restart()
-        layers = structure.layers_by_role(
-            script.evaluate("attention"), usual.heads * usual.d_k, any_width=True
-        )
-        skip_unless("value" in layers, "has no value projection")
         script.exec_line(f"layer = attention.get_submodule({layers['value']!r})")
         try:
-            y = [output_for_values(script, each) for each in ("ones", "zeros")]
+            assert_equal_parts(script, features, layers.get("out", ""))
         except ScriptError:
             if length == MANY_KEYS:
                 continue  # more keys than its tables have positions
             raise
-        skip_activation(script, y[0])
-        part = script.assign("part", f"{y[0]} - {y[1]}")
-        first = f"{part}{adapter.index(l=slice(0, 1))}.expand_as({part})"
-        message = "{place} has another part of the values, which are all equal"
-        script.assert_close(first, part, message, relative=1e-4)
+
+
+def find_values(script: Script) -> tuple[dict[str, str], list[int]]:
+    """The layers by role, and which features of that named "value" are the values.
+
+    The list is empty if all of them are. In a fused projection they are those that have
+    influence if there is one token only.
+    """
+    adapter, usual = script.adapter, script.sizes
+    script.restart()
+    width = usual.heads * usual.d_k
+    layers = structure.layers_by_role(script.evaluate("attention"), width, True)
+    if "out" in layers:
+        last = script.evaluate("attention").get_submodule(layers["out"])
+        if not is_called(lambda: script.call(script.make_arguments()), last):
+            del layers["out"]  # its weight is used without the layer
+    if "value" in layers:
+        return layers, []
+    name = layers.get("fused", layers.get("fused_key_value", ""))
+    skip_unless(name and not adapter.fixed_length, "has no value projection")
+    script.sizes = replace(usual, q_len=1, k_len=1)
+    script.restart()
+    try:
+        features = value_features_of(script, script.make_arguments(), name)
+    except ScriptError as failure:
+        raise NotApplicable("does not take a single token") from failure
+    script.sizes = usual
+    return {**layers, "value": name}, features.nonzero().flatten().tolist()
+
+
+def value_features_of(script: Script, args: CallArguments, name: str) -> Tensor:
+    """Which features of a layer are values; the arguments are of one token."""
+    layer = f"attention.get_submodule({name!r})"
+    call = f"lambda: attention({script.argument_source(args)})"
+    index = script.adapter.output_index
+    found = script.assign("features", f"value_features({call}, {layer}, {index!r})")
+    features: Tensor = script.evaluate(found)
+    return features
+
+
+def assert_equal_parts(script: Script, features: list[int], last: str) -> None:
+    """Values of ones have the same part in what the last projection gets.
+
+    Without values, that must be equal for all tokens. Otherwise, or if the projection
+    is not known, the output is compared, unless there may be a norm behind it.
+    """
+    calls = [call_with_values(script, features, n, last) for n in (1, 0)]
+    message = "{place} has another part of the values, which are all equal"
+    if last:
+        one, zero = (context for _, context in calls)
+        tolerance = max(1e-4, 32 * torch.finfo(script.dtype).eps)
+        if script.evaluate(f"({zero} - {zero}[0]).abs().max() <= {tolerance}"):
+            part = script.assign("part", f"{one} - {zero}")
+            claim = f"({part} - {part}[0]).abs().max() <= {tolerance}"
+            script.assert_true(claim, message.format(place="a token"))
+            return
+    excuse = script.adapter.designs.get("norm", "")
+    skip_unless(not excuse, f"its code has `{excuse}`, and values are not all it adds")
+    one, zero = (output for output, _ in calls)
+    skip_activation(script, one)
+    part = script.assign("part", f"{one} - {zero}")
+    first = f"{part}{script.adapter.index(l=slice(0, 1))}.expand_as({part})"
+    script.assert_close(first, part, message, relative=1e-4)
 
 
 def skip_activation(script: Script, output: str) -> None:
@@ -133,16 +193,27 @@ def skip_activation(script: Script, output: str) -> None:
     skip_unless(not found, f"its output is that of an activation, {found}")
 
 
-def output_for_values(script: Script, values: str) -> str:
-    """The output of a call in which all values are ones, or zeros."""
+def call_with_values(
+    script: Script, features: list[int], number: int, last: str
+) -> tuple[str, str]:
+    """The output, and the input of the last projection, if all values are a number."""
     script.counters.pop("seeded_randn", None)  # the same inputs in each call
     args = script.make_arguments()
-    script.exec_line(
-        f"hook = layer.register_forward_hook(lambda _, x, v: torch.{values}_like(v))"
-    )
-    output = script.call(args)
+    values = f"torch.full_like(v, {number})"
+    if features:
+        layer = script.namespace["layer"]
+        axis = -1 if isinstance(layer, nn.Linear) else -len(layer.kernel_size) - 1
+        which = f"torch.tensor({features}){script.to_device()}"
+        values = f"v.index_fill({axis}, {which}, {number})"
+    script.exec_line(f"hook = layer.register_forward_hook(lambda _, x, v: {values})")
+    output, context = script.call(args), ""
+    if last:
+        layer = f"attention.get_submodule({last!r})"
+        call = f"lambda: attention({script.argument_source(args)})"
+        context = script.assign("context", f"captured_input({call}, {layer})")
+        context = script.assign("context", f"rows_of_layer({context}, {layer})")
     script.exec_line("hook.remove()")
-    return output
+    return output, context
 
 
 def assert_hidden_weights_are_zero(
@@ -325,6 +396,62 @@ def own_key_attended(script: Script) -> None:
     script.assert_true(f"{own}.all() or not {own}.any()", message)
 
 
+# Sizes of square images, of which some are made of whole windows and others are not. In
+# the first four, attention in windows of up to 8 pixels shows.
+SQUARES = (16, 14, 12, 15, 8, 9, 17, 21, 24)
+
+
+@law(slow=True, assumes="selection dynamic")
+def image_windows(script: Script) -> None:
+    r"""Windows keep the borders of an image apart, whatever its size is.
+
+    $$\max(|i - k|, |j - l|) > w \;\Rightarrow\; \partial y_{kl} / \partial x_{ij} = 0$$
+
+    An image that is not made of whole windows is padded, and windows that are shifted
+    wrap around its borders, where a mask has to hide one side from the other. If the
+    padding is added behind the shift, the mask hides other pixels. Each pixel of a
+    diagonal is changed in turn: if none has influence across half of a smaller and of a
+    larger image, none may have influence from border to border.
+    """
+    adapter, found = script.adapter, dict[int, int]()
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    for n, size in enumerate(SQUARES):
+        local = [each for each, reach in found.items() if 2 * reach <= each]
+        skip_unless(n < 4 or local, "pixels have influence across the image")
+        with script.attempt():
+            found[size] = script.evaluate(influence_in_square(script, size))
+        script.adapter = adapter
+    local = [each for each, reach in found.items() if 2 * reach <= each]
+    for size, reach in found.items():
+        smaller = [each for each in local if each < size]
+        larger = [each for each in local if each > size]
+        if not (smaller and larger and reach == size - 1):
+            continue
+        near = max(smaller), min(larger)
+        usual = max(found[each] for each in near)
+        claim = f"{influence_in_square(script, size)} <= {usual}"
+        message = (
+            f"the borders of an image of {size} x {size} pixels have influence on each "
+            f"other, and those of images of {near[0]} and {near[1]} rows have none"
+        )
+        if reach > usual:
+            script.assert_true(claim, message)
+
+
+def influence_in_square(script: Script, size: int) -> str:
+    """How far a pixel of a square image has influence, as source text."""
+    adapter = script.adapter
+    script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
+    script.adapter = replace(adapter, image_height=size, fixed_length=None)
+    script.restart()
+    args = script.make_arguments()
+    axis = adapter.layout.index("l")
+    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
+    output = script.call(replace(args, inputs=(many,)))
+    return f"farthest_influence({output}, {axis})"
+
+
 def call_with_values_only(script: Script) -> tuple[str, str]:
     """An output that has gradients of values only, and the input.
 
@@ -344,10 +471,8 @@ def call_with_values_only(script: Script) -> tuple[str, str]:
         with script.attempt(), script.rollback():
             args = script.make_arguments()
             for role in roles:
-                layer = f"attention.get_submodule({layers[role]!r})"
-                call = f"lambda: attention({script.argument_source(args)})"
-                features = f"value_features({call}, {layer}, {adapter.output_index!r})"
-                kinds[layers[role]] = script.evaluate(features)
+                name = layers[role]
+                kinds[name] = value_features_of(script, args, name)
     for rows, columns in shapes:
         script.sizes = replace(usual, q_len=rows * columns, k_len=rows * columns)
         script.adapter = adapter

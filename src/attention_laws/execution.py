@@ -37,8 +37,9 @@ LONG = 256
 # The width of heads in one test only.
 OTHER_WIDTH = 32
 
-# Copies of one sequence, of which each has a dropout mask of its own.
-COPIES = 4096
+# Copies of one sequence, of which each has a dropout mask of its own. There are fewer
+# if they are packed into one sequence, whose scores grow with the square.
+COPIES, PACKED_COPIES = 4096, 256
 
 
 @law
@@ -223,27 +224,19 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
     That is "weights", "output", or nothing. Dropped weights change the output for equal
     tokens in one direction a head only, and a dropped output in all.
     """
-    adapter, copies = script.adapter, COPIES
+    adapter = script.adapter
     length = adapter.fixed_length or 3
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    copies = PACKED_COPIES if packs_batch(script) else COPIES
     script.restart("train")
     script.exec_line("torch.manual_seed(0)")
-    repeats = ", ".join(str(copies) if axis == "b" else "1" for axis in adapter.layout)
     args = script.make_arguments()
     # After a norm, equal tokens give equal outputs, whichever of their weights remain.
     for equal in (False,) if "norm" in adapter.designs else (False, True):
         with script.rollback():
             apply_dropout(script, 0.5, place)
             each = make_equal_tokens(script, args) if equal else args
-            inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in each.inputs]
-            many = replace(
-                each,
-                inputs=tuple(inputs),
-                allowed=each.allowed.expand(-1, -1, copies),
-                mask=script.encode_mask(
-                    script.all_allowed().expand(-1, -1, copies), adapter.required_mask
-                ),
-            )
+            many = repeat_item(script, each, copies)
             output = script.call(many)
             in_order = f"{output}.movedim({copies_first(script)}, [0, 1])"
             y = script.assign("y", f"{in_order}.detach()")
@@ -272,12 +265,37 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                             raise
             elif "h" not in adapter.layout:
                 if not (is_of_part(script, place) or is_before_scores(script, place)):
-                    assert_masks_differ(script, y, length)
+                    assert_masks_differ(script, y, length, copies)
                 rank = script.evaluate(
                     f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
                 )
                 return "weights" if rank <= script.sizes.heads else "output"
     return "weights"  # or not known
+
+
+def repeat_item(script: Script, args: CallArguments, copies: int) -> CallArguments:
+    """The same arguments, with copies of their one batch item."""
+    layout = script.adapter.layout
+    repeats = ", ".join(str(copies) if axis == "b" else "1" for axis in layout)
+    inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in args.inputs]
+    mask = script.encode_mask(
+        script.all_allowed().expand(-1, -1, copies), script.adapter.required_mask
+    )
+    allowed = args.allowed.expand(-1, -1, copies)
+    return replace(args, inputs=tuple(inputs), allowed=allowed, mask=mask)
+
+
+def packs_batch(script: Script) -> bool:
+    """Whether twice as many batch items make a tensor of a call four times as large."""
+    sizes = []
+    for copies in (PACKED_COPIES // 2, PACKED_COPIES):
+        script.restart("train")
+        given = script.argument_source(
+            repeat_item(script, script.make_arguments(), copies)
+        )
+        call = f"largest_result(lambda: attention({given}))"
+        sizes.append(script.evaluate(call))
+    return bool(sizes[1] > 3 * sizes[0])
 
 
 def hides_keys(script: Script, many: CallArguments, place: str) -> bool:
@@ -420,7 +438,7 @@ def assert_mean_is_kept(
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
 
 
-def assert_masks_differ(script: Script, y: str, length: int) -> None:
+def assert_masks_differ(script: Script, y: str, length: int, copies: int) -> None:
     """Queries, heads and keys have dropout masks of their own.
 
     All tokens are equal, so that outputs differ by the dropout masks only. With
@@ -434,17 +452,17 @@ def assert_masks_differ(script: Script, y: str, length: int) -> None:
         script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
     shared = max(2**heads, 2**length if heads > 1 else 0)
     usual = (2 * length**0.5 + 1) ** heads  # within two standard deviations
-    if not shared < usual < COPIES:
+    if not shared < usual < copies:
         shared = 2**heads  # the copies do not show all outcomes
     # Of so many, the copies show on average:
-    expected = shared * (1 - math.exp(-COPIES / shared))
+    expected = shared * (1 - math.exp(-copies / shared))
     message = (
         f"the keys or the heads share one dropout mask: {heads} heads and {length} "
         f"keys give only {{}} different outputs"
     )
     count = script.evaluate(f"count_outcomes({y}[:, -1])")
     claim = f"count_outcomes({y}[:, -1]) > {1.1 * expected:.0f}"
-    if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * COPIES:
+    if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * copies:
         script.assert_true(claim, message.format(count))
 
 
@@ -621,6 +639,36 @@ def half_precision(script: Script) -> None:
             assert_half_is_close(script, dtype, change=with_zero_token)
     if scores_are_bounded(script):
         assert_half_is_close(script, torch.float16, change=with_large_tokens)
+
+
+@law
+def finite_in_half(script: Script) -> None:
+    r"""A zero token has a finite output in float16, if it has one in float32.
+
+    $$|y_{\text{float32}}| < \infty \;\Rightarrow\; |y_{\text{float16}}| < \infty$$
+
+    The least positive number of float16 is 6e-8. A smaller epsilon is rounded to zero,
+    and where all features of a query or of the keys are zero, as behind a ReLU, a sum
+    of them divides 0 by 0. Other than the tenth of `half_precision`, this holds for
+    each design.
+    """
+    usual, found = script.dtype, []
+    # PyTorch's `normalize` has an epsilon that is zero in float16.
+    is_torchs = "normalize" in structure.identifiers(script.adapter.target)
+    skip_unless(not is_torchs, "calls `normalize`, whose epsilon is 0 in float16")
+    for script.dtype in (torch.float32, torch.float16):
+        try:
+            script.restart()
+            args = script.make_arguments()
+            zeros = tuple(with_zero_token(script, name) for name in args.inputs)
+            found.append(script.call(replace(args, inputs=zeros)))
+        except ScriptError as failure:
+            raise NotApplicable(f"does not take {script.dtype}: {failure}") from failure
+        if script.dtype == torch.float32:
+            is_small = script.evaluate(f"{found[0]}.abs().max() < 1e4")
+            skip_unless(is_small, "its output is large, or not finite, in float32")
+    script.assert_finite(found[1], "the output is NaN or infinite in float16")
+    script.dtype = usual
 
 
 def with_zero_token(script: Script, name: str) -> str:

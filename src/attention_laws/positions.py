@@ -106,6 +106,44 @@ def query_permutation(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
+# Functions, beside layers of convolutions, through which neighbors have influence.
+NEIGHBOR_PATTERN = re.compile(
+    r"^((?-i:conv\dd)|pad|roll|diff|cumsum|flip)$|pool|fold|interpolate|upsample"
+    r"|downsample|fft|shift|sr_ratio|grid_sample",
+    re.IGNORECASE,
+)
+
+
+@law(assumes="positions decay compression window selection gate")
+def beside_convolution(script: Script) -> None:
+    r"""Beside a convolution whose kernels are zero, tokens are in no order.
+
+    $$W = 0 \;\Rightarrow\; y_i(x_{\pi(1)}, \dots, x_{\pi(n)}) = y_{\pi(i)}(x)$$
+
+    A convolution gives neighbors an influence of their own, so that attention beside it
+    depends on the order of its tokens. Without it, this is attention as any other, and
+    a reshape that mixes channels with pixels shows.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    skip_unless("convolution" in adapter.designs, "has no convolution")
+    skip_unless(adapter.positions == "none", "has a positional encoding")
+    is_plain = adapter.single_input and not (adapter.causal or adapter.is_pooled)
+    skip_unless(is_plain and adapter.is_module, "is no self-attention without order")
+    skip_unless(length > 2 and not adapter.fixed_length, "needs three tokens")
+    found = structure.identifiers(script.adapter.target)
+    others = sorted(filter(NEIGHBOR_PATTERN.search, found))
+    skip_unless(not others, f"its code has `{', '.join(others)}`")
+    script.restart()
+    script.exec_line("silence_convolutions(attention)")
+    args = script.make_arguments(script.all_allowed(length))
+    together = script.call(args)
+    order = [*range(1, length), 0]
+    after = script.call(replace(args, inputs=(reorder(script, args.inputs[0], order),)))
+    before = reorder(script, together, order)
+    message = f"{{place}} changes if the tokens are reordered to {order}"
+    script.assert_close(before, after, message)
+
+
 @law(assumes="convolution latents")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.

@@ -539,11 +539,17 @@ def role_of(name: str, part: Any) -> str:
     """The role of a submodule or a parameter, by its name; "" where it is unknown.
 
     A linear layer named "attn" is a fused projection; any other part of this name is an
-    attention.
+    attention. One named as an output that is three times as wide as its input is fused.
+
+    >>> role_of("projection", nn.Linear(4, 4)), role_of("projection", nn.Linear(4, 12))
+    ('out', 'fused')
     """
-    if name == "attn" and isinstance(part, nn.Linear):
-        return "fused"
-    return PROJECTION_ROLES.get(normalize_name(name), "")
+    role = PROJECTION_ROLES.get(normalize_name(name), "")
+    if isinstance(part, nn.Linear):
+        is_wide = part.out_features == 3 * part.in_features
+        if name == "attn" or (role == "out" and is_wide):
+            return "fused"
+    return role
 
 
 GROUPED_ORDER = "grouped heads, features"

@@ -15,6 +15,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import copy
+import math
 import re
 from collections.abc import Callable
 from functools import cache
@@ -279,6 +280,21 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class LargestResult(torch.overrides.TorchFunctionMode):
+    """Records how many entries the largest tensor has that a function returns."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.size = max(self.size, result.numel())
+        return result
+
+
 # Functions that compute a softmax, or what it is made of.
 SOFTMAX_PATTERN = re.compile(
     r"_?exp(2|m1)?_?|.*softmax.*|logsumexp|logaddexp|elu_?|.*(attention|transformer).*"
@@ -389,6 +405,18 @@ def count_zero_weights(call: Callable[[], Any]) -> int:
     return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
 
 
+def largest_result(call: Callable[[], Any]) -> int:
+    r"""The number of entries of the largest tensor that a function of PyTorch returns.
+
+    >>> x = torch.ones(5, 1)
+    >>> largest_result(lambda: (x + x.mT).sum())
+    25
+    """
+    with LargestResult() as largest:
+        call()
+    return int(largest.size)
+
+
 def captured_inputs(call: Callable[[], Any], layer: nn.Module) -> list[Tensor]:
     r"""The first input of a layer, each time that it is called.
 
@@ -437,6 +465,54 @@ def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     call()
     handle.remove()
     return bool(seen)
+
+
+def silence_convolutions(module: nn.Module) -> None:
+    r"""Set the kernels of convolutions to zero, but for those of single tokens.
+
+    >>> layers = nn.ModuleList([nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1)])
+    >>> silence_convolutions(layers)
+    >>> [bool(layer.weight.any()) for layer in layers]
+    [False, True]
+    """
+    for part in module.modules():
+        if isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1:
+            nn.init.zeros_(part.weight)
+
+
+def change_diagonal(x: Tensor, axis: int) -> Tensor:
+    r"""Copies of a square image: itself, then one for each pixel of a diagonal negated.
+
+    `axis` is that of the pixels.
+
+    >>> change_diagonal(torch.ones(1, 4, 1), axis=1)[:, :, 0]
+    tensor([[ 1.,  1.,  1.,  1.],
+            [-1.,  1.,  1.,  1.],
+            [ 1.,  1.,  1., -1.]])
+    """
+    size = math.isqrt(x.shape[axis])
+    many = x.repeat(size + 1, *[1] * (x.dim() - 1))
+    for n in range(size):
+        many[n + 1].select(axis - 1, n * (size + 1)).neg_()
+    return many
+
+
+def farthest_influence(y: Tensor, axis: int) -> int:
+    r"""How many rows or columns away from the changed pixels an output changes.
+
+    `y` is the output for the images of `change_diagonal`.
+
+    >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
+    >>> farthest_influence(x, axis=1), farthest_influence(x.roll(1, dims=1), axis=1)
+    (0, 2)
+    """
+    size = math.isqrt(y.shape[axis])
+    change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
+    pixel = torch.arange(size**2, device=y.device)
+    center = torch.arange(size, device=y.device)[:, None]
+    rows, columns = pixel // size - center, pixel % size - center
+    distance = torch.maximum(rows.abs(), columns.abs())
+    return int((distance * (change > 1e-4 * change.max())).max())
 
 
 def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
@@ -496,8 +572,19 @@ def value_features(call: Callable[[], Any], layer: nn.Module, index: str) -> Ten
     output = eval(f"result{index}", {"result": call()})
     handle.remove()
     (grad,) = torch.autograd.grad(loss(output), seen[0])
-    size = grad.abs().flatten(0, -2).amax(dim=0) if grad.dim() > 1 else grad.abs()
+    size = rows_of_layer(grad, layer).abs().amax(dim=0)
     return size > 1e-4 * size.max()
+
+
+def rows_of_layer(x: Tensor, layer: nn.Module) -> Tensor:
+    r"""The input or the output of a layer, or a gradient, as `[tokens, features]`.
+
+    >>> rows_of_layer(torch.ones(2, 4, 3, 5), nn.Conv2d(4, 4, 1)).shape
+    torch.Size([30, 4])
+    """
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        x = x.movedim(-len(layer.kernel_size) - 1, -1)
+    return x.reshape(-1, x.shape[-1])
 
 
 def keep_gradients(layer: nn.Module, features: list[int]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.execution import __name__ as family
+from attention_laws.execution import packs_batch
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
 from specimens import (
@@ -41,6 +42,29 @@ def test_an_attention_that_autocast_cannot_run_is_skipped_unless_asked_for(
         script = Script(adapter, Sizes(2, 3, 3, 3, 4), insist=insist)
         with pytest.raises(expected):
             LAWS["autocast"].test(script)
+
+
+class PacksBatch(SelfAttention):
+    """All batch items are one sequence, and a mask keeps each to its own tokens."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        item = torch.arange(q.shape[2], device=q.device) // self.length
+        hidden = item[:, None] != item
+        return super().score(q, k).masked_fill(hidden, -torch.inf)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.length = x.shape[1]
+        packed: Tensor = super().forward(x.reshape(1, -1, x.shape[-1]))
+        return packed.reshape(x.shape)
+
+
+@pytest.mark.parametrize("attention", [PacksBatch, SelfAttention])
+def test_dropout_is_sampled_less_where_cost_grows_with_the_square_of_the_batch(
+    attention: type[nn.Module],
+) -> None:
+    adapter = Adapter(attention(12, 3), "Attention", "", {}, inputs=("x",))
+    script = Script(adapter, Sizes(1, 3, 3, 3, 4))
+    assert packs_batch(script) == (attention is PacksBatch)
 
 
 @pytest.mark.slow
