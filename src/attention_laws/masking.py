@@ -17,10 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attention_laws import names
+from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
-from attention_laws.algebra import record_weights
-from attention_laws.law import ScriptError, law, skip_unless
+from attention_laws.algebra import record_weights, value_features_of
+from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.script import CallArguments, Script
 
 
@@ -806,3 +806,132 @@ def longer_padding(script: Script) -> None:
         after = script.call(CallArguments(tuple(inputs), encoded, longer))
         real = script.assign("y", f"{after}{adapter.index(l=slice(0, q_len))}")
         script.assert_close(before, real, "{place} depends on the padding")
+
+
+# Images of which one at least is made of whole windows, as rows and columns.
+IMAGES = ((6, 10), (8, 12), (14, 21))
+
+
+@law(
+    slow=True,
+    assumes="selection zeros unnormalized convolution linear features latents "
+    "compression dynamic",
+)
+def own_key_attended(script: Script) -> None:
+    r"""Each token attends to itself, or none does.
+
+    $$\partial y_i / \partial v_i = 0 \iff \partial y_j / \partial v_j = 0$$
+
+    Windows, blocks and neighborhoods have edges, where an index that is off by one
+    leaves a token out. Windows that are put back in another order give a token the
+    output of another one. Nothing leaks, and all shapes are right. The gradients of
+    queries and keys are stopped, where these are known, so that values remain.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module and adapter.single_input, "has no values of its own")
+    skip_unless(not adapter.is_pooled, "has one output for all tokens")
+    output, token = call_with_values_only(script)
+    # The first of causal tokens may attend to itself because it has no past.
+    first = script.adapter.index(b=slice(-1, None))
+    axis = script.adapter.layout.index("l")
+    own = script.assign("own", f"own_gradients({output}{first}, {token}, {axis})[1:]")
+    found = script.evaluate(own)
+    skip_unless(len(found) > 1, "needs three tokens")
+    number = 1 + found.int().argmin().item()
+    message = f"token {number} does not attend to itself, and others do"
+    script.assert_true(f"{own}.all() or not {own}.any()", message)
+
+
+# Sizes of square images, of which some are made of whole windows and others are not. In
+# the first four, attention in windows of up to 8 pixels shows.
+SQUARES = (16, 14, 12, 15, 8, 9, 17, 21, 24)
+
+
+@law(slow=True, assumes="selection dynamic")
+def image_windows(script: Script) -> None:
+    r"""Windows keep the borders of an image apart, whatever its size is.
+
+    $$\max(|i - k|, |j - l|) > w \;\Rightarrow\; \partial y_{kl} / \partial x_{ij} = 0$$
+
+    An image that is not made of whole windows is padded, and windows that are shifted
+    wrap around its borders, where a mask has to hide one side from the other. If the
+    padding is added behind the shift, the mask hides other pixels. Each pixel of a
+    diagonal is changed in turn: if none has influence across half of a smaller and of a
+    larger image, none may have influence from border to border.
+    """
+    adapter, found = script.adapter, dict[int, int]()
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    for n, size in enumerate(SQUARES):
+        local = [each for each, reach in found.items() if 2 * reach <= each]
+        skip_unless(n < 4 or local, "pixels have influence across the image")
+        with script.attempt():
+            found[size] = script.evaluate(influence_in_square(script, size))
+        script.adapter = adapter
+    local = [each for each, reach in found.items() if 2 * reach <= each]
+    for size, reach in found.items():
+        smaller = [each for each in local if each < size]
+        larger = [each for each in local if each > size]
+        if not (smaller and larger and reach == size - 1):
+            continue
+        near = max(smaller), min(larger)
+        usual = max(found[each] for each in near)
+        claim = f"{influence_in_square(script, size)} <= {usual}"
+        message = (
+            f"the borders of an image of {size} x {size} pixels have influence on each "
+            f"other, and those of images of {near[0]} and {near[1]} rows have none"
+        )
+        if reach > usual:
+            script.assert_true(claim, message)
+
+
+def influence_in_square(script: Script, size: int) -> str:
+    """How far a pixel of a square image has influence, as source text."""
+    adapter = script.adapter
+    script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
+    script.adapter = replace(adapter, image_height=size, fixed_length=None)
+    script.restart()
+    args = script.make_arguments()
+    axis = adapter.layout.index("l")
+    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
+    output = script.call(replace(args, inputs=(many,)))
+    return f"farthest_influence({output}, {axis})"
+
+
+def call_with_values_only(script: Script) -> tuple[str, str]:
+    """An output that has gradients of values only, and the input.
+
+    An output for one token has no gradient of its query and its key.
+    """
+    adapter, usual = script.adapter, script.sizes
+    length = adapter.fixed_length or 20
+    # An image of windows may be accepted in other sizes than the one that was found.
+    shapes = (*(IMAGES if adapter.image else ()), (1, length))
+    kinds: dict[str, Tensor] = {}
+    if adapter.fixed_length is None:
+        script.sizes = replace(usual, q_len=1, k_len=1)
+        script.restart()
+        width = usual.heads * usual.d_k
+        layers = structure.layers_by_role(script.evaluate("attention"), width)
+        roles = {"fused", "query", "key", "fused_key_value"} & {*layers}
+        with script.attempt(), script.rollback():
+            args = script.make_arguments()
+            for role in roles:
+                name = layers[role]
+                kinds[name] = value_features_of(script, args, name)
+    for rows, columns in shapes:
+        script.sizes = replace(usual, q_len=rows * columns, k_len=rows * columns)
+        script.adapter = adapter
+        if rows > 1:
+            script.adapter = replace(adapter, image_height=rows, fixed_length=None)
+        script.restart()
+        args = script.make_arguments()
+        script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+        for layer, kept in kinds.items():
+            values = kept.nonzero().flatten().tolist()
+            script.exec_line(
+                f"keep_gradients(attention.get_submodule({layer!r}), {values})"
+            )
+        with script.attempt():
+            return script.call(args), args.inputs[0]
+    raise NotApplicable("takes no image of several windows")

@@ -820,7 +820,9 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     That is the only config class that the file defines, or an imported one whose name
     begins as that of the target, such as `T5Config` for `T5Attention`.
     """
-    scope = vars(sys.modules[target.__module__])
+    # What was executed without an import is of no module.
+    module = sys.modules.get(target.__module__)
+    scope = vars(module) if module else {}
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = scope.get(annotation.split("|")[0].strip(" \"'"))
