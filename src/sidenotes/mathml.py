@@ -1,5 +1,6 @@
 r"""Convert LaTeX to MathML at build time, so that pages need no script for formulas."""
 
+from html import unescape
 from xml.etree.ElementTree import Element
 
 from latex2mathml.converter import convert_to_element
@@ -20,7 +21,7 @@ class MathML(Treeprocessor):
         self.require_generic()
         for element in root.iter():
             if element.get("class") == FORMULA and element.text:
-                latex = element.text.strip()[2:-2]
+                latex = unescape(element.text.strip()[2:-2])  # its `<` and `&`, too
                 block = element.tag == "div"
                 element.text = ""
                 display = "block" if block else "inline"

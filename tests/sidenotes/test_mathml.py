@@ -42,6 +42,14 @@ def test_what_the_pages_use_is_understood(latex: str) -> None:
     assert "\\" not in html
 
 
+@pytest.mark.parametrize("formula", ["${}$", "$$\n{}\n$$"])
+def test_signs_of_html_are_those_of_the_formula(formula: str) -> None:
+    html = convert(formula.format(r"i < j > k, \begin{matrix} a & b \end{matrix}"))
+    assert "&amp;" not in html
+    assert html.count("<mtd") == 2
+    assert html.count("&#x0003C;") == html.count("&#x0003E;") == 1
+
+
 def test_a_formula_that_cannot_be_read_stops_the_build_and_is_named() -> None:
     with pytest.raises(LiterateError, match=r"cannot read the formula 'a_b_c'"):
         convert("$a_b_c$")
