@@ -207,15 +207,10 @@ def batch_independence(script: Script) -> None:
     tokens = f"torch.arange({length})"
     # The distances of the tokens of an item are others than those of the other items,
     # and so is the token with which its second part begins.
-    ids = {
-        script.adapter.position_ids: f"{tokens} * (1 + {items}[:, None])",
-        script.adapter.segment_ids: f"({tokens} > {items}[:, None]).long()",
-    }
-    for argument, text in ids.items():
-        if argument:
-            script.restart()
-            numbers = script.assign(argument, f"({text}){script.to_device()}")
-            assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    positions = f"{tokens} * (1 + {items}[:, None])"
+    segments = f"({tokens} > {items}[:, None]).long()"
+    for argument, numbers in assigned_ids(script, positions, segments):
+        assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
     for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
         script.restart()
         if given := own_tensor(script, argument):
@@ -450,8 +445,8 @@ def neutral_mask(script: Script) -> None:
 
     Without a mask, many implementations take a path of their own. If only one of the
     two paths scales the scores, or clears a table, a model that was trained with
-    padding is evaluated as another model without. Documents that share one sequence
-    are told apart by segments, or by positions that start again, with a mask, too.
+    padding is evaluated as another model without. Nor may a mask join packed documents,
+    which segment ids, or position ids that start again, keep separate.
     """
     adapter = script.adapter
     skip_unless(adapter.required_mask is None, "requires a mask in every call")
@@ -485,26 +480,41 @@ def assert_mask_joins_no_documents(script: Script, mask: MaskArgument) -> None:
     """
     length = script.sizes.k_len
     tokens, half = f"torch.arange({length})", (length + 1) // 2
+    copies = f".expand({script.sizes.batch_size}, -1)"
+    positions, segments = (
+        f"({tokens} % {half}){copies}",
+        f"({tokens} // {half}){copies}",
+    )
+    for argument, numbers in assigned_ids(script, positions, segments):
+        allowed = script.all_allowed(length, length)
+        args, given = script.make_arguments(allowed), {argument: numbers}
+        message = (
+            f"{{place}} changes with a `{mask.name}` that hides nothing, if "
+            f"`{argument}` tells two documents apart"
+        )
+        with script.attempt():  # it may refuse to take both
+            without = script.call(args, **given)
+            encoded = script.encode_mask(allowed, mask)
+            masked = script.call(replace(args, mask=encoded), **given)
+            script.assert_close(without, masked, message)
+
+
+def assigned_ids(
+    script: Script, positions: str, segments: str
+) -> Iterator[tuple[str, str]]:
+    """The arguments for ids of positions and of segments, with these numbers assigned.
+
+    The numbers are source text. The script is restarted before each.
+    """
     ids = {
-        script.adapter.position_ids: f"{tokens} % {half}",
-        script.adapter.segment_ids: f"{tokens} // {half}",
+        script.adapter.position_ids: positions,
+        script.adapter.segment_ids: segments,
     }
     for argument, text in ids.items():
         if argument:
             script.restart()
-            allowed = script.all_allowed(length, length)
-            args = script.make_arguments(allowed)
-            repeated = f"({text}).expand({script.sizes.batch_size}, -1)"
-            given = {argument: script.assign(argument, repeated + script.to_device())}
-            message = (
-                f"{{place}} changes with a `{mask.name}` that hides nothing, if "
-                f"`{argument}` tells two documents apart"
-            )
-            with script.attempt():  # it may refuse to take both
-                without = script.call(args, **given)
-                encoded = script.encode_mask(allowed, mask)
-                masked = script.call(replace(args, mask=encoded), **given)
-                script.assert_close(without, masked, message)
+            numbers = script.assign(argument, f"({text}){script.to_device()}")
+            yield argument, numbers
 
 
 def assert_mask_moves_no_query(script: Script) -> None:
