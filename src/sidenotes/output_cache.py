@@ -34,6 +34,7 @@ PASSED = {"build_date_utc", "config", "nav", "page", "pages"}
 
 # What a template of the site could show besides: the time, and the texts of all pages.
 OTHERS = re.compile(r"\b(build_date_utc|markdown|pages|update_date)\b")
+COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 
 # Excluded from the search: the buttons of a module, and its code, since a name that
 # occurs in each line would hide the page that explains it; and the elements around or
@@ -101,7 +102,7 @@ def site_inputs(env: Environment, config: MkDocsConfig, nav: Navigation) -> str 
     theme = config.theme
     own = sorted(Path(theme.custom_dir).rglob("*.*")) if theme.custom_dir else []
     files = [path for path in own if path.suffix in (".html", ".svg")]
-    templates = [path.read_text(encoding="utf-8") for path in files]
+    templates = [COMMENT.sub("", path.read_text(encoding="utf-8")) for path in files]
     plain = theme.get_env()
     # Functions that a plugin adds can show anything.
     added = env.filters != plain.filters or env.globals.keys() - plain.globals.keys()

@@ -15,11 +15,14 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort, PluginError
 from mkdocs.structure.files import Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 from sidenotes import cache, output_cache, page_cache
 from sidenotes.cache import load
 from sidenotes.split import LiterateError
+
+ROOT = Path(__file__).parent.parent.parent
 
 MODULE = '''"""# Title
 
@@ -333,7 +336,7 @@ def on_env(env, **_):
     word = (Path(__file__).parent / "word").read_text()
     env.filters["say"] = lambda text: text + word
 """
-FOOTER = '{% extends "base.html" %}{% block footer %}TEXT{% endblock %}'
+FOOTER = '{% extends "base.html" %}{% block footer %}{# pages #}TEXT{% endblock %}'
 THEME = {**OPTIONS["theme"], "custom_dir": "own"}
 
 # Changes of a site, one after the other: files, and options.
@@ -416,3 +419,10 @@ def test_the_theme_makes_only_pages_that_have_changed(
         site(hooks=["change.py"])
         before, files = files, files_in(tmp_path / "site")
     assert before == files
+
+
+def test_the_files_of_this_site_are_cached() -> None:
+    # A word in a template of the site can turn the cache off.
+    config = load_config(config_file=str(ROOT / "mkdocs.yml"))
+    env = config.theme.get_env()
+    assert output_cache.site_inputs(env, config, Navigation([], [])) is not None
