@@ -761,6 +761,7 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [

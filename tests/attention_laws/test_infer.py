@@ -490,6 +490,7 @@ def test_sizes_vary_only_where_a_call_with_others_succeeds(
     assert adapter.fixed_size == bool(options)
 
 
+@pytest.mark.slow
 def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
     message = r"`d_model` \(=7\) must be divisible by `heads` \(=2\)"
     with pytest.raises(CallError, match=message):
