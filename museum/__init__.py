@@ -40,6 +40,7 @@ ROOMS = {
         "weights_after_dropout",
         "fill_beyond_half",
         "softcap_after_mask",
+        "softcap_before_scale",
         "sink_for_each_block",
         "forgotten_value",
         "weights_with_their_graph",
