@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 from IPython.display import Markdown, display
 
 from attention_bench.report import duration, from_json
-from attention_bench.timing import classify_speedup
+from attention_bench.timing import classify_speedup, fit_exponent
 
 INK = "#123456"
 STYLE = {
@@ -481,8 +481,9 @@ show_losses("decode")
 #
 # Each [comparison](../source/attention_bench/decoders.md) shows what a change of current
 # language models saves: fewer heads of keys and values, a latent KV cache, a sliding
-# window, a ring cache. The speedup is that over its first row. The last comparison is
-# between packages, which compute the same function. Times of decoding are those of a token.
+# window, a ring cache, linear attention. The speedup is that over its first row. The last
+# comparison is between packages, which compute the same function. Times of decoding are
+# those of a token.
 
 
 # %% hide="true"
@@ -493,6 +494,17 @@ for record in records_of("decoders"):
             relative = speedup_entry(result if "speedup" in result else None)
             rows.append(f"|{cell.title}|{name}|{time_entry(result)}|{relative}|")
     display(Markdown("\n".join(rows)))
+    for cell in record.cells:
+        times = {
+            int(name.removeprefix("length ").replace(",", "")): result["seconds"]
+            for name, result in cell.results.items()
+            if name.startswith("length ")
+        }
+        if len(times) > 1:
+            power = fit_exponent([*times], [*times.values()])
+            comparison = cell.title.partition(":")[0]
+            text = f"The time of `{comparison}` grows with the length to the power of"
+            display(Markdown(f"{text} {power:.2f}."))
     show_command(record)
 
 # %% [markdown]

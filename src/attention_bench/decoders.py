@@ -12,6 +12,7 @@ against a baseline, which is its first implementation:
   step;
 - `window_module`: the same for whole modules;
 - `ring`: a decoding step with a ring cache at three positions;
+- `linear`: a training step of causal linear attention at four lengths;
 - `training`: a training step with grouped heads and rotary positions of Llama, of
   x-transformers and of `fast`.
 
@@ -23,7 +24,8 @@ Source: [Llama 2](https://arxiv.org/abs/2307.09288), Touvron et al. 2023, append
 A.2.1, for the grouped heads; [DeepSeek-V2](https://arxiv.org/abs/2405.04434),
 DeepSeek-AI 2024, section 2.1, for latents; [Mistral
 7B](https://arxiv.org/abs/2310.06825), Jiang et al. 2023, section 2, for the window and
-the ring.
+the ring; [Transformers are RNNs](https://arxiv.org/abs/2006.16236), Katharopoulos et
+al. 2020, for linear attention.
 """
 
 from collections.abc import Callable
@@ -41,6 +43,11 @@ from attention_bench.setting import Setting
 from headnotes import convert, fast, masks
 from headnotes.fast.attention import attention
 from headnotes.variants.latent import LatentAttention
+from headnotes.variants.linear import (
+    LinearAttention,
+    feature_map,
+    parallel_linear_attention,
+)
 from headnotes.variants.rotary import (
     RotaryAttention,
     convert_pairing,
@@ -346,6 +353,33 @@ def build_window_module(setting: Setting) -> dict[str, Callable[[], Measured]]:
     }
 
 
+def build_linear(setting: Setting) -> dict[str, Callable[[], Measured]]:
+    """Causal linear attention in chunks; its parallel form is the reference."""
+
+    def build(length: int) -> Measured:
+        module = prepare(
+            setting, lambda: LinearAttention(setting.heads, setting.d_model)
+        )
+
+        def ours(x: Tensor) -> Tensor:
+            output: Tensor = module(query=x, key=x, value=x, is_causal=True)
+            return output
+
+        def theirs(x: Tensor) -> Tensor:
+            mask = masks.causal(length, length, device=x.device)
+            query, key = feature_map(module.query(x)), feature_map(module.key(x))
+            context = parallel_linear_attention(query, key, module.value(x), mask)
+            output: Tensor = module.output(context.flatten(-2))
+            return output
+
+        module.train()
+        x = random(setting, length, setting.batch_size, setting.d_model)
+        return training_step(ours, theirs, x, tuple(module.parameters()))
+
+    lengths = [setting.seq_len * factor for factor in (1, 2, 4, 8)]
+    return {f"length {length:,}": partial(build, length) for length in lengths}
+
+
 def build_training(setting: Setting) -> dict[str, Callable[[], Measured]]:
     """Causal attention with grouped heads and rotary positions, of three packages."""
     d_k, kv_heads = setting.d_model // setting.heads, setting.heads // 4
@@ -489,5 +523,6 @@ COMPARISONS = {
         Setting(1, 8192, "causal", training=True), build_window_module
     ),
     "ring": Comparison(Setting(1, WINDOW, decoding=True), build_ring),
+    "linear": Comparison(Setting(1, 512, "causal", training=True), build_linear),
     "training": Comparison(Setting(4, 512, "causal", training=True), build_training),
 }

@@ -414,11 +414,12 @@ def test_a_call_leaves_no_tensor_behind() -> None:
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dropout_prob", [0.0, 0.1])
+@pytest.mark.parametrize("window", [None, 31])
 def test_memory_for_the_backward_pass_grows_linearly_with_the_length(
-    is_causal: bool, dropout_prob: float
+    is_causal: bool, dropout_prob: float, window: int | None
 ) -> None:
     seq_len = 211
-    module, kept = build(dropout_prob=dropout_prob), []
+    module, kept = build(dropout_prob=dropout_prob, window=window), []
     x = torch.randn(seq_len, 1, D_MODEL, requires_grad=True)
 
     def keep(tensor: Tensor) -> Tensor:
