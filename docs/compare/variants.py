@@ -17,7 +17,9 @@ import importlib
 import re
 from pathlib import Path
 from time import process_time
+from typing import NamedTuple
 
+import matplotlib.pyplot as plt
 import torch
 from IPython.display import Markdown, display
 from torch.utils.flop_counter import FlopCounterMode
@@ -25,112 +27,157 @@ from torch.utils.flop_counter import FlopCounterMode
 from headnotes import MultiHeadAttention
 
 HEADS, D_MODEL = 8, 512
-# Module, class, name, arguments, the formula that changes, and who uses it.
+INK = "#123456"  # the color of the text
+
+
+class Variant(NamedTuple):
+    """A row of the tables: its name, where its code is, and the formula that changes."""
+
+    name: str
+    module: str
+    kind: str
+    arguments: dict
+    formula: str
+    users: str
+    # For this setting, it computes the same as the other module.
+    setting: str = ""
+    other: str = ""
+
+
 VARIANTS = [
-    (
+    Variant(
+        "rotary",
         "rotary",
         "RotaryAttention",
-        "rotary",
         {},
         r"S_{ij} = R_i q_i \cdot R_j k_j",
         "Llama, Qwen",
+        r"R = 1",
+        "core",
     ),
-    (
+    Variant(
+        "ALiBi",
         "alibi",
         "AlibiAttention",
-        "ALiBi",
         {},
-        r"S_{ij} = q_i \cdot k_j - m_h (i - j)",
+        r"S_{ij} = q_i \cdot k_j - m_h \lvert i - j \rvert",
         "BLOOM, MPT",
+        r"m_h = 0",
+        "core",
     ),
-    (
+    Variant(
+        "Shaw",
         "relative",
         "ShawAttention",
-        "Shaw",
         {"max_distance": 16},
-        r"S_{ij} = q_i \cdot (k_j + a_{i-j})",
+        r"S_{ij} = q_i \cdot (k_j + a_{j-i})",
         "Music Transformer",
+        r"a = 0",
+        "core",
     ),
-    (
+    Variant(
+        "Transformer-XL",
         "relative",
         "TransformerXLAttention",
-        "Transformer-XL",
         {},
         r"S_{ij} = (q_i + u) \cdot k_j + (q_i + v) \cdot r_{i-j}",
         "Transformer-XL, XLNet",
+        r"u = r = 0",
+        "core",
     ),
-    ("relative", "T5Attention", "T5", {}, r"S_{ij} = q_i \cdot k_j + b_{i-j}", "T5"),
-    (
+    Variant(
+        "T5",
+        "relative",
+        "T5Attention",
+        {},
+        r"S_{ij} = q_i \cdot k_j + b_{j-i}",
+        "T5",
+        r"b = 0",
+        "core without a scale",
+    ),
+    Variant(
+        "grouped query",
         "grouped_query",
         "GroupedQueryAttention",
-        "grouped query",
         {"kv_heads": 2},
         r"k_{jh} = k_{jg},\ v_{jh} = v_{jg}",
         "Llama 3, Mistral",
+        r"g = h",
+        "core",
     ),
-    (
+    Variant(
+        "latent",
         "latent",
         "LatentAttention",
-        "latent",
         {"kv_rank": 128, "rotary_dim": 32},
         r"k_{jh} = W^{K}_h c_j,\ v_{jh} = W^{V}_h c_j",
         "DeepSeek-V2 and V3",
     ),
-    (
+    Variant(
+        "sliding window",
         "sliding_window",
         "SlidingWindowAttention",
-        "sliding window",
         {"window": 64},
         r"A_{ij} > 0 \iff 0 \le i - j < w",
         "Mistral, Gemma 2",
+        r"w \geq n",
+        "causal core",
     ),
-    (
+    Variant(
+        "sinks",
         "sinks",
         "SinkAttention",
-        "sinks",
         {},
         r"A_{ij} = e^{S_{ij}} / (e^{s_h} + \sum_l e^{S_{il}})",
         "gpt-oss",
+        r"s_h \to -\infty",
+        "core",
     ),
-    (
+    Variant(
+        "soft cap",
         "soft_cap",
         "SoftCapAttention",
-        "soft cap",
         {"soft_cap": 50.0},
         r"S'_{ij} = c \tanh(S_{ij} / c)",
         "Gemma 2",
+        r"c \to \infty",
+        "core",
     ),
-    (
+    Variant(
+        "query-key norm",
         "qk_norm",
         "QKNormAttention",
-        "query-key norm",
         {},
         r"S_{ij} = \operatorname{norm}(q_i) \cdot \operatorname{norm}(k_j)",
         "Qwen 3, OLMo 2",
     ),
-    (
+    Variant(
+        "differential",
         "differential",
         "DifferentialAttention",
-        "differential",
         {},
         r"A = A^{(1)} - \lambda A^{(2)}",
         "Differential Transformer",
+        r"\lambda = 0",
+        "core, before the norm",
     ),
-    (
+    Variant(
+        "linear",
         "linear",
         "LinearAttention",
-        "linear",
         {},
         r"A_{ij} = \phi(q_i) \cdot \phi(k_j) / \sum_l \phi(q_i) \cdot \phi(k_l)",
         "Linear Transformer",
     ),
-    (
+    Variant(
+        "delta rule",
         "linear",
         "DeltaNetAttention",
-        "delta rule",
         {},
         r"M_j = \alpha_j M_{j-1} (1 - \beta_j k_j k_j^\top) + \beta_j v_j k_j^\top",
         "Qwen3-Next, Kimi Linear",
+        r"\alpha = 1,\ k_i \perp k_j",
+        "linear, not normalized",
     ),
 ]
 SOURCES = Path("../../src/headnotes/variants")
@@ -139,11 +186,6 @@ SOURCES = Path("../../src/headnotes/variants")
 def docstring(module):
     text = ast.get_docstring(ast.parse((SOURCES / f"{module}.py").read_text("utf-8")))
     return " ".join(text.split())
-
-
-def reduces_to(module):
-    """What the page of the module says of it."""
-    return re.search(r"\*\*Reduces to:?\*\* (.*?)\.(?: |$)", docstring(module))[1]
 
 
 def laws(module):
@@ -156,24 +198,45 @@ def plain(module):
     return re.sub(r"\[(`[^]]+`)\]\([^)]*\)", r"\1", docstring(module))
 
 
-def link(module, kind, name):
-    return f"[{name}](../source/variants/{module}.md#{kind})"
-
-
-rows = ["|variant|formula|reduces to|used by|", "|---|---|---|---|"]
-for module, kind, name, _, formula, users in VARIANTS:
-    rows.append(
-        f"|{link(module, kind, name)}|${formula}$|{reduces_to(module)}|{users}|"
-    )
+rows = ["|variant|formula|used by|", "|---|---|---|"]
+for each in VARIANTS:
+    link = f"[{each.name}](../source/variants/{each.module}.md#{each.kind})"
+    rows.append(f"|{link}|${each.formula}$|{each.users}|")
 display(Markdown("\n".join(rows)))
+
+# %% [markdown]
+# Most variants contain the attention that they change: for one value of what they add, they
+# compute the same. A test of each variant checks this. Latent attention, the norm of
+# queries and keys, and linear attention have no such value.
+
+# %% hide="true" alt="For each variant, an arrow to the attention that it is for one value of what it adds; beside the arrow, this value. Seven of them lead to the core."
+reducible = [each for each in VARIANTS if each.other]
+# Those that lead to the core are neighbors, so that no arrows cross.
+reducible.sort(key=lambda each: each.other != "core")
+figure, ax = plt.subplots(figsize=(6, 0.34 * len(reducible)))
+arrow = {"arrowstyle": "->", "color": INK, "linewidth": 0.8}
+for row, each in enumerate(reducible):
+    rows = [n for n, v in enumerate(reducible) if v.other == each.other]
+    end = sum(rows) / len(rows)
+    ax.text(0, row, each.name, va="center")
+    ax.text(0.42, row, f"${each.setting}$", va="center", ha="center")
+    ax.annotate("", (0.74, end), (0.55, row), arrowprops=arrow)
+    if row == rows[0]:
+        ax.text(0.76, end, each.other, va="center")
+ax.set(xlim=(0, 1.1), ylim=(len(reducible) - 0.5, -0.5))
+ax.axis("off")
+plt.show()
 
 # %% [markdown]
 # ## What it costs
 #
-# A layer of width 512 with 8 heads, in self-attention over 256 tokens: parameters, the
-# floating-point operations of all matrix products, and the processor time of a forward pass
-# on one thread, relative to the core. The calls take turns, and the shortest of each
-# counts; differences of a fifth are noise. These modules are written to be read.
+# A layer of width 512 with 8 heads, in self-attention over 256 tokens, in float32:
+# parameters; the floating-point operations of all matrix products; the memory of the
+# tensors that a forward pass saves for the backward pass; what a KV cache stores for each
+# token; and the processor time of a forward pass on one thread, relative to the core. The
+# calls take turns, and the shortest of each counts; differences of a fifth are noise. These
+# modules are written to be read; [the fast one](../source/fast/module.md) has most of these
+# variants, too, and saves no scores.
 
 # %% hide="true"
 torch.set_num_threads(1)
@@ -182,48 +245,81 @@ length = 256
 x = torch.randn(length, 1, D_MODEL)
 
 
-def build(module, kind, arguments):
-    made = getattr(importlib.import_module(f"headnotes.variants.{module}"), kind)
-    return made(HEADS, D_MODEL, **arguments).eval()
+def build(variant):
+    module = importlib.import_module(f"headnotes.variants.{variant.module}")
+    kind = getattr(module, variant.kind)
+    return kind(HEADS, D_MODEL, **variant.arguments).eval()
 
 
 modules = {"core": MultiHeadAttention(HEADS, D_MODEL).eval()}
-modules |= {
-    name: build(module, kind, more) for module, kind, name, more, _, _ in VARIANTS
-}
+modules |= {variant.name: build(variant) for variant in VARIANTS}
 
 
-@torch.no_grad()
 def call(module):
     return module(query=x, key=x, value=x)
 
 
 def operations(module):
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
         call(module)
     return counter.get_total_flops()
+
+
+def saved_bytes(module):
+    """Of each memory block once, and without the weights."""
+    weights = {w.untyped_storage().data_ptr() for w in module.parameters()}
+    blocks = {}
+
+    def save(tensor):
+        block = tensor.untyped_storage()
+        if block.data_ptr() not in weights:
+            # Kept, so that no other block gets its address.
+            blocks[block.data_ptr()] = block
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        call(module)
+    return sum(block.nbytes() for block in blocks.values())
+
+
+def cached(name, module):
+    """The bytes of a token in the KV cache."""
+    if name in ("linear", "delta rule"):
+        return "none"
+    if name == "latent":
+        cache = module.cache(1, 1)
+        return f"{cache.buffer.nbytes:,}"
+    token = x[:1]
+    size = module.key(token).nbytes + module.value(token).nbytes
+    window = f", of {module.window} tokens" if name == "sliding window" else ""
+    return f"{size:,}{window}"
 
 
 times = dict.fromkeys(modules, float("inf"))
 for _ in range(9):
     for name, module in modules.items():
         start = process_time()
-        call(module)
+        with torch.no_grad():
+            call(module)
         times[name] = min(times[name], process_time() - start)
 
-rows = ["|variant|parameters|million operations|time / core|", "|---|--:|--:|--:|"]
+rows = [
+    "|variant|parameters|million operations|MB saved|cache bytes per token|time / core|",
+    "|---|--:|--:|--:|--:|--:|",
+]
 for name, module in modules.items():
     parameters = sum(p.numel() for p in module.parameters())
-    million = operations(module) / 1e6
+    amounts = f"{operations(module) / 1e6:,.0f}|{saved_bytes(module) / 1e6:,.1f}"
     ratio = times[name] / times["core"]
-    rows.append(f"|{name}|{parameters:,}|{million:,.0f}|{ratio:.2f}|")
+    rows.append(f"|{name}|{parameters:,}|{amounts}|{cached(name, module)}|{ratio:.2f}|")
 display(Markdown("\n".join(rows)))
 
 # %% [markdown]
 # What a variant saves shows in decoding and in long sequences: [the lesson on the KV
-# cache](../learn/11_kv_cache.md) computes the bytes per token of ten published models, [the
-# lesson on windows](../learn/13_sliding_windows_and_sinks.md) counts the operations, and
-# [position encodings compared](../learn/12_position_encodings.md) trains five of them.
+# cache](../learn/11_kv_cache.md#the-size-of-the-cache-in-bytes) computes the bytes per token
+# of ten published models, [the lesson on
+# windows](../learn/13_sliding_windows_and_sinks.md) counts the operations, and [position
+# encodings compared](../learn/12_position_encodings.md) trains five of them.
 #
 # ## Which laws apply
 #
@@ -232,6 +328,6 @@ display(Markdown("\n".join(rows)))
 
 # %% hide="true"
 rows = ["|module|laws|", "|---|---|"]
-for module in dict.fromkeys(module for module, *_ in VARIANTS):
+for module in dict.fromkeys(variant.module for variant in VARIANTS):
     rows.append(f"|[{module}](../source/variants/{module}.md)|{laws(module)}|")
 display(Markdown("\n".join(rows)))
