@@ -60,7 +60,7 @@ VARIANTS = [
         "alibi",
         "AlibiAttention",
         {},
-        r"S_{ij} = q_i \cdot k_j - m_h \lvert i - j \rvert",
+        r"S_{ij} = q_i \cdot k_j - m_h \left\vert i - j \right\vert",
         "BLOOM, MPT",
         r"m_h = 0",
         "core",
@@ -213,7 +213,7 @@ display(Markdown("\n".join(rows)))
 reducible = [each for each in VARIANTS if each.other]
 # Those that lead to the core are neighbors, so that no arrows cross.
 reducible.sort(key=lambda each: each.other != "core")
-figure, ax = plt.subplots(figsize=(6, 0.34 * len(reducible)))
+figure, ax = plt.subplots(figsize=(5.4, 0.34 * len(reducible)))
 arrow = {"arrowstyle": "->", "color": INK, "linewidth": 0.8}
 for row, each in enumerate(reducible):
     rows = [n for n, v in enumerate(reducible) if v.other == each.other]
