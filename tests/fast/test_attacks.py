@@ -432,7 +432,9 @@ class Quiet(nn.Dropout):
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize(
-    "other", [Drop(), Quiet(0.1), nn.Identity(), nn.Dropout(0.5).eval()], ids=str
+    "other",
+    [Drop(), Quiet(0.1), nn.Sigmoid(), nn.Identity(), nn.Dropout(0.5).eval()],
+    ids=str,
 )
 def test_any_module_can_replace_dropout(other: nn.Module, seq_len: int) -> None:
     core, module = pair(dropout_prob=0.1)

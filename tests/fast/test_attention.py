@@ -527,6 +527,32 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
         torch.testing.assert_close(context[:, others], right[:, others])
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@CAUSAL
+@pytest.mark.parametrize(("method", "returned"), ALL_METHODS)
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_fully_masked_row_is_zero_where_a_visible_value_is_not_finite(
+    method: Callable[[Call], Any],
+    returned: str,
+    is_causal: bool,
+    bad: float,
+    eager: bool,
+) -> None:
+    # The weight of such a row is zero, but 0 * NaN is NaN.
+    query, key, value = tensors()
+    value[3, 1] = bad
+    mask = random_mask(Q_LEN, K_LEN, BATCH)
+    mask[1], mask[:, 1, 2], mask[2, 3, 1] = False, False, True
+    options = {"mask": mask, "is_causal": is_causal, "eager": eager}
+    context, _ = method(call_of(query, key, value, **options, **RETURNS[returned]))
+    assert not context[1].any()
+    assert not context[2, 1].isfinite().any()
+    others = context[:, [0, 2]]
+    assert others.isfinite().all()
+    may = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH).any(1)
+    assert torch.equal(others.any(-1).any(-1), may[:, [0, 2]])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 60_000.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("k_len", [7, K_LEN])

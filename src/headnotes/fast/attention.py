@@ -72,8 +72,9 @@ def attention(
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`, True = may attend. With
     `is_causal` no query attends to a later key; the last query is aligned with the last
     key. With `window`, a query attends to keys that are fewer than `window` positions
-    away. A fully masked row has a context of zero. The weights are those before
-    dropout, `[q_len, k_len, batch_size, heads]`, or their mean over the heads.
+    away. A fully masked row has a context of zero, also where a value that others may
+    attend to is NaN. The weights are those before dropout, `[q_len, k_len, batch_size,
+    heads]`, or their mean over the heads.
 
     Consecutive query heads share a head of keys and values if there are fewer of those.
     Scores are, in this order, multiplied by `scale`, bounded by `soft_cap`, and added

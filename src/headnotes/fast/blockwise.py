@@ -275,8 +275,8 @@ class Tiles:
         key: Tensor,
         tile: Tile,
         slope: Tensor | None = None,  # [batch_heads, rows, k_len]
-    ) -> Tensor:
-        """The weights of a tile, `[batch_heads, rows, k_len]`.
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weights of a tile, `[batch_heads, rows, k_len]`, and fully masked rows.
 
         The derivative of the soft cap is written to `slope`.
         """
@@ -311,7 +311,7 @@ class Tiles:
             by_head.mul_(share)
         if empty is not None:
             by_head.masked_fill_(empty, 0)
-        return scores
+        return scores, empty
 
     def mask_corners(
         self,
@@ -477,9 +477,9 @@ class Blockwise(torch.autograd.Function):
         )
         scale = dropout_scale(tiles.spec.dropout_threshold)
         for tile in tiles:
-            weights = tiles.weights(
+            weights, empty = tiles.weights(
                 query, contiguous_key, tile
-            )  # [batch_heads, rows, k_len]
+            )  # [batch_heads, rows, k_len], [..., 1]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
                 by_head = tile.by_head(weights)  # [items, ..., rows, k_len]
@@ -493,7 +493,11 @@ class Blockwise(torch.autograd.Function):
             product = scaled_bmm(
                 tiles.merge(weights), tile.keys(contiguous_value), scale
             )  # [..., d_v]
-            part.copy_(product.view(part.shape))
+            product = product.view(part.shape)  # [batch_heads, rows, d_v]
+            if empty is not None:
+                # Zero times NaN is NaN.
+                tile.by_head(product).masked_fill_(empty, 0)
+            part.copy_(product)
         ctx.save_for_backward(context, query, key, value, mask, bias, sinks)
         ctx.spec = spec
         # The gradient of an unused output is None, not a tensor of zeros.
@@ -560,7 +564,9 @@ def tile_gradients(
         shape = torch.Size((*q.shape[:2], tile.k_len))
         if tiles.spec.soft_cap is not None:
             slope = tiles.buffer("slope", shape)  # [batch_heads, rows, k_len]
-        weights = tiles.weights(query, key, tile, slope)  # [batch_heads, rows, k_len]
+        weights, _ = tiles.weights(
+            query, key, tile, slope
+        )  # [batch_heads, rows, k_len], [..., 1]
         grad = merge(tile.queries(grad_context))  # [..., d_v]
         grad_weights = tiles.buffer("grad_weights", shape)  # [batch_heads, rows, k_len]
         scaled_bmm(grad, tile.keys(value).mT, scale, out=merge(grad_weights))

@@ -303,6 +303,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
     context = product(merge_groups(dropped, call.groups), v, factor)  # [..., d_v]
     context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
+    if empty is not None and not call.has_custom_dropout:
+        # Zero times NaN is NaN. (A dropout of your own may return other weights.)
+        context = context.masked_fill(empty, 0)
     context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
 
@@ -461,8 +464,8 @@ def isolate_nonfinite(
 
     The fused kernel adds its mask, and NaN - inf is NaN: a key with NaN would also make
     rows NaN that may not attend to it. So it is set to zero, and only the rows that may
-    attend to it are multiplied by NaN. A value with NaN affects all rows: even with a
-    weight of 0, because 0 * NaN is NaN.
+    attend to it are multiplied by NaN. A value with NaN affects all rows that are not
+    fully masked: even with a weight of 0, because 0 * NaN is NaN.
 
     >>> key, value = torch.randn(2, 5, 2, 7, 11)
     >>> key[4, 0] = torch.nan
@@ -478,14 +481,14 @@ def isolate_nonfinite(
     bad_key, bad_value = (
         ~x.isfinite().flatten(2).all(-1) for x in (key, value)
     )  # [k_len, batch_size]
-    reached = allowed & bad_key.T[:, None, None]  # [batch_size, 1, q_len, k_len]
-    reached = reached.any(-1, keepdim=True)  # [batch_size, 1, q_len, 1]
-    reached = reached | bad_value.any(0).view(-1, 1, 1, 1)  # [batch_size, 1, q_len, 1]
+    bad_item = bad_value.any(0)  # [batch_size]
+    bad = (bad_key | bad_item).T[:, None, None]  # [batch_size, 1, 1, k_len]
+    reached = (allowed & bad).any(-1, keepdim=True)  # [batch_size, 1, q_len, 1]
     factor = torch.where(reached, math.nan, 1.0)  # [batch_size, 1, q_len, 1]
     factor = factor.to(key.dtype)
     key, value = (
-        x.masked_fill(bad[..., None, None], 0)
-        for x, bad in ((key, bad_key), (value, bad_value))
+        x.masked_fill(where[..., None, None], 0)
+        for x, where in ((key, bad_key), (value, bad_value))
     )  # [k_len, batch_size, heads, d_k]
     return key, value, factor
 

@@ -24,8 +24,9 @@ their [components](components.md).
    PyTorch's fused kernel, the formula, or the blockwise kernel.
 6. Each method combines mask, causality and window in one bool tensor, `[batch_size or
    1, 1, q_len, k_len]`; the blockwise kernel skips the keys outside of a window. Fully
-   masked rows attend to all keys in the softmax, so that nothing is NaN, and are set to
-   zero after it.
+   masked rows attend to all keys in the softmax, so that nothing is NaN. Their context
+   is set to zero after it, also where a visible value is NaN. (In the core, it is then
+   0 · NaN, which is NaN.)
 7. The context is sequence first again, a view concatenates the heads, and `output`
    projects them. No tensor of a call is stored on the module.
 
@@ -280,8 +281,8 @@ class MultiHeadAttention(nn.Module):
     def padding_is_harmless(self, key: Tensor, value: Tensor) -> bool:
         """Whether padding is known to change nothing, as long as it is masked.
 
-        It must be finite, and no other module, such as a convolution, may mix it with
-        its neighbors.
+        It must be finite, no other module, such as a convolution, may mix it with its
+        neighbors, and no dropout of your own may give it a weight.
         """
         part: Any
         for part in (self.key, self.value):
@@ -289,6 +290,7 @@ class MultiHeadAttention(nn.Module):
                 return False
         return (
             (self.rotary is None or type(self.rotary) is Rotary)
+            and is_plain(self.dropout, DROPOUTS)
             and squares_are_finite(key)
             and (value is key or squares_are_finite(value))
         )
