@@ -122,7 +122,7 @@ def attention(
         bias = bias if bias is None else bias[:, before:]
         window = window if window < max(q_len, k_len - before) else None
     given = (x for x in (query, key, value, mask, bias, sinks) if x is not None)
-    transformed = not torch.compiler.is_compiling() and is_transformed(*given)
+    transformed = is_transformed(*given)
     eager = query.device.type == "cpu" and not (transformed or is_traced())
     call = Call(
         query,

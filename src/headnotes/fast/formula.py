@@ -508,6 +508,8 @@ def is_jit_tracing() -> bool:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether operators are transformed: forward mode, `vmap`, tracing, subclasses."""
+    if torch.compiler.is_compiling():
+        return False
     # A transform may have none of its tensors here: `vmap` repeats random numbers.
     if has_functorch_transform():
         return True
@@ -515,8 +517,7 @@ def is_transformed(*tensors: Tensor) -> bool:
         # A subclass of Tensor may redefine any operator.
         if type(x) not in (Tensor, nn.Parameter):
             return True
-        dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
-        if dual.tangent is not None:
+        if has_tangent(x):
             return True
     if is_jit_tracing():
         return True
@@ -527,6 +528,12 @@ def is_transformed(*tensors: Tensor) -> bool:
         or torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
     )
     return bool(has_mode) and not known_true(torch.ones((), device="cpu"))
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether forward mode computes a derivative along with `x`."""
+    dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 def has_functorch_transform() -> bool:

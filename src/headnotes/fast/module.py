@@ -43,6 +43,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
@@ -57,7 +58,9 @@ from headnotes.fast.components import Rotary, Scores, Widths, check_bias
 from headnotes.fast.formula import (
     DROPOUTS,
     Forwards,
+    has_tangent,
     is_plain,
+    is_transformed,
     squares_are_finite,
     zero_hidden_keys,
 )
@@ -349,10 +352,11 @@ class MultiHeadAttention(nn.Module):
 
         Each position attends to itself, to those before it, and to those in the cache,
         to which its key and value are appended. However a sequence is split into
-        pieces, the outputs are those of one causal pass. There is no gradient, and no
-        dropout but a hook on it or a module in its place. Raises what `forward` raises,
-        and `ValueError` if the cache is full or has other sizes; after any error, the
-        cache is as it was before.
+        pieces, the outputs are those of one causal pass. There is no gradient, except
+        in forward mode, and no dropout but a hook on it or a module in its place.
+        Raises what `forward` raises, `ValueError` if the cache is full or has other
+        sizes, and `TypeError` under `vmap` and `jvp` or for a tracer's fake tensors,
+        which the cache cannot hold; after any error, it is as it was before.
 
         >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
@@ -416,7 +420,8 @@ class MultiHeadAttention(nn.Module):
             mask = cache.mask(key_positions)  # [1, k_len, batch_size]
         # A hook on the dropout, or a module in its place, is applied here, too.
         plain = is_plain(self.dropout, DROPOUTS)
-        if seq_len == 1 and plain and self.soft_cap is None and self.sinks is None:
+        kernel_suffices = plain and self.soft_cap is None and self.sinks is None
+        if seq_len == 1 and kernel_suffices and not is_transformed(q, keys, values):
             # For one token, every further view would cost time.
             return self.attend_to_all(q, keys, values, mask, bias)  # [seq_len, ...]
         k, v = (
@@ -523,6 +528,32 @@ def check_heads(
             f"{list(k)} and {list(v)}{masked}, not [q_len, batch_size, heads, d_k], "
             f"[k_len, batch_size, kv_heads, d_k] and [k_len, batch_size, kv_heads, "
             f"d_v]; where a size of 1 stands for all, use `expand`"
+        )
+
+
+def check_kind(name: str, x: Tensor, buffer: Tensor) -> None:
+    """Refuse a tensor of a tracer or transform that a write to the cache would lose."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if isinstance(x, FakeTensor) != isinstance(buffer, FakeTensor):
+        fake, real = f"`{name}`", "the cache"
+        if not isinstance(x, FakeTensor):
+            fake, real = real, fake
+        raise TypeError(
+            f"{fake} is a fake tensor, and {real} is not; where a tracer makes fake "
+            f"tensors, make the cache in the traced function"
+        )
+    functorch: Any = torch._C._functorch
+    if functorch.is_batchedtensor(x) and not functorch.is_batchedtensor(buffer):
+        raise TypeError(
+            f"`{name}` is batched by `vmap`, and the cache is not; decode all "
+            f"sequences as one batch"
+        )
+    wraps = functorch.is_gradtrackingtensor
+    if wraps(x) and not wraps(buffer) and has_tangent(x):
+        raise TypeError(
+            f"`{name}` has a tangent of `torch.func.jvp`, which a write to the cache "
+            f"loses; use `torch.autograd.forward_ad`"
         )
 
 
@@ -736,8 +767,9 @@ class KeyValueCache:
     ) -> None:
         r"""Store the keys and values of the next positions, without their gradients.
 
-        Raises `TypeError` for another dtype, `ValueError` for a shape or device that
-        does not fit, or where there is no room; the cache is then as it was before.
+        Raises `TypeError` for another dtype, for a tensor of a tracer or of `vmap`,
+        `ValueError` for a shape or device that does not fit, or where there is no room;
+        the cache is then as it was before.
 
         >>> cache = KeyValueCache(2, 3, 5, capacity=1)
         >>> token = torch.randn(1, 2, 3, 5)
@@ -826,6 +858,7 @@ class KeyValueCache:
         _, batch_size, heads, *_ = self.buffer.shape
         if x.layout != torch.strided or x.is_nested:
             raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
+        check_kind(name, x, self.buffer)
         if x.dim() != 4 or x.shape[1:] != (batch_size, heads, width):
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size "
