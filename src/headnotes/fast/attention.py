@@ -227,6 +227,8 @@ def fused(call: Call) -> tuple[Tensor, None]:
 # | `blockwise` | a mask, and scores may overflow | NaN plus minus infinity is NaN |
 # | `blockwise` | window, soft cap, learned bias, other `d_v` | it has none of them |
 # | `fused` | all other calls | it is the fastest |
+#
+# `MultiHeadAttention.decode` calls the fused kernel directly for one token.
 DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     (
         materialized,

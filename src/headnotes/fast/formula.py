@@ -467,6 +467,10 @@ def isolate_nonfinite(
     attend to it are multiplied by NaN. A value with NaN affects all rows that are not
     fully masked: even with a weight of 0, because 0 * NaN is NaN.
 
+    This is stricter than the formula. There, an infinite key makes only those rows NaN
+    whose score is infinity or NaN; a score of minus infinity is a weight of 0. To tell
+    them apart, all scores would have to be computed, which the fused kernel avoids.
+
     >>> key, value = torch.randn(2, 5, 2, 7, 11)
     >>> key[4, 0] = torch.nan
     >>> allowed = torch.ones(2, 1, 3, 5).bool()

@@ -21,7 +21,9 @@ their [components](components.md).
 4. `rotary` rotates queries and keys by their positions, before they are cached. The
    last query has the position of the last key.
 5. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
-   PyTorch's fused kernel, the formula, or the blockwise kernel.
+   PyTorch's fused kernel, the formula, or the blockwise kernel. `decode` of one token
+   does not use the table: if nothing requires another method, it calls the fused kernel
+   directly.
 6. Each method combines mask, causality and window in one bool tensor, `[batch_size or
    1, 1, q_len, k_len]`; the blockwise kernel skips the keys outside of a window. Fully
    masked rows attend to all keys in the softmax, so that nothing is NaN. Their context
@@ -29,6 +31,11 @@ their [components](components.md).
    0 · NaN, which is NaN.)
 7. The context is sequence first again, a view concatenates the heads, and `output`
    projects them. No tensor of a call is stored on the module.
+
+**Infinite keys.** A row is NaN if its score with a key that it may attend to is
+infinity or NaN. With a mask or causality, in a compiled or exported call or on a GPU,
+the rows where that score is minus infinity are NaN as well; in the core and otherwise,
+such a key has a weight of 0 there.
 
 Memory grows linearly with the length, not with its square, unless the weights are
 returned.
