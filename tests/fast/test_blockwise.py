@@ -143,7 +143,7 @@ def test_drop_all_drops_the_weights_that_all_tiles_drop() -> None:
     for tile in tiles:
         keep = tiles.dropout_mask(tiles.weights(query, key, tile)[0].shape)
         part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
-        assert torch.equal(tile.by_head(keep).double(), part)
+        assert torch.equal(tile.split_heads(keep).double(), part)
 
 
 def test_keys_of_a_head_are_contiguous_where_half_precision_would_copy_them() -> None:

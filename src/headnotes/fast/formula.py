@@ -632,8 +632,8 @@ def draw_seed() -> int:
 def fast_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
     r"""Dropout with few random numbers, for the CPU; and the rescaling factor.
 
-    >>> kept, scale = fast_dropout(torch.ones(1000, 100), 0.25)
-    >>> round(scale, 3), round(kept.mean().item() * scale, 1)
+    >>> dropped, scale = fast_dropout(torch.ones(1000, 100), 0.25)
+    >>> round(scale, 3), round(dropped.mean().item() * scale, 1)
     (1.333, 1.0)
     """
     threshold = dropout_threshold(p)
