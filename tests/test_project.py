@@ -285,6 +285,19 @@ def test_pre_commit_runs_with_an_environment_of_any_name() -> None:
             assert "/" not in hook["entry"], hook["entry"]
 
 
+@pytest.mark.parametrize("character", ["a", "é", "“", "𝔸"])
+def test_a_commit_subject_has_at_most_72_characters(character: str) -> None:
+    hooks = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    (hook,) = (hook for hook in hooks if "commit-msg" in hook.get("stages", []))
+    assert hook["language"] == "pygrep"
+    # So does pygrep search a file with `--multiline`.
+    assert hook["args"] == ["--multiline"]
+    too_long = re.compile(hook["entry"].encode(), re.MULTILINE | re.DOTALL)
+    body = f"\n\n{'b' * 80}\n"
+    assert not too_long.search(f"{character * 72}{body}".encode())
+    assert too_long.search(f"{character * 73}{body}".encode())
+
+
 def test_dependabot_follows_the_pins_and_the_actions() -> None:
     updates = load(".github/dependabot.yml")["updates"]
     assert {entry["package-ecosystem"] for entry in updates} == {
