@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from sidenotes.shapes import Axes, Claim, Run, judge_one, names_in, observe
+from sidenotes.shapes import Axes, Claim, Run, names_in, observe, verify_one
 from sidenotes.trace import Trace
 
 Alter = Callable[[Axes, set[str]], Iterator[Axes]]
@@ -35,7 +35,7 @@ def alterations(
                     changed = [with_other(run, claim, other) for run in runs]
                 words = names_in(around)
                 first = [other, *(each for each in around if each != other)]
-                judged = (judge_one(c, changed, reached, words) for c in first)
+                judged = (verify_one(c, changed, reached, words) for c in first)
                 yield other, any(finding.verdict != "verified" for finding in judged)
 
 

@@ -1,11 +1,16 @@
 """The metadata of the project agree with each other and with what CI runs."""
 
+import os
 import re
 import runpy
 import subprocess
+import sys
+import tarfile
 import tomllib
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -15,8 +20,16 @@ import sidenotes
 from headnotes import architectures
 
 ROOT = Path(__file__).parent.parent
-PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+SIDENOTES = ROOT / "src" / "sidenotes"
+PYPROJECTS = {
+    folder: tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    for folder in (ROOT, SIDENOTES)
+}
+PYPROJECT = PYPROJECTS[ROOT]
 PROJECT = PYPROJECT["project"]
+PROJECTS = pytest.mark.parametrize(
+    "folder", PYPROJECTS, ids=lambda folder: PYPROJECTS[folder]["project"]["name"]
+)
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = [
     path
@@ -29,9 +42,11 @@ def load(path: str | Path) -> Any:
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 
 
-def metadata() -> dict[str, Any]:
+def metadata(folder: Path) -> dict[str, Any]:
     """What `hatch_build.py` adds to the metadata of the distribution."""
-    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["Addresses"](str(ROOT), {})
+    config = PYPROJECTS[folder]["tool"]["hatch"]["metadata"]["hooks"]["custom"]
+    script = folder / config.get("path", "hatch_build.py")
+    hook = runpy.run_path(str(script))["Addresses"](str(folder), config)
     found: dict[str, Any] = {}
     hook.update(found)
     return found
@@ -67,49 +82,93 @@ ADDRESSES = {
 }
 
 
+@PROJECTS
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_metadata_take_addresses_from_the_environment(
-    slash: str, monkeypatch: pytest.MonkeyPatch
+    slash: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SITE_URL", ADDRESSES["Documentation"])
     monkeypatch.setenv("REPO_URL", ADDRESSES["Repository"] + slash)
-    assert metadata()["urls"] == ADDRESSES
+    assert metadata(folder)["urls"] == ADDRESSES
 
 
-def test_metadata_invent_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+@PROJECTS
+def test_metadata_invent_no_address(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("SITE_URL", raising=False)
     monkeypatch.delenv("REPO_URL", raising=False)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert metadata()["urls"] == {}
-    assert metadata()["readme"]["text"] == readme
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert metadata(folder)["urls"] == {}
+    assert metadata(folder)["readme"]["text"] == readme
 
 
+@pytest.mark.slow
+@PROJECTS
+def test_a_wheel_made_from_the_source_archive_has_all_metadata(
+    folder: Path, tmp_path: Path
+) -> None:
+    addresses = {
+        "SITE_URL": ADDRESSES["Documentation"],
+        "REPO_URL": ADDRESSES["Repository"],
+    }
+
+    def build(target: str, cwd: Path) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
+        subprocess.run(
+            [*command, "-t", target], cwd=cwd, env=os.environ | addresses, check=True
+        )
+
+    build("sdist", folder)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    build("wheel", unpacked)
+    (wheel,) = tmp_path.glob("*.whl")
+    with ZipFile(wheel) as opened:
+        names = opened.namelist()
+        (path,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        found = message_from_bytes(opened.read(path))
+    assert not [name for name in names if "hatch_build" in name]
+    urls = [url.split(", ") for url in found.get_all("Project-URL", [])]
+    assert dict(urls) == ADDRESSES
+    classifiers = PYPROJECTS[folder]["project"]["classifiers"]
+    assert found.get_all("Classifier") == classifiers
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert readme.splitlines()[0] in found.get_payload()
+
+
+@PROJECTS
 def test_no_link_of_the_readme_is_broken_on_an_index(
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REPO_URL", ADDRESSES["Repository"])
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (folder / "README.md").read_text(encoding="utf-8")
     link = re.compile(r"\]\(([^)]+)\)")
-    published = metadata()["readme"]["text"]
+    published = metadata(folder)["readme"]["text"]
     targets = zip(link.findall(readme), link.findall(published), strict=True)
     for ours, theirs in targets:
         if ours.startswith("https://"):
             assert theirs == ours
         else:
+            assert folder == ROOT, "links are made absolute from the root"
             assert (ROOT / ours).is_file(), ours
             kind = "raw" if ours.endswith(".png") else "blob"
             assert theirs == f"{ADDRESSES['Repository']}/{kind}/main/{ours}"
 
 
-def test_ci_runs_every_python_that_the_classifiers_name() -> None:
+@PROJECTS
+def test_ci_runs_every_python_that_the_classifiers_name(folder: Path) -> None:
+    project = PYPROJECTS[folder]["project"]
     prefix = "Programming Language :: Python :: 3."
     minors = [
         int(name.removeprefix(prefix))
-        for name in PROJECT["classifiers"]
+        for name in project["classifiers"]
         if name.startswith(prefix)
     ]
     assert minors == list(range(minors[0], minors[-1] + 1))
-    assert PROJECT["requires-python"] == f">=3.{minors[0]}"
+    assert project["requires-python"] == f">=3.{minors[0]}"
     matrix = load(".github/workflows/ci.yml")["jobs"]["versions"]["strategy"]["matrix"]
     run = {*matrix["python"], *(entry["python"] for entry in matrix["include"])}
     assert run == {f"3.{minor}" for minor in minors}
@@ -131,10 +190,13 @@ def test_ci_runs_the_lowest_supported_transformers() -> None:
     assert f"'transformers=={architectures.SINCE[0]}.*'" in makefile
 
 
-def test_every_package_in_the_wheel_is_typed() -> None:
-    assert "Typing :: Typed" in PROJECT["classifiers"]
-    for package in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
-        assert (ROOT / package / "py.typed").is_file(), package
+@PROJECTS
+def test_every_package_in_the_wheel_is_typed(folder: Path) -> None:
+    pyproject = PYPROJECTS[folder]
+    assert "Typing :: Typed" in pyproject["project"]["classifiers"]
+    wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel.get("packages", ["."]):
+        assert (folder / package / "py.typed").is_file(), package
 
 
 def test_a_release_uploads_the_distributions_of_the_site() -> None:
@@ -221,6 +283,19 @@ def test_pre_commit_runs_with_an_environment_of_any_name() -> None:
     for repository in load(".pre-commit-config.yaml")["repos"]:
         for hook in repository["hooks"]:
             assert "/" not in hook["entry"], hook["entry"]
+
+
+@pytest.mark.parametrize("character", ["a", "é", "“", "𝔸"])
+def test_a_commit_subject_has_at_most_72_characters(character: str) -> None:
+    hooks = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    (hook,) = (hook for hook in hooks if "commit-msg" in hook.get("stages", []))
+    assert hook["language"] == "pygrep"
+    # So does pygrep search a file with `--multiline`.
+    assert hook["args"] == ["--multiline"]
+    too_long = re.compile(hook["entry"].encode(), re.MULTILINE | re.DOTALL)
+    body = f"\n\n{'b' * 80}\n"
+    assert not too_long.search(f"{character * 72}{body}".encode())
+    assert too_long.search(f"{character * 73}{body}".encode())
 
 
 def test_dependabot_follows_the_pins_and_the_actions() -> None:

@@ -57,7 +57,7 @@ from attention_bench.report import (
 )
 from attention_bench.run import (
     add_roofline,
-    find_doubts,
+    find_disturbances,
     growth_exponents,
     run_suite,
     without_conclusions,
@@ -150,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
                 records.append(record)
                 progress.clear()
                 print(*table_lines(record), "", sep="\n", flush=True)
-                if arguments.results and not record.doubts:
+                if arguments.results and not record.disturbances:
                     write(arguments.results / file_name(record), as_json(record))
         if arguments.json:
             texts = [as_json(record).rstrip() for record in records]
@@ -201,8 +201,8 @@ def measure(
     if suite.metric != "memory":
         # A GPU does not share the cores of the CPU.
         load = load if device.type == "cpu" else 0.0
-        record.doubts = find_doubts(record, load, before, after)
-    return without_conclusions(record) if record.doubts else record
+        record.disturbances = find_disturbances(record, load, before, after)
+    return without_conclusions(record) if record.disturbances else record
 
 
 def file_name(record: Record) -> str:

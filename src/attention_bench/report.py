@@ -23,8 +23,8 @@ machine replaces the earlier one, and a record of another machine has its own fi
 | `peak`, `retained` | bytes |
 
 On a machine that is busy with other work, times cannot be compared. A record that was
-measured there lists its `doubts`, and has neither speedups nor shares of peak rates nor
-exponents.
+measured there lists its `disturbances`, and has neither speedups nor shares of peak
+rates nor exponents.
 
 The peak rates are measured right before and after a suite: FLOP/s of a large matrix
 product, and bytes per second of a copy that does not fit into any cache. In the
@@ -85,7 +85,7 @@ class Record:
     # For each amount, the fitted exponent of its growth with the length.
     exponents: dict[str, dict[str, float]] = field(default_factory=dict)
     # Why nothing can be concluded from the times.
-    doubts: list[str] = field(default_factory=list)
+    disturbances: list[str] = field(default_factory=list)
     seconds: float = 0.0
     format: int = FORMAT
 
@@ -180,9 +180,9 @@ def table_lines(record: Record) -> Iterator[str]:
     if "torch" in machine:
         title.append(f"torch {machine['torch']}")
     yield ", ".join(title)
-    if record.doubts:
+    if record.disturbances:
         yield "no conclusions, because other processes disturbed the measurement:"
-        yield from (f"- {doubt}" for doubt in record.doubts)
+        yield from (f"- {disturbance}" for disturbance in record.disturbances)
     for cell in record.cells:
         yield ""
         yield cell.title

@@ -290,7 +290,7 @@ def mode_of(training: bool) -> str:
     return "training" if training else "inference"
 
 
-def find_doubts(
+def find_disturbances(
     record: Record,
     load: float,
     before: Mapping[str, float],
@@ -303,25 +303,25 @@ def find_doubts(
 
     >>> record = Record("tiny", "", "nn", "float32", {"cores": 2, "threads": 2})
     >>> before, after = {"flops_per_second": 3e9}, {"flops_per_second": 1e9}
-    >>> for doubt in find_doubts(record, 1.5, before, after):
-    ...     print(doubt)
+    >>> for disturbance in find_disturbances(record, 1.5, before, after):
+    ...     print(disturbance)
     the load average was 1.5 of 2 cores before the start; 2 threads need 2 of them
     the peak rate flops_per_second was 3e+09 before and 1e+09 after the suite
     """
-    doubts = []
+    disturbances = []
     cores, threads = record.machine["cores"], record.machine["threads"]
     if load + threads > cores + 0.5:
-        doubts.append(
+        disturbances.append(
             f"the load average was {load:.1f} of {cores} cores before the start; "
             f"{threads} thread{'s' * (threads > 1)} need {threads} of them"
         )
-    doubts += [
+    disturbances += [
         f"the peak rate {rate} was {before[rate]:.3g} before and {after[rate]:.3g} "
         f"after the suite"
         for rate in before
         if max(before[rate], after[rate]) > 1.25 * min(before[rate], after[rate])
     ]
-    return doubts + faster_on_longer(record.cells)
+    return disturbances + faster_on_longer(record.cells)
 
 
 def faster_on_longer(cells: Sequence[Cell]) -> list[str]:
@@ -352,12 +352,12 @@ def faster_on_longer(cells: Sequence[Cell]) -> list[str]:
 
 def without_conclusions(record: Record) -> Record:
     """The record with its times alone."""
-    kept = ("seconds", "p25", "p75", "samples", "max_error", "operators")
+    measured = ("seconds", "p25", "p75", "samples", "max_error", "operators")
     cells = [
         replace(
             cell,
             results={
-                name: {key: result[key] for key in kept if key in result}
+                name: {key: result[key] for key in measured if key in result}
                 for name, result in cell.results.items()
             },
         )

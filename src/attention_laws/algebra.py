@@ -694,9 +694,9 @@ def score_independence(script: Script) -> None:
     rest = [0, *range(2, length)]
     shares = []
     for weights in (before, after):
-        kept = script.assign("kept", f"{weights}[:, {rest}][..., {rest}]")
+        others = script.assign("others", f"{weights}[:, {rest}][..., {rest}]")
         # Of a key that is hidden the share is 0, and between two of them unknown.
-        share = f"({kept} / ({kept} + {kept}[..., :1])).nan_to_num()"
+        share = f"({others} / ({others} + {others}[..., :1])).nan_to_num()"
         shares.append(script.assign("share", share))
     tolerance = max(1e-3, 32 * torch.finfo(script.dtype).eps)
     claim = f"({shares[1]} - {shares[0]}).abs().max() <= {tolerance}"

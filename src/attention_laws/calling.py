@@ -168,8 +168,8 @@ class CallProbe:
         """
         adapter = script.adapter
         sizes = (adapter.heads, adapter.d_k, adapter.d_model, adapter.fixed_length)
-        kept, namespace = self.reused
-        if kept != (sizes, attribute_ids(namespace.get("attention"))):
+        state, namespace = self.reused
+        if state != (sizes, attribute_ids(namespace.get("attention"))):
             script.restart()
             namespace = dict(script.namespace)
             self.reused = (sizes, attribute_ids(namespace["attention"])), namespace

@@ -937,8 +937,8 @@ def call_with_values_only(script: Script) -> tuple[str, str]:
         script.restart()
         args = script.make_arguments()
         script.exec_line(f"{args.inputs[0]}.requires_grad_()")
-        for layer, kept in kinds.items():
-            values = kept.nonzero().flatten().tolist()
+        for layer, features in kinds.items():
+            values = features.nonzero().flatten().tolist()
             script.exec_line(
                 f"keep_gradients(attention.get_submodule({layer!r}), {values})"
             )

@@ -639,13 +639,13 @@ def dropout_arguments(target: Any) -> dict[str, str]:
         if ARGUMENT_VALUES.get(name) == "0.1"
         or ("drop" in name and type(argument.default) is float)
     }
-    kept = {
+    keep_probabilities = {
         name: "1.0"
         for name, argument in arguments.items()
         # A whole number counts what is kept, such as the best keys.
         if KEEP_PATTERN.fullmatch(name) and type(argument.default) is not int
     }
-    return found | kept
+    return found | keep_probabilities
 
 
 def position_templates(name: str) -> list[str]:

@@ -597,9 +597,11 @@ def keep_gradients(layer: nn.Module, features: list[int]) -> None:
     """
 
     def stop(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        kept = torch.zeros(output.shape[-1], dtype=torch.bool, device=output.device)
-        kept[features] = True
-        return output.where(kept, output.detach())
+        has_gradient = torch.zeros(
+            output.shape[-1], dtype=torch.bool, device=output.device
+        )
+        has_gradient[features] = True
+        return output.where(has_gradient, output.detach())
 
     layer.register_forward_hook(stop)
 

@@ -114,6 +114,28 @@ class Fused(nn.Module):
     >>> head_1 = extract(fused).query.weight[5:]
     >>> head_1.equal(fused.qkv.weight[15:20])
     True
+
+    The layers of GPT-2 in Transformers are `Conv1D`, which stores the transpose of what
+    `nn.Linear` does. Transpose both weights: `c_proj` is square, so that without `.T`
+    it loads without an error, and gives wrong outputs.
+
+    >>> from transformers import GPT2Config, GPT2Model
+    >>> model = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
+    >>> gpt2 = model.h[0].attn
+    >>> fused = Fused(60, heads=5, order="3 heads d_k")
+    >>> fused.load_state_dict({
+    ...     "qkv.weight": gpt2.c_attn.weight.T,
+    ...     "qkv.bias": gpt2.c_attn.bias,
+    ...     "output.weight": gpt2.c_proj.weight.T,
+    ...     "output.bias": gpt2.c_proj.bias,
+    ... })
+    <All keys matched successfully>
+    >>> ours = to(fused, "fast")
+    >>> x = torch.randn(3, 7, 60)  # batch first
+    >>> y = x.transpose(0, 1)
+    >>> output = ours(query=y, key=y, value=y, is_causal=True).transpose(0, 1)
+    >>> torch.allclose(output, gpt2(x)[0], atol=1e-6)
+    True
     """
 
     def __init__(

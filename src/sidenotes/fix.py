@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from sidenotes.grammar import Claim, claims, fits, words_of
 from sidenotes.notations import Axes, split_entries
-from sidenotes.shapes import Run, judge, observe
+from sidenotes.shapes import Run, observe, verify
 from sidenotes.trace import Trace
 
 
@@ -17,7 +17,7 @@ def corrected(source: str, trace: Trace) -> tuple[str, list[str]]:
     lines = source.split("\n")
     changes = []
     runs, _ = observe(found, trace)
-    wrong = [f.claim for f in judge(found, trace) if f.verdict == "wrong"]
+    wrong = [f.claim for f in verify(found, trace) if f.verdict == "wrong"]
     # From the right, so that columns remain valid.
     for claim in sorted(wrong, key=lambda claim: -claim.column):
         axes = true_axes(claim, [run for run in runs if run.of(claim)])
@@ -41,8 +41,8 @@ def true_axes(claim: Claim, runs: list[Run]) -> Axes | None:
     found = []
     for place in range(count):
         sizes = [(names.at(each), each.shape[place]) for names, each in seen]
-        kept = claim.axes[place : place + 1] if len(claim.axes) == count else ()
-        for entry in (*kept, *candidates(claim, sizes)):
+        old_entry = claim.axes[place : place + 1] if len(claim.axes) == count else ()
+        for entry in (*old_entry, *candidates(claim, sizes)):
             if all(fits_one(entry, size, known) for known, size in sizes):
                 found.append(entry)
                 break

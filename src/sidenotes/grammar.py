@@ -127,15 +127,15 @@ def claims_above(
             column = comment.start[1] if whole else -1
             if node and comment.start[1] == node.col_offset:
                 if shapes := shapes_of(text):
-                    made = replace(claim, line=line, code=text, column=column)
-                    found.append((made, shapes))
+                    new_claim = replace(claim, line=line, code=text, column=column)
+                    found.append((new_claim, shapes))
             text = ""
     known = variables(claim.statement, statements) if found else set()
     targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
-    for made, shapes in found if known else ():
+    for new_claim, shapes in found if known else ():
         if isinstance(node, FUNCTIONS):
-            made = replace(made, statement=0, until=0)
-        yield from distribute(made, shapes, targets, known)
+            new_claim = replace(new_claim, statement=0, until=0)
+        yield from distribute(new_claim, shapes, targets, known)
 
 
 def distribute(
@@ -148,31 +148,31 @@ def distribute(
         values = tuple(f"{targets[0]}[{n}]" for n in range(len(shapes)))
     for n, shape in enumerate(shapes):
         place = claim.column + shape.start if claim.column >= 0 else -1
-        made = replace(
+        new_claim = replace(
             claim, text=shape.text, axes=shape.axes, column=place, problem=shape.problem
         )
-        made = replace(made, earlier=not claim.at_end and not shape.result)
+        new_claim = replace(new_claim, earlier=not claim.at_end and not shape.result)
         about = shape.about if known.issuperset(shape.about) else shape.about[-1:]
         if about and known.issuperset(about):
             now = tuple(name for name in about if name in targets)
             guessed = not now and not claim.at_end
             yield replace(
-                made,
+                new_claim,
                 targets=now or about,
-                earlier=made.earlier or not now,
+                earlier=new_claim.earlier or not now,
                 guessed=guessed,
             )
         elif not targets or not (shape.axes or claim.at_end or shape.problem):
             continue  # nothing to describe, or an empty list in code that is disabled
         elif len(shapes) not in (1, len(values)):
             problem = f"{len(shapes)} shapes, but {len(values)} values"
-            yield replace(made, problem=problem)
+            yield replace(new_claim, problem=problem)
             return
         else:
             # A single shape describes all assigned values; several, one value each.
             mine = values if len(shapes) == 1 else values[n : n + 1]
             guessed = bool(shape.about) and not claim.at_end
-            yield replace(made, targets=mine, guessed=guessed)
+            yield replace(new_claim, targets=mine, guessed=guessed)
 
 
 def variables(number: int, statements: list[ast.stmt]) -> set[str]:

@@ -70,11 +70,11 @@ def render_cached(
         content = json.loads(found)
         restore(page, content, files)
     else:
-        with messages(LOG) as said, registrations(config) as collected:
+        with messages(LOG) as logged, registrations(config) as collected:
             Page.render(page, config, files)
         content = content_of(page) | collected
         # A page with a broken link is not cached, so that each build reports it.
-        if not said:
+        if not logged:
             store(stored, json.dumps(content))
     register(page, config, content)
 
@@ -137,22 +137,22 @@ def source_of(owner: Any) -> str:
 @contextmanager
 def messages(log: logging.Logger) -> Iterator[list[str]]:
     """Collect log messages from level `INFO` up, even if they are not shown."""
-    said: list[str] = []
+    logged: list[str] = []
     level = log.level
 
     def collect(record: logging.LogRecord) -> bool:
-        said.append(record.getMessage())
+        logged.append(record.getMessage())
         return record.levelno >= level
 
-    heard = [log, *children(log)]
-    for each in heard:
+    loggers = [log, *children(log)]
+    for each in loggers:
         each.addFilter(collect)
     log.setLevel(min(level, logging.INFO))
     try:
-        yield said
+        yield logged
     finally:
         log.setLevel(level)
-        for each in heard:
+        for each in loggers:
             each.removeFilter(collect)
 
 

@@ -119,7 +119,7 @@ class ShapeFile(pytest.File):
         """The findings on all claims; with `--shapes-fix`, after the corrections."""
         from sidenotes.fix import corrected
         from sidenotes.grammar import claims
-        from sidenotes.shapes import judge
+        from sidenotes.shapes import verify
         from sidenotes.split import read
         from sidenotes.trace import trace
 
@@ -136,7 +136,7 @@ class ShapeFile(pytest.File):
                 self.path.write_text(fixed, encoding="utf-8")
                 found = claims(fixed)
             self.config.stash[REPORTS] += [f"{self.path.name}:{c}" for c in changes]
-        return judge(found, traced)
+        return verify(found, traced)
 
 
 class UnverifiedItem(pytest.Item):

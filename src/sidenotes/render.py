@@ -244,10 +244,10 @@ def toolbar(
 
 def legend() -> Element:
     """The line that explains the shapes and check marks beside the code."""
-    said = Element("p", {"class": "sn-legend"})
-    said.text = (
+    paragraph = Element("p", {"class": "sn-legend"})
+    paragraph.text = (
         "The shapes beside the code come from running the examples on this page; "
         "\u2713 marks a shape comment that the run has confirmed. "
     )
-    SubElement(said, "span").text = "Click a shape to step through the run."
-    return said
+    SubElement(paragraph, "span").text = "Click a shape to step through the run."
+    return paragraph

@@ -26,7 +26,7 @@ from sidenotes.grammar import (
 from sidenotes.notations import ANY, Axes
 from sidenotes.trace import Call, Trace, Value
 
-__all__ = ["Axes", "Claim", "Finding", "check", "claims", "judge", "pair"]
+__all__ = ["Axes", "Claim", "Finding", "check", "claims", "pair", "verify"]
 
 Verdict = Literal["verified", "wrong", "unverified"]
 Sizes = dict[str, int]
@@ -195,15 +195,15 @@ class Run:
 
 
 def check(source: str, trace: Trace) -> list[Finding]:
-    """Judge all claims of a source by a trace of its examples."""
-    return judge(claims(source), trace)
+    """Verify all claims of a source by a trace of its examples."""
+    return verify(claims(source), trace)
 
 
-def judge(found: list[Claim], trace: Trace) -> list[Finding]:
+def verify(found: list[Claim], trace: Trace) -> list[Finding]:
     """A finding for each claim, in order."""
     words = names_in(found)
     runs, reached = observe(found, trace)
-    return [judge_one(claim, runs, reached, words) for claim in found]
+    return [verify_one(claim, runs, reached, words) for claim in found]
 
 
 def names_in(found: Iterable[Claim]) -> list[str]:
@@ -223,9 +223,10 @@ def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
             parameters[claim.symbol].append(claim)
     runs: dict[object, Run] = {}
     reached = set()
-    made: dict[int | None, list[Sizes]] = defaultdict(lambda: [{}, {}])  # by `__init__`
+    # What `__init__` has found for each object.
+    by_owner: dict[int | None, list[Sizes]] = defaultdict(lambda: [{}, {}])
     for call in trace.calls:
-        inherited, kin = made[call.owner] if call.owner is not None else ({}, {})
+        inherited, kin = by_owner[call.owner] if call.owner is not None else ({}, {})
         code = {n: call.sizes[n] for n in words if n in call.sizes}
         around = {n: s for n, s in (inherited | call.config).items() if n in words}
         run = Run(call, code, around, [call.parameters, call.config, kin])
@@ -310,7 +311,7 @@ def described(claim: Claim, values: Iterable[Value]) -> list[Value]:
     return [v for v in values if {v.name, v.name.split("[")[0]} & names]
 
 
-def judge_one(
+def verify_one(
     claim: Claim, runs: list[Run], reached: set[int], words: list[str]
 ) -> Finding:
     """Judge one claim; `words` are all names that the claims of its source use."""
@@ -334,12 +335,14 @@ def judge_one(
             uncertain = uncertain or (why, run)
     if uncertain:
         return finding("unverified", *uncertain)
-    if doubt := doubts(claim, runs, words):
-        return finding("unverified", *doubt)
+    if reason := reason_unverified(claim, runs, words):
+        return finding("unverified", *reason)
     return Finding(claim, "verified")
 
 
-def doubts(claim: Claim, runs: list[Run], words: list[str]) -> tuple[str, Run] | None:
+def reason_unverified(
+    claim: Claim, runs: list[Run], words: list[str]
+) -> tuple[str, Run] | None:
     """Why a claim that nothing contradicts is not verified; None if it is.
 
     The sizes come from the other claims only: a name that occurs in this claim alone
@@ -423,7 +426,7 @@ def describe(claim: Claim, why: str, run: Run | None) -> str:
         lines.append(f"  seen:  {', '.join(shown)}")
         names = run.names
         known = [n for n in words_of(claim.axes) if n in names.sizes]
-        said = [f"{n} = {names.sizes[n]} ({names.since[n]})" for n in known]
-        lines += [f"  where: {', '.join(said)}"] if said else []
+        sizes = [f"{n} = {names.sizes[n]} ({names.since[n]})" for n in known]
+        lines += [f"  where: {', '.join(sizes)}"] if sizes else []
         lines.append(f"  in:    {run.call.symbol}, example {run.call.example + 1}")
     return "\n".join(lines)

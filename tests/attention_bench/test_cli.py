@@ -63,7 +63,7 @@ def test_peak_rates_are_measured_for_times_on_all_threads(
     after = {"flops_per_second": 1e11, "bytes_per_second": 1e10}
     measured = itertools.cycle([before, after])
     monkeypatch.setattr(cli, "peak_rates", lambda *_: next(measured))
-    monkeypatch.setattr(cli, "find_doubts", lambda *_: [])
+    monkeypatch.setattr(cli, "find_disturbances", lambda *_: [])
     written = []
     monkeypatch.setattr(cli, "write", lambda path, text: written.append(text))
     words = ["bench", "inference", "growth", "tiny", "--only", "nn", *TINY]

@@ -19,7 +19,7 @@ from attention_bench.run import (
     add_roofline,
     count_operators,
     faster_on_longer,
-    find_doubts,
+    find_disturbances,
     growth_exponents,
     run_suite,
     torch_threads,
@@ -192,24 +192,26 @@ def test_the_roofline_is_a_share_of_each_peak_rate() -> None:
 RATES = {"flops_per_second": 1e9, "bytes_per_second": 2e9}
 
 
-def doubts(
+def disturbances(
     load: float = 0.0, after: dict[str, float] = RATES, threads: int = 2
 ) -> list[str]:
     machine = {"cores": 2, "threads": threads}
     record = Record("inference", "", "nn", "float32", machine)
-    return find_doubts(record, load, RATES, after)
+    return find_disturbances(record, load, RATES, after)
 
 
 def test_an_idle_machine_raises_no_doubts() -> None:
-    assert doubts(load=0.4) == []
-    assert doubts(load=1.4, threads=1) == []
-    assert doubts(after={"flops_per_second": 0.9e9, "bytes_per_second": 2.2e9}) == []
+    assert disturbances(load=0.4) == []
+    assert disturbances(load=1.4, threads=1) == []
+    assert (
+        disturbances(after={"flops_per_second": 0.9e9, "bytes_per_second": 2.2e9}) == []
+    )
 
 
 def test_a_busy_machine_raises_doubts() -> None:
-    (load,) = doubts(load=0.6)
+    (load,) = disturbances(load=0.6)
     assert load.startswith("the load average was 0.6 of 2 cores before the start")
-    (rate,) = doubts(after=RATES | {"bytes_per_second": 1.5e9})
+    (rate,) = disturbances(after=RATES | {"bytes_per_second": 1.5e9})
     assert rate.startswith(
         "the peak rate bytes_per_second was 2e+09 before and 1.5e+09"
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch import multiprocessing as mp
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations, prune
@@ -432,7 +433,9 @@ class Quiet(nn.Dropout):
 
 @pytest.mark.parametrize("seq_len", LENGTHS)
 @pytest.mark.parametrize(
-    "other", [Drop(), Quiet(0.1), nn.Identity(), nn.Dropout(0.5).eval()], ids=str
+    "other",
+    [Drop(), Quiet(0.1), nn.Sigmoid(), nn.Identity(), nn.Dropout(0.5).eval()],
+    ids=str,
 )
 def test_any_module_can_replace_dropout(other: nn.Module, seq_len: int) -> None:
     core, module = pair(dropout_prob=0.1)
@@ -1127,6 +1130,140 @@ def test_after_an_error_the_cache_continues_as_before(
     decoded = torch.cat([module.decode(each, cache)[0] for each in x[5:].split(1)])
     expected = self_attention(module, x, is_causal=True)[5:]
     torch.testing.assert_close(decoded, expected)
+
+
+@pytest.mark.parametrize("sizes", [[5], [4, 1], [1, 1, 3], [2, 1, 1, 1]], ids=str)
+@pytest.mark.parametrize("dual", [0, -1], ids=["all", "last"])
+def test_decoding_has_the_forward_derivative_of_the_core(
+    sizes: list[int], dual: int
+) -> None:
+    core, module = pair()
+    x, direction = sequence(5), sequence(5)
+    if dual:  # only the last piece has a tangent
+        direction[: -sizes[-1]] = 0
+    cache = module.cache(BATCH, 5)
+    with forward_ad.dual_level():
+        outputs = []
+        for piece, tangent in zip(x.split(sizes), direction.split(sizes), strict=True):
+            if tangent.any():
+                piece = forward_ad.make_dual(piece, tangent)
+            outputs.append(module.decode(piece, cache)[0])
+        found = forward_ad.unpack_dual(torch.cat(outputs))
+        whole = forward_ad.make_dual(x, direction)
+        expected = forward_ad.unpack_dual(self_attention(core, whole, mask=past(5)))
+        torch.testing.assert_close(found.primal, expected.primal)
+        torch.testing.assert_close(found.tangent, expected.tangent)
+    assert forward_ad.unpack_dual(cache.buffer).tangent is None
+
+
+@pytest.mark.parametrize("seq_len", [1, 2])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda call, x: torch.func.jvp(call, (x,), (x,)),
+        lambda call, x: torch.func.jacfwd(call)(x),
+    ],
+    ids=["jvp", "jacfwd"],
+)
+def test_a_tangent_that_the_cache_would_lose_is_refused(
+    transform: Any, seq_len: int
+) -> None:
+    core, module = pair()
+    x = sequence(5)
+    cache = module.cache(BATCH, 7)
+    module.decode(x[:3], cache)
+
+    def decode(x: Tensor) -> Any:
+        return module.decode(x, cache)[0]
+
+    piece = x[3 : 3 + seq_len]
+    message = (
+        r"^`key` has a tangent of `torch.func.jvp`, which a write to the cache loses; "
+        r"use `torch.autograd.forward_ad`$"
+    )
+    with pytest.raises(TypeError, match=message):
+        transform(decode, piece)
+    rest, _ = module.decode(x[3:], cache)
+    torch.testing.assert_close(rest, self_attention(core, x, mask=past(5))[3:])
+
+
+def decode_fake(module: Any, x: Tensor, cache: Any) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module.decode(x, cache)
+
+
+def decode_traced(mode: str) -> Callable[..., None]:
+    def decode(module: Any, x: Tensor, cache: Any) -> None:
+        def call(x: Tensor) -> Any:
+            return module.decode(x, cache)[0]
+
+        make_fx(call, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
+
+    return decode
+
+
+def decode_exported(module: Any, x: Tensor, cache: Any) -> None:
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x: Tensor) -> Any:
+            return self.attention.decode(x, cache)[0]
+
+    torch.export.export(Decoder(), (x,), strict=False)
+
+
+@pytest.mark.parametrize("seq_len", [1, 2])
+@pytest.mark.parametrize(
+    "decode",
+    [decode_fake, decode_traced("fake"), decode_traced("symbolic"), decode_exported],
+)
+def test_a_fake_tensor_is_not_appended_to_a_real_cache(
+    decode: Callable[..., None], seq_len: int
+) -> None:
+    core, module = pair()
+    x = sequence(7)
+    cache = module.cache(BATCH, 2, grow=True)
+    module.decode(x[:2], cache)
+    message = (
+        r"^`key` is a fake tensor, and the cache is not; where a tracer makes fake "
+        r"tensors, make the cache in the traced function$"
+    )
+    with torch.no_grad(), pytest.raises(TypeError, match=message):
+        decode(module, x[2 : 2 + seq_len], cache)
+    assert len(cache) == cache.capacity == 2
+    rest, _ = module.decode(x[2:], cache)
+    torch.testing.assert_close(rest, self_attention(core, x, mask=past(7))[2:])
+
+
+def test_a_real_tensor_is_not_appended_to_a_fake_cache() -> None:
+    _, module = pair()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        cache = module.cache(BATCH, 7)
+        module.decode(sequence(3), cache)
+    with pytest.raises(
+        TypeError, match=r"^the cache is a fake tensor, and `key` is not; "
+    ):
+        module.decode(sequence(1), cache)
+    assert len(cache) == 3
+
+
+def test_vmap_does_not_write_to_a_cache() -> None:
+    core, module = pair()
+    x = sequence(5)
+    cache = module.cache(BATCH, 7)
+    module.decode(x[:4], cache)
+    message = (
+        r"^`key` is batched by `vmap`, and the cache is not; decode all sequences as "
+        r"one batch$"
+    )
+    with pytest.raises(TypeError, match=message):
+        torch.func.vmap(lambda x: module.decode(x, cache)[0])(
+            x[4:].expand(3, 1, -1, -1)
+        )
+    token, _ = module.decode(x[4:], cache)
+    torch.testing.assert_close(token, self_attention(core, x, mask=past(5))[4:])
 
 
 def test_left_padding_belongs_to_the_cache() -> None:

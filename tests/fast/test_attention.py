@@ -527,6 +527,56 @@ def test_nan_is_isolated_where_values_cannot_be_inspected(transformed: bool) -> 
         torch.testing.assert_close(context[:, others], right[:, others])
 
 
+@CAUSAL
+def test_an_infinite_key_that_cannot_be_inspected_affects_all_that_may_attend_to_it(
+    is_causal: bool,
+) -> None:
+    # For half of the queries, the score is minus infinity, which is a weight of 0.
+    query, key, value = tensors()
+    query[::2, ..., 0], query[1::2, ..., 0] = -1, 1
+    key[3, 1, :, 0] = math.inf
+    mask = random_mask(Q_LEN, K_LEN, BATCH)
+    mask[:, 3], mask[:, 0] = True, True
+    mask[2, 3] = False
+    options = {"mask": mask, "is_causal": is_causal}
+    exact, _ = methods.attention(query, key, value, **options)
+    strict, _ = methods.fused(call_of(query, key, value, **options, eager=False))
+    may = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH)[:, 3]
+    may[:, [0, 2]] = False
+    assert strict[may].isnan().all()
+    torch.testing.assert_close(strict[~may], exact[~may])
+    # Elsewhere, a row is NaN if its score is infinity: a subset of these.
+    positive = may & (torch.arange(Q_LEN) % 2 == 1)[:, None]
+    assert exact[positive].isnan().all()
+    assert exact[~positive].isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@CAUSAL
+@pytest.mark.parametrize(("method", "returned"), ALL_METHODS)
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_fully_masked_row_is_zero_where_a_visible_value_is_not_finite(
+    method: Callable[[Call], Any],
+    returned: str,
+    is_causal: bool,
+    bad: float,
+    eager: bool,
+) -> None:
+    # The weight of such a row is zero, but 0 * NaN is NaN.
+    query, key, value = tensors()
+    value[3, 1] = bad
+    mask = random_mask(Q_LEN, K_LEN, BATCH)
+    mask[1], mask[:, 1, 2], mask[2, 3, 1] = False, False, True
+    options = {"mask": mask, "is_causal": is_causal, "eager": eager}
+    context, _ = method(call_of(query, key, value, **options, **RETURNS[returned]))
+    assert not context[1].any()
+    assert not context[2, 1].isfinite().any()
+    others = context[:, [0, 2]]
+    assert others.isfinite().all()
+    may = allowed(mask, is_causal, Q_LEN, K_LEN, BATCH).any(1)
+    assert torch.equal(others.any(-1).any(-1), may[:, [0, 2]])
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 60_000.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("k_len", [7, K_LEN])

@@ -93,7 +93,7 @@ def test_the_weights_of_a_tile_are_those_of_all_keys(
     _, full = reference(query, key, key, mask, is_causal)
     full = full.permute(2, 3, 0, 1)  # [batch_size, heads, q_len, k_len]
     for tile in tiles:
-        weights = tiles.weights(query, key, tile)
+        weights, _ = tiles.weights(query, key, tile)
         part = full[tile.items, tile.heads, tile.rows]
         expected = part[..., : tile.k_len].flatten(0, 1)
         torch.testing.assert_close(weights, expected, **CLOSE)
@@ -104,7 +104,7 @@ def test_tiles_share_their_buffers() -> None:
     tiles, query, key = tiles_of(p=0.5)
     places = set()
     for tile in tiles:
-        weights = tiles.weights(query, key, tile)
+        weights, _ = tiles.weights(query, key, tile)
         keep = tiles.dropout_mask(weights.shape)
         places.add((weights.data_ptr(), keep.data_ptr()))
         assert weights.untyped_storage().nbytes() <= 8 * 8 * 2 * 17
@@ -125,7 +125,7 @@ def test_dropout_masks_are_zeros_and_ones_that_follow_the_seed() -> None:
     masks = []
     for seed in (1, 1, 2):
         tiles, query, key = tiles_of(p=0.3, seed=seed)
-        shape = tiles.weights(query, key, next(iter(tiles))).shape
+        shape = tiles.weights(query, key, next(iter(tiles)))[0].shape
         masks.append([tiles.dropout_mask(shape).clone() for _ in range(2)])
     for one, other in zip(*masks[:2], strict=True):
         assert torch.equal(one, other)
@@ -141,9 +141,9 @@ def test_drop_all_drops_the_weights_that_all_tiles_drop() -> None:
     full, scale = again.drop_all(ones.double())
     assert scale == formula.dropout_scale(again.spec.dropout_threshold)
     for tile in tiles:
-        keep = tiles.dropout_mask(tiles.weights(query, key, tile).shape)
+        keep = tiles.dropout_mask(tiles.weights(query, key, tile)[0].shape)
         part = full[tile.items, tile.heads, tile.rows, : tile.k_len]
-        assert torch.equal(tile.by_head(keep).double(), part)
+        assert torch.equal(tile.split_heads(keep).double(), part)
 
 
 def test_keys_of_a_head_are_contiguous_where_half_precision_would_copy_them() -> None:

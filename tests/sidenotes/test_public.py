@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from alterations import alterations
-from sidenotes.shapes import Axes, Claim, claims, judge
+from sidenotes.shapes import Axes, Claim, claims, verify
 from sidenotes.split import read, scope_of_lines
 from sidenotes.trace import Trace, trace
 
@@ -109,7 +109,7 @@ def run(name: str) -> tuple[list[Claim], Trace]:
 
 def wrong(found: list[Claim], record: Trace) -> list[Claim]:
     """The claims that do not hold."""
-    return [f.claim for f in judge(found, record) if f.verdict == "wrong"]
+    return [f.claim for f in verify(found, record) if f.verdict == "wrong"]
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_every_claim_holds(name: str) -> None:
     # One a bracket, and none that has got lost.
     assert len(found) == sum(note.count("[") for note in said)
     assert {claim.symbol for claim in found} == notes.keys()
-    assert [f.message for f in judge(found, record) if f.verdict != "verified"] == []
+    assert [f.message for f in verify(found, record) if f.verdict != "verified"] == []
 
 
 def altered(axes: Axes, names: set[str]) -> Iterator[Axes]:
@@ -231,7 +231,7 @@ def test_sizes_that_coincide_are_weak_here_too() -> None:
     run("llama")
     source = annotated("llama", source_of("llama"))
     assert source.count("(23, (5, ") == 2
-    findings = judge(*traced("llama", source.replace("(23, (5, ", "(23, (6, ")))
+    findings = verify(*traced("llama", source.replace("(23, (5, ", "(23, (6, ")))
     assert {finding.verdict for finding in findings} == {"verified", "unverified"}
     expected = "no example distinguishes `batch` from `heads` (both 6)"
     assert [finding for finding in findings if expected in finding.message]

@@ -12,7 +12,7 @@ import pytest
 
 from alterations import alterations
 from sidenotes.grammar import assigned
-from sidenotes.shapes import Finding, check, claims, judge
+from sidenotes.shapes import Finding, check, claims, verify
 from sidenotes.trace import Trace, trace
 
 ROOT = Path(__file__).parent.parent.parent
@@ -150,7 +150,7 @@ def test_other_comments_are_prose(line: str) -> None:
 def test_malformed_claims_are_unverified(source: str, problem: str) -> None:
     (claim,) = claims(in_function(source))
     assert claim.problem.startswith(problem)
-    (finding,) = judge([claim], Trace(Path("a.py")))
+    (finding,) = verify([claim], Trace(Path("a.py")))
     assert finding.verdict == "unverified"
     assert problem in finding.message
 
@@ -719,7 +719,7 @@ def test_every_new_shape_has_a_comment_and_every_altered_comment_is_found(
     if relative(path) not in EXEMPT:
         assert list(unsaid(source, run).values()) == []
     found = claims(source)
-    assert [f.message for f in judge(found, run) if f.verdict != "verified"] == []
+    assert [f.message for f in verify(found, run) if f.verdict != "verified"] == []
     for other, noticed in alterations(found, run, altered):
         assert noticed, f"{other.line}: {other.text} goes unnoticed"
 

@@ -181,8 +181,8 @@ def checked(path: Path, name: str) -> Report:
         with redirect_stdout(io.StringIO()):  # it prints its own report
             exec(compile(code_in(path), str(path), "exec"), namespace)
     except Exception as error:
-        said = f"{path.name} cannot be run: {type(error).__name__}: {error}"
-        return Report(name, said)
+        message = f"{path.name} cannot be run: {type(error).__name__}: {error}"
+        return Report(name, message)
     target = load(name).solution.__name__
     mine: Callable[..., Any] | None = namespace.get(target)
     if not callable(mine):

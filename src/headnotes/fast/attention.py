@@ -72,8 +72,9 @@ def attention(
     `mask` is bool, `[q_len or 1, k_len, batch_size or 1]`, True = may attend. With
     `is_causal` no query attends to a later key; the last query is aligned with the last
     key. With `window`, a query attends to keys that are fewer than `window` positions
-    away. A fully masked row has a context of zero. The weights are those before
-    dropout, `[q_len, k_len, batch_size, heads]`, or their mean over the heads.
+    away. A fully masked row has a context of zero, also where a value that others may
+    attend to is NaN. The weights are those before dropout, `[q_len, k_len, batch_size,
+    heads]`, or their mean over the heads.
 
     Consecutive query heads share a head of keys and values if there are fewer of those.
     Scores are, in this order, multiplied by `scale`, bounded by `soft_cap`, and added
@@ -121,7 +122,7 @@ def attention(
         bias = bias if bias is None else bias[:, before:]
         window = window if window < max(q_len, k_len - before) else None
     given = (x for x in (query, key, value, mask, bias, sinks) if x is not None)
-    transformed = not torch.compiler.is_compiling() and is_transformed(*given)
+    transformed = is_transformed(*given)
     eager = query.device.type == "cpu" and not (transformed or is_traced())
     call = Call(
         query,
@@ -226,6 +227,8 @@ def fused(call: Call) -> tuple[Tensor, None]:
 # | `blockwise` | a mask, and scores may overflow | NaN plus minus infinity is NaN |
 # | `blockwise` | window, soft cap, learned bias, other `d_v` | it has none of them |
 # | `fused` | all other calls | it is the fastest |
+#
+# `MultiHeadAttention.decode` calls the fused kernel directly for one token.
 DISPATCH: list[tuple[Method, Callable[[Call], bool]]] = [
     (
         materialized,

@@ -130,7 +130,7 @@ class Tile(NamedTuple):
         )  # [k_len, batch_heads, d_k]
         return x.transpose(0, 1)  # [batch_heads, k_len, d_k]
 
-    def by_head(
+    def split_heads(
         self,
         x: Tensor,  # [..., rows, k_len]
     ) -> Tensor:
@@ -188,10 +188,10 @@ class Tiles:
         self.sinks = sinks
         self.scale = 1 / math.sqrt(d_k) if spec.scale is None else spec.scale
         # How far a query sees before and after its own position.
-        far = max(self.q_len, self.k_len)
+        longest = max(self.q_len, self.k_len)
         # One key before the window, which is masked, makes the rows of the scores as
         # long as a multiple of 16 for usual windows: such products are faster.
-        before = far if spec.window is None else spec.window
+        before = longest if spec.window is None else spec.window
         after = 0 if spec.is_causal else before
         self.reach = before, after
         # With more queries than keys, the first queries may be fully masked.
@@ -275,8 +275,8 @@ class Tiles:
         key: Tensor,
         tile: Tile,
         slope: Tensor | None = None,  # [batch_heads, rows, k_len]
-    ) -> Tensor:
-        """The weights of a tile, `[batch_heads, rows, k_len]`.
+    ) -> tuple[Tensor, Tensor | None]:
+        """The weights of a tile, `[batch_heads, rows, k_len]`, and fully masked rows.
 
         The derivative of the soft cap is written to `slope`.
         """
@@ -286,7 +286,7 @@ class Tiles:
         scores = self.buffer("weights", shape)  # [batch_heads, rows, k_len]
         merged = self.merge(scores)  # [..., k_len]
         torch.baddbmm(merged, self.merge(q), k.mT, beta=0, alpha=self.scale, out=merged)
-        by_head = tile.by_head(scores)  # [..., rows, k_len]
+        split_scores = tile.split_heads(scores)  # [..., rows, k_len]
         if self.spec.soft_cap is not None:
             # In place, where the scores have a wide range.
             capped = wide_range(scores).div_(self.spec.soft_cap).tanh_()  # [..., k_len]
@@ -294,24 +294,24 @@ class Tiles:
                 torch.mul(capped, capped, out=slope).neg_().add_(1)
             scores.copy_(capped.mul_(self.spec.soft_cap))
         if self.bias is not None:
-            by_head.add_(tile.of_bias(self.bias))
+            split_scores.add_(tile.of_bias(self.bias))
         empty = None
         if self.mask is None and self.spec.is_causal:
             self.mask_corners(scores, tile)
         elif self.mask is not None or self.spec.window is not None:
             allowed = self.allowed(tile, self.mask)  # [..., k_len]
             allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
-            self.mask_scores(by_head, self.hidden(allowed))
+            self.mask_scores(split_scores, self.hidden(allowed))
         share = None
         if self.sinks is not None:
             sinks = self.sinks[tile.heads].view(-1, 1, 1)  # [heads, 1, 1]
-            share = share_of_keys(by_head, sinks)  # [..., rows, 1]
+            share = share_of_keys(split_scores, sinks)  # [..., rows, 1]
         torch.softmax(scores, -1, out=scores)
         if share is not None:
-            by_head.mul_(share)
+            split_scores.mul_(share)
         if empty is not None:
-            by_head.masked_fill_(empty, 0)
-        return scores
+            split_scores.masked_fill_(empty, 0)
+        return scores, empty
 
     def mask_corners(
         self,
@@ -394,7 +394,7 @@ class Tiles:
         for tile in self if self.spec.dropout_threshold else ():
             part = keep[tile.items, tile.heads, tile.rows, tile.columns]  # [..., k_len]
             batch_heads = torch.Size((part.shape[0] * part.shape[1], *part.shape[2:]))
-            part.copy_(tile.by_head(self.dropout_mask(batch_heads)))
+            part.copy_(tile.split_heads(self.dropout_mask(batch_heads)))
         return weights * keep, dropout_scale(self.spec.dropout_threshold)
 
 
@@ -477,23 +477,27 @@ class Blockwise(torch.autograd.Function):
         )
         scale = dropout_scale(tiles.spec.dropout_threshold)
         for tile in tiles:
-            weights = tiles.weights(
+            weights, empty = tiles.weights(
                 query, contiguous_key, tile
-            )  # [batch_heads, rows, k_len]
+            )  # [batch_heads, rows, k_len], [..., 1]
             if tiles.spec.shown:
                 part = tile.of_weights(shown)  # [items, shown, rows, k_len]
-                by_head = tile.by_head(weights)  # [items, ..., rows, k_len]
+                split_weights = tile.split_heads(weights)  # [items, ..., rows, k_len]
                 if tiles.spec.shown == tiles.heads:
-                    part.copy_(by_head)
+                    part.copy_(split_weights)
                 else:
-                    part.add_(by_head.sum(1, keepdim=True), alpha=1 / tiles.heads)
+                    part.add_(split_weights.sum(1, keepdim=True), alpha=1 / tiles.heads)
             if tiles.spec.dropout_threshold:
                 tiles.drop(weights)
             part = tile.queries(context)  # [batch_heads, rows, d_v]
             product = scaled_bmm(
                 tiles.merge(weights), tile.keys(contiguous_value), scale
             )  # [..., d_v]
-            part.copy_(product.view(part.shape))
+            product = product.view(part.shape)  # [batch_heads, rows, d_v]
+            if empty is not None:
+                # Zero times NaN is NaN.
+                tile.split_heads(product).masked_fill_(empty, 0)
+            part.copy_(product)
         ctx.save_for_backward(context, query, key, value, mask, bias, sinks)
         ctx.spec = spec
         # The gradient of an unused output is None, not a tensor of zeros.
@@ -560,7 +564,9 @@ def tile_gradients(
         shape = torch.Size((*q.shape[:2], tile.k_len))
         if tiles.spec.soft_cap is not None:
             slope = tiles.buffer("slope", shape)  # [batch_heads, rows, k_len]
-        weights = tiles.weights(query, key, tile, slope)  # [batch_heads, rows, k_len]
+        weights, _ = tiles.weights(
+            query, key, tile, slope
+        )  # [batch_heads, rows, k_len], [..., 1]
         grad = merge(tile.queries(grad_context))  # [..., d_v]
         grad_weights = tiles.buffer("grad_weights", shape)  # [batch_heads, rows, k_len]
         scaled_bmm(grad, tile.keys(value).mT, scale, out=merge(grad_weights))
@@ -577,9 +583,9 @@ def tile_gradients(
             part = tile.of_weights(grad_shown)  # [items, shown, rows, k_len]
             if grad_shown.shape[1] < tiles.heads:
                 part = part / tiles.heads  # [items, shown, rows, k_len]
-            tile.by_head(grad_weights).add_(part)
+            tile.split_heads(grad_weights).add_(part)
             weighted = tiles.buffer("weighted", shape)  # [batch_heads, rows, k_len]
-            torch.mul(tile.by_head(weights), part, out=tile.by_head(weighted))
+            torch.mul(tile.split_heads(weights), part, out=tile.split_heads(weighted))
             total = total + weighted.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
         grads.add_sinks(tile, weights, total)
         grad_scores = grad_weights.sub_(total).mul_(
@@ -627,7 +633,7 @@ class Gradients:
         """The bias is added to the scores, so both have the same gradient."""
         if self.bias is not None:
             part = tile.of_bias(self.bias)  # [..., k_len]
-            part.add_(tile.by_head(grad_scores).sum_to_size(part.shape))
+            part.add_(tile.split_heads(grad_scores).sum_to_size(part.shape))
 
     def add_sinks(
         self,
@@ -638,7 +644,7 @@ class Gradients:
         """A sink has the rest of the weight, and a value of zero."""
         if self.sinks is not None:
             rest = 1 - weights.sum(-1, keepdim=True)  # [batch_heads, rows, 1]
-            grad = tile.by_head(rest * total)  # [..., rows, 1]
+            grad = tile.split_heads(rest * total)  # [..., rows, 1]
             self.sinks[tile.heads] -= grad.sum((0, 2, 3))
 
     def result(self, dtype: torch.dtype) -> tuple[Tensor | None, ...]:

@@ -303,6 +303,9 @@ def formula(call: Call, drop: Drop) -> tuple[Tensor, Tensor]:
     dropped = dropped.flatten(0, 1)  # [batch_size * heads, q_len, k_len]
     context = product(merge_groups(dropped, call.groups), v, factor)  # [..., d_v]
     context = context.view(*sizes[:3], v.shape[-1])  # [batch_size, ..., q_len, d_v]
+    if empty is not None and not call.has_custom_dropout:
+        # Zero times NaN is NaN. (A dropout of your own may return other weights.)
+        context = context.masked_fill(empty, 0)
     context = context.permute(2, 0, 1, 3)  # [q_len, batch_size, heads, d_v]
     return context, weights
 
@@ -461,8 +464,12 @@ def isolate_nonfinite(
 
     The fused kernel adds its mask, and NaN - inf is NaN: a key with NaN would also make
     rows NaN that may not attend to it. So it is set to zero, and only the rows that may
-    attend to it are multiplied by NaN. A value with NaN affects all rows: even with a
-    weight of 0, because 0 * NaN is NaN.
+    attend to it are multiplied by NaN. A value with NaN affects all rows that are not
+    fully masked: even with a weight of 0, because 0 * NaN is NaN.
+
+    This is stricter than the formula. There, an infinite key makes only those rows NaN
+    whose score is infinity or NaN; a score of minus infinity is a weight of 0. To tell
+    them apart, all scores would have to be computed, which the fused kernel avoids.
 
     >>> key, value = torch.randn(2, 5, 2, 7, 11)
     >>> key[4, 0] = torch.nan
@@ -478,14 +485,14 @@ def isolate_nonfinite(
     bad_key, bad_value = (
         ~x.isfinite().flatten(2).all(-1) for x in (key, value)
     )  # [k_len, batch_size]
-    reached = allowed & bad_key.T[:, None, None]  # [batch_size, 1, q_len, k_len]
-    reached = reached.any(-1, keepdim=True)  # [batch_size, 1, q_len, 1]
-    reached = reached | bad_value.any(0).view(-1, 1, 1, 1)  # [batch_size, 1, q_len, 1]
+    bad_item = bad_value.any(0)  # [batch_size]
+    bad = (bad_key | bad_item).T[:, None, None]  # [batch_size, 1, 1, k_len]
+    reached = (allowed & bad).any(-1, keepdim=True)  # [batch_size, 1, q_len, 1]
     factor = torch.where(reached, math.nan, 1.0)  # [batch_size, 1, q_len, 1]
     factor = factor.to(key.dtype)
     key, value = (
-        x.masked_fill(bad[..., None, None], 0)
-        for x, bad in ((key, bad_key), (value, bad_value))
+        x.masked_fill(where[..., None, None], 0)
+        for x, where in ((key, bad_key), (value, bad_value))
     )  # [k_len, batch_size, heads, d_k]
     return key, value, factor
 
@@ -505,6 +512,8 @@ def is_jit_tracing() -> bool:
 
 def is_transformed(*tensors: Tensor) -> bool:
     """Whether operators are transformed: forward mode, `vmap`, tracing, subclasses."""
+    if torch.compiler.is_compiling():
+        return False
     # A transform may have none of its tensors here: `vmap` repeats random numbers.
     if has_functorch_transform():
         return True
@@ -512,8 +521,7 @@ def is_transformed(*tensors: Tensor) -> bool:
         # A subclass of Tensor may redefine any operator.
         if type(x) not in (Tensor, nn.Parameter):
             return True
-        dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
-        if dual.tangent is not None:
+        if has_tangent(x):
             return True
     if is_jit_tracing():
         return True
@@ -524,6 +532,12 @@ def is_transformed(*tensors: Tensor) -> bool:
         or torch._ops._len_torch_dispatch_stack_pre_dispatch()  # type: ignore[no-untyped-call]
     )
     return bool(has_mode) and not known_true(torch.ones((), device="cpu"))
+
+
+def has_tangent(x: Tensor) -> bool:
+    """Whether forward mode computes a derivative along with `x`."""
+    dual: Any = forward_ad.unpack_dual(x)  # type: ignore[no-untyped-call]
+    return dual.tangent is not None
 
 
 def has_functorch_transform() -> bool:
@@ -618,8 +632,8 @@ def draw_seed() -> int:
 def fast_dropout(weights: Tensor, p: float) -> tuple[Tensor, float]:
     r"""Dropout with few random numbers, for the CPU; and the rescaling factor.
 
-    >>> kept, scale = fast_dropout(torch.ones(1000, 100), 0.25)
-    >>> round(scale, 3), round(kept.mean().item() * scale, 1)
+    >>> dropped, scale = fast_dropout(torch.ones(1000, 100), 0.25)
+    >>> round(scale, 3), round(dropped.mean().item() * scale, 1)
     (1.333, 1.0)
     """
     threshold = dropout_threshold(p)

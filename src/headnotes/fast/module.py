@@ -21,13 +21,21 @@ their [components](components.md).
 4. `rotary` rotates queries and keys by their positions, before they are cached. The
    last query has the position of the last key.
 5. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
-   PyTorch's fused kernel, the formula, or the blockwise kernel.
+   PyTorch's fused kernel, the formula, or the blockwise kernel. `decode` of one token
+   does not use the table: if nothing requires another method, it calls the fused kernel
+   directly.
 6. Each method combines mask, causality and window in one bool tensor, `[batch_size or
    1, 1, q_len, k_len]`; the blockwise kernel skips the keys outside of a window. Fully
-   masked rows attend to all keys in the softmax, so that nothing is NaN, and are set to
-   zero after it.
+   masked rows attend to all keys in the softmax, so that nothing is NaN. Their context
+   is set to zero after it, also where a visible value is NaN. (In the core, it is then
+   0 · NaN, which is NaN.)
 7. The context is sequence first again, a view concatenates the heads, and `output`
    projects them. No tensor of a call is stored on the module.
+
+**Infinite keys.** A row is NaN if its score with a key that it may attend to is
+infinity or NaN. With a mask or causality, in a compiled or exported call or on a GPU,
+the rows where that score is minus infinity are NaN as well; in the core and otherwise,
+such a key has a weight of 0 there.
 
 Memory grows linearly with the length, not with its square, unless the weights are
 returned.
@@ -42,6 +50,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812
 
 from headnotes import mha
@@ -56,7 +65,9 @@ from headnotes.fast.components import Rotary, Scores, Widths, check_bias
 from headnotes.fast.formula import (
     DROPOUTS,
     Forwards,
+    has_tangent,
     is_plain,
+    is_transformed,
     squares_are_finite,
     zero_hidden_keys,
 )
@@ -280,8 +291,8 @@ class MultiHeadAttention(nn.Module):
     def padding_is_harmless(self, key: Tensor, value: Tensor) -> bool:
         """Whether padding is known to change nothing, as long as it is masked.
 
-        It must be finite, and no other module, such as a convolution, may mix it with
-        its neighbors.
+        It must be finite, no other module, such as a convolution, may mix it with its
+        neighbors, and no dropout of your own may give it a weight.
         """
         part: Any
         for part in (self.key, self.value):
@@ -289,6 +300,7 @@ class MultiHeadAttention(nn.Module):
                 return False
         return (
             (self.rotary is None or type(self.rotary) is Rotary)
+            and is_plain(self.dropout, DROPOUTS)
             and squares_are_finite(key)
             and (value is key or squares_are_finite(value))
         )
@@ -347,10 +359,11 @@ class MultiHeadAttention(nn.Module):
 
         Each position attends to itself, to those before it, and to those in the cache,
         to which its key and value are appended. However a sequence is split into
-        pieces, the outputs are those of one causal pass. There is no gradient, and no
-        dropout but a hook on it or a module in its place. Raises what `forward` raises,
-        and `ValueError` if the cache is full or has other sizes; after any error, the
-        cache is as it was before.
+        pieces, the outputs are those of one causal pass. There is no gradient, except
+        in forward mode, and no dropout but a hook on it or a module in its place.
+        Raises what `forward` raises, `ValueError` if the cache is full or has other
+        sizes, and `TypeError` under `vmap` and `jvp` or for a tracer's fake tensors,
+        which the cache cannot hold; after any error, it is as it was before.
 
         >>> fast = MultiHeadAttention(7, 77).eval()
         >>> x = torch.randn(5, 2, 77)
@@ -414,7 +427,8 @@ class MultiHeadAttention(nn.Module):
             mask = cache.mask(key_positions)  # [1, k_len, batch_size]
         # A hook on the dropout, or a module in its place, is applied here, too.
         plain = is_plain(self.dropout, DROPOUTS)
-        if seq_len == 1 and plain and self.soft_cap is None and self.sinks is None:
+        kernel_suffices = plain and self.soft_cap is None and self.sinks is None
+        if seq_len == 1 and kernel_suffices and not is_transformed(q, keys, values):
             # For one token, every further view would cost time.
             return self.attend_to_all(q, keys, values, mask, bias)  # [seq_len, ...]
         k, v = (
@@ -521,6 +535,32 @@ def check_heads(
             f"{list(k)} and {list(v)}{masked}, not [q_len, batch_size, heads, d_k], "
             f"[k_len, batch_size, kv_heads, d_k] and [k_len, batch_size, kv_heads, "
             f"d_v]; where a size of 1 stands for all, use `expand`"
+        )
+
+
+def check_kind(name: str, x: Tensor, buffer: Tensor) -> None:
+    """Refuse a tensor of a tracer or transform that a write to the cache would lose."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if isinstance(x, FakeTensor) != isinstance(buffer, FakeTensor):
+        fake, real = f"`{name}`", "the cache"
+        if not isinstance(x, FakeTensor):
+            fake, real = real, fake
+        raise TypeError(
+            f"{fake} is a fake tensor, and {real} is not; where a tracer makes fake "
+            f"tensors, make the cache in the traced function"
+        )
+    functorch: Any = torch._C._functorch
+    if functorch.is_batchedtensor(x) and not functorch.is_batchedtensor(buffer):
+        raise TypeError(
+            f"`{name}` is batched by `vmap`, and the cache is not; decode all "
+            f"sequences as one batch"
+        )
+    wraps = functorch.is_gradtrackingtensor
+    if wraps(x) and not wraps(buffer) and has_tangent(x):
+        raise TypeError(
+            f"`{name}` has a tangent of `torch.func.jvp`, which a write to the cache "
+            f"loses; use `torch.autograd.forward_ad`"
         )
 
 
@@ -734,8 +774,9 @@ class KeyValueCache:
     ) -> None:
         r"""Store the keys and values of the next positions, without their gradients.
 
-        Raises `TypeError` for another dtype, `ValueError` for a shape or device that
-        does not fit, or where there is no room; the cache is then as it was before.
+        Raises `TypeError` for another dtype, for a tensor of a tracer or of `vmap`,
+        `ValueError` for a shape or device that does not fit, or where there is no room;
+        the cache is then as it was before.
 
         >>> cache = KeyValueCache(2, 3, 5, capacity=1)
         >>> token = torch.randn(1, 2, 3, 5)
@@ -824,6 +865,7 @@ class KeyValueCache:
         _, batch_size, heads, *_ = self.buffer.shape
         if x.layout != torch.strided or x.is_nested:
             raise TypeError(f"`{name}` is sparse or nested; pass a dense one")
+        check_kind(name, x, self.buffer)
         if x.dim() != 4 or x.shape[1:] != (batch_size, heads, width):
             raise ValueError(
                 f"`{name}` has shape {list(x.shape)}, not [seq_len, batch_size "

@@ -266,8 +266,10 @@ def block_scores(
     r"""One block of scores, minus infinity where a query may not attend to a key."""
     scores = product(query[:, i], key[:, j], buffer, subtract)  # [..., rows, columns]
     if mask is not None and scores.numel():
-        by_head = scores.view(len(mask), -1, *scores.shape[1:])  # [..., rows, columns]
-        by_head.masked_fill_(~mask[..., i, j], -math.inf)
+        split_scores = scores.view(
+            len(mask), -1, *scores.shape[1:]
+        )  # [..., rows, columns]
+        split_scores.masked_fill_(~mask[..., i, j], -math.inf)
     # The last blocks of keys may contain some of the future.
     if j.stop > i.start + offset + 1:
         last = torch.arange(i.start, i.stop, device=key.device) + offset  # [rows]

@@ -406,8 +406,8 @@ def relative_buckets(
         distance = (-positions).clamp(min=0)
     exact = buckets // 2
     # The logarithm is 0 at `exact`, and 1 at `max_distance`.
-    far = distance.clamp(min=exact).float()
-    share = (far / exact).log() / math.log(max_distance / exact)
+    clamped = distance.clamp(min=exact).float()
+    share = (clamped / exact).log() / math.log(max_distance / exact)
     bucket = exact + (share * (buckets - exact)).long()
     bucket = torch.where(distance < exact, distance, bucket.clamp(max=buckets - 1))
     result: Tensor = offset + bucket

@@ -507,8 +507,8 @@ def llama3_scaling(
     check_factor("low", low, 0)
     check_factor("high", high, low)
     turns = trained_length * frequencies / (2 * math.pi)  # [pairs]
-    kept = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # [pairs]
-    return frequencies * kept + frequencies / factor * (1 - kept)  # [pairs]
+    share = ((turns - low) / max(high - low, 1e-9)).clamp(0, 1)  # [pairs]
+    return frequencies * share + frequencies / factor * (1 - share)  # [pairs]
 
 
 # endregion

@@ -524,8 +524,8 @@ class RingCache:
                 f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
             )
         # Of the new positions, those that stay: so no slot is written twice.
-        positions = self.held(self.length, self.length + len(key))  # [kept]
-        slots = self.slots(positions)  # [kept]
+        positions = self.held(self.length, self.length + len(key))  # [stored]
+        slots = self.slots(positions)  # [stored]
         self.buffer[0, slots] = key[
             positions - self.length
         ]  # [..., batch_size, heads, d_k]

@@ -167,8 +167,8 @@ class KeptWithP(BlockDropout):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, p: float, seed: int, block_len: int) -> Any:
-        kept = BlockDropout.forward(ctx, weights, p, seed, block_len)
-        return weights / (1 - p) - kept
+        dropped = BlockDropout.forward(ctx, weights, p, seed, block_len)
+        return weights / (1 - p) - dropped
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

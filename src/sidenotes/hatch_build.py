@@ -1,4 +1,4 @@
-"""The addresses of the project, in the metadata of its distributions.
+"""The addresses of the project, in the metadata of both of its distributions.
 
 They are taken from the environment: `SITE_URL` is where the site is published, and
 `REPO_URL` the repository. Without them the metadata names none.
