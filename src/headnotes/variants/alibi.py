@@ -21,9 +21,9 @@ it is 0 for the token itself, so that it stays exact near the query in half prec
 
 **Laws.** The laws
 [`linear_bias`](../attention_laws/positions.md#linear_bias) and `relative_positions` are
-made for it. `key_permutation` and `query_permutation` do not apply, as the order of
-tokens matters; neither does `longer_padding`, which appends keys behind the last query,
-which here move the queries along.
+made for it. Of the laws that the core passes, all but `key_permutation`,
+`query_permutation` and `longer_padding` apply: the order of tokens matters, and keys
+that are appended behind the last query here move the queries along.
 
 Source: [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2021,
 section 3; slopes for any number of heads from its [code](https://github.com/ofirpress/attention_with_linear_biases).

@@ -21,7 +21,8 @@ $$S_{ijbgh} = \sum_d Q_{ibghd}\, K_{jbgd} \qquad
 each key and value head repeated for its group: the formula is the same, but nothing is
 copied here.
 
-**Laws.** All laws of the checker apply; it takes the option `kv_heads`.
+**Laws.** Of the laws that the core passes, all apply; the checker takes the option
+`kv_heads`.
 
 Source: [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150), Shazeer 2019,
 section 3, for one head; [GQA](https://arxiv.org/abs/2305.13245), Ainslie et al. 2023,

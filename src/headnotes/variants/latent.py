@@ -32,11 +32,12 @@ further positions, so that a step copies none of the earlier ones.
 
 **Reduces to** itself: both forms give the same output, to rounding.
 
-**Laws.** `relative_positions` applies. `key_permutation` and `query_permutation` do
-not, as the order of tokens matters; neither does `longer_padding`, which appends keys
-behind the last query, which here move the queries along. `formula`, `score_scale` and
-`weights_match_output` need the projections of the core. `linear_in_value` applies with
-`norm=False` only, as a norm is not linear.
+**Laws.** `relative_positions` applies. Of the laws that the core passes, all but
+`key_permutation`, `query_permutation`, `longer_padding`, `formula`,
+`weights_match_output` and `linear_in_value` apply: the order of tokens matters, keys
+that are appended behind the last query here move the queries along, and the next two
+laws need the projections of the core. A norm is not linear; with `norm=False` the last
+law passes, but the checker runs it only if you insist (`only="linear_in_value"`).
 
 Source: [DeepSeek-V2](https://arxiv.org/abs/2405.04434), DeepSeek-AI 2024, section 2.1
 and appendix C; section 3.1.2 for the norms.

@@ -28,9 +28,18 @@ $$\phi(x) = \operatorname{elu}(x) + 1$$
 The denominator is the same sum for a value of 1. So each value gets one more component,
 a 1, and the last component of the result divides the others.
 
-**Reduces to:** the three forms agree. **Laws:** `formula` does not apply, as there is
-no softmax; all others do. The delta rule has neither weights nor a denominator, and is
-always causal: of the laws on weights and order, only `linear_in_value` applies.
+**Reduces to:** the three forms agree. The delta rule reduces to linear attention,
+without the denominator, where the gates are 1 and nothing is erased: keys that are
+orthogonal find nothing in the state. Each value is then multiplied by its $\beta$.
+
+**Laws.** Linear attention has no softmax, and returns no weights: of the laws that the
+core passes, all but `formula`, `weights_match_output`, `score_independence` and
+`dropout` apply. The delta rule has no denominator either, and is always causal: of the
+laws that the core passes, all but `rows_sum_to_one`, `formula`, `weights_match_output`,
+`score_independence`, `linear_in_value`, `key_permutation`, `query_permutation`,
+`incremental_decoding` and `dropout` apply. `linear_in_value` passes, but the checker
+takes the division of keys by their lengths for a norm of the values, and runs it only
+if you insist (`only="linear_in_value"`).
 
 Source: [Transformers are RNNs](https://arxiv.org/abs/2006.16236), Katharopoulos et al.
 2020, section 3; [Parallelizing Linear Transformers with the Delta

@@ -23,7 +23,10 @@ The scale $1 / \sqrt{d_k}$ stays in all of them. With RMS norm over a head and f
 of 1, a query and a key have length $\sqrt{d_k}$, so no score exceeds $\sqrt{d_k}$.
 
 **Reduces to** nothing: no setting turns a norm off. Instead, a factor on the weight of
-a projection changes no output. **Laws:** all but `formula` apply.
+a projection changes no output.
+
+**Laws.** Of the laws that the core passes, all but `large_scores` apply: the scores do
+not grow with the inputs.
 
 Source: [Scaling Vision Transformers to 22 Billion
 Parameters](https://arxiv.org/abs/2302.05442), Dehghani et al. 2023, section 2.1; [2

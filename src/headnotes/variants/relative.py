@@ -30,11 +30,11 @@ key**, as in decoding: with 3 queries and 7 keys, query 0 is at position 4.
 core without a scale).
 
 **Laws.** All three obey
-[`relative_positions`](../attention_laws/positions.md#relative_positions).
-`key_permutation` and `query_permutation` do not apply, as the order of tokens matters;
-neither does `longer_padding`, which appends keys behind the last query, which here move
-the queries along. `formula`, `score_scale` and `weights_match_output` compare with the
-scores and the context of the core.
+[`relative_positions`](../attention_laws/positions.md#relative_positions). Of the laws
+that the core passes, all but `key_permutation`, `query_permutation`, `longer_padding`,
+`formula` and `weights_match_output` apply: the order of tokens matters, keys that are
+appended behind the last query here move the queries along, and the last two laws
+compare with the scores and the context of the core.
 
 Source: [Self-Attention with Relative Position
 Representations](https://arxiv.org/abs/1803.02155), Shaw et al. 2018, section 3.2;

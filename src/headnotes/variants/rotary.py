@@ -28,9 +28,9 @@ those of the training: not at all, linearly, NTK-aware, by YaRN, or as in Llama 
 
 **Laws.** The law
 [`relative_positions`](../attention_laws/positions.md#relative_positions) tests the idea
-itself. `key_permutation` and `query_permutation` do not apply, as the order of tokens
-matters; neither does `longer_padding`, which appends keys behind the last query, which
-here move the queries along.
+itself. Of the laws that the core passes, all but `key_permutation`, `query_permutation`
+and `longer_padding` apply: the order of tokens matters, and keys that are appended
+behind the last query here move the queries along.
 
 Source: [RoFormer](https://arxiv.org/abs/2104.09864), Su et al. 2021, section 3.2, pairs
 neighbors. [GPT-NeoX](https://arxiv.org/abs/2204.06745), Black et al. 2022, section 2,

@@ -37,11 +37,13 @@ soon as its first tokens leave the window: heads put unneeded weight on those.
 `sink_tokens=4` keeps the first four visible, and in the cache. (A learned logit can
 take their place: [attention sinks](sinks.md).)
 
-**Reduces to** causal attention for windows of the whole length. **Laws:**
-`sliding_window` tests both edges. `key_permutation` and `query_permutation` do not
-apply, because the order matters. `longer_padding` appends keys but no queries, which
-moves the last key; `rows_sum_to_one` and `formula` have masks that hide all of some
-window. All others apply.
+**Reduces to** causal attention for windows of the whole length.
+
+**Laws.** `sliding_window` tests both edges. Of the laws that the core passes, all but
+`key_permutation`, `query_permutation`, `neutral_mask`, `rows_sum_to_one`, `formula`,
+`weights_match_output`, `score_independence` and `incremental_decoding` apply: the order
+matters, no mask makes all keys visible, the weights are not stored, and `forward` takes
+no cache.
 
 Source: [Longformer](https://arxiv.org/abs/2004.05150), Beltagy et al. 2020, section
 3.1; [Mistral 7B](https://arxiv.org/abs/2310.06825), Jiang et al. 2023, section 2, for

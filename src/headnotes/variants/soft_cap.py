@@ -15,7 +15,9 @@ The cap is applied after the scale and before the mask: a hidden key has minus i
 which a cap would make finite.
 
 **Reduces to** the core for large caps: the scores change by about $S^3 / 3 c^2$.
-**Laws:** all but `formula` apply.
+
+**Laws.** Of the laws that the core passes, all apply: the checker reads the cap, and
+its `formula` has one.
 
 Source: [Gemma 2](https://arxiv.org/abs/2408.00118), Gemma Team 2024, section 2, "Logit
 soft-capping"; [Neural Combinatorial Optimization with Reinforcement
