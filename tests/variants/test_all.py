@@ -184,3 +184,41 @@ def test_linear_in_value_passes_if_the_checker_insists(
 ) -> None:
     report = check(kind, only="linear_in_value", **options)
     assert [result.law.name for result in report.passed] == ["linear_in_value"], report
+
+
+# Each as the code on its page builds it in `fast`.
+AT_FULL_SPEED: list[Callable[[], Any]] = [
+    lambda: AlibiAttention(3, 42),
+    lambda: GroupedQueryAttention(6, 42, kv_heads=2),
+    lambda: QKNormAttention(3, 42, norm="layer", over="all"),
+    lambda: RotaryAttention(3, 42),
+    lambda: SinkAttention(3, 42),
+    lambda: SlidingWindowAttention(3, 42, window=3),
+    lambda: SoftCapAttention(3, 42, soft_cap=2.0),
+    lambda: T5Attention(3, 42),
+]
+
+
+@pytest.mark.parametrize("build", AT_FULL_SPEED)
+def test_the_code_on_the_page_gives_the_same_at_full_speed(
+    build: Callable[[], Any],
+) -> None:
+    module = build()
+    randomize(module)
+    [code] = re.findall(
+        r"```python\n(.*?)```", sys.modules[type(module).__module__].__doc__ or "", re.S
+    )
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    quick, module = scope["quick"].double().eval(), module.double().eval()
+    state = {
+        name.replace("relative_bias", "score_bias"): weight
+        for name, weight in module.state_dict().items()
+    }
+    quick.load_state_dict(state)
+    xs = inputs(42, 5, 7)
+    options = {"is_causal": True} if hasattr(module, "window") else {}
+    mask = torch.ones(1, 7, BATCH).bool()
+    mask[:, :2, 1] = False
+    output = quick(**xs, mask=mask, **options)
+    torch.testing.assert_close(output, module(**xs, mask=mask), rtol=0, atol=1e-12)

@@ -17,6 +17,20 @@ scores of a row instead, which differs by a constant of the row, and softmax can
 that. Here the bias is symmetric, so that it is also of use without a causal mask; and
 it is 0 for the token itself, so that it stays exact near the query in half precision.
 
+**At full speed** it is the `bias` of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the
+outputs are equal:
+
+```python
+from headnotes import fast
+from headnotes.variants.alibi import alibi_slopes
+
+def bias(i, j):
+    return -alibi_slopes(3) * (i.unsqueeze(1) - j).abs().unsqueeze(-1)
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(bias=bias))
+```
+
 **Reduces to** the core where the slopes are zero.
 
 **Laws.** The laws

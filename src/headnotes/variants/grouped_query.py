@@ -17,6 +17,16 @@ $h$ of a group $g$ meets the keys and values of that group.
 $$S_{ijbgh} = \sum_d Q_{ibghd}\, K_{jbgd} \qquad
   C_{ibghd} = \sum_j A_{ijbgh}\, V_{jbgd}$$
 
+**At full speed** it is the argument `kv_heads` of
+[`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the outputs are
+equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=6, d_model=42, kv_heads=2)
+```
+
 **Reduces to** the core where `kv_heads` equals `heads`. Otherwise it is the core with
 each key and value head repeated for its group: the formula is the same, but nothing is
 copied here.

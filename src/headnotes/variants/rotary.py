@@ -24,6 +24,18 @@ two ways. One is which components form a pair: $d$ and $d + d_k / 2$ ("halves"),
 and $2d + 1$ ("neighbors"). The other is how the angles are scaled for texts longer than
 those of the training: not at all, linearly, NTK-aware, by YaRN, or as in Llama 3.
 
+**At full speed** it is the argument `rotary` of
+[`fast.MultiHeadAttention`](../fast/module.md), a
+[`Rotary`](../fast/components.md#Rotary). With the same weights, the outputs are equal:
+
+```python
+from headnotes import fast
+from headnotes.variants.rotary import rotary_frequencies
+
+rotary = fast.Rotary(rotary_frequencies(14))  # d_k = d_model / heads
+quick = fast.MultiHeadAttention(heads=3, d_model=42, rotary=rotary)
+```
+
 **Reduces to** the core where the frequencies are zero.
 
 **Laws.** The law

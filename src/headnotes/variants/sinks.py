@@ -14,6 +14,16 @@ A sink of 0 adds $e^0 = 1$ to the sum, which is known as *softmax plus one* (als
 "softmax off by one", or "quiet softmax"). The sinks begin there;
 `requires_grad_(False)` keeps them there.
 
+**At full speed** they are an option of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the
+outputs are equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(sinks=True))
+```
+
 **Reduces to** the core as the sinks fall to minus infinity.
 
 **Laws.** The law [`sinks`](../attention_laws/algebra.md#sinks) tests the idea itself.

@@ -41,6 +41,16 @@ take their place: [attention sinks](sinks.md).)
 hides from all queries count as padding, and the sinks are the first keys behind them.
 The cache takes the lengths of the padding as `left_padding`.
 
+**At full speed** it is the argument `window` of
+[`fast.MultiHeadAttention`](../fast/module.md), which has no `sink_tokens`. With the
+same weights and `is_causal=True`, the outputs are equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, window=3)
+```
+
 **Reduces to** causal attention for windows of the whole length.
 
 **Laws.** `sliding_window` tests both edges. Of the laws that the core passes, all but
