@@ -6,6 +6,10 @@
 # back, and runs the whole model with the attention of Headnotes. It needs version 5.5 of the
 # package or newer, `pip install "transformers>=5.5"`, or 4.57, the last of major version 4.
 #
+# Two models need a later release. **T5** needs 5.16 or newer, both to convert it and to run
+# it. **BERT** can be converted from 4.57 on, but be run with the attention of Headnotes from
+# 5.5 on only.
+#
 # The models here are tiny and have random weights, so that the page is built without a
 # download. For trained weights, replace `LlamaForCausalLM(config)` by
 # `AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B")`.
@@ -118,6 +122,9 @@ assert len(lines) == 2 + 17
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
+# A model with a vision or audio encoder of another architecture, such as Gemma 3, is
+# converted without the attention of that encoder, which a warning names.
+#
 # Not converted, but refused with an error that names the option: quantized layers and
 # adapters, cross-attention of GPT-2 and, from version 5 on, of BERT, dynamic and LongRoPE
 # scaling, attention to both sides of a window, in version 4 pruned heads and relative

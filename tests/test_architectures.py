@@ -242,6 +242,14 @@ def later_layer_of_t5() -> Any:
     return modeling_t5.T5Attention(config, layer_idx=1)
 
 
+def t5_with_odd_buckets() -> Any:
+    from transformers.models.t5 import modeling_t5
+
+    sizes = {"d_model": 24, "num_heads": 6, "d_kv": 4}
+    config = modeling_t5.T5Config(**sizes, relative_attention_num_buckets=7)
+    return modeling_t5.T5Attention(config, has_relative_attention_bias=True)
+
+
 def deepseek(**settings: Any) -> Any:
     model = "DeepseekV3ForCausalLM"
     from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -298,6 +306,7 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
             r"`position_embedding_type` \(='relative_key'\) of `module` adds a table",
         ),
         (later_layer_of_t5, ValueError, "convert the model, not the layer"),
+        (t5_with_odd_buckets, ValueError, r"`buckets` \(=7\) must be even, as keys"),
         (both_sides, ValueError, "set `use_bidirectional_attention=False`"),
         (
             lambda: llama(rope_parameters=ROPE),
@@ -319,11 +328,33 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
 def test_what_our_modules_lack_is_refused_with_the_way_out(
     layer: Any, error: type[Exception], message: str
 ) -> None:
-    if layer is later_layer_of_t5:
+    if layer in (later_layer_of_t5, t5_with_odd_buckets):
         models.require("5.16")
     module = layer()
     with pytest.raises(error, match=message):
         convert.from_transformers(module)
+
+
+@pytest.mark.slow
+def test_attention_of_another_architecture_is_left_out_with_a_warning() -> None:
+    from transformers import Gemma3Config, Gemma3Model, Gemma3TextConfig
+
+    settings = models.MODELS["Gemma3ForCausalLM"]
+    text = models.configuration(Gemma3TextConfig, settings)
+    vision = {"hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
+    vision |= {"intermediate_size": 8, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(
+        text_config=text.to_dict(), vision_config=vision, mm_tokens_per_image=4
+    )
+    model = Gemma3Model(config)
+    message = (
+        r"^`module` has attention of other architectures, not converted: "
+        r"SiglipAttention \(`vision_tower\.\S*encoder\.layers\.0\.self_attn`\)"
+    )
+    with pytest.warns(UserWarning, match=message):
+        layers = convert.from_transformers(model)
+    assert all(name.startswith("language_model.layers.") for name in layers)
+    assert len(layers) == text.num_hidden_layers
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ SPARED = {
     "convert.convert_layer": "a step of the two above",
     "convert.meaning_of": "a step of the two above",
     "convert.parameter_pairs": "a step of the two above",
+    "convert.warn_of_others": "a step of the two above",
     "exercises.": "it is given the code of learners; see tests/exercises",
     "integrations.": "it is given what `transformers` passes; see its own test",
     "masks.describe.Item": "a record: it holds what it is given",
@@ -95,6 +96,7 @@ SPARED = {
     "fast.blockwise.Tile": "made for a call, from what has been checked",
     "variants.online_softmax.Blockwise": "it is given what has been checked",
     "variants.sliding_window.Blocks": "made for a call, from what has been checked",
+    "variants.sliding_window.RingCache.in_order": "it is given nothing",
 }
 # Steps of a forward, which are handed what that has checked.
 STEPS = ("mha.masked_softmax", "implementations.batch_first.masked_softmax")

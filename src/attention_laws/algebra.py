@@ -653,8 +653,13 @@ def sinks(script: Script) -> None:
     skip_unless(found, "has no scores of sinks, one for each head")
     width = heads * script.sizes.d_k
     layers = structure.layers_by_role(attention, width, any_width=True)
-    skip_unless("out" in layers, "its output projection is not found")
-    last = f"attention.get_submodule({layers['out']!r})"
+    # Layers inside of projections of one's own may look like outputs, too.
+    outer = {
+        structure.role_of(*child): child[0] for child in attention.named_children()
+    }
+    layer = layers.get("out", outer.get("out"))
+    skip_unless(layer, "its output projection is not found")
+    last = f"attention.get_submodule({layer!r})"
     contexts = []
     for score in ("-1e4", "1e4", "1e4"):
         for name in found:

@@ -42,7 +42,7 @@ from headnotes import fast, mha
 from headnotes.variants import rotary
 from headnotes.variants.latent import LatentAttention
 from headnotes.variants.qk_norm import NormalizedProjection
-from headnotes.variants.relative import relative_buckets
+from headnotes.variants.relative import check_buckets, relative_buckets
 
 # The first releases of `transformers` whose layers most rows describe, one for each
 # major version.
@@ -100,7 +100,9 @@ class HeadLayerNorm(nn.Module):
 class BucketBias(nn.Embedding):
     r"""T5's bias of the scores: a table `[buckets, heads]`, looked up by distance.
 
-    It is a `bias` of [`fast.Scores`](fast/components.md#Scores).
+    It is a `bias` of [`fast.Scores`](fast/components.md#Scores). Raises `ValueError`
+    for numbers of which no buckets can be made, as
+    [`relative_buckets`](variants/relative.md#relative_buckets) does.
 
     >>> bias = BucketBias(32, 5, max_distance=128, bidirectional=False)
     >>> bias(torch.arange(4, 7), torch.arange(7)).shape
@@ -110,6 +112,7 @@ class BucketBias(nn.Embedding):
     def __init__(
         self, buckets: int, heads: int, *, max_distance: int, bidirectional: bool
     ) -> None:
+        check_buckets(buckets, max_distance, bidirectional)
         super().__init__(buckets, heads)
         self.max_distance = max_distance
         self.bidirectional = bidirectional

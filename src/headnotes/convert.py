@@ -44,6 +44,7 @@ projections timm's `Attention`, GPT-2 and GPT-NeoX; for Transformers its modelin
 
 import copy
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -544,7 +545,9 @@ def from_transformers(module: nn.Module) -> Any:
     `fast.MultiHeadAttention` with the options of the model, or `LatentAttention` for
     DeepSeek. For a model, it is a dict of such modules by the names of its layers. The
     models are those of `architectures.ARCHITECTURES`. Dtype, device and training mode
-    are those of `module`, and no memory is shared.
+    are those of `module`, and no memory is shared. Attention layers of other
+    architectures in the same model, such as those of a vision encoder, are not in the
+    dict, and a `UserWarning` names them.
 
     The new module is sequence first. It is not causal by itself: pass `is_causal=True`,
     or a mask, or use `decode`. Dropout after the output projection, residuals and
@@ -586,7 +589,31 @@ def from_transformers(module: nn.Module) -> Any:
             f"`module` is a {seen}, and contains no attention layer of {known}; load "
             f"its weights into `fast.MultiHeadAttention`"
         )
+    warn_of_others(module, [*converted])
     return converted
+
+
+def warn_of_others(module: nn.Module, known: list[str]) -> None:
+    """Name a layer of each class of attention that is unknown, and left out.
+
+    What is part of a known layer, or has one as a part, is not left out.
+    """
+    found: dict[str, str] = {}
+    for name, layer in module.named_modules():
+        is_related = any(
+            f"{each}.".startswith(f"{name}.") or f"{name}.".startswith(f"{each}.")
+            for each in known
+        )
+        kind = type(layer)
+        is_theirs = kind.__module__.startswith("transformers.models.")
+        if name and is_theirs and "Attention" in kind.__name__ and not is_related:
+            found.setdefault(kind.__name__, name)
+    if found:
+        named = ", ".join(f"{kind} (`{name}`)" for kind, name in found.items())
+        message = (
+            f"`module` has attention of other architectures, not converted: {named}"
+        )
+        warnings.warn(message, stacklevel=3)
 
 
 @torch.no_grad()

@@ -214,9 +214,10 @@ def decode(kind: Any) -> Callable[[Dice], Call]:
         _, state = made.decode(prompt)
         x = dice.floats(dice.roll(0, 3), *shape, dtype=weight.dtype)
         given: dict[str, Any] = {"x": x, "state": state}
+        given["mask"] = new_mask(dice, 1, len(x), batch_size)
 
         def judge(result: Any) -> None:
-            x, start = given.values()
+            x, start, mask = given.values()
             dense(x, weight, 3)
             need(x.shape[2] == d_model, "a width differs")
             fits = start is None or x.shape[1] == batch_size
@@ -224,15 +225,21 @@ def decode(kind: Any) -> Callable[[Dice], Call]:
             if start is not None:
                 dense(start, state, 4)
                 need(start.shape == state.shape, "the state has another shape")
+            if mask is not None:
+                whole(mask, weight)
+            may = allowed(mask, (1, *x.shape[:2])).to(weight.device)
             if not dice.tame:
                 return
-            options = {"is_causal": True} if kind is linear.LinearAttention else {}
-            together = torch.cat([prompt, x])
+            before = may.new_ones(1, len(prompt), batch_size)
+            options: dict[str, Any] = {"mask": torch.cat([before, may], dim=1)}
+            if kind is linear.LinearAttention:
+                options["is_causal"] = True
+            together = torch.cat([prompt, x.masked_fill(~may[0].unsqueeze(-1), 0)])
             y = made(query=together, key=together, value=together, **options)
             expected = y[len(prompt) :].detach()
             near(result[0], expected if y.is_meta else wide(expected), weight)
 
-        return call(dice, made.decode, given, judge)
+        return call(dice, made.decode, given, judge, mask=odd_mask(dice))
 
     return attack
 

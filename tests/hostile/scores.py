@@ -126,13 +126,15 @@ def windowed(dice: Dice) -> Any:
 
 
 def within_window(module: Any, may: Tensor) -> Tensor:
-    """The mask without what is too old, or in the future."""
-    may = may.clone()
-    for row, j in itertools.product(range(len(may)), range(may.shape[1])):
+    """The mask without what is too old, or in the future; padding is no sink."""
+    within = may.clone()
+    for row, j, b in itertools.product(*map(range, may.shape)):
+        seen = may[:, : j + 1, b].any(dim=0)
         distance = row + may.shape[1] - len(may) - j
-        near = distance < module.window or j < module.sink_tokens
-        may[row, j] &= distance >= 0 and near
-    return may
+        # The keys up to this one, without those before the first that is seen.
+        is_sink = int(seen.cummax(dim=0).values.sum()) <= module.sink_tokens
+        within[row, j, b] &= distance >= 0 and (distance < module.window or is_sink)
+    return within
 
 
 @attack("variants.sliding_window.RingCache.append")
@@ -200,7 +202,10 @@ def decode(dice: Dice) -> Call:
     module = awake(dice, windowed(dice)).eval()
     weight = module.output.weight
     batch_size = dice.roll(1, 3)
-    cache = module.cache(batch_size)
+    padding = torch.tensor([dice.roll(0, 4) for _ in range(batch_size)])
+    padding = padding.to(weight.device)
+    is_padded = dice.roll(0, 1)
+    cache = module.cache(batch_size, left_padding=padding if is_padded else None)
     x = dice.floats(dice.roll(0, 7), batch_size, len(weight), dtype=weight.dtype)
     module.decode(x, cache)
     piece = dice.floats(dice.roll(0, 3), *x.shape[1:], dtype=weight.dtype)
@@ -212,7 +217,13 @@ def decode(dice: Dice) -> Call:
         need(piece.shape[1:] == x.shape[1:], "a size differs")
         need(isinstance(cache, sliding_window.RingCache), "there is no cache")
         together = torch.cat([x, piece])
-        expected = module(query=together, key=together, value=together)[len(x) :]
+        mask = None
+        if is_padded:
+            order = torch.arange(len(together), device=weight.device).unsqueeze(-1)
+            mask = (order >= padding).unsqueeze(0)
+            together = together.masked_fill(~mask[0].unsqueeze(-1), 0)
+        xs = {"query": together, "key": together, "value": together}
+        expected = module(**xs, mask=mask)[len(x) :]
         compare(result[0], wide(expected) if not x.is_meta else expected, weight)
 
     return call(dice, module.decode, given, judge)

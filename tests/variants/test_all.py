@@ -1,6 +1,8 @@
 """What every variant does: padding, copies, half precision, and the laws."""
 
 import copy
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from attention_laws import check
+from attention_laws import LAWS, check
 from claims import BATCH, K_LEN, inputs, some_mask
 from contract import randomize
+from headnotes.mha import MultiHeadAttention
 from headnotes.variants import sliding_window
 from headnotes.variants.alibi import AlibiAttention
 from headnotes.variants.differential import DifferentialAttention
@@ -107,86 +110,115 @@ def test_half_precision_is_near(name: str, dtype: torch.dtype) -> None:
     assert all(p.grad.isfinite().all() for p in module.parameters())
 
 
-# These take most of the time; gradients are compared with those of the loops.
-SLOW_LAWS = (
-    "autocast",
-    "causal_gradient",
-    "compiled",
-    "dtype_and_device",
-    "gradients",
-    "large_scores",
-    "padding",
+# What the checker cannot find out by itself. "rotary" stands for any encoding in which
+# only distances matter.
+RELATIVE = {"positions": "rotary"}
+ALWAYS_CAUSAL = {"causal": True, "weights": "none"}
+CHECKED: dict[type, dict[str, Any]] = {
+    AlibiAttention: {"positions": "alibi"},
+    DeltaNetAttention: {"mask": {"mask": "attend:1kb"}, **ALWAYS_CAUSAL},
+    DifferentialAttention: {},
+    GroupedQueryAttention: {"heads": 4, "kv_heads": 2},
+    LatentAttention: {"init_args": {"kv_rank": 5, "rotary_dim": 2}, **RELATIVE},
+    LinearAttention: {},
+    QKNormAttention: {},
+    RotaryAttention: RELATIVE,
+    ShawAttention: RELATIVE,
+    SinkAttention: {},
+    SlidingWindowAttention: {
+        "mask": {"mask": "attend:qkb"},
+        "init_args": {"window": 2},
+        "window": 2,
+        **ALWAYS_CAUSAL,
+    },
+    SoftCapAttention: {"init_args": {"soft_cap": 0.5}},
+    T5Attention: RELATIVE,
+    TransformerXLAttention: RELATIVE,
+}
+EXCEPTIONS = re.compile(
+    r"[Oo]f the laws that the core passes, all (?:but ([^:]*?) )?apply"
 )
-# "rotary" stands for any encoding in which only distances matter.
-RELATIVE = ("relative_positions", "incremental_decoding")
-MORE = (*RELATIVE, "causality", "padding")
 
 
-def laws(kind: type, number: int, *skip: str, **options: Any) -> Any:
-    """So many laws apply and pass: those of `only`, or all but slow ones and `skip`."""
-    if "only" not in options:
-        options["skip"] = (*SLOW_LAWS, *skip)
-    return pytest.param(kind, number, options, id=kind.__name__)
+@pytest.fixture(scope="module")
+def passed_by_the_core() -> set[str]:
+    return {result.law.name for result in check(MultiHeadAttention).passed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CHECKED, ids=lambda kind: kind.__name__)
+def test_the_page_says_which_laws_apply_and_these_pass(
+    kind: type, passed_by_the_core: set[str]
+) -> None:
+    report = check(kind, **CHECKED[kind])
+    assert report.ok, report
+    passed = {result.law.name for result in report.passed}
+
+    page = str(sys.modules[kind.__module__].__doc__)
+    [paragraph] = re.findall(r"\*\*Laws\.\*\*.*?(?=\n\n)", page, re.DOTALL)
+    text = " ".join(paragraph.split())
+    claims = [law_names(each) for each in EXCEPTIONS.findall(text)]
+    # The delta rule is the second attention of its page.
+    assert passed_by_the_core - passed == claims[kind is DeltaNetAttention]
+    assert law_names(text) - set().union(*claims) <= passed
+
+
+def law_names(text: str) -> set[str]:
+    """The laws that a text names as code."""
+    return set(re.findall(r"`(\w+)`", text)) & LAWS.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "number", "options"),
+    ("kind", "options"),
     [
-        laws(
-            AlibiAttention,
-            4,
-            positions="alibi",
-            only=(*RELATIVE, "linear_bias", "causality"),
-        ),
-        laws(
-            DeltaNetAttention,
-            2,
-            causal=True,
-            weights="none",
-            only=("batch_independence", "linear_in_value", "causality"),
-        ),
-        laws(
-            DifferentialAttention, 14, "rows_sum_to_one", "formula", "linear_in_value"
-        ),
-        laws(
-            GroupedQueryAttention,
-            4,
-            heads=4,
-            kv_heads=2,
-            only=("formula", "rows_sum_to_one", "padding", "key_permutation"),
-        ),
-        laws(
+        (DeltaNetAttention, CHECKED[DeltaNetAttention]),
+        (
             LatentAttention,
-            4,
-            positions="rotary",
-            init_args={"kv_rank": 5, "rotary_dim": 2},
-            only=MORE,
+            {"init_args": {"kv_rank": 5, "rotary_dim": 2, "norm": False}, **RELATIVE},
         ),
-        laws(LinearAttention, 14, "formula"),
-        laws(QKNormAttention, 16, "formula"),
-        laws(RotaryAttention, 4, positions="rotary", only=MORE),
-        laws(ShawAttention, 2, positions="rotary", only=RELATIVE),
-        laws(SinkAttention, 15, "rows_sum_to_one", "formula"),
-        laws(
-            SlidingWindowAttention,
-            10,
-            "rows_sum_to_one",
-            "formula",
-            "longer_padding",
-            init_args={"window": 2},
-            causal=True,
-            window=2,
-            weights="none",
-        ),
-        laws(SoftCapAttention, 16, "formula", init_args={"soft_cap": 0.5}),
-        laws(T5Attention, 2, positions="rotary", only=RELATIVE),
-        laws(TransformerXLAttention, 2, positions="rotary", only=RELATIVE),
     ],
 )
-def test_the_laws_that_apply_pass(
-    kind: type, number: int, options: dict[str, Any]
+def test_linear_in_value_passes_if_the_checker_insists(
+    kind: type, options: dict[str, Any]
 ) -> None:
-    report = check(kind, **options)
-    assert report.ok, report
-    assert len(report.passed) >= number, report
+    report = check(kind, only="linear_in_value", **options)
+    assert [result.law.name for result in report.passed] == ["linear_in_value"], report
+
+
+# Each as the code on its page builds it in `fast`.
+AT_FULL_SPEED: list[Callable[[], Any]] = [
+    lambda: AlibiAttention(3, 42),
+    lambda: GroupedQueryAttention(6, 42, kv_heads=2),
+    lambda: QKNormAttention(3, 42, norm="layer", over="all"),
+    lambda: RotaryAttention(3, 42),
+    lambda: SinkAttention(3, 42),
+    lambda: SlidingWindowAttention(3, 42, window=3),
+    lambda: SoftCapAttention(3, 42, soft_cap=2.0),
+    lambda: T5Attention(3, 42),
+]
+
+
+@pytest.mark.parametrize("build", AT_FULL_SPEED)
+def test_the_code_on_the_page_gives_the_same_at_full_speed(
+    build: Callable[[], Any],
+) -> None:
+    module = build()
+    randomize(module)
+    [code] = re.findall(
+        r"```python\n(.*?)```", sys.modules[type(module).__module__].__doc__ or "", re.S
+    )
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    quick, module = scope["quick"].double().eval(), module.double().eval()
+    state = {
+        name.replace("relative_bias", "score_bias"): weight
+        for name, weight in module.state_dict().items()
+    }
+    quick.load_state_dict(state)
+    xs = inputs(42, 5, 7)
+    options = {"is_causal": True} if hasattr(module, "window") else {}
+    mask = torch.ones(1, 7, BATCH).bool()
+    mask[:, :2, 1] = False
+    output = quick(**xs, mask=mask, **options)
+    torch.testing.assert_close(output, module(**xs, mask=mask), rtol=0, atol=1e-12)

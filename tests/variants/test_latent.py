@@ -122,6 +122,26 @@ def test_padding_on_the_left_may_hold_anything_and_a_beam_keeps_its_own() -> Non
             torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("length", [1, 3])
+def test_after_an_error_the_cache_is_as_it_was_before(length: int) -> None:
+    module = in_float64(LatentAttention(HEADS, D_MODEL, **SIZES))
+    x = torch.randn(K_LEN, BATCH, D_MODEL).double()
+    expected = module.decode(x, module.cache(BATCH, K_LEN))[0]
+    cache = module.cache(BATCH, 2)
+    module.decode(x[:2], cache)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a hook fails")
+
+    handle = module.output.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="a hook fails"):
+        module.decode(-x[:length], cache)
+    assert len(cache) == 2
+    handle.remove()
+    rest, _ = module.decode(x[2:], cache)
+    torch.testing.assert_close(rest, expected[2:], rtol=0, atol=1e-12)
+
+
 def test_a_step_writes_in_place_and_copies_no_earlier_position() -> None:
     module = LatentAttention(HEADS, D_MODEL, **SIZES)
     with torch.inference_mode():

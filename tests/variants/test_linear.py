@@ -342,6 +342,37 @@ def test_the_sums_of_a_long_sequence_are_in_float32() -> None:
 
 
 @KINDS
+@pytest.mark.parametrize("pieces", [[1] * 9, [6, 3], [2, 0, 3, 4], [9]])
+def test_padding_leaves_the_state_as_it_is_in_decoding(
+    kind: Any, pieces: list[int]
+) -> None:
+    module = kind(2, 6, chunk_size=2)
+    randomize(module)
+    module = module.double()
+    x = torch.randn(9, 3, 6).double()
+    mask = torch.ones(1, 9, 3).bool()
+    mask[:, :5, 1] = False  # more than the first piece
+    mask[:, [1, 8], 2] = False  # not on the left only
+    x[~mask[0]] = torch.nan
+    state, outputs = None, []
+    masks = mask.split(pieces, dim=1)
+    for piece, present in zip(x.split(pieces), masks, strict=True):
+        output, state = module.decode(piece, state, mask=present)
+        outputs.append(output)
+    for b in range(3):
+        alone = x[mask[0, :, b], b : b + 1]
+        causal = {"is_causal": True} if kind is LinearAttention else {}
+        expected = module(query=alone, key=alone, value=alone, **causal)
+        output = torch.cat(outputs)[mask[0, :, b], b : b + 1]
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        _, without = module.decode(alone)
+        torch.testing.assert_close(state[b], without[0], rtol=0, atol=1e-12)
+    assert torch.cat(outputs).isfinite().all()
+    with pytest.raises(ValueError, match="`mask` has 2 rows, one for each query"):
+        module.decode(alone[:2], mask=torch.ones(2, 2, 1).bool())
+
+
+@KINDS
 @pytest.mark.parametrize("pieces", [[1] * 7, [3, 4], [0, 5, 2]], ids=str)
 def test_decoding_in_any_pieces_is_one_causal_call(
     kind: Any, pieces: list[int]

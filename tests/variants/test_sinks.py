@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from attention_laws import check
 from claims import (
     assert_equals_the_loops,
     inputs,
     some_mask,
 )
 from contract import randomize
-from headnotes.mha import MultiHeadAttention
+from headnotes import fast
+from headnotes.mha import MultiHeadAttention, masked_softmax
 from headnotes.variants.sinks import SinkAttention
 
 
@@ -75,3 +77,20 @@ def test_a_sink_that_autocast_rounds_to_infinity_takes_the_whole_weight() -> Non
         output = module(**xs)
     expected = module.output.bias.half().expand_as(output)
     torch.testing.assert_close(output, expected.contiguous())
+
+
+class AddsToScores(SinkAttention):
+    """The bug: the sink is added to the score of each key."""
+
+    def get_weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return masked_softmax(scores + self.sinks, mask)
+
+
+@pytest.mark.slow
+def test_the_law_of_sinks_runs_on_ours_and_fails_without_a_sink() -> None:
+    ours = fast.MultiHeadAttention(3, 21, scores=fast.Scores(sinks=True))
+    for attention in (SinkAttention, ours):
+        report = check(attention, only="sinks")
+        assert report.ok, report
+        assert [result.law.name for result in report.passed] == ["sinks"], report
+    assert [r.law.name for r in check(AddsToScores, only="sinks").failed] == ["sinks"]

@@ -1,5 +1,6 @@
 """Sliding window attention: the band, its blocks, the ring cache, the sink tokens."""
 
+import copy
 import re
 from typing import Any
 
@@ -24,14 +25,21 @@ from headnotes.variants import sliding_window
 from headnotes.variants.sliding_window import RingCache, SlidingWindowAttention
 
 
-def band(q_len: int, k_len: int, window: int, sinks: int) -> Tensor:
-    """The definition, one pair at a time."""
-    allowed = torch.zeros(q_len, k_len, 1).bool()
-    for row in range(q_len):
-        i = row + k_len - q_len
-        for j in range(k_len):
-            allowed[row, j] = 0 <= i - j < window or (j <= i and j < sinks)
-    return allowed
+def band(
+    q_len: int, k_len: int, window: int, sinks: int, mask: Tensor | None = None
+) -> Tensor:
+    """The definition, one pair at a time; what `mask` hides at the start is no sink."""
+    mask = torch.ones(1, k_len, 1).bool() if mask is None else mask
+    allowed = torch.zeros(q_len, k_len, mask.shape[2]).bool()
+    for b in range(mask.shape[2]):
+        seen = [j for j in range(k_len) if mask[:, j, b].any()]
+        start = seen[0] if seen else k_len
+        for row in range(q_len):
+            i = row + k_len - q_len
+            for j in range(k_len):
+                is_sink = start <= j < start + sinks
+                allowed[row, j, b] = 0 <= i - j < window or (j <= i and is_sink)
+    return allowed & mask
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +54,8 @@ def test_output_and_gradients_are_those_of_the_loops() -> None:
     leaves = [x.requires_grad_() for x in xs.values()]
     mask = torch.rand(5, 6, BATCH) < 0.8
     mask[3] = False
-    expected = loops.attention(module, *leaves, mask & band(5, 6, 2, 1))
+    mask[:, :2, 1] = False
+    expected = loops.attention(module, *leaves, band(5, 6, 2, 1, mask))
     assert_equal_with_gradients(module, module(**xs, mask=mask), expected, leaves)
 
 
@@ -65,8 +74,9 @@ def test_it_is_the_core_with_a_mask_for_all_sizes(data: st.DataObject) -> None:
     module.load_state_dict(core.state_dict())
     xs = inputs(6, q_len, k_len)
     mask = torch.rand(1 if kind == "padding" else q_len, k_len, BATCH) < 0.7
-    full = band(q_len, k_len, window, sinks)
-    full = full if kind == "none" else full & mask
+    padding = data.draw(st.integers(0, 9), label="padding")
+    mask[:, :padding, 1] = False
+    full = band(q_len, k_len, window, sinks, None if kind == "none" else mask)
     output = module(**xs, mask=None if kind == "none" else mask)
     torch.testing.assert_close(output, core(**xs, mask=full), rtol=0, atol=1e-12)
 
@@ -125,7 +135,82 @@ def test_nothing_is_stored_on_the_module() -> None:
     assert module.attn is None
 
 
+def test_padding_on_the_left_is_no_sink() -> None:
+    module = in_float64(SlidingWindowAttention(2, 6, window=2, sink_tokens=2))
+    x = torch.randn(9, BATCH, 6).double()
+    x[:3, 1] = torch.nan
+    mask = torch.ones(1, 9, BATCH).bool()
+    mask[:, :3, 1] = False
+    output = module(query=x.nan_to_num(), key=x, value=x, mask=mask)
+    for b, start in enumerate((0, 3)):
+        alone = x[start:, b : b + 1]
+        expected = module(query=alone, key=alone, value=alone)[:, 0]
+        torch.testing.assert_close(output[start:, b], expected, rtol=0, atol=1e-12)
+
+
 # The ring
+
+
+@pytest.mark.parametrize("sinks", [0, 1, 3])
+@pytest.mark.parametrize("pieces", [[1] * 13, [7, 1, 0, 5], [1, 3, 1, 1, 4, 3], [13]])
+def test_padding_on_the_left_may_hold_anything_in_the_ring(
+    pieces: list[int], sinks: int
+) -> None:
+    module = in_float64(SlidingWindowAttention(2, 6, window=3, sink_tokens=sinks))
+    lengths = torch.tensor([0, 2, 6])
+    x = torch.randn(13, 3, 6).double()
+    present = torch.arange(13).unsqueeze(1) >= lengths
+    x[~present] = torch.nan
+    cache = module.cache(3, left_padding=lengths)
+    output = torch.cat([module.decode(piece, cache)[0] for piece in x.split(pieces)])
+    cleared = x.nan_to_num()
+    xs = {"query": cleared, "key": x, "value": x}
+    expected = module(**xs, mask=present.unsqueeze(0))
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+    for b, start in enumerate(lengths.tolist()):
+        alone = x[start:, b : b + 1]
+        same = module(query=alone, key=alone, value=alone)
+        near = {"rtol": 0, "atol": 1e-12}
+        torch.testing.assert_close(output[start:, b : b + 1], same, **near)
+
+    # Beams keep the padding of their items.
+    order = torch.tensor([2, 0, 2, 1])
+    cache.reorder(order)
+    more = torch.randn(4, 4, 6).double()
+    beams = [module.decode(piece, cache)[0] for piece in more.split([1, 2, 1])]
+    x = torch.cat([x[:, order], more])
+    present = torch.arange(17).unsqueeze(1) >= lengths[order]
+    xs = {"query": x.nan_to_num(), "key": x, "value": x}
+    expected = module(**xs, mask=present.unsqueeze(0))[13:]
+    torch.testing.assert_close(torch.cat(beams), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", [None, torch.tensor([0, 2])])
+@pytest.mark.parametrize("stored", [0, 1, 3, 8])
+def test_decoding_continues_after_an_error_as_before_it(
+    stored: int, padding: Tensor | None
+) -> None:
+    module = in_float64(SlidingWindowAttention(2, 6, window=3, sink_tokens=2))
+    x = torch.randn(12, BATCH, 6).double()
+    expected = module.decode(x, module.cache(BATCH, left_padding=padding))[0]
+    cache = module.cache(BATCH, left_padding=padding)
+    module.decode(x[:stored], cache)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a hook fails")
+
+    handle = module.output.register_forward_hook(fail)
+    for length in (1, 4, 1):
+        with pytest.raises(RuntimeError, match="a hook fails"):
+            module.decode(-x[:length], cache)
+    assert cache.length == stored
+    handle.remove()
+    for split in ([1, 3], [4]):
+        continued = copy.deepcopy(cache)
+        pieces = x[stored : stored + 4].split(split)
+        output = torch.cat([module.decode(piece, continued)[0] for piece in pieces])
+        same = expected[stored : stored + 4]
+        torch.testing.assert_close(output, same, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("sinks", [0, 2])

@@ -581,7 +581,8 @@ class KeyValueCache:
 
     With `grow=True`, the capacity is doubled when it does not suffice; otherwise a full
     cache raises `ValueError`. With `window`, the cache is a ring: position $p$ is in
-    slot `p % window`, where it replaces position `p - window`, so it is never full.
+    slot `p % window`, where it replaces position `p - window`. It is full only where
+    the capacity is below the window: without `grow=True` it then raises, too.
     `left_padding`, `[batch_size]`, counts the padded positions at the start of each
     sequence. Values may have a width `d_v` of their own; they take the room of the
     wider of both.

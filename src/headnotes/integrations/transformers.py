@@ -3,7 +3,8 @@ r"""# Running models of Hugging Face Transformers
 `register()` makes [`fast.attention`](../fast/attention.md) an attention implementation
 of `transformers`, beside `"eager"` and `"sdpa"`. It is for those who want to run, train
 or measure a whole model with this kernel. Transformers 4.57 is required, or 5.5 and
-newer. BERT of 4.57 and T5 before 5.16 offer no choice of implementations.
+newer. Two models need a later release, as they offer no choice of implementations
+before: BERT needs 5.5, and T5 needs 5.16.
 
 ```python
 from headnotes.integrations import transformers as integration
@@ -48,7 +49,8 @@ def register() -> None:
     r"""Register the attention implementation `"headnotes"` in `transformers`.
 
     Raises `ImportError` if `transformers` is not installed, or another release than
-    4.57, or 5.5 and newer.
+    4.57, or 5.5 and newer. BERT needs 5.5 and T5 5.16: before, these models offer
+    no choice of implementations.
 
     The next tokens of a tiny Llama with random weights, after two prompts of which the
     second has two tokens of padding on the left:

@@ -17,13 +17,27 @@ scores of a row instead, which differs by a constant of the row, and softmax can
 that. Here the bias is symmetric, so that it is also of use without a causal mask; and
 it is 0 for the token itself, so that it stays exact near the query in half precision.
 
+**At full speed** it is the `bias` of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the
+outputs are equal:
+
+```python
+from headnotes import fast
+from headnotes.variants.alibi import alibi_slopes
+
+def bias(i, j):
+    return -alibi_slopes(3) * (i.unsqueeze(1) - j).abs().unsqueeze(-1)
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(bias=bias))
+```
+
 **Reduces to** the core where the slopes are zero.
 
 **Laws.** The laws
 [`linear_bias`](../attention_laws/positions.md#linear_bias) and `relative_positions` are
-made for it. `key_permutation` and `query_permutation` do not apply, as the order of
-tokens matters; neither does `longer_padding`, which appends keys behind the last query,
-which here move the queries along.
+made for it. Of the laws that the core passes, all but `key_permutation`,
+`query_permutation` and `longer_padding` apply: the order of tokens matters, and keys
+that are appended behind the last query here move the queries along.
 
 Source: [Train Short, Test Long](https://arxiv.org/abs/2108.12409), Press et al. 2021,
 section 3; slopes for any number of heads from its [code](https://github.com/ofirpress/attention_with_linear_biases).

@@ -17,11 +17,22 @@ $h$ of a group $g$ meets the keys and values of that group.
 $$S_{ijbgh} = \sum_d Q_{ibghd}\, K_{jbgd} \qquad
   C_{ibghd} = \sum_j A_{ijbgh}\, V_{jbgd}$$
 
+**At full speed** it is the argument `kv_heads` of
+[`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the outputs are
+equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=6, d_model=42, kv_heads=2)
+```
+
 **Reduces to** the core where `kv_heads` equals `heads`. Otherwise it is the core with
 each key and value head repeated for its group: the formula is the same, but nothing is
 copied here.
 
-**Laws.** All laws of the checker apply; it takes the option `kv_heads`.
+**Laws.** Of the laws that the core passes, all apply; the checker takes the option
+`kv_heads`.
 
 Source: [Fast Transformer Decoding](https://arxiv.org/abs/1911.02150), Shazeer 2019,
 section 3, for one head; [GQA](https://arxiv.org/abs/2305.13245), Ainslie et al. 2023,

@@ -28,9 +28,21 @@ $$\phi(x) = \operatorname{elu}(x) + 1$$
 The denominator is the same sum for a value of 1. So each value gets one more component,
 a 1, and the last component of the result divides the others.
 
-**Reduces to:** the three forms agree. **Laws:** `formula` does not apply, as there is
-no softmax; all others do. The delta rule has neither weights nor a denominator, and is
-always causal: of the laws on weights and order, only `linear_in_value` applies.
+**Left padding.** A mask hides it in `forward`, and in `decode`, where it hides
+positions of the new piece: the state stays as it is.
+
+**Reduces to:** the three forms agree. The delta rule reduces to linear attention,
+without the denominator, where the gates are 1 and nothing is erased: keys that are
+orthogonal find nothing in the state. Each value is then multiplied by its $\beta$.
+
+**Laws.** Linear attention has no softmax, and returns no weights: of the laws that the
+core passes, all but `formula`, `weights_match_output`, `score_independence` and
+`dropout` apply. The delta rule has no denominator either, and is always causal: of the
+laws that the core passes, all but `rows_sum_to_one`, `formula`, `weights_match_output`,
+`score_independence`, `linear_in_value`, `key_permutation`, `query_permutation`,
+`incremental_decoding` and `dropout` apply. `linear_in_value` passes, but the checker
+takes the division of keys by their lengths for a norm of the values, and runs it only
+if you insist (`only="linear_in_value"`).
 
 Source: [Transformers are RNNs](https://arxiv.org/abs/2006.16236), Katharopoulos et al.
 2020, section 3; [Parallelizing Linear Transformers with the Delta
@@ -299,19 +311,40 @@ class LinearAttention(nn.Module):
         self,
         x: Tensor,  # [seq_len, batch_size, d_model]
         state: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
         However a sequence is split into pieces, the outputs are those of one causal
-        call. Without a `state` the sequence begins. Raises what `forward` raises, and
-        `ValueError` for a state of another shape.
+        call. Without a `state` the sequence begins. `mask`, `[1, seq_len, batch_size or
+        1]`, is False for padding in `x`, which may hold anything and leaves the state
+        as it is. Raises what `forward` raises, and `ValueError` for a state of another
+        shape, or a mask of several rows.
+
+        A prompt with four positions of padding on the left, and one without:
+
+        >>> attention = LinearAttention(heads=7, d_model=77)
+        >>> x = torch.randn(13, 2, 77)
+        >>> x[:4, 1] = torch.nan
+        >>> mask = torch.ones(1, 11, 2).bool()
+        >>> mask[:, :4, 1] = False
+        >>> prompt, state = attention.decode(x[:11], mask=mask)
+        >>> rest, state = attention.decode(x[11:], state)
+        >>> same, _ = attention.decode(x[4:, 1:])
+        >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
+        True
         """
         weight = self.output.weight
         check_next(x, weight, weight.shape[1])
+        x, _, mask = clear_hidden(weight, x, x, x, mask)
+        check_one_row(mask)
         q, k = (
             feature_map(self.query(x)),
             feature_map(self.key(x)),
         )  # [seq_len, ..., heads, d_k]
+        if mask is not None:
+            k = k.masked_fill(~mask[0, ..., None, None], 0)
         context, state = chunked_linear_attention(
             q, k, self.value(x), state, chunk_size=self.chunk_size
         )  # [seq_len, ..., heads, d_k], [batch_size, heads, d_k, d_k + 1]
@@ -552,18 +585,10 @@ class DeltaNetAttention(nn.Module):
         """
         check_inputs(self.output.weight, query, key, value)
         key, value, mask = clear_hidden(self.output.weight, query, key, value, mask)
-        if mask is not None and len(mask) != 1:
-            raise ValueError(
-                f"`mask` has {len(mask)} rows, one for each query, but all share one "
-                f"state; pass a mask of the keys, [1, k_len, batch_size or 1]"
-            )
+        check_one_row(mask)
         q, k, v, beta, log_gate = self.prepare(
-            query, key, value
+            query, key, value, mask
         )  # [q_len, ...], [k_len, ...], [k_len, ...], [k_len, ...], [k_len, ...]
-        if mask is not None:
-            hidden = ~mask[0].unsqueeze(-1)  # [k_len, ..., 1]
-            beta = beta.masked_fill(hidden, 0)  # [k_len, batch_size, heads]
-            log_gate = log_gate.masked_fill(hidden, 0)  # [k_len, batch_size, heads]
         q, k, v, beta, log_gate = align_ends(q, k, v, beta, log_gate)
         context, _ = chunked_delta_rule(
             q, k, v, beta, log_gate, chunk_size=self.chunk_size
@@ -572,8 +597,13 @@ class DeltaNetAttention(nn.Module):
         output: Tensor = self.output(context)  # [q_len, batch_size, d_model]
         return output
 
-    def prepare(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """Queries, keys, values, and for each key its beta and the log of its gate."""
+    def prepare(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Queries, keys, values, and for each key its beta and the log of its gate.
+
+        Where a key is hidden, both are 0: nothing is added, and nothing decays.
+        """
         q = unit_length(self.query(query)) / self.d_k**0.5  # [..., heads, d_k]
         k, v = unit_length(self.key(key)), self.value(value)  # [..., heads, d_k]
         beta = self.beta(key).sigmoid()  # [..., heads]
@@ -583,6 +613,10 @@ class DeltaNetAttention(nn.Module):
             self.gate(key).to(wide) + self.dt_bias.to(wide)
         )  # [..., heads]
         log_gate = -self.A_log.to(wide).exp() * step  # [..., heads]
+        if mask is not None:
+            hidden = ~mask[0].unsqueeze(-1)  # [..., 1]
+            beta = beta.masked_fill(hidden, 0)  # [..., heads]
+            log_gate = log_gate.masked_fill(hidden, 0)  # [..., heads]
         return q, k, v, beta, log_gate
 
     @torch.no_grad()
@@ -590,16 +624,35 @@ class DeltaNetAttention(nn.Module):
         self,
         x: Tensor,  # [seq_len, batch_size, d_model]
         state: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         r"""Decode the next positions, `x`: `[seq_len, batch_size, d_model]`.
 
         However a sequence is split into pieces, the outputs are those of one call of
-        `forward`. Without a `state` the sequence begins. Raises what `forward` raises,
-        and `ValueError` for a state of another shape.
+        `forward`. Without a `state` the sequence begins. `mask`, `[1, seq_len,
+        batch_size or 1]`, is False for padding in `x`, which may hold anything and
+        leaves the state as it is. Raises what `forward` raises, and `ValueError` for a
+        state of another shape.
+
+        >>> attention = DeltaNetAttention(heads=7, d_model=77)
+        >>> x = torch.randn(13, 2, 77)
+        >>> x[:4, 1] = torch.nan
+        >>> mask = torch.ones(1, 11, 2).bool()
+        >>> mask[:, :4, 1] = False
+        >>> prompt, state = attention.decode(x[:11], mask=mask)
+        >>> rest, state = attention.decode(x[11:], state)
+        >>> same, _ = attention.decode(x[4:, 1:])
+        >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
+        True
         """
         weight = self.output.weight
         check_next(x, weight, weight.shape[1])
-        q, k, v, beta, log_gate = self.prepare(x, x, x)  # [seq_len, batch_size, ...]
+        x, _, mask = clear_hidden(weight, x, x, x, mask)
+        check_one_row(mask)
+        q, k, v, beta, log_gate = self.prepare(
+            x, x, x, mask
+        )  # [seq_len, batch_size, ...]
         context, state = chunked_delta_rule(
             q, k, v, beta, log_gate, state, chunk_size=self.chunk_size
         )  # [seq_len, ..., heads, d_k], [batch_size, heads, d_k, d_k]
@@ -674,6 +727,15 @@ def clear_hidden(
 
 
 # region Input checks
+
+
+def check_one_row(mask: Tensor | None) -> None:
+    """Refuse a mask with a row for each query, where all share one state."""
+    if mask is not None and len(mask) != 1:
+        raise ValueError(
+            f"`mask` has {len(mask)} rows, one for each query, but all share one "
+            f"state; pass a mask of the keys, [1, k_len, batch_size or 1]"
+        )
 
 
 def check_heads_first(

@@ -22,8 +22,25 @@ $$\operatorname{RMSNorm}(x)_d =
 The scale $1 / \sqrt{d_k}$ stays in all of them. With RMS norm over a head and factors
 of 1, a query and a key have length $\sqrt{d_k}$, so no score exceeds $\sqrt{d_k}$.
 
+**At full speed** it is the argument `project` of
+[`fast.MultiHeadAttention`](../fast/module.md), which builds the projections of queries
+and keys. With the same weights, the outputs are equal:
+
+```python
+from functools import partial
+
+from headnotes import fast
+from headnotes.variants.qk_norm import NormalizedProjection
+
+project = partial(NormalizedProjection, norm="layer", over="all")
+quick = fast.MultiHeadAttention(heads=3, d_model=42, project=project)
+```
+
 **Reduces to** nothing: no setting turns a norm off. Instead, a factor on the weight of
-a projection changes no output. **Laws:** all but `formula` apply.
+a projection changes no output.
+
+**Laws.** Of the laws that the core passes, all but `large_scores` apply: the scores do
+not grow with the inputs.
 
 Source: [Scaling Vision Transformers to 22 Billion
 Parameters](https://arxiv.org/abs/2302.05442), Dehghani et al. 2023, section 2.1; [2

@@ -26,15 +26,28 @@ $$S_{ij} = q_i \cdot k_j + b_{\operatorname{bucket}(j-i)}$$
 T5 does not divide by $\sqrt{d_k}$. **The last query is at the position of the last
 key**, as in decoding: with 3 queries and 7 keys, query 0 is at position 4.
 
+**At full speed** T5's is the `bias` of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights (the
+table is `score_bias` there), the outputs are equal. The other two are not available:
+
+```python
+from headnotes import fast
+from headnotes.architectures import BucketBias
+
+bias = BucketBias(buckets=32, heads=3, max_distance=128, bidirectional=True)
+scores = fast.Scores(scale=1.0, bias=bias)
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=scores)
+```
+
 **Reduces to** the core where all that is learned for distances is zero (for T5: the
 core without a scale).
 
 **Laws.** All three obey
-[`relative_positions`](../attention_laws/positions.md#relative_positions).
-`key_permutation` and `query_permutation` do not apply, as the order of tokens matters;
-neither does `longer_padding`, which appends keys behind the last query, which here move
-the queries along. `formula`, `score_scale` and `weights_match_output` compare with the
-scores and the context of the core.
+[`relative_positions`](../attention_laws/positions.md#relative_positions). Of the laws
+that the core passes, all but `key_permutation`, `query_permutation`, `longer_padding`,
+`formula` and `weights_match_output` apply: the order of tokens matters, keys that are
+appended behind the last query here move the queries along, and the last two laws
+compare with the scores and the context of the core.
 
 Source: [Self-Attention with Relative Position
 Representations](https://arxiv.org/abs/1803.02155), Shaw et al. 2018, section 3.2;

@@ -24,13 +24,25 @@ two ways. One is which components form a pair: $d$ and $d + d_k / 2$ ("halves"),
 and $2d + 1$ ("neighbors"). The other is how the angles are scaled for texts longer than
 those of the training: not at all, linearly, NTK-aware, by YaRN, or as in Llama 3.
 
+**At full speed** it is the argument `rotary` of
+[`fast.MultiHeadAttention`](../fast/module.md), a
+[`Rotary`](../fast/components.md#Rotary). With the same weights, the outputs are equal:
+
+```python
+from headnotes import fast
+from headnotes.variants.rotary import rotary_frequencies
+
+rotary = fast.Rotary(rotary_frequencies(14))  # d_k = d_model / heads
+quick = fast.MultiHeadAttention(heads=3, d_model=42, rotary=rotary)
+```
+
 **Reduces to** the core where the frequencies are zero.
 
 **Laws.** The law
 [`relative_positions`](../attention_laws/positions.md#relative_positions) tests the idea
-itself. `key_permutation` and `query_permutation` do not apply, as the order of tokens
-matters; neither does `longer_padding`, which appends keys behind the last query, which
-here move the queries along.
+itself. Of the laws that the core passes, all but `key_permutation`, `query_permutation`
+and `longer_padding` apply: the order of tokens matters, and keys that are appended
+behind the last query here move the queries along.
 
 Source: [RoFormer](https://arxiv.org/abs/2104.09864), Su et al. 2021, section 3.2, pairs
 neighbors. [GPT-NeoX](https://arxiv.org/abs/2204.06745), Black et al. 2022, section 2,

@@ -14,9 +14,22 @@ A sink of 0 adds $e^0 = 1$ to the sum, which is known as *softmax plus one* (als
 "softmax off by one", or "quiet softmax"). The sinks begin there;
 `requires_grad_(False)` keeps them there.
 
-**Reduces to** the core as the sinks fall to minus infinity. **Laws:** a row of weights
-sums to less than 1, so `rows_sum_to_one` and `formula` do not apply. All others do; a
-fully masked row gives its whole weight to the sink.
+**At full speed** they are an option of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the
+outputs are equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(sinks=True))
+```
+
+**Reduces to** the core as the sinks fall to minus infinity.
+
+**Laws.** The law [`sinks`](../attention_laws/algebra.md#sinks) tests the idea itself.
+Of the laws that the core passes, all but `rows_sum_to_one`, `formula`,
+`weights_match_output` and `score_independence` apply: a row of weights sums to less
+than 1. A fully masked row gives its whole weight to the sink.
 
 [Sliding window attention](sliding_window.md) has another kind of sink: the first tokens
 of a sequence, which stay visible.

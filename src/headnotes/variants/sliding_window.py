@@ -37,11 +37,27 @@ soon as its first tokens leave the window: heads put unneeded weight on those.
 `sink_tokens=4` keeps the first four visible, and in the cache. (A learned logit can
 take their place: [attention sinks](sinks.md).)
 
-**Reduces to** causal attention for windows of the whole length. **Laws:**
-`sliding_window` tests both edges. `key_permutation` and `query_permutation` do not
-apply, because the order matters. `longer_padding` appends keys but no queries, which
-moves the last key; `rows_sum_to_one` and `formula` have masks that hide all of some
-window. All others apply.
+**Left padding.** Padding is no sink. Keys at the start of a sequence that the mask
+hides from all queries count as padding, and the sinks are the first keys behind them.
+The cache takes the lengths of the padding as `left_padding`.
+
+**At full speed** it is the argument `window` of
+[`fast.MultiHeadAttention`](../fast/module.md), which has no `sink_tokens`. With the
+same weights and `is_causal=True`, the outputs are equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, window=3)
+```
+
+**Reduces to** causal attention for windows of the whole length.
+
+**Laws.** `sliding_window` tests both edges. Of the laws that the core passes, all but
+`key_permutation`, `query_permutation`, `neutral_mask`, `rows_sum_to_one`, `formula`,
+`weights_match_output`, `score_independence` and `incremental_decoding` apply: the order
+matters, no mask makes all keys visible, the weights are not stored, and `forward` takes
+no cache.
 
 Source: [Longformer](https://arxiv.org/abs/2004.05150), Beltagy et al. 2020, section
 3.1; [Mistral 7B](https://arxiv.org/abs/2310.06825), Jiang et al. 2023, section 2, for
@@ -55,7 +71,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_items, check_next, check_sizes
+from headnotes.checks import check_items, check_next, check_padding, check_sizes
 from headnotes.mha import MultiHeadAttention, check_inputs, check_mask, check_tensor
 
 # Blocks are no shorter: many tiny products take more time than a small one.
@@ -66,11 +82,11 @@ class SlidingWindowAttention(MultiHeadAttention):
     r"""Causal multi-head attention to the last `window` keys, and to the first few.
 
     `window` is the number of keys that a query attends to, its own included;
-    `sink_tokens` is the number of first tokens that all later ones attend to as well.
-    The other arguments, parameters, masks and errors are those of the core. The
-    attention weights are not stored, so that memory grows with the length, not with its
-    square. A program of `torch.export` has a fixed length, on which the number of
-    blocks depends.
+    `sink_tokens` is the number of first tokens that all later ones attend to as well,
+    not counting keys at the start that the mask hides from all queries. The other
+    arguments, parameters, masks and errors are those of the core. The attention weights
+    are not stored, so that memory grows with the length, not with its square. A program
+    of `torch.export` has a fixed length, on which the number of blocks depends.
 
     Raises `ValueError` for a `window` below 1 or negative `sink_tokens`. Source: Jiang
     et al. 2023, section 2; Xiao et al. 2023, section 3.2.
@@ -126,10 +142,10 @@ class SlidingWindowAttention(MultiHeadAttention):
 
         Keys that no window reaches are not even projected, so they may hold NaN:
 
-        >>> mha = SlidingWindowAttention(7, 77, window=3, sink_tokens=1)
-        >>> x, y = torch.randn(5, 2, 77), torch.randn(13, 2, 77)
-        >>> y[1:6] = torch.nan
-        >>> mask = torch.ones(5, 13, 2).bool()
+        >>> mha = SlidingWindowAttention(7, 77, window=4, sink_tokens=3)
+        >>> x, y = torch.randn(6, 2, 77), torch.randn(17, 2, 77)
+        >>> y[3:8] = torch.nan
+        >>> mask = torch.ones(6, 17, 2).bool()
         >>> mha(query=x, key=y, value=y, mask=mask).isfinite().all()
         tensor(True)
         """
@@ -139,44 +155,53 @@ class SlidingWindowAttention(MultiHeadAttention):
             check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
 
-        # Drop the keys between the sinks and the first key of the first query.
-        # Distances from the last key stay the same, and so do the positions of the
-        # sinks.
-        first = len(key) - len(query) - self.window + 1
-        if first > self.sink_tokens:
-            sinks = self.sink_tokens
-            key = torch.cat([key[:sinks], key[first:]])  # [sinks + k_len - first, ...]
-            value = torch.cat(
-                [value[:sinks], value[first:]]
-            )  # [sinks + k_len - first, ...]
+        # The sinks come first, then all keys from the window of the first query on.
+        # What lies before it is dropped, and positions count from its first key.
+        sinks = min(self.sink_tokens, len(key))
+        first = max(0, len(key) - len(query) - self.window + 1)
+        start: Tensor | int = 0
+        if sinks and mask is not None:
+            start = left_padding_of(mask)  # [batch_size]
+        if sinks or first:
+            key = sinks_first(key, sinks, start, first)  # [keys, ...]
+            value = sinks_first(value, sinks, start, first)  # [keys, ...]
             if mask is not None:
-                mask = torch.cat(
-                    [mask[:, :sinks], mask[:, first:]], dim=1
-                )  # [q_len, sinks + k_len - first, ...]
+                columns = mask.permute(1, 2, 0)  # [k_len, ...]
+                columns = sinks_first(columns, sinks, start, first)  # [keys, ...]
+                mask = columns.permute(2, 0, 1)  # [..., keys, batch_size]
+        start = start - first
 
         # As in the core, hidden keys are set to zero, because zero times NaN is NaN.
         if mask is not None:
+            seen = mask
             if len(mask) > 1:  # it may allow a key to queries beyond its window only
+                rows = len(key) - sinks
+                near = torch.arange(rows, device=mask.device)  # [rows]
+                j = positions_of(near, sinks, start)  # [keys, ...]
                 i = torch.arange(len(query), device=mask.device)  # [q_len]
-                j = torch.arange(len(key), device=mask.device)  # [keys]
-                i = i + len(key) - len(query)
-                mask = mask & self.is_visible(i[:, None], j).unsqueeze(-1)
-            hidden = ~mask.any(dim=0).unsqueeze(-1)  # [keys, ...]
+                i = i + rows - len(query)
+                seen = mask & self.is_visible(i[:, None, None], j, start)
+            hidden = ~seen.any(dim=0).unsqueeze(-1)  # [keys, ...]
             key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
 
         query = self.query(query)  # [q_len, batch_size, heads, d_k]
         key = self.key(key)  # [..., batch_size, heads, d_k]
         value = self.value(value)  # [..., batch_size, heads, d_k]
-        context = self.attend(query, key, value, mask)  # [..., batch_size, heads, d_k]
+        context = self.attend(
+            query, key, value, mask, sinks, start
+        )  # [q_len, batch_size, heads, d_k]
         output: Tensor = self.output(context.flatten(-2))  # [q_len, ..., d_model]
         return output
 
     def is_visible(
         self,
-        i: Tensor,  # [q_len, 1, ...]
+        i: Tensor,  # [q_len, ...]
         j: Tensor,  # [k_len, ...]
+        start: Tensor | int = 0,
     ) -> Tensor:
         r"""Whether the query at position `i` may attend to the key at position `j`.
+
+        `start` is the position of the first sink.
 
         >>> mha = SlidingWindowAttention(1, 1, window=2, sink_tokens=1)
         >>> position = torch.arange(5)
@@ -188,9 +213,8 @@ class SlidingWindowAttention(MultiHeadAttention):
                 [1, 0, 0, 1, 1]], dtype=torch.int32)
         """
         # The change: $0 \le i - j \lt w$, or a sink that is not in the future.
-        return (j <= i) & (
-            (i - j < self.window) | (j < self.sink_tokens)
-        )  # [q_len, k_len, ...]
+        is_sink = (j >= start) & (j < start + self.sink_tokens)  # [k_len, ...]
+        return (j <= i) & ((i - j < self.window) | is_sink)  # [q_len, k_len, ...]
 
     def attend(
         self,
@@ -198,10 +222,16 @@ class SlidingWindowAttention(MultiHeadAttention):
         key: Tensor,  # [k_len, batch_size, heads, d_k]
         value: Tensor,  # [k_len, batch_size, heads, d_k]
         mask: Tensor | None = None,
+        sinks: int = 0,
+        start: Tensor | int = 0,
     ) -> Tensor:
         r"""The context of each query, with blocks of the sequence as batch items.
 
-        >>> mha = SlidingWindowAttention(7, 77, window=37, sink_tokens=5)
+        The first `sinks` rows of `key`, `value` and `mask` are the sinks, from the
+        position `start` on, a number or `[batch_size]`. Position 0 is that of the row
+        behind them.
+
+        >>> mha = SlidingWindowAttention(7, 77, window=37)
         >>> query = torch.randn(100, 2, 7, 11)
         >>> key = torch.randn(113, 2, 7, 11)
         >>> mask = torch.ones(100, 113, 2).bool()
@@ -209,20 +239,24 @@ class SlidingWindowAttention(MultiHeadAttention):
         torch.Size([100, 2, 7, 11])
         """
         # Each block of queries becomes a batch item, with a column for each key.
-        cut = Blocks.of(len(query), len(key), self.window, self.sink_tokens)
+        cut = Blocks.of(len(query), len(key) - sinks, self.window, sinks)
         batch_size = query.shape[1]
         query = cut.queries(query).flatten(1, 2)  # [size, ..., heads, d_k]
         key = cut.keys(key).flatten(1, 2)  # [columns, ..., heads, d_k]
         value = cut.keys(value).flatten(1, 2)  # [columns, ..., heads, d_k]
 
         # The window, as a mask of each block: $0 \le i - j \lt w$.
-        i, j = cut.positions(query.device)  # [size, blocks], [columns, blocks]
-        visible = self.is_visible(i[:, None], j)  # [size, columns, blocks]
+        i, near = cut.positions(query.device)  # [size, blocks], [rows, blocks]
+        j = positions_of(near, sinks, start)  # [columns, blocks, ...]
+        visible = self.is_visible(
+            i[:, None, :, None], j, start
+        )  # [size, columns, blocks, ...]
 
         # A sink has a column of its own, so it is hidden among the near keys, which
         # begin with padding.
-        visible[:, cut.sinks :] &= j[cut.sinks :] >= cut.sinks
-        visible = visible.unsqueeze(-1)  # [size, columns, blocks, 1]
+        near = j[sinks:]  # [rows, blocks, ...]
+        is_sink = (near >= start) & (near < start + sinks)  # [rows, blocks, ...]
+        visible[:, sinks:] &= (near >= 0) & ~is_sink
         if mask is not None:
             visible = visible & cut.mask(mask, j)  # [size, columns, blocks, ...]
         visible = visible.expand(-1, -1, -1, batch_size)  # [size, ..., batch_size]
@@ -240,10 +274,24 @@ class SlidingWindowAttention(MultiHeadAttention):
         context = context.transpose(0, 1).flatten(0, 1)  # [..., batch_size, heads, d_k]
         return context[: cut.q_len]  # [q_len, batch_size, heads, d_k]
 
-    def cache(self, batch_size: int) -> "RingCache":
+    def cache(
+        self, batch_size: int, *, left_padding: Tensor | None = None
+    ) -> "RingCache":
         r"""An empty cache for `decode`, with the module's sizes, dtype and device.
 
-        Under autocast, the dtype is that of the projections.
+        `left_padding` counts the padded positions at the start of each sequence. They
+        may hold anything, and are no sinks. Under autocast, the dtype is that of the
+        projections.
+
+        >>> mha = SlidingWindowAttention(7, 77, window=4, sink_tokens=3).eval()
+        >>> x = torch.randn(13, 2, 77)
+        >>> x[:4, 1] = torch.nan
+        >>> cache = mha.cache(2, left_padding=torch.tensor([0, 4]))
+        >>> prompt, cache = mha.decode(x[:5], cache)
+        >>> rest, cache = mha.decode(x[5:], cache)
+        >>> same, _ = mha.decode(x[4:, 1:], mha.cache(1))
+        >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
+        True
         """
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
@@ -255,6 +303,7 @@ class SlidingWindowAttention(MultiHeadAttention):
             self.d_k,
             self.window,
             self.sink_tokens,
+            left_padding=left_padding,
             dtype=dtype,
             device=weight.device,
         )
@@ -269,7 +318,8 @@ class SlidingWindowAttention(MultiHeadAttention):
 
         However a sequence is split into pieces, the outputs are those of one call of
         `forward`, without gradients. Raises `TypeError` for a wrong dtype or cache,
-        `ValueError` for a wrong shape or device.
+        `ValueError` for a wrong shape or device. After any error, the cache is as it
+        was before, but for a position that no later query may attend to.
 
         The time of a token does not depend on its position: of 100 tokens, the cache
         holds the first and the last three.
@@ -290,40 +340,56 @@ class SlidingWindowAttention(MultiHeadAttention):
         weight = self.output.weight
         check_cache(cache, self)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[2])
+        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
         query, key, value = (
             self.query(x),
             self.key(x),
             self.value(x),
         )  # [seq_len, ..., heads, d_k]
-        if len(x) == 1:
-            # All that the ring then holds is within the window. It is not in order, but
-            # a sum over the keys does not depend on their order.
+        if len(x) != 1:
+            keys, values = cache.extended(key, value)  # [keys, ...], [keys, ...]
+            start = cache.first_sink()  # [batch_size]
+            sinks, mask = self.sink_tokens, None
+            if cache.left_padding is not None:
+                rows = len(keys) - sinks
+                near = torch.arange(rows, device=x.device)  # [rows]
+                j = positions_of(near, sinks, start)  # [keys, batch_size]
+                mask = (j >= start).unsqueeze(0)  # [1, keys, batch_size]
+            context = self.attend(
+                query, keys, values, mask, sinks, start
+            )  # [seq_len, batch_size, heads, d_k]
+            output: Tensor = self.output(context.flatten(-2))  # [seq_len, ..., d_model]
             cache.append(key, value)
+            return output, cache
+
+        # All that the ring holds with the new token is within the window. It is not in
+        # order, but a sum over the keys does not depend on their order.
+        cache.append(key, value)
+        try:
             scores = self.get_scores(
                 query * self.scale, cache.keys
             )  # [seq_len, slots, batch_size, heads]
-            attn = self.dropout(
-                self.get_weights(scores, None)
+            attn = self.get_weights(
+                scores, cache.mask()
             )  # [seq_len, slots, batch_size, heads]
             context = self.apply_weights(
-                attn, cache.values
-            )  # [seq_len, ..., heads, d_k]
-        else:
-            keys, values = cache.in_order()  # [..., batch_size, heads, d_k]
-            keys, values = torch.cat([keys, key]), torch.cat([values, value])
-            context = self.attend(query, keys, values)
-            cache.append(key, value)
-        output: Tensor = self.output(context.flatten(-2))  # [seq_len, ..., d_model]
+                self.dropout(attn), cache.values
+            )  # [seq_len, batch_size, heads, d_k]
+            output = self.output(context.flatten(-2))  # [seq_len, ..., d_model]
+        except BaseException:
+            cache.length -= 1
+            raise
         return output, cache
 
 
 class Blocks(NamedTuple):
     r"""How a sequence is cut into `blocks` of `size` queries, and which keys they need.
 
-    A block has a column for each of its keys: for the `sinks`, for the `before` keys
-    before its first query, and for the keys of its own positions.
+    A block has a column for each of its keys: for the `sinks`, which are the first rows
+    of the keys, for the `before` keys before its first query, and for the keys of its
+    own positions. `k_len` does not count the sinks.
 
-    >>> cut = Blocks.of(q_len=100, k_len=113, window=37, sink_tokens=5)
+    >>> cut = Blocks.of(q_len=100, k_len=113, window=37, sinks=5)
     >>> cut.blocks, cut.size, cut.before
     (3, 37, 36)
     """
@@ -336,12 +402,12 @@ class Blocks(NamedTuple):
     blocks: int
 
     @classmethod
-    def of(cls, q_len: int, k_len: int, window: int, sink_tokens: int) -> "Blocks":
+    def of(cls, q_len: int, k_len: int, window: int, sinks: int) -> "Blocks":
         """Blocks as long as the window, so that two of them need each key."""
         window = max(1, min(window, k_len))
         size = max(1, min(q_len, max(window, LEAST_BLOCK)))
         blocks = max(1, -(-q_len // size))
-        return cls(q_len, k_len, min(sink_tokens, k_len), window - 1, size, blocks)
+        return cls(q_len, k_len, sinks, window - 1, size, blocks)
 
     def queries(self, x: Tensor) -> Tensor:
         """Cut into blocks along the first axis, the last one padded with zeros."""
@@ -355,7 +421,7 @@ class Blocks(NamedTuple):
         size, blocks, before = self.size, self.blocks, self.before
         start = self.k_len - self.q_len  # the position of the first query
         near = pad_first_axis(
-            x, before - start, blocks * size - self.q_len
+            x[self.sinks :], before - start, blocks * size - self.q_len
         )  # [before + blocks * size, ...]
         near = near.unfold(0, before + size, size)  # [blocks, ..., before + size]
         near = near.movedim(-1, 0)  # [before + size, blocks, ...]
@@ -365,33 +431,99 @@ class Blocks(NamedTuple):
         return torch.cat([sinks, near])  # [sinks + before + size, blocks, ...]
 
     def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        r"""The positions of the queries, `[size, blocks]`, and keys, `[…, blocks]`.
+        r"""The positions of the queries, `[size, blocks]`, and of the keys near them.
 
-        >>> cut = Blocks.of(3, 5, window=2, sink_tokens=1)
+        >>> cut = Blocks.of(3, 5, window=2, sinks=1)
         >>> i, j = cut.positions(torch.device("cpu"))
         >>> i.flatten(), j.flatten()
-        (tensor([2, 3, 4]), tensor([0, 1, 2, 3, 4]))
+        (tensor([2, 3, 4]), tensor([1, 2, 3, 4]))
         """
         start = self.k_len - self.q_len
         first = torch.arange(self.blocks, device=device) * self.size + start  # [blocks]
         row = torch.arange(-self.before, self.size, device=device)  # [rows]
         near = first + row.unsqueeze(-1)  # [rows, blocks]
-        sinks = torch.arange(self.sinks, device=device).unsqueeze(-1)  # [sinks, 1]
-        columns = torch.cat(
-            [sinks.expand(-1, self.blocks), near]
-        )  # [sinks + rows, blocks]
-        return near[self.before :], columns  # [..., blocks], [..., blocks]
+        return near[self.before :], near  # [..., blocks], [..., blocks]
 
     def mask(self, mask: Tensor, j: Tensor) -> Tensor:
         """A mask `[q_len or 1, k_len, …]` as `[size or 1, columns, blocks, …]`."""
         if len(mask) == 1:
-            return self.keys(mask[0]).unsqueeze(0)
+            return self.keys(mask[0]).unsqueeze(0)  # [1, ...]
         # A mask for each query: of its rows, take the columns of their block. One more
         # column, False, stands for what lies outside.
         rows = self.queries(F.pad(mask, (0, 0, 0, 1)))  # [size, blocks, ...]
-        index = j.T.clamp(0, self.k_len)[None, ..., None]  # [1, blocks, columns, 1]
+        sinks = self.sinks
+        near = sinks + j[sinks:].clamp(0, self.k_len)  # [columns - sinks, blocks, ...]
+        order = torch.arange(sinks, device=j.device).view(-1, 1, 1)  # [sinks, 1, 1]
+        order = order.expand(-1, *j.shape[1:])  # [sinks, blocks, ...]
+        index = torch.cat([order, near])  # [columns, blocks, ...]
+        index = index.transpose(0, 1).unsqueeze(0)  # [1, blocks, columns, ...]
         index = index.expand(self.size, -1, -1, mask.shape[2])  # [size, blocks, ...]
         return rows.gather(2, index).transpose(1, 2)  # [size, columns, blocks, ...]
+
+
+def left_padding_of(
+    mask: Tensor,
+) -> Tensor:
+    r"""How many keys at the start a mask hides from all queries, `[batch_size or 1]`.
+
+    >>> mask = torch.tensor([[False, True, False], [False, False, True]])
+    >>> left_padding_of(mask.unsqueeze(-1))
+    tensor([1])
+    """
+    hidden = ~mask.any(dim=0)  # [..., batch_size]
+    return hidden.long().cumprod(dim=0).sum(dim=0)  # [batch_size]
+
+
+def sinks_first(
+    x: Tensor,  # [k_len, batch_size, ...]
+    sinks: int,
+    start: Tensor | int,
+    first: int,
+) -> Tensor:
+    r"""The rows of the sinks of each batch item, then those from `first` on.
+
+    The former begin at `start`, a number or one for each batch item. (What would lie
+    behind the last row is that row.)
+
+    >>> x = torch.arange(10).view(5, 2)
+    >>> sinks_first(x, 1, 0, first=3)
+    tensor([[0, 1],
+            [6, 7],
+            [8, 9]])
+    >>> sinks_first(x, 1, torch.tensor([0, 2]), first=3)
+    tensor([[0, 5],
+            [6, 7],
+            [8, 9]])
+    """
+    if isinstance(start, int):
+        rows = x[start : start + sinks]  # [sinks, batch_size, ...]
+        return torch.cat([rows, x[first:]])  # [sinks + k_len - first, batch_size, ...]
+    index = torch.arange(sinks, device=x.device).unsqueeze(-1) + start  # [sinks, ...]
+    index = index.clamp(max=len(x) - 1).expand(-1, x.shape[1])  # [sinks, batch_size]
+    index = index.view(*index.shape, *[1] * (x.dim() - 2))  # [sinks, batch_size, ...]
+    rows = x.gather(0, index.expand(-1, -1, *x.shape[2:]))  # [sinks, batch_size, ...]
+    return torch.cat([rows, x[first:]])  # [sinks + k_len - first, batch_size, ...]
+
+
+def positions_of(
+    near: Tensor,  # [rows, ...]
+    sinks: int,
+    start: Tensor | int,
+) -> Tensor:
+    r"""The positions of all keys, with an axis for the batch: the sinks come first.
+
+    >>> near = torch.arange(3)
+    >>> positions_of(near, 2, torch.tensor([-7, -5])).T
+    tensor([[-7, -6,  0,  1,  2],
+            [-5, -4,  0,  1,  2]])
+    """
+    order = torch.arange(sinks, device=near.device).unsqueeze(-1)  # [sinks, 1]
+    first = order + start  # [sinks, ...]
+    batch_size = first.shape[1]
+    near = near.unsqueeze(-1).expand(*near.shape, batch_size)  # [rows, ...]
+    first = first.view(sinks, *[1] * (near.dim() - 2), batch_size)  # [sinks, ...]
+    first = first.expand(-1, *near.shape[1:])  # [sinks, ...]
+    return torch.cat([first, near])  # [sinks + rows, ...]
 
 
 def pad_first_axis(
@@ -417,7 +549,12 @@ class RingCache:
     \texttt{batch\_size} \cdot \texttt{heads} \cdot (s + w) \cdot d_k$ numbers, however
     long the sequence is.
 
-    Raises `ValueError` for sizes below 1, or negative `sink_tokens`. Source: Jiang et
+    `left_padding`, `[batch_size]`, counts the padded positions at the start of each
+    sequence. The sinks are then other positions in each batch item, so the sinks go to
+    the ring, too, and `mask` hides what is stored twice.
+
+    Raises `ValueError` for sizes below 1, negative `sink_tokens`, or padding of another
+    shape. Source: Jiang et
     al. 2023, section 2; Xiao et al. 2023, section 3.2.
 
     >>> cache = RingCache(1, 1, 1, window=3, sink_tokens=1)
@@ -439,6 +576,7 @@ class RingCache:
         window: int,
         sink_tokens: int = 0,
         *,
+        left_padding: Tensor | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -453,18 +591,30 @@ class RingCache:
             self.buffer = torch.zeros(
                 2, slots, batch_size, heads, d_k, dtype=dtype, device=device
             )  # [2, slots, batch_size, heads, d_k]
+        self.left_padding: Tensor | None = None
+        if left_padding is not None:
+            # A copy: the caller may use the tensor for the next batch.
+            padding = check_padding(left_padding, batch_size)  # [batch_size]
+            self.left_padding = padding.to(
+                self.buffer.device, copy=True
+            )  # [batch_size]
 
     @property
     def keys(self) -> Tensor:
-        """A view of the keys, in the order of their slots."""
-        keys: Tensor = self.buffer[0]  # [..., batch_size, heads, d_k]
-        return keys[: self.length]  # [..., batch_size, heads, d_k]
+        """A view of the keys, in the order of their slots; all slots with padding."""
+        keys: Tensor = self.buffer[0]  # [slots, batch_size, heads, d_k]
+        return keys[: self.slots_in_use]  # [..., batch_size, heads, d_k]
 
     @property
     def values(self) -> Tensor:
         """A view of the values, in the order of their slots."""
-        values: Tensor = self.buffer[1]  # [..., batch_size, heads, d_k]
-        return values[: self.length]  # [..., batch_size, heads, d_k]
+        values: Tensor = self.buffer[1]  # [slots, batch_size, heads, d_k]
+        return values[: self.slots_in_use]  # [..., batch_size, heads, d_k]
+
+    @property
+    def slots_in_use(self) -> int:
+        """How many slots, from the first on, may hold a position."""
+        return self.buffer.shape[1] if self.left_padding is not None else self.length
 
     def slots(self, positions: Tensor) -> Tensor:
         r"""Where positions are stored.
@@ -475,6 +625,8 @@ class RingCache:
         """
         sinks = self.sink_tokens
         ring = sinks + (positions - sinks) % self.window
+        if self.left_padding is not None:
+            return ring
         return torch.where(positions < sinks, positions, ring)
 
     def held(self, start: int, stop: int) -> Tensor:
@@ -483,7 +635,8 @@ class RingCache:
         >>> RingCache(1, 1, 1, window=3, sink_tokens=1).held(0, 8)
         tensor([0, 5, 6, 7])
         """
-        device, sinks = self.buffer.device, self.sink_tokens
+        device = self.buffer.device
+        sinks = self.sink_tokens if self.left_padding is None else 0
         first = torch.arange(
             start, max(start, min(sinks, stop)), device=device
         )  # [first]
@@ -493,7 +646,10 @@ class RingCache:
         )  # [first + stop - oldest]
 
     def in_order(self) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values, in the order of their positions."""
+        """Copies of the keys and values, in the order of their positions.
+
+        With left padding, these are the last `window` positions of all batch items.
+        """
         slots = self.slots(self.held(0, self.length))  # [stored]
         return self.buffer[0, slots], self.buffer[1, slots]  # [stored, ...]
 
@@ -523,6 +679,9 @@ class RingCache:
             raise ValueError(
                 f"`value` has length {len(value)}, `key` {len(key)}; make them equal"
             )
+        if self.left_padding is not None:
+            sinks = self.sinks_with(key, value)  # [2, ...]
+            self.buffer[:, : self.sink_tokens] = sinks
         # Of the new positions, those that stay: so no slot is written twice.
         positions = self.held(self.length, self.length + len(key))  # [stored]
         slots = self.slots(positions)  # [stored]
@@ -534,6 +693,96 @@ class RingCache:
         ]  # [..., batch_size, heads, d_k]
         self.length += len(key)
 
+    def sinks_with(
+        self,
+        key: Tensor,  # [seq_len, batch_size, heads, d_k]
+        value: Tensor,  # [seq_len, batch_size, heads, d_k]
+    ) -> Tensor:
+        """The slots of the sinks, once these are stored: `[2, sink_tokens, ...]`."""
+        stored = self.buffer[:, : self.sink_tokens]  # [2, sinks, ...]
+        if not len(key):
+            return stored
+        # A position that lies neither in the cache nor in the piece changes no slot.
+        sinks, device = self.sink_tokens, self.buffer.device
+        order = torch.arange(sinks, device=device).unsqueeze(-1)  # [sinks, 1]
+        start = 0 if self.left_padding is None else self.left_padding
+        row = order + start - self.length  # [sinks, ...]
+        is_new = ((row >= 0) & (row < len(key)))[..., None, None]  # [sinks, ..., 1, 1]
+        row = row.clamp(0, len(key) - 1)[..., None, None]  # [sinks, ..., 1, 1]
+        row = row.expand(-1, *key.shape[1:])  # [sinks, batch_size, heads, d_k]
+        new = torch.stack([key.gather(0, row), value.gather(0, row)])  # [2, sinks, ...]
+        return torch.where(is_new, new, stored)  # [2, sinks, ...]
+
+    def extended(
+        self,
+        key: Tensor,  # [seq_len, batch_size, heads, d_k]
+        value: Tensor,  # [seq_len, batch_size, heads, d_k]
+    ) -> tuple[Tensor, Tensor]:
+        """The keys and values that the queries of a further piece may attend to.
+
+        These are the slots of the sinks, then the last `window - 1` positions, then the
+        piece. Nothing is stored.
+        """
+        start, device = max(0, self.length - self.window + 1), self.buffer.device
+        recent = self.buffer[
+            :, self.slots(torch.arange(start, self.length, device=device))
+        ]  # [2, ..., batch_size, heads, d_k]
+        sinks = self.sinks_with(key, value)  # [2, ..., batch_size, heads, d_k]
+        past = torch.cat([sinks, recent], dim=1)  # [2, ..., batch_size, heads, d_k]
+        keys = torch.cat([past[0], key])  # [..., batch_size, heads, d_k]
+        values = torch.cat([past[1], value])  # [..., batch_size, heads, d_k]
+        return keys, values
+
+    def first_sink(self) -> Tensor | int:
+        """The position of the first sink, counted from the first row behind the sinks.
+
+        That is in the result of `extended`; with left padding, one for each batch item.
+        """
+        start = max(0, self.length - self.window + 1)
+        if self.left_padding is None:
+            return -start
+        return self.left_padding - start  # [batch_size]
+
+    def mask(self) -> Tensor | None:
+        r"""Which slots the last position may attend to, `[1, slots, batch_size, 1]`.
+
+        None without left padding, when it may attend to all that is stored. Here the
+        last of five positions may attend to all five in the first sequence, to both
+        sinks and the one position behind them in the second, to itself in the third:
+
+        >>> padding = torch.tensor([0, 2, 4])
+        >>> cache = RingCache(3, 1, 1, window=4, sink_tokens=2, left_padding=padding)
+        >>> cache.append(torch.zeros(5, 3, 1, 1), torch.zeros(5, 3, 1, 1))
+        >>> cache.mask().int().squeeze().T
+        tensor([[1, 1, 1, 1, 1, 0],
+                [1, 1, 0, 0, 1, 0],
+                [1, 0, 0, 0, 0, 0]], dtype=torch.int32)
+        """
+        if self.left_padding is None:
+            return None
+        last, sinks, device = self.length - 1, self.sink_tokens, self.buffer.device
+        order = torch.arange(sinks, device=device).unsqueeze(-1)  # [sinks, 1]
+        ring = torch.arange(self.window, device=device).unsqueeze(-1)  # [window, 1]
+        # The last position that is stored in each slot of the ring.
+        position = last - (last - sinks - ring) % self.window  # [window, 1]
+        parts = (
+            order + self.left_padding <= last,
+            position >= self.left_padding + sinks,
+        )  # [sinks, batch_size], [window, batch_size]
+        return torch.cat(parts)[None, ..., None]  # [1, slots, batch_size, 1]
+
+    def zero_padding(
+        self,
+        x: Tensor,  # [seq_len, batch_size, d_model]
+    ) -> Tensor:
+        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
+        if self.left_padding is None:
+            return x
+        end = self.length + len(x)
+        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
+        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
+        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
+
     def reorder(self, index: Tensor) -> None:
         r"""Replace batch item `i` by the keys and values of item `index[i]`.
 
@@ -541,7 +790,7 @@ class RingCache:
         batch item. Raises `TypeError` for another dtype, `ValueError` for another
         shape, or an item that does not exist.
 
-        >>> cache = RingCache(batch_size=3, heads=1, d_k=1, window=4)
+        >>> cache = RingCache(3, heads=1, d_k=1, window=4, sink_tokens=1)
         >>> x = torch.tensor([5.0, 7.0, 11.0]).view(1, 3, 1, 1)
         >>> cache.append(x, x)
         >>> cache.reorder(torch.tensor([2, 2, 0]))
@@ -552,6 +801,8 @@ class RingCache:
         with torch.inference_mode(False):
             index = index.to(self.buffer.device).clone()  # not an inference tensor
             self.buffer = self.buffer.index_select(2, index)  # [2, slots, ...]
+            if self.left_padding is not None:
+                self.left_padding = self.left_padding[index]
 
 
 # region Input checks

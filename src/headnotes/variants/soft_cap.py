@@ -14,8 +14,20 @@ $$S'_{ijbh} = c \tanh\left(\frac{S_{ijbh}}{c}\right)$$
 The cap is applied after the scale and before the mask: a hidden key has minus infinity,
 which a cap would make finite.
 
+**At full speed** it is an option of [`Scores`](../fast/components.md#Scores), an
+argument of [`fast.MultiHeadAttention`](../fast/module.md). With the same weights, the
+outputs are equal:
+
+```python
+from headnotes import fast
+
+quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(soft_cap=2.0))
+```
+
 **Reduces to** the core for large caps: the scores change by about $S^3 / 3 c^2$.
-**Laws:** all but `formula` apply.
+
+**Laws.** Of the laws that the core passes, all apply: the checker reads the cap, and
+its `formula` has one.
 
 Source: [Gemma 2](https://arxiv.org/abs/2408.00118), Gemma Team 2024, section 2, "Logit
 soft-capping"; [Neural Combinatorial Optimization with Reinforcement
