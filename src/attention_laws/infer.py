@@ -94,10 +94,12 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
 
     Raises `CallError` where no way to call it was found.
     """
+    check_argument_names(attention, name, options)
     probe = find_call(attention, name, imports, options)
+    check_parameter_names(probe)
     try:
-        infer_masks(probe)
         infer_weights(probe)
+        infer_masks(probe)
         infer_behavior(probe)
     except ScriptError as failure:
         raise late_error(name, failure) from failure
@@ -134,7 +136,6 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             else:
                 infer_heads(probe)
             infer_inputs(probe)
-            check_argument_names(probe)
             infer_layout(probe, usual)
             infer_heads_of_function(probe)
             free_or_fix_sizes(probe)
@@ -172,7 +173,6 @@ def find_call_of_defaults(
     probe.built = build(probe, probe.adapter.heads)
     infer_heads(probe)
     infer_inputs(probe)
-    check_argument_names(probe)
     infer_layout(probe, usual=False)
     return probe
 
@@ -210,24 +210,50 @@ def late_error(name: str, failure: ScriptError) -> CallError:
 # From signatures
 
 
-def check_argument_names(probe: CallProbe) -> None:
+def check_argument_names(attention: Any, name: str, options: Options) -> None:
     """Raise `CallError` where an option names an argument that does not exist."""
-    adapter, options = probe.adapter, probe.options
-    parameters = names.parameters_of(adapter.target)
-    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    existing = names.required_by_name(parameters)
+    arguments = names.parameters_of(attention)
     named = {
         "mask": [*options.mask],
         "call_args": [*options.call_args],
         "cache": [*(options.cache or ())][:1],
     }
-    for option, arguments in named.items():
-        for name in arguments:
-            if name not in existing and name != "none":
+    if not any(p.kind is p.VAR_POSITIONAL for p in arguments):
+        named["inputs"] = [*options.inputs]
+    pairs = [(option, given, arguments) for option, given in named.items()]
+    if isinstance(attention, type):
+        of_constructor = [*inspect.signature(attention).parameters.values()]
+        pairs.append(("init_args", [*options.init_args], of_constructor))
+    for option, given, parameters in pairs:
+        if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+            continue
+        existing = names.required_by_name(parameters)
+        for each in given:
+            if each not in existing and each != "none":
                 raise CallError(
-                    f"`{option}` names `{name}`, which is no argument of "
-                    f"`{adapter.name}`; its arguments are {', '.join(existing)}"
+                    f"`{option}` names `{each}`, which is no argument of `{name}`; "
+                    f"its arguments are {', '.join(existing)}"
+                )
+
+
+def check_parameter_names(probe: CallProbe) -> None:
+    """Raise `CallError` where an option names a parameter that does not exist."""
+    options, call = probe.options, probe.try_call()
+    if not probe.adapter.is_module or call is None:
+        return
+    module = call[0].evaluate("attention")
+    parameters = dict(module.named_parameters())
+    parts = {*parameters, *dict(module.named_modules())}
+    projections = [name.partition(":")[0] for name in options.projections.values()]
+    for option, named, existing in (
+        ("projections", projections, parts),
+        ("unused_parameters", options.unused_parameters, {*parameters}),
+    ):
+        for name in named:
+            if name not in existing:
+                raise CallError(
+                    f"`{option}` names `{name}`, which does not exist; there are "
+                    f"{', '.join(sorted(existing - {''}))}"
                 )
 
 
@@ -700,23 +726,6 @@ def weights_candidates(script: Script) -> Iterator[str]:
                     yield f".{path}.{name}" if path else f".{name}"
 
 
-def check_parameter_names(module: nn.Module, options: Options) -> None:
-    """Raise `CallError` where an option names a parameter that does not exist."""
-    parameters = dict(module.named_parameters())
-    parts = {*parameters, *dict(module.named_modules())}
-    projections = [name.partition(":")[0] for name in options.projections.values()]
-    for option, named, existing in (
-        ("projections", projections, parts),
-        ("unused_parameters", options.unused_parameters, {*parameters}),
-    ):
-        for name in named:
-            if name not in existing:
-                raise CallError(
-                    f"`{option}` names `{name}`, which does not exist; there are "
-                    f"{', '.join(sorted(existing - {''}))}"
-                )
-
-
 def infer_behavior(probe: CallProbe) -> None:
     """How it behaves without a mask: causality, cross-attention, positions, cache."""
     adapter, options = probe.adapter, probe.options
@@ -1036,7 +1045,6 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call()
     assert call is not None
     module = call[0].evaluate("attention")
-    check_parameter_names(module, options)
     projections = structure.find_projections(module, options.projections)
     over_features = attends_over_features(*call)
     if over_features:
