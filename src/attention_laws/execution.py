@@ -286,16 +286,14 @@ def repeat_item(script: Script, args: CallArguments, copies: int) -> CallArgumen
 
 
 def packs_batch(script: Script) -> bool:
-    """Whether twice as many batch items make a tensor of a call four times as large."""
+    """Whether the tensors of a call grow with the square of the batch size."""
     sizes = []
-    for copies in (PACKED_COPIES // 2, PACKED_COPIES):
+    for copies in (2, 4, 6):
         script.restart("train")
-        given = script.argument_source(
-            repeat_item(script, script.make_arguments(), copies)
-        )
-        call = f"largest_result(lambda: attention({given}))"
-        sizes.append(script.evaluate(call))
-    return bool(sizes[1] > 3 * sizes[0])
+        args = repeat_item(script, script.make_arguments(), copies)
+        call = f"lambda: attention({script.argument_source(args)})"
+        sizes.append(script.evaluate(f"count_entries({call})"))
+    return bool(sizes[2] - sizes[1] > sizes[1] - sizes[0])
 
 
 def hides_keys(script: Script, many: CallArguments, place: str) -> bool:
