@@ -113,18 +113,19 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     call it are tried at all sizes before the others.
     """
     first_error: CallError | None = None
-    is_built = False
+    is_built = needs_more = False
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     built: set[str] = set()
     start = time.process_time()
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
+        needs_more |= not (usual or is_built)
         # Half of the time that is left, so that the later sizes are tried, too.
         seconds = (CALLING_SECONDS - (time.process_time() - start)) / 2
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options, seconds)
         try:
             if isinstance(attention, type):
-                infer_init_args(probe, heads, d_k, longest, tie)
+                infer_init_args(probe, heads, d_k, longest, tie, needs_more)
                 arguments = f"{usual} {probe.adapter.facts[-1].value}"
                 if arguments in built:
                     continue
@@ -288,11 +289,13 @@ def infer_init_args(
     d_k: int = 4,
     longest: int = 320,
     tie: bool = False,
+    fill: bool = False,
 ) -> None:
     """Which arguments the constructor needs, and which sizes they leave.
 
     `heads`, `d_k` and the longest length are the sizes to build with, where no option
-    gives them. With `tie`, all widths are the same.
+    gives them. With `tie`, all widths are the same. With `fill`, arguments of known
+    names are given, such as the index of the layer, though they are None by default.
     """
     target, options = probe.adapter.target, probe.options
     # Braces stand for sizes, so those of a dict are doubled.
@@ -307,8 +310,8 @@ def infer_init_args(
     }
     present = set()
     namespace: dict[str, Any] = {}
-    source = names.source_of(target)
     parameters = inspect.signature(target).parameters
+    source = names.source_of(target)
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
@@ -320,20 +323,11 @@ def infer_init_args(
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
-        elif value.startswith("{") or (required and value):
-            init_args[name] = value
-        elif side := names.small_side(parameters[name], value):
-            init_args[name] = side
-        elif choice := required and names.first_choice(source, name):
-            init_args[name] = choice
-        elif (required or name == "config") and (
-            config := names.config_source(target, parameters[name])
-        ):
-            init_args[name], more = config
-            namespace |= more
-            present |= set(re.findall(r"{\w+}", init_args[name]))
-        elif required:
-            init_args[name] = guessed_by_type(probe, parameters[name])
+        else:
+            text, scope = init_argument(probe, parameters[name], value, fill)
+            init_args |= {name: text} if text else {}
+            namespace |= scope
+            present |= {*re.findall(r"{\w+}", text)} if scope else set()
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -346,6 +340,32 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def init_argument(
+    probe: CallProbe, parameter: inspect.Parameter, value: str, fill: bool
+) -> tuple[str, dict[str, Any]]:
+    """Source text for an argument of the constructor, and the classes that it names.
+
+    It is "" for an argument that is left out. `value` is the one for its name, and with
+    `fill`, it may replace None.
+    """
+    target, name = probe.adapter.target, parameter.name
+    required = parameter.default is parameter.empty
+    if value.startswith("{") or (required and value):
+        return value, {}
+    given = names.small_side(parameter, value)
+    if fill and not given:
+        given = names.needed_default(parameter, value)
+    if required and not given:
+        given = names.first_choice(names.source_of(target), name)
+    if not given and (required or name == "config"):
+        config = names.config_source(target, parameter)
+        if config is not None:
+            return config
+    if required and not given:
+        given = guessed_by_type(probe, parameter)
+    return given, {}
 
 
 def is_left_out(default: Any, value: str) -> bool:

@@ -659,6 +659,30 @@ class OfHeadCount(OfOneInput):
         return self.attend(x)
 
 
+class OfLayerOfKind(OfOneInput):
+    """Without its index, a layer is of no kind, and cannot be built."""
+
+    def __init__(self, d_model: int, heads: int, layer_idx: Any = None) -> None:
+        super().__init__(d_model, heads)
+        self.kind = ["full", "sliding"][layer_idx]
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+class OfResolution(OfOneInput):
+    """There is one bias for each pair of pixels."""
+
+    def __init__(
+        self, dim: int, heads: int, resolution: tuple[int, int] = (14, 14)
+    ) -> None:
+        super().__init__(dim, heads)
+        self.pairs = nn.Parameter(torch.zeros(resolution[0] * resolution[1]))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x + self.pairs[:, None])
+
+
 VECTOR = (
     "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
     ".expand({batch_size}, -1)"
@@ -725,6 +749,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfVariates, {"layout": "bdl", "d_model": 24}),
     (StepWithCoverage, {"inputs": ("values",), "extra_args": {"query": VECTOR}}),
     (OfHeadCount, {"heads": 3}),
+    (OfLayerOfKind, {"heads": 3}),
+    (OfResolution, {"fixed_length": 9}),
 ]
 
 
