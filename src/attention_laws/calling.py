@@ -349,6 +349,7 @@ def variants_and_masks(
     filled = [*filled_arguments(probe)]
     usual = [*queries_of_items(probe), {}, *second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
+    usual += [*needed_together(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
     if only_usual:
@@ -511,6 +512,30 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 fields = {**more, "inputs": (one,), "extra_args": extra}
                 yield fields | {"by_keyword": True}
                 yield fields | {"by_keyword": True, "is_pooled": True}
+
+
+def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Optional arguments beside required ones that are no inputs, or beside a vector.
+
+    The vector is one for each batch item, such as the embedding of a time step.
+    """
+    vectors = {
+        parameter.name: f"{names.PER_ITEM}{{dtype}}"
+        for parameter in names.parameters_of(probe.adapter.target)
+        if parameter.default is None and parameter.name not in probe.options.call_args
+        if names.VECTOR_PATTERN.fullmatch(parameter.name)
+    }
+    filled = [*filled_arguments(probe)]
+    for required, given in itertools.product(filled or [{}], [vectors, {}]):
+        beside = {**required.get("extra_args", {}), **given}
+        if given:
+            yield {**required, "extra_args": beside}
+        if beside or required:
+            for fields in optional_arguments(probe):
+                more = {**required, **fields}
+                for kind in ("extra_args", "position_args"):
+                    more[kind] = {**required.get(kind, {}), **fields.get(kind, {})}
+                yield {**more, "extra_args": {**beside, **more["extra_args"]}}
 
 
 def keeps_equal_values(script: Script, args: CallArguments) -> bool:

@@ -61,6 +61,7 @@ SIZE_PATTERNS = {
     r"kv_?heads?$": "{kv_heads}",
     r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
     r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
+    r"^(q|k|v|qk|qk_nope|qk_rope|rope|nope)_head_dim$": "{d_k}",
     r"^(n|num|nb|no|number|a|attn|attention|multi)(_?\w+)?_?heads?$": "{heads}",
 }
 
@@ -87,6 +88,8 @@ CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inferen
 CACHE_START_PATTERN = re.compile(
     r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
 )
+# Optional arguments that are a vector for each batch item.
+VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?vec")
 # Flags for attention weights in the result, and numbers for the parts of a sequence.
 WEIGHTS_FLAG_PATTERN = re.compile(
     r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"

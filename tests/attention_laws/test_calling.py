@@ -683,10 +683,38 @@ class OfResolution(OfOneInput):
         return self.attend(x + self.pairs[:, None])
 
 
+class OfPackedPositions(OfOneInput):
+    """Positions are optional by its signature only; sequences are packed into one."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, position_ids: Any = None) -> Any:  # type: ignore[override]
+        parts = x.split(cu_seqlens.diff().tolist())
+        return torch.cat([self.attend(part[None])[0] for part in parts]) + (
+            0.1 * position_ids[:, None]
+        )
+
+
+class OfTimeSteps(OfOneInput):
+    """A block of a diffusion model: pixels, an embedded time, and a text."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.Conv2d(d_model, d_model, 3, padding=1)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, temb: Any = None, mask: Tensor | None = None
+    ) -> Any:
+        image = self.before(x) + temb[:, :, None, None]
+        tokens = image.flatten(2).transpose(1, 2)
+        return self.attend(tokens, mask).transpose(1, 2).reshape(x.shape)
+
+
 VECTOR = (
     "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
     ".expand({batch_size}, -1)"
 )
+
+PACKED = "torch.tensor([0, {length}])"
+ITEM = "torch.ones({batch_size}, {d_model}){dtype}"
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
@@ -751,6 +779,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfHeadCount, {"heads": 3}),
     (OfLayerOfKind, {"heads": 3}),
     (OfResolution, {"fixed_length": 9}),
+    (OfPackedPositions, {"layout": "ld", "extra_args": {"cu_seqlens": PACKED}}),
+    (OfTimeSteps, {"image": "image", "extra_args": {"temb": ITEM}, "masks": ()}),
 ]
 
 
