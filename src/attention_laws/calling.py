@@ -478,11 +478,8 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         yield {"packing": "{0}[:, None]"}
 
 
-def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Arguments that may be left out as far as the signature tells: positions, context.
-
-    One of several inputs may be a vector for each batch item: a condition, or a query.
-    """
+def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Positions and a context that may be left out, as far as the signature tells."""
     adapter, given = probe.adapter, probe.options.call_args
     for parameter in names.parameters_of(adapter.target):
         name = parameter.name
@@ -497,6 +494,15 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
                 yield fields
                 yield {**fields, "packing": "{0}[:, None]"}
+
+
+def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Those arguments, and one of several inputs as a vector for each batch item.
+
+    The vector is a condition, or a query.
+    """
+    adapter = probe.adapter
+    yield from named_arguments(probe)
     if len(adapter.inputs) == 3 and not probe.options.inputs:
         query, key, value = adapter.inputs
         for text in names.extra_templates("", None)[1:]:
@@ -531,7 +537,7 @@ def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
         if given:
             yield {**required, "extra_args": beside}
         if beside or required:
-            for fields in optional_arguments(probe):
+            for fields in named_arguments(probe):
                 more = {**required, **fields}
                 for kind in ("extra_args", "position_args"):
                     more[kind] = {**required.get(kind, {}), **fields.get(kind, {})}

@@ -139,6 +139,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             infer_inputs(probe)
             infer_layout(probe, usual)
             infer_heads_of_function(probe)
+            correct_group_size(probe)
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
@@ -470,6 +471,20 @@ def context_width(probe: CallProbe, d_model: int | None) -> int | None:
     return widths.pop() if d_model and len(widths) == 1 else None
 
 
+def correct_group_size(probe: CallProbe) -> None:
+    """As many heads of keys and values as the module states, once it is built.
+
+    A config may have a field for their number that its attention ignores.
+    """
+    adapter, call = probe.adapter, probe.try_call()
+    is_of_config = isinstance(adapter.target, type) and adapter.namespace
+    if call is None or not is_of_config or adapter.group_size == 1:
+        return
+    kv_heads = structure.size_attribute(call[0].evaluate("attention"), "{kv_heads}")
+    if kv_heads and adapter.heads % kv_heads == 0:
+        probe.update(group_size=adapter.heads // kv_heads)
+
+
 def free_or_fix_sizes(probe: CallProbe) -> None:
     """Fix the sizes unless a class can be called with the least number of heads.
 
@@ -607,7 +622,12 @@ def infer_roles(probe: CallProbe) -> None:
     if len(adapter.inputs) != 2 or adapter.is_pooled:
         return
     swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
-    calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
+    calls = [
+        probe.try_call(k_len=7, output_index="", **fields) for fields in ({}, swapped)
+    ]
+    if calls[0] is not None and probe.adapter.output_index:
+        # Of two outputs, that of the query has its length.
+        probe.update(output_index=calls[0][0].adapter.output_index)
     if calls[0] is None and calls[1] is not None and not options.inputs:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
@@ -749,9 +769,13 @@ def weights_candidates(script: Script) -> Iterator[str]:
 def infer_behavior(probe: CallProbe) -> None:
     """How it behaves without a mask: causality, cross-attention, positions, cache."""
     adapter, options = probe.adapter, probe.options
+    probe.first_error = ""
     call = probe.try_call()
-    assert call is not None  # as it succeeded for the layout
-
+    if call is None:
+        raise CallError(
+            f"`{adapter.name}` could not be called with the masks that were inferred: "
+            f"it {probe.first_error}; describe them with `--mask`"
+        )
     late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
     # A class named causal is meant to be, even if it leaks: the laws show the leak.
