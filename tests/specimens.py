@@ -1724,6 +1724,28 @@ class RotaryImageByHeight(RotaryImage):
         return self.shape[0]
 
 
+class RotaryImageWithMean(RotaryImage):
+    """The mean of all pixels stands before them, and its output is returned."""
+
+    def forward(self, image: Tensor) -> Any:
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        return Correct.forward(self, x, x, x)[:, 0]
+
+
+class RotaryImageOfAngles(RotaryImage):
+    """The angles are given, and laid out for pairs of neighbors."""
+
+    def forward(self, image: Tensor, position_embeddings: Any) -> Any:  # type: ignore[override]
+        self.cos, self.sin = position_embeddings
+        return super().forward(image)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * self.cos + other * self.sin
+
+
 class AxialRotation(RotaryImageByHeight):
     """By its name it could also be attention along rows and columns."""
 
@@ -3466,6 +3488,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
+    ("relative_positions", RotaryImageWithMean, "pools the pixels"),
     ("equal_values", Prefix, "3 keys of its own"),
     ("score_independence", StrongestTokens, "topk"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),

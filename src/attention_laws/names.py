@@ -846,6 +846,7 @@ def config_sizes(config: type, read: list[str]) -> dict[str, str]:
         if re.match("{(?!window)", value_of(n))
         and (n != "head_dim" or is_number(accepted.get(n)))
         and (n in accepted or is_of_transformers)
+        and not is_sequence(accepted.get(n))
     }
     for n, field in accepted.items():
         is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
@@ -860,6 +861,11 @@ def config_sizes(config: type, read: list[str]) -> dict[str, str]:
 def is_number(parameter: inspect.Parameter | None) -> bool:
     """Whether a parameter exists, and has a number as its default."""
     return parameter is not None and isinstance(parameter.default, int)
+
+
+def is_sequence(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter has several numbers as its default, one for each stage."""
+    return parameter is not None and isinstance(parameter.default, list | tuple)
 
 
 def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:

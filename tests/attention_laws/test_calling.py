@@ -1099,8 +1099,9 @@ class MaskAndPositions(OfOneInput):
     def forward(  # type: ignore[override]
         self, x: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
     ) -> Any:
-        if position_ids is not None:
-            x = x + 0.1 * position_ids[..., None]
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1])
+        x = x + 0.1 * position_ids[..., None]
         return self.attend(x, attention_mask.expand(len(x), x.shape[1], -1))
 
 

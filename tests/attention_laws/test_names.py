@@ -77,6 +77,7 @@ class OfPartsConfig:
 class OfPartsEncoderConfig:
     hidden_size: int
     num_heads: int = 8
+    num_kv_heads: tuple[int, ...] = (1, 2, 4)  # of three stages
 
 
 class OfPartsAttention(nn.Module):
