@@ -477,6 +477,15 @@ class Rotary(MaskedSelfAttention):
         return angle.repeat_interleave(2, dim=-1)
 
 
+class RotaryUnscaled(Rotary):
+    """The scale is part of the weights, as the class states."""
+
+    scaling = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q * math.sqrt(q.shape[-1]), k)
+
+
 class RotaryWithBase(Rotary):
     def speed(self, pair: Tensor, width: int) -> Tensor:
         return 10000.0 ** (-2 * pair / width)
@@ -3488,6 +3497,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
     ("relative_positions", RotaryImageWithMean, "pools the pixels"),
     ("equal_values", Prefix, "3 keys of its own"),

@@ -389,7 +389,11 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)
-    for texts in itertools.islice(itertools.product(*templates.values()), 12):
+    columns = [*templates.values()]
+    choices = [*itertools.islice(itertools.product(*columns), 12)]
+    if len(columns) > 1:
+        choices += zip(*columns, strict=False)  # all of one kind, as the input is
+    for texts in dict.fromkeys(choices):
         chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
         of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
         if chosen:

@@ -718,6 +718,15 @@ class UpdatesContext(Correct):
         return other, one
 
 
+class TwoWays(UpdatesContext):
+    """Queries and keys have positions, which are required."""
+
+    def forward(self, x: Tensor, keys: Tensor, query_pe: Tensor, key_pe: Tensor) -> Any:  # type: ignore[override]
+        if x.shape != query_pe.shape or keys.shape != key_pe.shape:
+            raise ValueError("positions")
+        return super().forward(x + query_pe, keys + key_pe)
+
+
 @dataclass
 class SharedKeyConfig:
     d_model: int
@@ -815,6 +824,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfLayerOfKind, {"heads": 3}),
     (OfResolution, {"fixed_length": 9}),
     (UpdatesContext, {"output_index": "[1]"}),
+    (TwoWays, {"inputs": ("x", "keys")}),
     (OfSharedKey, {"heads": 4, "group_size": 4}),
     (OfPackedPositions, {"layout": "ld", "extra_args": {"cu_seqlens": PACKED}}),
     (OfTimeSteps, {"image": "image", "extra_args": {"temb": ITEM}, "masks": ()}),
