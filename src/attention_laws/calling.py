@@ -527,13 +527,16 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
 def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Optional arguments beside required ones that are no inputs, or beside a vector.
 
-    The vector is one for each batch item, such as the embedding of a time step.
+    The vector is one for each batch item, such as the embedding of a time step. Biases
+    of all scores are given like this, too.
     """
+    kinds = {names.VECTOR_PATTERN: names.PER_ITEM, names.BIAS_PATTERN: names.BIAS}
     vectors = {
-        parameter.name: f"{names.PER_ITEM}{{dtype}}"
+        parameter.name: f"{text}{{dtype}}"
         for parameter in names.parameters_of(probe.adapter.target)
+        for pattern, text in kinds.items()
         if parameter.default is None and parameter.name not in probe.options.call_args
-        if names.VECTOR_PATTERN.fullmatch(parameter.name)
+        if pattern.fullmatch(parameter.name)
     }
     filled = [*filled_arguments(probe)]
     for required, given in itertools.product(filled or [{}], [vectors, {}]):

@@ -90,6 +90,9 @@ CACHE_START_PATTERN = re.compile(
 )
 # Optional arguments that are a vector for each batch item.
 VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?vec")
+# Optional arguments that are added to all scores.
+BIAS_PATTERN = re.compile(r"rel(ative)?_(\w+_)?(pos(itions?)?|bias)|pos(ition)?_bias")
+BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length})"
 # Flags for attention weights in the result, and numbers for the parts of a sequence.
 WEIGHTS_FLAG_PATTERN = re.compile(
     r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"

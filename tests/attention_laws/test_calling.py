@@ -694,6 +694,17 @@ class OfPackedPositions(OfOneInput):
         )
 
 
+class OfTwoBiases(OfOneInput):
+    """Distances in the text and on the page; the signature has None for both."""
+
+    def forward(self, x: Tensor, rel_pos: Any = None, rel_2d_pos: Any = None) -> Any:  # type: ignore[override]
+        self.bias = rel_pos + rel_2d_pos
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
 class OfTimeSteps(OfOneInput):
     """A block of a diffusion model: pixels, an embedded time, and a text."""
 
@@ -758,6 +769,7 @@ VECTOR = (
 )
 
 PACKED = "torch.tensor([0, {length}])"
+BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length}){dtype}"
 ITEM = "torch.ones({batch_size}, {d_model}){dtype}"
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -823,6 +835,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfHeadCount, {"heads": 3}),
     (OfLayerOfKind, {"heads": 3}),
     (OfResolution, {"fixed_length": 9}),
+    (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
     (UpdatesContext, {"output_index": "[1]"}),
     (TwoWays, {"inputs": ("x", "keys")}),
     (OfSharedKey, {"heads": 4, "group_size": 4}),
