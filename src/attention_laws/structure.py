@@ -492,10 +492,6 @@ def layers_by_role(
             if role in found:
                 return {}  # several attentions
             found[role] = path
-    inside = [path.rpartition(".")[0] for role, path in found.items() if role != "out"]
-    parent = found.get("out", "").rpartition(".")[0]
-    if inside and not any(f"{path}.".startswith(parent) for path in inside):
-        found.pop("out", None)  # that of another part, such as the layers behind it
     return found
 
 

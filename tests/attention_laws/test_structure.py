@@ -90,18 +90,6 @@ def test_projections_are_found_by_name(
     assert found.get("query", "") == query
 
 
-def test_the_output_layer_of_another_part_is_none_of_the_attention() -> None:
-    layers = ("query", "key", "value", "out")
-    attention = nn.ModuleDict({name: nn.Linear(12, 12) for name in layers})
-    block = nn.ModuleDict({"attn": attention, "ff": nn.Linear(12, 12)})
-    assert structure.layers_by_role(block, 12)["out"] == "attn.out"
-    del attention["out"]
-    block["ff"] = nn.ModuleDict({"proj": nn.Linear(12, 12)})
-    assert "out" not in structure.layers_by_role(block, 12)
-    block["proj"] = block["ff"].pop("proj")
-    assert structure.layers_by_role(block, 12)["out"] == "proj"
-
-
 def test_stated_projections_are_used() -> None:
     given = {"query": "key", "key": "query", "value": "value"}
     found = structure.find_projections(Strange(), given)
