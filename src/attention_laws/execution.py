@@ -292,7 +292,10 @@ def packs_batch(script: Script) -> bool:
         script.restart("train")
         args = repeat_item(script, script.make_arguments(), copies)
         call = f"lambda: attention({script.argument_source(args)})"
-        sizes.append(script.evaluate(f"count_entries({call})"))
+        try:
+            sizes.append(script.evaluate(f"count_entries({call})"))
+        except ScriptError:
+            return False  # its kernels cannot be replaced
     return bool(sizes[2] - sizes[1] > sizes[1] - sizes[0])
 
 

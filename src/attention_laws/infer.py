@@ -328,7 +328,7 @@ def infer_init_args(
             text, scope = init_argument(probe, parameters[name], value, fill)
             init_args |= {name: text} if text else {}
             namespace |= scope
-            present |= {*re.findall(r"{\w+}", text)} if scope else set()
+            present |= {*re.findall(r"{\w+}", text)}
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
