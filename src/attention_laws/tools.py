@@ -67,7 +67,8 @@ def randomize_parameters(module: nn.Module) -> None:
                 weight.copy_(1.5 * noise / fan_in**0.5)
             else:
                 # Added, not copied: the weight of a normalization layer stays near 1.
-                weight.add_(0.3 * noise)
+                # What `torch.empty` left uninitialized, for a model to fill, is 0.
+                weight.copy_(weight.where(weight.abs() < 1e4, 0.0) + 0.3 * noise)
 
 
 def detached_copy(module: nn.Module) -> nn.Module:
