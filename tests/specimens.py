@@ -477,6 +477,15 @@ class Rotary(MaskedSelfAttention):
         return angle.repeat_interleave(2, dim=-1)
 
 
+class RotaryUnscaled(Rotary):
+    """The scale is part of the weights, as the class states."""
+
+    scaling = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q * math.sqrt(q.shape[-1]), k)
+
+
 class RotaryWithBase(Rotary):
     def speed(self, pair: Tensor, width: int) -> Tensor:
         return 10000.0 ** (-2 * pair / width)
@@ -1722,6 +1731,28 @@ class RotaryImage(SelfAttention):
 class RotaryImageByHeight(RotaryImage):
     def width(self) -> int:
         return self.shape[0]
+
+
+class RotaryImageWithMean(RotaryImage):
+    """The mean of all pixels stands before them, and its output is returned."""
+
+    def forward(self, image: Tensor) -> Any:
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        return Correct.forward(self, x, x, x)[:, 0]
+
+
+class RotaryImageOfAngles(RotaryImage):
+    """The angles are given, and laid out for pairs of neighbors."""
+
+    def forward(self, image: Tensor, position_embeddings: Any) -> Any:  # type: ignore[override]
+        self.cos, self.sin = position_embeddings
+        return super().forward(image)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * self.cos + other * self.sin
 
 
 class AxialRotation(RotaryImageByHeight):
@@ -3466,6 +3497,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("score_scale", RotaryUnscaled, "scaling = 1.0"),
+    ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
+    ("relative_positions", RotaryImageWithMean, "pools the pixels"),
     ("equal_values", Prefix, "3 keys of its own"),
     ("score_independence", StrongestTokens, "topk"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),

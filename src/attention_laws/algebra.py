@@ -557,7 +557,7 @@ def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:
     return replace(args, inputs=inputs)
 
 
-@law(assumes="norm features softcap decay window selection talking")
+@law(assumes="norm features softcap decay window selection talking scale")
 def score_scale(script: Script) -> None:
     r"""Scores are products of queries and keys, divided by the root of the width.
 

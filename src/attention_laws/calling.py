@@ -349,6 +349,7 @@ def variants_and_masks(
     filled = [*filled_arguments(probe)]
     usual = [*queries_of_items(probe), {}, *second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
+    usual += [*needed_together(probe)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
     if only_usual:
@@ -388,7 +389,11 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)
-    for texts in itertools.islice(itertools.product(*templates.values()), 12):
+    columns = [*templates.values()]
+    choices = [*itertools.islice(itertools.product(*columns), 12)]
+    if len(columns) > 1:
+        choices += zip(*columns, strict=False)  # all of one kind, as the input is
+    for texts in dict.fromkeys(choices):
         chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
         of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
         if chosen:
@@ -477,11 +482,8 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
         yield {"packing": "{0}[:, None]"}
 
 
-def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Arguments that may be left out as far as the signature tells: positions, context.
-
-    One of several inputs may be a vector for each batch item: a condition, or a query.
-    """
+def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Positions and a context that may be left out, as far as the signature tells."""
     adapter, given = probe.adapter, probe.options.call_args
     for parameter in names.parameters_of(adapter.target):
         name = parameter.name
@@ -496,6 +498,15 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
                 yield fields
                 yield {**fields, "packing": "{0}[:, None]"}
+
+
+def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Those arguments, and one of several inputs as a vector for each batch item.
+
+    The vector is a condition, or a query.
+    """
+    adapter = probe.adapter
+    yield from named_arguments(probe)
     if len(adapter.inputs) == 3 and not probe.options.inputs:
         query, key, value = adapter.inputs
         for text in names.extra_templates("", None)[1:]:
@@ -511,6 +522,33 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 fields = {**more, "inputs": (one,), "extra_args": extra}
                 yield fields | {"by_keyword": True}
                 yield fields | {"by_keyword": True, "is_pooled": True}
+
+
+def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """Optional arguments beside required ones that are no inputs, or beside a vector.
+
+    The vector is one for each batch item, such as the embedding of a time step. Biases
+    of all scores are given like this, too.
+    """
+    kinds = {names.VECTOR_PATTERN: names.PER_ITEM, names.BIAS_PATTERN: names.BIAS}
+    vectors = {
+        parameter.name: f"{text}{{dtype}}"
+        for parameter in names.parameters_of(probe.adapter.target)
+        for pattern, text in kinds.items()
+        if parameter.default is None and parameter.name not in probe.options.call_args
+        if pattern.fullmatch(parameter.name)
+    }
+    filled = [*filled_arguments(probe)]
+    for required, given in itertools.product(filled or [{}], [vectors, {}]):
+        beside = {**required.get("extra_args", {}), **given}
+        if given:
+            yield {**required, "extra_args": beside}
+        if beside or required:
+            for fields in named_arguments(probe):
+                more = {**required, **fields}
+                for kind in ("extra_args", "position_args"):
+                    more[kind] = {**required.get(kind, {}), **fields.get(kind, {})}
+                yield {**more, "extra_args": {**beside, **more["extra_args"]}}
 
 
 def keeps_equal_values(script: Script, args: CallArguments) -> bool:

@@ -30,6 +30,7 @@ from torch import nn
 
 from attention_laws import algebra, decoding, execution, masking, names, positions
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
+from attention_laws.calling import order_matters
 from attention_laws.infer import infer_adapter
 from attention_laws.law import (
     Law,
@@ -52,6 +53,8 @@ LAWS: dict[str, Law] = {
 # Exceptions that authors raise on purpose, to refuse an input. Any other exception is a
 # bug, and counts as a failure.
 REFUSALS = (ValueError, TypeError, NotImplementedError, AssertionError)
+# PyTorch's errors where a sequence is shorter than the kernel or padding of a layer.
+TOO_SHORT = re.compile("Padding size should be less|Kernel size can't be greater")
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 # What a report prints for the status of a result.
@@ -272,6 +275,8 @@ def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
         return True
     if type(failure.error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return True  # a limit of `torch.compile`
+    if "convolution" in adapter.designs and TOO_SHORT.search(str(failure.error)):
+        return True
     if not isinstance(failure.error, REFUSALS) or failure.succeeded_before:
         return False
     last = failure.error.__traceback__
@@ -305,10 +310,25 @@ def with_context(adapter: Adapter) -> Adapter | None:
             script = Script(context, Sizes(2, 4, 5, adapter.heads, adapter.d_k))
             try:
                 if is_context(script):
-                    return replace(context, unused_parameters=unused_weights(script))
+                    return replace(
+                        context,
+                        unused_parameters=unused_weights(script),
+                        positions=positions_of_context(context),
+                    )
             except ScriptError:
                 continue
     return None
+
+
+def positions_of_context(context: Adapter) -> str:
+    """The positional encoding; "none" where the tokens of the context have none.
+
+    Often only the tokens of self-attention are rotated.
+    """
+    script = Script(context, Sizes(2, 5, 5, context.heads, context.d_k))
+    script.restart()
+    is_order_seen = order_matters(script, script.make_arguments())
+    return context.positions if is_order_seen else "none"
 
 
 def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:

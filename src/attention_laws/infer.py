@@ -94,10 +94,12 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
 
     Raises `CallError` where no way to call it was found.
     """
+    check_argument_names(attention, name, options)
     probe = find_call(attention, name, imports, options)
+    check_parameter_names(probe)
     try:
-        infer_masks(probe)
         infer_weights(probe)
+        infer_masks(probe)
         infer_behavior(probe)
     except ScriptError as failure:
         raise late_error(name, failure) from failure
@@ -111,18 +113,19 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     call it are tried at all sizes before the others.
     """
     first_error: CallError | None = None
-    is_built = False
+    is_built = needs_more = False
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     built: set[str] = set()
     start = time.process_time()
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
+        needs_more |= not (usual or is_built)
         # Half of the time that is left, so that the later sizes are tried, too.
         seconds = (CALLING_SECONDS - (time.process_time() - start)) / 2
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options, seconds)
         try:
             if isinstance(attention, type):
-                infer_init_args(probe, heads, d_k, longest, tie)
+                infer_init_args(probe, heads, d_k, longest, tie, needs_more)
                 arguments = f"{usual} {probe.adapter.facts[-1].value}"
                 if arguments in built:
                     continue
@@ -134,9 +137,9 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             else:
                 infer_heads(probe)
             infer_inputs(probe)
-            check_argument_names(probe)
             infer_layout(probe, usual)
             infer_heads_of_function(probe)
+            correct_group_size(probe)
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
@@ -172,7 +175,6 @@ def find_call_of_defaults(
     probe.built = build(probe, probe.adapter.heads)
     infer_heads(probe)
     infer_inputs(probe)
-    check_argument_names(probe)
     infer_layout(probe, usual=False)
     return probe
 
@@ -210,24 +212,50 @@ def late_error(name: str, failure: ScriptError) -> CallError:
 # From signatures
 
 
-def check_argument_names(probe: CallProbe) -> None:
+def check_argument_names(attention: Any, name: str, options: Options) -> None:
     """Raise `CallError` where an option names an argument that does not exist."""
-    adapter, options = probe.adapter, probe.options
-    parameters = names.parameters_of(adapter.target)
-    if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return
-    existing = names.required_by_name(parameters)
+    arguments = names.parameters_of(attention)
     named = {
         "mask": [*options.mask],
         "call_args": [*options.call_args],
         "cache": [*(options.cache or ())][:1],
     }
-    for option, arguments in named.items():
-        for name in arguments:
-            if name not in existing and name != "none":
+    if not any(p.kind is p.VAR_POSITIONAL for p in arguments):
+        named["inputs"] = [*options.inputs]
+    pairs = [(option, given, arguments) for option, given in named.items()]
+    if isinstance(attention, type):
+        of_constructor = [*inspect.signature(attention).parameters.values()]
+        pairs.append(("init_args", [*options.init_args], of_constructor))
+    for option, given, parameters in pairs:
+        if not parameters or any(p.kind is p.VAR_KEYWORD for p in parameters):
+            continue
+        existing = names.required_by_name(parameters)
+        for each in given:
+            if each not in existing and each != "none":
                 raise CallError(
-                    f"`{option}` names `{name}`, which is no argument of "
-                    f"`{adapter.name}`; its arguments are {', '.join(existing)}"
+                    f"`{option}` names `{each}`, which is no argument of `{name}`; "
+                    f"its arguments are {', '.join(existing)}"
+                )
+
+
+def check_parameter_names(probe: CallProbe) -> None:
+    """Raise `CallError` where an option names a parameter that does not exist."""
+    options, call = probe.options, probe.try_call()
+    if not probe.adapter.is_module or call is None:
+        return
+    module = call[0].evaluate("attention")
+    parameters = dict(module.named_parameters())
+    parts = {*parameters, *dict(module.named_modules())}
+    projections = [name.partition(":")[0] for name in options.projections.values()]
+    for option, named, existing in (
+        ("projections", projections, parts),
+        ("unused_parameters", options.unused_parameters, {*parameters}),
+    ):
+        for name in named:
+            if name not in existing:
+                raise CallError(
+                    f"`{option}` names `{name}`, which does not exist; there are "
+                    f"{', '.join(sorted(existing - {''}))}"
                 )
 
 
@@ -262,11 +290,13 @@ def infer_init_args(
     d_k: int = 4,
     longest: int = 320,
     tie: bool = False,
+    fill: bool = False,
 ) -> None:
     """Which arguments the constructor needs, and which sizes they leave.
 
     `heads`, `d_k` and the longest length are the sizes to build with, where no option
-    gives them. With `tie`, all widths are the same.
+    gives them. With `tie`, all widths are the same. With `fill`, arguments of known
+    names are given, such as the index of the layer, though they are None by default.
     """
     target, options = probe.adapter.target, probe.options
     # Braces stand for sizes, so those of a dict are doubled.
@@ -281,8 +311,8 @@ def infer_init_args(
     }
     present = set()
     namespace: dict[str, Any] = {}
-    source = names.source_of(target)
     parameters = inspect.signature(target).parameters
+    source = names.source_of(target)
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
@@ -294,20 +324,11 @@ def infer_init_args(
         present.add(value)
         if name in init_args:
             sizes[value] = sizes.get(value) or options.init_args[name]
-        elif value.startswith("{") or (required and value):
-            init_args[name] = value
-        elif side := names.small_side(parameters[name], value):
-            init_args[name] = side
-        elif choice := required and names.first_choice(source, name):
-            init_args[name] = choice
-        elif (required or name == "config") and (
-            config := names.config_source(target, parameters[name])
-        ):
-            init_args[name], more = config
-            namespace |= more
-            present |= set(re.findall(r"{\w+}", init_args[name]))
-        elif required:
-            init_args[name] = guessed_by_type(probe, parameters[name])
+        else:
+            text, scope = init_argument(probe, parameters[name], value, fill)
+            init_args |= {name: text} if text else {}
+            namespace |= scope
+            present |= {*re.findall(r"{\w+}", text)}
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
@@ -320,6 +341,32 @@ def infer_init_args(
     adapter = probe.adapter
     built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     probe.record("built as", built_as, "given" if options.init_args else "inferred")
+
+
+def init_argument(
+    probe: CallProbe, parameter: inspect.Parameter, value: str, fill: bool
+) -> tuple[str, dict[str, Any]]:
+    """Source text for an argument of the constructor, and the classes that it names.
+
+    It is "" for an argument that is left out. `value` is the one for its name, and with
+    `fill`, it may replace None.
+    """
+    target, name = probe.adapter.target, parameter.name
+    required = parameter.default is parameter.empty
+    if value.startswith("{") or (required and value):
+        return value, {}
+    given = names.small_side(parameter, value)
+    if fill and not given:
+        given = names.needed_default(parameter, value)
+    if required and not given:
+        given = names.first_choice(names.source_of(target), name)
+    if not given and (required or name == "config"):
+        config = names.config_source(target, parameter)
+        if config is not None:
+            return config
+    if required and not given:
+        given = guessed_by_type(probe, parameter)
+    return given, {}
 
 
 def is_left_out(default: Any, value: str) -> bool:
@@ -422,6 +469,20 @@ def context_width(probe: CallProbe, d_model: int | None) -> int | None:
         if type(value) is int and names.CONTEXT_WIDTH_PATTERN.fullmatch(name)
     } - {d_model}
     return widths.pop() if d_model and len(widths) == 1 else None
+
+
+def correct_group_size(probe: CallProbe) -> None:
+    """As many heads of keys and values as the module states, once it is built.
+
+    A config may have a field for their number that its attention ignores.
+    """
+    adapter, call = probe.adapter, probe.try_call()
+    is_of_config = isinstance(adapter.target, type) and adapter.namespace
+    if call is None or not is_of_config or adapter.group_size == 1:
+        return
+    kv_heads = structure.size_attribute(call[0].evaluate("attention"), "{kv_heads}")
+    if kv_heads and adapter.heads % kv_heads == 0:
+        probe.update(group_size=adapter.heads // kv_heads)
 
 
 def free_or_fix_sizes(probe: CallProbe) -> None:
@@ -561,7 +622,12 @@ def infer_roles(probe: CallProbe) -> None:
     if len(adapter.inputs) != 2 or adapter.is_pooled:
         return
     swapped: dict[str, Any] = {"inputs": adapter.inputs[::-1], "by_keyword": True}
-    calls = [probe.try_call(k_len=7, **fields) for fields in ({}, swapped)]
+    calls = [
+        probe.try_call(k_len=7, output_index="", **fields) for fields in ({}, swapped)
+    ]
+    if calls[0] is not None and probe.adapter.output_index:
+        # Of two outputs, that of the query has its length.
+        probe.update(output_index=calls[0][0].adapter.output_index)
     if calls[0] is None and calls[1] is not None and not options.inputs:
         probe.update(**swapped)
         probe.record("query", swapped["inputs"][0], "inferred")
@@ -700,29 +766,16 @@ def weights_candidates(script: Script) -> Iterator[str]:
                     yield f".{path}.{name}" if path else f".{name}"
 
 
-def check_parameter_names(module: nn.Module, options: Options) -> None:
-    """Raise `CallError` where an option names a parameter that does not exist."""
-    parameters = dict(module.named_parameters())
-    parts = {*parameters, *dict(module.named_modules())}
-    projections = [name.partition(":")[0] for name in options.projections.values()]
-    for option, named, existing in (
-        ("projections", projections, parts),
-        ("unused_parameters", options.unused_parameters, {*parameters}),
-    ):
-        for name in named:
-            if name not in existing:
-                raise CallError(
-                    f"`{option}` names `{name}`, which does not exist; there are "
-                    f"{', '.join(sorted(existing - {''}))}"
-                )
-
-
 def infer_behavior(probe: CallProbe) -> None:
     """How it behaves without a mask: causality, cross-attention, positions, cache."""
     adapter, options = probe.adapter, probe.options
+    probe.first_error = ""
     call = probe.try_call()
-    assert call is not None  # as it succeeded for the layout
-
+    if call is None:
+        raise CallError(
+            f"`{adapter.name}` could not be called with the masks that were inferred: "
+            f"it {probe.first_error}; describe them with `--mask`"
+        )
     late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
     # A class named causal is meant to be, even if it leaks: the laws show the leak.
@@ -1036,7 +1089,6 @@ def infer_module_behavior(probe: CallProbe) -> None:
     call = probe.try_call()
     assert call is not None
     module = call[0].evaluate("attention")
-    check_parameter_names(module, options)
     projections = structure.find_projections(module, options.projections)
     over_features = attends_over_features(*call)
     if over_features:

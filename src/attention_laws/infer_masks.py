@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from attention_laws import structure
 from attention_laws.adapter import (
     AXES,
     MASK_KINDS,
@@ -50,6 +51,9 @@ def infer_masks(probe: CallProbe) -> None:
     # whose mask leaks is to be checked with this mask, not as one without a mask.
     least: dict[str, tuple[float, MaskArgument]] = {}
     unused = math.inf if given else 0.99  # the influence if the mask hides nothing
+    call = probe.unmasked_call("eval") if probe.adapter.image and not given else None
+    if call is not None and structure.mixes_pixels(call[0].evaluate("attention")):
+        unused = 0.0  # hidden pixels have an influence without the attention
     unused_names: dict[str, bool] = {}
     for mask in mask_candidates(probe):
         masks = found.setdefault(mask.name, [])

@@ -429,7 +429,10 @@ def assert_items_have_own(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
             own = given + index_of(item)
-            alone = script.call(replace(args, inputs=inputs), **{argument: own})
+            allowed = args.allowed[..., item : item + 1]
+            mask = script.encode_mask(allowed, script.adapter.required_mask)
+            of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)
+            alone = script.call(of_item, **{argument: own})
             message = (
                 f"query {{l}} of batch item {item}, with `{argument}` of its own, "
                 f"differs if the item is alone"

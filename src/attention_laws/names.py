@@ -61,6 +61,7 @@ SIZE_PATTERNS = {
     r"kv_?heads?$": "{kv_heads}",
     r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
     r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
+    r"^(q|k|v|qk|qk_nope|qk_rope|rope|nope)_head_dim$": "{d_k}",
     r"^(n|num|nb|no|number|a|attn|attention|multi)(_?\w+)?_?heads?$": "{heads}",
 }
 
@@ -87,6 +88,11 @@ CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inferen
 CACHE_START_PATTERN = re.compile(
     r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
 )
+# Optional arguments that are a vector for each batch item.
+VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?vec")
+# Optional arguments that are added to all scores.
+BIAS_PATTERN = re.compile(r"rel(ative)?_(\w+_)?(pos(itions?)?|bias)|pos(ition)?_bias")
+BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length})"
 # Flags for attention weights in the result, and numbers for the parts of a sequence.
 WEIGHTS_FLAG_PATTERN = re.compile(
     r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
@@ -292,14 +298,33 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
 
     `value` is the one that `argument_values` has for it.
 
-    >>> def build(resolution=14, height=14): ...
+    >>> def build(resolution=14, height=14, feat_size=(14, 14)): ...
     >>> [small_side(p, "") for p in inspect.signature(build).parameters.values()]
-    ['3', '']
+    ['3', '', '(3, 3)']
     """
     is_side = SIDE_PATTERN.fullmatch(parameter.name) or (
         parameter.name in ("height", "width") and value == "3"
     )
-    return "3" if is_side and type(parameter.default) is int else ""
+    if not is_side:
+        return ""
+    default = parameter.default
+    is_pair = type(default) is tuple and [*map(type, default)] == [int, int]
+    return "(3, 3)" if is_pair else "3" if type(default) is int else ""
+
+
+def needed_default(parameter: inspect.Parameter, value: str) -> str:
+    r"""A value for an argument that is None by default, but needed; "" if unknown.
+
+    `value` is the one that `argument_values` has for it.
+
+    >>> def build(layer_idx=None, norm_layer=None, softcap=None): ...
+    >>> parameters = inspect.signature(build).parameters.values()
+    >>> [needed_default(each, value_of(each.name)) for each in parameters]
+    ['0', 'torch.nn.LayerNorm', '']
+    """
+    guess = value or guessed_value(parameter.name)
+    is_plain = guess in ("0", "3", "(3, 3)") or guess.startswith("torch.nn.")
+    return guess if parameter.default is None and is_plain else ""
 
 
 def source_of(target: Any) -> str:
@@ -757,49 +782,25 @@ def config_source(
 ) -> tuple[str, dict[str, Any]] | None:
     """Source text for a config object, and the class that it names.
 
-    The class is that of the annotation, or the only one of the file whose name ends as
-    that of a config. Without a class it is a namespace or a dict of the names that
-    the source of the module reads. None where the argument is not a config.
+    The class is that of the annotation, or one of the file whose fields the code reads.
+    Without a class it is a namespace or a dict of the names that the source of the
+    module reads. None where the argument is not a config.
     """
-    # Within a class, `__config` is a name of its own: `_Attention__config`.
-    short = parameter.name.removeprefix(f"_{target.__name__.lstrip('_')}")
     config = find_config_class(target, parameter)
-    is_config = CONFIG_PATTERN.search(short) or (
+    is_config = CONFIG_PATTERN.search(short_name(target, parameter)) or (
         dataclasses.is_dataclass(config)
         and parameter.annotation in (config, config.__name__)
     )
     if not is_config:
         return None
-    source = inspect.getsource(target)
-    # The config may be stored, or have a shorter name in the function.
-    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
-    called = [short, *re.findall(stored, source, re.MULTILINE)]
-    name = f"(?:{'|'.join(map(re.escape, called))})"
-    fields = re.findall(rf"\b{name}\.(\w+)", source)
-    fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
-    keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
-    has_default = rf"(?:{name}\.get\(|getattr\({name}, )[\"'](\w+)[\"'],"
-    optional = re.findall(has_default, source)
+    fields, keys, optional = names_in_config(target, parameter)
+    is_dict = keys and parameter.annotation is parameter.empty
     read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
-    values = {n: value_of(n) or guess_value(n) for n in read}
-    if config is not None:
-        accepted = inspect.signature(config).parameters
-        sizes = {
-            n: value_of(n)
-            for n in [*accepted, *read]
-            if re.match("{(?!window)", value_of(n))
-            and (n != "head_dim" or is_number(accepted.get(n)))
-            and (n in accepted or hasattr(config, "attribute_map"))
-        }
-        for n, field in accepted.items():
-            is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
-            if is_one and field.default is field.empty and n not in sizes:
-                guess = GUESSED_TYPES.get(field.annotation, "None")
-                sizes[n] = value_of(n) or guessed_value(n) or guess
-        if hasattr(config, "attribute_map"):  # of transformers
-            sizes["attn_implementation"] = '"eager"'
+    if config is not None and not is_dict:
+        sizes = config_sizes(config, [*read])
         text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
+    values = {n: value_of(n) or guess_value(n) for n in read}
     if keys:
         text = ", ".join(f'"{n}": {value}' for n, value in values.items())
         return f"{{{{{text}}}}}", {}
@@ -809,16 +810,74 @@ def config_source(
     return f"SimpleNamespace({text})", {"SimpleNamespace": SimpleNamespace}
 
 
+def short_name(target: Any, parameter: inspect.Parameter) -> str:
+    """The name of an argument within its class, where `__config` is private.
+
+    Outside, that is `_Attention__config`.
+    """
+    return parameter.name.removeprefix(f"_{target.__name__.lstrip('_')}")
+
+
+def names_in_config(
+    target: Any, parameter: inspect.Parameter
+) -> tuple[list[str], list[str], list[str]]:
+    """The fields and keys that the code reads from a config, and those with a default.
+
+    The config may be stored, or have a shorter name in the function.
+    """
+    source, short = inspect.getsource(target), short_name(target, parameter)
+    stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
+    called = [short, *re.findall(stored, source, re.MULTILINE)]
+    name = f"(?:{'|'.join(map(re.escape, called))})"
+    fields = re.findall(rf"\b{name}\.(\w+)", source)
+    fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
+    keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
+    has_default = rf"(?:{name}\.get\(|(?:get|has)attr\({name}, )[\"'](\w+)[\"'][,)]"
+    return fields, keys, re.findall(has_default, source)
+
+
+def config_sizes(config: type, read: list[str]) -> dict[str, str]:
+    """The sizes and other values with which a config of this class is built.
+
+    `read` are the fields that the code of the attention reads.
+    """
+    accepted = inspect.signature(config).parameters
+    is_of_transformers = hasattr(config, "attribute_map")
+    sizes = {
+        n: value_of(n)
+        for n in [*accepted, *read]
+        if re.match("{(?!window)", value_of(n))
+        and (n != "head_dim" or is_number(accepted.get(n)))
+        and (n in accepted or is_of_transformers)
+        and not is_sequence(accepted.get(n))
+    }
+    for n, field in accepted.items():
+        is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
+        if is_one and field.default is field.empty and n not in sizes:
+            guess = GUESSED_TYPES.get(field.annotation, "None")
+            sizes[n] = value_of(n) or guessed_value(n) or guess
+    if is_of_transformers:
+        sizes["attn_implementation"] = '"eager"'
+    return sizes
+
+
 def is_number(parameter: inspect.Parameter | None) -> bool:
     """Whether a parameter exists, and has a number as its default."""
     return parameter is not None and isinstance(parameter.default, int)
+
+
+def is_sequence(parameter: inspect.Parameter | None) -> bool:
+    """Whether a parameter has several numbers as its default, one for each stage."""
+    return parameter is not None and isinstance(parameter.default, list | tuple)
 
 
 def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     """The class of a config: the annotation, or the one that its file has for it.
 
     That is the only config class that the file defines, or an imported one whose name
-    begins as that of the target, such as `T5Config` for `T5Attention`.
+    begins as that of the target, such as `T5Config` for `T5Attention`. A model of
+    several parts has a config of configs, and one for each part: another class is
+    chosen if it has more of the fields that the code reads.
     """
     # What was executed without an import is of no module.
     module = sys.modules.get(target.__module__)
@@ -826,11 +885,6 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = scope.get(annotation.split("|")[0].strip(" \"'"))
-    for each in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(each, type) and each.__module__ not in (
-            *("builtins", "typing", "inspect"),
-        ):
-            return each
     configs = {
         match[1]: value
         for name, value in scope.items()
@@ -838,10 +892,30 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
         and (match := re.match(r"(\w*?)_?(Config|Cfg|Args|Params)$", name))
     }
     own = [c for c in configs.values() if c.__module__ == target.__module__]
-    if len(own) == 1:
-        return own[0]
     stems = [stem for stem in configs if stem and target.__name__.startswith(stem)]
-    return configs[max(stems, key=len)] if stems else None
+    annotated = [
+        each
+        for each in (annotation, *getattr(annotation, "__args__", ()))
+        if isinstance(each, type)
+        and each.__module__ not in ("builtins", "typing", "inspect")
+    ]
+    likely = [*annotated[:1], *(own if len(own) == 1 else ())]
+    likely += [configs[max(stems, key=len)]] if stems else []
+    if not likely or not CONFIG_PATTERN.search(short_name(target, parameter)):
+        return next(iter(likely), None)
+    fields, _, optional = names_in_config(target, parameter)
+    read = {n for n in fields if not n.startswith("_")} - {*optional}
+    candidates: list[type] = [likely[0], *configs.values()]
+    return min(candidates, key=lambda config: count_missing(config, read))
+
+
+def count_missing(config: type, fields: Iterable[str]) -> int:
+    """How many of these fields the objects of a class do not have."""
+    known = {*dir(config), *getattr(config, "attribute_map", ())}
+    known |= {*re.findall(r"self\.(\w+)", source_of(config))}
+    with suppress(ValueError):
+        known |= {*inspect.signature(config).parameters}
+    return sum(name not in known for name in fields)
 
 
 def guess_value(name: str) -> str:

@@ -738,6 +738,10 @@ def relative_positions(script: Script) -> None:
     found = map(rotates, structure.identifiers(adapter.target))
     is_known |= bool(adapter.image) and any(found)
     skip_unless(is_known, "`positions` is not rotary, alibi or relative")
+    is_of_caller = adapter.image and adapter.position_args
+    skip_unless(not is_of_caller, "the positions of pixels are given, in any order")
+    # The mean of all pixels, or a token for it, is a query and a key more.
+    skip_unless(not (adapter.image and adapter.is_pooled), "pools the pixels")
     has_rows = adapter.image and not adapter.image.startswith("frames")
     if has_rows:
         assert_image_shift_invariant(script)

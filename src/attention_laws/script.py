@@ -89,8 +89,13 @@ def parts_of(result: Any) -> dict[str, Any]:
 
 
 def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
-    """The index of the first tensor shaped like the query, except for its width."""
-    for index, value in parts_of(result).items() or [("", result)]:
+    """The index of the first tensor shaped like the query, except for its width.
+
+    The index that is known comes first: at equal lengths, the updated context has the
+    shape of the query.
+    """
+    parts = parts_of(result).items() or [("", result)]
+    for index, value in sorted(parts, key=lambda p: p[0] != adapter.output_index):
         if isinstance(value, Tensor) and value.is_floating_point():
             is_image = adapter.image and value.dim() == 2 + adapter.image_axes
             if adapter.image and not (is_image or adapter.is_pooled):

@@ -232,6 +232,23 @@ def convolves_single_tokens(module: nn.Module) -> bool:
     return widths == {1} and not any(map(pools.search, identifiers(module)))
 
 
+def mixes_pixels(module: nn.Module) -> bool:
+    r"""Whether pixels influence each other beside the attention.
+
+    They do in a convolution of several, and where groups of channels are normalized.
+
+    >>> layers = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, (1, 3)), nn.GroupNorm(2, 4)
+    >>> [mixes_pixels(layer) for layer in layers]
+    [False, True, True]
+    """
+    norms = nn.GroupNorm, nn.modules.instancenorm._InstanceNorm
+    return any(
+        isinstance(part, norms)
+        or (isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1)
+        for part in module.modules()
+    )
+
+
 def encodes_positions(target: Any) -> bool:
     """Whether names in the code of `target` tell of a positional encoding.
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
 
@@ -65,7 +67,8 @@ def randomize_parameters(module: nn.Module) -> None:
                 weight.copy_(1.5 * noise / fan_in**0.5)
             else:
                 # Added, not copied: the weight of a normalization layer stays near 1.
-                weight.add_(0.3 * noise)
+                # What `torch.empty` left uninitialized, for a model to fill, is 0.
+                weight.copy_(weight.where(weight.abs() < 1e4, 0.0) + 0.3 * noise)
 
 
 def detached_copy(module: nn.Module) -> nn.Module:
@@ -280,18 +283,16 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class LargestResult(torch.overrides.TorchFunctionMode):
-    """Records how many entries the largest tensor has that a function returns."""
+class EntryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the entries of all tensors that are computed."""
 
-    def __init__(self) -> None:
-        self.size = 0
+    count = 0
 
-    def __torch_function__(
+    def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.size = max(self.size, result.numel())
+        self.count += sum(tensor.numel() for tensor in tensors_in(result))
         return result
 
 
@@ -405,16 +406,19 @@ def count_zero_weights(call: Callable[[], Any]) -> int:
     return sum(int((weights == 0).sum()) for weights, _ in recorder.found)
 
 
-def largest_result(call: Callable[[], Any]) -> int:
-    r"""The number of entries of the largest tensor that a function of PyTorch returns.
+def count_entries(call: Callable[[], Any]) -> int:
+    r"""The number of entries of all tensors that a call computes.
+
+    Fused kernels compute the scores without storing them, so they are replaced.
 
     >>> x = torch.ones(5, 1)
-    >>> largest_result(lambda: (x + x.mT).sum())
-    25
+    >>> count_entries(lambda: (x * x.T).sum())  # 5 transposed, 25 products, one sum
+    31
     """
-    with LargestResult() as largest:
+    counter = EntryCounter()  # type: ignore[no-untyped-call]
+    with counter, sdpa_kernel(SDPBackend.MATH):
         call()
-    return int(largest.size)
+    return counter.count
 
 
 def captured_inputs(call: Callable[[], Any], layer: nn.Module) -> list[Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_laws import CallError, Options, check
+from attention_laws import CallError, Options, check, infer
 from attention_laws.adapter import (
     VALIDATORS,
     Adapter,
@@ -253,37 +253,60 @@ def test_every_option_has_a_validator() -> None:
 ARGUMENTS = (
     "which is no argument of `Correct`; its arguments are query, key, value, mask"
 )
+UNKNOWN_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"mask": {"musk": ""}}, f"`mask` names `musk`, {ARGUMENTS}"),
+    ({"call_args": {"musk": 1}}, f"`call_args` names `musk`, {ARGUMENTS}"),
+    ({"cache": ("musk", "[1]")}, f"`cache` names `musk`, {ARGUMENTS}"),
+    ({"inputs": ["query", "musk"]}, f"`inputs` names `musk`, {ARGUMENTS}"),
+    (
+        {"init_args": {"musk": 1}},
+        "`init_args` names `musk`, which is no argument of `Correct`; its arguments "
+        "are d_model, heads, dropout",
+    ),
+]
+UNKNOWN_PARTS: list[tuple[dict[str, Any], str]] = [
+    (
+        {"projections": {"query": "musk"}},
+        "`projections` names `musk`, which does not exist; there are dropout, ",
+    ),
+    (
+        {"unused_parameters": ["musk"]},
+        "`unused_parameters` names `musk`, which does not exist; there are key",
+    ),
+    (
+        {"weights": "[7]"},
+        "`weights` (='[7]') is no tensor, where the sizes are b=2, h=3, q=5, ",
+    ),
+    (
+        {"weights": ".attn"},
+        "`weights` (='.attn') is no tensor, where the sizes are b=2, h=3, q=5, ",
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask": {"musk": ""}}, f"`mask` names `musk`, {ARGUMENTS}"),
-        ({"call_args": {"musk": 1}}, f"`call_args` names `musk`, {ARGUMENTS}"),
-        ({"cache": ("musk", "[1]")}, f"`cache` names `musk`, {ARGUMENTS}"),
-        (
-            {"projections": {"query": "musk"}},
-            "`projections` names `musk`, which does not exist; there are dropout, ",
-        ),
-        (
-            {"unused_parameters": ["musk"]},
-            "`unused_parameters` names `musk`, which does not exist; there are key",
-        ),
-        (
-            {"weights": "[7]"},
-            "`weights` (='[7]') is no tensor, where the sizes are b=2, h=3, q=5, ",
-        ),
-        (
-            {"weights": ".attn"},
-            "`weights` (='.attn') is no tensor, where the sizes are b=2, h=3, q=5, ",
-        ),
-    ],
-)
-def test_options_that_name_unknown_parts_are_refused(
-    options: dict[str, Any], message: str
+@pytest.mark.parametrize(("options", "message"), UNKNOWN_ARGUMENTS)
+def test_options_that_name_unknown_arguments_are_refused_before_any_call(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(infer, "find_call", pytest.fail)
     with pytest.raises(CallError, match=f"^{re.escape(message)}"):
-        check(Correct, only="causality", **options)
+        check(Correct, **options)
+
+
+@pytest.mark.parametrize(("options", "message"), UNKNOWN_PARTS)
+def test_options_that_name_unknown_parts_are_refused_before_more_is_inferred(
+    options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "infer_masks", pytest.fail)
+    with pytest.raises(CallError, match=f"^{re.escape(message)}"):
+        check(Correct, **options)
+
+
+def test_inputs_of_any_number_have_no_names() -> None:
+    def attend(*inputs: Tensor) -> Tensor:
+        return inputs[0]
+
+    infer.check_argument_names(attend, "attend", Options(inputs=("x",)))
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from attention_laws import LAWS
+from attention_laws import LAWS, infer
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
-from attention_laws.checker import build_by_function, check_law
+from attention_laws.calling import CallProbe
+from attention_laws.checker import build_by_function, check_law, with_context
 from attention_laws.infer import infer_adapter
 from specimens import Correct, MaskedSelfAttention, Rotary
 
@@ -659,10 +660,117 @@ class OfHeadCount(OfOneInput):
         return self.attend(x)
 
 
+class OfLayerOfKind(OfOneInput):
+    """Without its index, a layer is of no kind, and cannot be built."""
+
+    def __init__(self, d_model: int, heads: int, layer_idx: Any = None) -> None:
+        super().__init__(d_model, heads)
+        self.kind = ["full", "sliding"][layer_idx]
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
+class OfResolution(OfOneInput):
+    """There is one bias for each pair of pixels."""
+
+    def __init__(
+        self, dim: int, heads: int, resolution: tuple[int, int] = (14, 14)
+    ) -> None:
+        super().__init__(dim, heads)
+        self.pairs = nn.Parameter(torch.zeros(resolution[0] * resolution[1]))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x + self.pairs[:, None])
+
+
+class OfPackedPositions(OfOneInput):
+    """Positions are optional by its signature only; sequences are packed into one."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, position_ids: Any = None) -> Any:  # type: ignore[override]
+        parts = x.split(cu_seqlens.diff().tolist())
+        return torch.cat([self.attend(part[None])[0] for part in parts]) + (
+            0.1 * position_ids[:, None]
+        )
+
+
+class OfTwoBiases(OfOneInput):
+    """Distances in the text and on the page; the signature has None for both."""
+
+    def forward(self, x: Tensor, rel_pos: Any = None, rel_2d_pos: Any = None) -> Any:  # type: ignore[override]
+        self.bias = rel_pos + rel_2d_pos
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class OfTimeSteps(OfOneInput):
+    """A block of a diffusion model: pixels, an embedded time, and a text."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.Conv2d(d_model, d_model, 3, padding=1)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, temb: Any = None, mask: Tensor | None = None
+    ) -> Any:
+        image = self.before(x) + temb[:, :, None, None]
+        tokens = image.flatten(2).transpose(1, 2)
+        return self.attend(tokens, mask).transpose(1, 2).reshape(x.shape)
+
+
+class UpdatesContext(Correct):
+    """The context attends, too, and its output is the first of two."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        both = torch.cat([x, context], 1)
+        one, other = (Correct.forward(self, y, both, both) for y in (x, context))
+        return other, one
+
+
+class TwoWays(UpdatesContext):
+    """Queries and keys have positions, which are required."""
+
+    def forward(self, x: Tensor, keys: Tensor, query_pe: Tensor, key_pe: Tensor) -> Any:  # type: ignore[override]
+        if x.shape != query_pe.shape or keys.shape != key_pe.shape:
+            raise ValueError("positions")
+        return super().forward(x + query_pe, keys + key_pe)
+
+
+@dataclass
+class SharedKeyConfig:
+    d_model: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    shares_one_key: bool = True
+
+
+class OfSharedKey(OfOneInput):
+    """One head of keys and values, whatever their number in the config is."""
+
+    def __init__(self, config: SharedKeyConfig) -> None:
+        super().__init__(config.d_model, config.num_heads)
+        self.num_kv_heads = 1 if config.shares_one_key else config.num_kv_heads
+        width = config.d_model // config.num_heads
+        self.key, self.value = (nn.Linear(config.d_model, width) for _ in range(2))
+
+    def split(self, x: Tensor) -> Tensor:
+        width = self.key.out_features
+        return x.unflatten(2, (-1, width)).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
 VECTOR = (
     "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
     ".expand({batch_size}, -1)"
 )
+
+PACKED = "torch.tensor([0, {length}])"
+BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length}){dtype}"
+ITEM = "torch.ones({batch_size}, {d_model}){dtype}"
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
@@ -725,6 +833,14 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfVariates, {"layout": "bdl", "d_model": 24}),
     (StepWithCoverage, {"inputs": ("values",), "extra_args": {"query": VECTOR}}),
     (OfHeadCount, {"heads": 3}),
+    (OfLayerOfKind, {"heads": 3}),
+    (OfResolution, {"fixed_length": 9}),
+    (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
+    (UpdatesContext, {"output_index": "[1]"}),
+    (TwoWays, {"inputs": ("x", "keys")}),
+    (OfSharedKey, {"heads": 4, "group_size": 4}),
+    (OfPackedPositions, {"layout": "ld", "extra_args": {"cu_seqlens": PACKED}}),
+    (OfTimeSteps, {"image": "image", "extra_args": {"temb": ITEM}, "masks": ()}),
 ]
 
 
@@ -1001,6 +1117,42 @@ class EndsInActivation(OfOneInput):
         return F.elu(self.attend(x))
 
 
+class MaskAndPositions(OfOneInput):
+    """A mask is required in each call, and each item may have its own positions."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, attention_mask: Tensor, position_ids: Tensor | None = None
+    ) -> Any:
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1])
+        x = x + 0.1 * position_ids[..., None]
+        return self.attend(x, attention_mask.expand(len(x), x.shape[1], -1))
+
+
+class ReflectsEdges(OfOneInput):
+    """A convolution in front, whose padding reflects the last three tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 7)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.conv(F.pad(x.mT, (3, 3), mode="reflect")).mT)
+
+
+class NormBeforeOut(OfOneInput):
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.norm = nn.LayerNorm(d_model)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.out(self.norm(context.transpose(1, 2).flatten(2)))
+        return joined
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x)
+
+
 @pytest.mark.parametrize(
     ("attention", "law"),
     [
@@ -1014,8 +1166,41 @@ class EndsInActivation(OfOneInput):
         (DropsInTable, "dropout"),
         (DropsByDefault, "dropout"),
         (EndsInActivation, "dropout"),
+        (MaskAndPositions, "batch_independence"),
+        (ReflectsEdges, "deterministic"),
+        (NormBeforeOut, "dropout"),
     ],
 )
 def test_a_law_that_does_not_apply_does_not_fail(attention: Any, law: str) -> None:
     result = check_law(LAWS[law], found(attention), Options(), False)
     assert result.status != "fail", result.counterexample
+
+
+class RotatesItself(Rotary):
+    """Only the tokens of self-attention are rotated."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.is_rotated = context is None
+        keys = x if context is None else context
+        return Correct.forward(self, x, keys, keys)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        rotated = Rotary.score if self.is_rotated else Correct.score
+        return rotated(self, q, k)
+
+
+def test_a_context_may_be_without_the_positions_of_self_attention() -> None:
+    context = with_context(found(RotatesItself))
+    assert context is not None
+    assert (found(RotatesItself).positions, context.positions) == ("rotary", "none")
+
+
+def test_masks_with_which_no_call_succeeds_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def misunderstand(probe: CallProbe) -> None:
+        probe.update(call_args={"musk": 1})
+
+    monkeypatch.setattr(infer, "infer_masks", misunderstand)
+    with pytest.raises(CallError, match="with the masks that were inferred: it raises"):
+        found.__wrapped__(OfHeadCount)

@@ -58,13 +58,29 @@ class PacksBatch(SelfAttention):
         return packed.reshape(x.shape)
 
 
-@pytest.mark.parametrize("attention", [PacksBatch, SelfAttention])
+class SwapsBatchAndLength(nn.MultiheadAttention):
+    """The items of the batch are the tokens of fused kernels."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        output: Tensor = super().forward(x, x, x, need_weights=False)[0]
+        return output
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [
+        (SelfAttention(12, 3), False),
+        (PacksBatch(12, 3), True),
+        (SwapsBatchAndLength(12, 3), True),
+        (SwapsBatchAndLength(12, 3, batch_first=True), False),
+    ],
+)
 def test_dropout_is_sampled_less_where_cost_grows_with_the_square_of_the_batch(
-    attention: type[nn.Module],
+    attention: nn.Module, expected: bool
 ) -> None:
-    adapter = Adapter(attention(12, 3), "Attention", "", {}, inputs=("x",))
+    adapter = Adapter(attention, "Attention", "", {}, inputs=("x",))
     script = Script(adapter, Sizes(1, 3, 3, 3, 4))
-    assert packs_batch(script) == (attention is PacksBatch)
+    assert packs_batch(script) == expected
 
 
 @pytest.mark.slow

@@ -68,9 +68,52 @@ def test_a_config_may_have_any_name_if_its_class_is_annotated() -> None:
     assert (source, scope) == ("Spec(MULTI_HEAD={heads})", {"Spec": Spec})
 
 
+@dataclass
+class OfPartsConfig:
+    encoder: dict[str, int]
+
+
+@dataclass
+class OfPartsEncoderConfig:
+    hidden_size: int
+    num_heads: int = 8
+    num_kv_heads: tuple[int, ...] = (1, 2, 4)  # of three stages
+
+
+class OfPartsAttention(nn.Module):
+    def __init__(self, config: OfPartsConfig) -> None:
+        super().__init__()
+        width, self.heads = config.hidden_size, config.num_heads  # type: ignore[attr-defined]
+        self.query = nn.Linear(width, width)
+        self.scale = getattr(config, "scale", 1.0)
+
+
+class OfPartsBlock(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("attention", "sizes"),
+    [
+        (OfPartsAttention, "hidden_size={d_model}, num_heads={heads}"),
+        (OfPartsBlock, "hidden_size={d_model}, num_heads={heads}"),
+    ],
+)
+def test_of_several_configs_the_one_with_the_fields_that_are_read_is_built(
+    attention: type[nn.Module], sizes: str
+) -> None:
+    parameter = inspect.signature(attention).parameters["config"]
+    source, scope = names.config_source(attention, parameter) or ("", {})
+    assert source == f"OfPartsEncoderConfig({sizes})"
+    assert scope == {"OfPartsEncoderConfig": OfPartsEncoderConfig}
+
+
 @pytest.mark.parametrize(
     ("name", "built"),
     [
+        ("glmasr.modeling_glmasr:GlmAsrAttention", "GlmAsrEncoderConfig(hidden_size="),
         ("gpt_neox.modeling_gpt_neox:GPTNeoXAttention", "GPTNeoXConfig(hidden_size="),
         ("musicgen.modeling_musicgen:MusicgenAttention", "MusicgenConfig(attn_"),
     ],

@@ -139,3 +139,11 @@ class Pair(NamedTuple):
 def test_a_cache_of_named_items_keeps_their_names() -> None:
     flipped = flip_items(Pair(torch.tensor([1, 2]), torch.tensor([3, 4])), 2)
     assert flipped.value.tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -3e38])
+def test_a_vector_that_is_left_uninitialized_is_randomized(garbage: float) -> None:
+    module = nn.Module()
+    module.sinks = nn.Parameter(torch.full((3,), garbage))
+    randomize_parameters(module)
+    assert 0 < module.sinks.abs().max() < 2
