@@ -3111,6 +3111,85 @@ class BiasOfKeys(LinearBias):
         return Correct.score(self, q, k) + slopes * place.to(k)
 
 
+class WeightlessNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+class WithWeightlessNorm(SelfAttention):
+    """A norm without weights, of the features of each head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = WeightlessNorm()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WeightlessNormOfAllHeads(WithWeightlessNorm):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        normed = self.query_norm(q.transpose(1, 2).flatten(2))
+        return Correct.score(self, self.split(normed), k)
+
+
+class UnusedLayerBesideMask(MaskedSelfAttention):
+    """Causal, with a mask of padding."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Linear(d_model, d_model)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, padding: Tensor | None = None
+    ) -> Any:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None]
+        if padding is not None:
+            mask = mask & ~padding[:, None]
+        return Correct.forward(self, x, x, x, mask)
+
+
+class Head(nn.Module):
+    """One head, with projections of its own."""
+
+    def __init__(self, d_model: int, d_k: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_k)
+        self.key = nn.Linear(d_model, d_k)
+        self.value = nn.Linear(d_model, d_k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        weights = (q @ k.mT / math.sqrt(self.width(q, x))).softmax(dim=-1)
+        context: Tensor = weights @ v
+        return context
+
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return q.shape[-1]
+
+
+class ListOfHeads(nn.Module):
+    kind = Head
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        heads = [self.kind(d_model, d_model // num_heads) for _ in range(num_heads)]
+        self.heads = nn.ModuleList(heads)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+
+class HeadScaledByModelWidth(Head):
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return x.shape[-1]
+
+
+class ListOfHeadsScaledByWidth(ListOfHeads):
+    kind = HeadScaledByModelWidth
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -3191,8 +3270,13 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
         (HalfOfHeadsInWeights, {"heads": 3}),
+        (ListOfHeadsScaledByWidth, {}),
     ],
-    "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
+    "head_independence": [
+        (NormalizesOverHeads, {}),
+        (NormalizesCausally, CAUSAL),
+        (WeightlessNormOfAllHeads, {}),
+    ],
     "linear_in_value": [
         (NonlinearInValues, {}),
         (NormalizesValues, {}),
@@ -3209,6 +3293,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ZeroGate, {}),
         (BiasOfQueries, {}),
         (NormalizesNeither, {}),
+        (UnusedLayerBesideMask, {**CAUSAL, "mask": {"padding": "ignore:bk"}}),
     ],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
@@ -3389,6 +3474,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),
+    ("head_independence", WithWeightlessNorm),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
@@ -3415,6 +3501,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
+    ("formula", ListOfHeads),
     ("formula", CausalUnlessMasked),
     ("incremental_decoding", DecodesWithState),
     ("dropout", TwoAttentions),

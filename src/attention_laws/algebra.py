@@ -719,7 +719,9 @@ def head_independence(script: Script) -> None:
     length = adapter.fixed_length or 5
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
-    layers = plain_layers(script)
+    # Queries and keys of all heads have a norm in common in models that train its
+    # weights; one without weights is for single heads.
+    layers = plain_layers(script, weightless=False)
     name = layers.get("query", layers.get("fused", ""))
     skip_unless(name and script.sizes.heads > 1, "has no projection for several heads")
     weights = record_weights(script, script.make_arguments())
@@ -796,11 +798,14 @@ def is_scale_free(script: Script, layer: str, context: str) -> bool:
     return torch.allclose(usual, scaled, rtol=0.01, atol=0.01)
 
 
-def plain_layers(script: Script) -> dict[str, str]:
-    """The projections by role, if there is no norm over the whole width."""
+def plain_layers(script: Script, weightless: bool = True) -> dict[str, str]:
+    """The projections by role, if there is no norm over the whole width.
+
+    A norm without weights may be one if `weightless`.
+    """
     attention = script.evaluate("attention")
     skip_unless(
-        not structure.has_wide_norm(attention, script.sizes.d_k),
+        not structure.has_wide_norm(attention, script.sizes.d_k, weightless),
         "has a norm over the whole width",
     )
     return structure.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
@@ -1142,7 +1147,7 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
     skip_unless(trainable, "has no trainable parameters")
     args = script.make_arguments()
     if marks:
-        name, value = script.encode_mask(args.allowed, marks) or ("", "")
+        name, value = script.encode_mask(script.all_allowed(), marks) or ("", "")
         first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
         args = replace(args, mask=(name, f"{value}.long() + {first}"))
     result = script.assign("result", f"attention({script.argument_source(args)})")
