@@ -1696,6 +1696,51 @@ class SinksInEachScore(Sinks):
         return torch.logaddexp(scores, self.sinks[:, None, None]).softmax(dim=-1)
 
 
+class SinksBesideMaximum(Sinks):
+    """The largest score is subtracted from the scores, and not from the sinks."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        shares = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+        sinks = self.sinks[:, None, None].exp()
+        return shares / (sinks + shares.sum(dim=-1, keepdim=True))
+
+
+class ExchangesQueriesAndKeys(SelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(k, q)
+
+
+class AttendsOverHeads(SelfAttention):
+    """Each token attends to its own heads."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.out(context.flatten(2))
+        return joined
+
+
+class PoolsByWeights(nn.Module):
+    """One vector for all tokens: their mean, weighted by a softmax of their scores."""
+
+    axis = 1
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        pooled = self.score(x).softmax(dim=self.axis) * x
+        return pooled.sum(dim=1)
+
+
+class PoolsByOnes(PoolsByWeights):
+    """A softmax over the only score of each token."""
+
+    axis = 2
+
+
 class RotaryImage(SelfAttention):
     """Half of the pairs are rotated by the row of a pixel, and half by its column."""
 
@@ -3249,6 +3294,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsTwice, {}),
     ],
     "sinks": [(SinksInEachScore, {})],
+    "sinks_compete": [(SinksBesideMaximum, {})],
+    "key_independence": [(ExchangesQueriesAndKeys, {})],
     "own_context": [(AddsUpEarlierHeads, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
@@ -3256,7 +3303,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
     ],
-    "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
+    "allowed_keys_attended": [
+        (HidesFirstKey, {}),
+        (RequiresOtherButFirst, {}),
+        (AttendsOverHeads, {}),
+        (AttendsOverHeads, {"init_args": {"d_model": 64, "heads": 8}}),
+    ],
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
@@ -3293,6 +3345,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ZeroGate, {}),
         (BiasOfQueries, {}),
         (NormalizesNeither, {}),
+        (PoolsByOnes, {}),
         (UnusedLayerBesideMask, {**CAUSAL, "mask": {"padding": "ignore:bk"}}),
     ],
     "key_permutation": [(AddsKeyIndex, {})],
@@ -3463,6 +3516,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("sinks", Sinks),
+    ("sinks_compete", Sinks),
+    ("key_independence", SelfAttention),
     ("own_context", DividesByOwnSum),
     ("own_context", NormsOverHeads),
     ("no_side_effects", AddsPositions),
@@ -3498,6 +3553,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", WeightsBeforeDropout),
     ("linear_bias", penalized_attention),
     ("parameter_gradients", BiasOfEdges),
+    ("parameter_gradients", PoolsByWeights),
     ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
