@@ -1741,6 +1741,31 @@ class PoolsByOnes(PoolsByWeights):
     axis = 2
 
 
+class PaddedState(nn.Module):
+    """A state that fades from token to token by a gate; padding leaves it as it is."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gate, self.value = (nn.Linear(d_model, d_model) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        log_gate, v = nn.functional.logsigmoid(self.gate(x)), self.value(x)
+        if mask is not None:
+            log_gate, v = self.hide(log_gate, v, mask[..., None])
+        outputs = [torch.zeros_like(v[:, 0])]
+        for n in range(x.shape[1]):
+            outputs.append(outputs[-1] * log_gate[:, n].exp() + v[:, n])
+        return torch.stack(outputs[1:], dim=1)
+
+    def hide(self, log_gate: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return log_gate * mask, v * mask
+
+
+class FadesOnPadding(PaddedState):
+    def hide(self, log_gate: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return log_gate, v * mask
+
+
 class RotaryImage(SelfAttention):
     """Half of the pairs are rotated by the row of a pixel, and half by its column."""
 
@@ -3047,6 +3072,22 @@ class ShiftedWindows(SelfAttention):
         return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
 
 
+class ShiftedUnlessSmall(ShiftedWindows):
+    """An image that one window can hold is not divided."""
+
+    largest = 4
+
+    def forward(self, image: Tensor) -> Any:
+        if max(image.shape[1:3]) > self.largest:
+            return super().forward(image)
+        x = image.flatten(1, 2)
+        return Correct.forward(self, x, x, x).reshape(image.shape)
+
+
+class ShiftedUnlessSmaller(ShiftedUnlessSmall):
+    largest = 3
+
+
 class PadsShiftedWindows(ShiftedWindows):
     def arrange(self, image: Tensor) -> Tensor:
         return self.pad(image.roll((-2, -2), dims=(1, 2)))
@@ -3243,7 +3284,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DecoderSeesFuture, CAUSAL),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
-    "padding": [(MultipliesByMask, MASK)],
+    "padding": [
+        (MultipliesByMask, MASK),
+        (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),
+    ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
         (HidesInOtherWindows, {}),
@@ -3314,7 +3358,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WindowsInColumns, {"layout": "image_channels_last"}),
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
-    "image_windows": [(PadsShiftedWindows, {"layout": "image_channels_last"})],
+    "image_windows": [
+        (PadsShiftedWindows, {"layout": "image_channels_last"}),
+        (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
+    ],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -3507,6 +3554,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("padding", PaddedState),
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
@@ -3603,6 +3651,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
     ("image_windows", ShiftedWindows),
+    ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),
     ("finite_in_half", RectifiedLinear),
 ]

@@ -498,7 +498,7 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     # unless no other is accepted.
     unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
     for choices, required_mask in ways_to_call(probe, usual):
-        found = {}
+        found: dict[float, dict[str, Any]] = {}
         for fields in choices:
             more = {"k_len": fields.pop("k_len", 5), "required_mask": required_mask}
             if unlikely is not None and are_features(probe, fields, unlikely[0]):
