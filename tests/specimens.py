@@ -1766,6 +1766,29 @@ class FadesOnPadding(PaddedState):
         return log_gate, v * mask
 
 
+class DropsContextToo(SelfAttention):
+    """The dropout of the weights is applied to the context, too."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()
+        self.attn_drop = nn.Dropout(dropout)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.drop(self.attn_drop(weights) @ v)
+
+    def drop(self, context: Tensor) -> Tensor:
+        return self.attn_drop(context)
+
+
+class DropsWeightsAndContext(DropsContextToo):
+    """Each has a dropout of its own."""
+
+    def drop(self, context: Tensor) -> Tensor:
+        return self.proj_drop(context)  # type: ignore[no-any-return]
+
+
 class RotaryImage(SelfAttention):
     """Half of the pairs are rotated by the row of a pixel, and half by its column."""
 
@@ -3509,6 +3532,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (never_drops, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
+        (DropsContextToo, {}),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
@@ -3609,6 +3633,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("formula", CausalUnlessMasked),
     ("incremental_decoding", DecodesWithState),
     ("dropout", TwoAttentions),
+    ("dropout", DropsWeightsAndContext),
     ("long_sequences", NearPast),
     ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
