@@ -1721,6 +1721,19 @@ class AttendsOverHeads(SelfAttention):
         return joined
 
 
+class AttendsToSlots(nn.Module):
+    """Each token attends to learned slots, and to no other token."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, 7, bias=False)
+        self.value = nn.Linear(7, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.value(self.key(self.query(x)).softmax(dim=-1))
+
+
 class PoolsByWeights(nn.Module):
     """One vector for all tokens: their mean, weighted by a softmax of their scores."""
 
@@ -3696,6 +3709,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
     ("equal_values", CombinesWithQuery, "an activation, tanh"),
     ("allowed_keys_attended", Chunks, "chunk_size"),
+    ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 

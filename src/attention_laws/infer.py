@@ -1053,8 +1053,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     module = call[0].evaluate("attention")
     check_parameter_names(module, options)
     projections = structure.find_projections(module, options.projections)
-    # Where the tokens do not meet, the last two axes are in the wrong order.
-    over_features = attends_over_features(*call) and token_mixing(*call) > 0
+    over_features = attends_over_features(*call) and not attends_over_heads(*call)
     if over_features:
         projections = {}
     softcap = structure.softcap_of(module) if projections else None
@@ -1105,6 +1104,18 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         return False
     keys = {length, length + count_own_keys(probe)}
     return bool(softmax_over) and not keys & softmax_over
+
+
+def attends_over_heads(script: Script, args: CallArguments) -> bool:
+    """Whether each token attends to its own heads, and to no other token.
+
+    Then heads and positions were not transposed.
+    """
+    heads = script.adapter.heads
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    are_heads = all(w.shape[-2:] == (heads, heads) for w, _ in recorder.found)
+    return are_heads and heads > 1 and token_mixing(script, args) <= 0
 
 
 def infer_formula(probe: CallProbe) -> None:
