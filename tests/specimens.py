@@ -1705,6 +1705,112 @@ class SinksInEachScore(Sinks):
         return torch.logaddexp(scores, self.sinks[:, None, None]).softmax(dim=-1)
 
 
+class SinksBesideMaximum(Sinks):
+    """The largest score is subtracted from the scores, and not from the sinks."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        shares = (scores - scores.amax(dim=-1, keepdim=True)).exp()
+        sinks = self.sinks[:, None, None].exp()
+        return shares / (sinks + shares.sum(dim=-1, keepdim=True))
+
+
+class ExchangesQueriesAndKeys(SelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(k, q)
+
+
+class AttendsOverHeads(SelfAttention):
+    """Each token attends to its own heads."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.out(context.flatten(2))
+        return joined
+
+
+class AttendsToSlots(nn.Module):
+    """Each token attends to learned slots, and to no other token."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, 7, bias=False)
+        self.value = nn.Linear(7, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.value(self.key(self.query(x)).softmax(dim=-1))
+
+
+class PoolsByWeights(nn.Module):
+    """One vector for all tokens: their mean, weighted by a softmax of their scores."""
+
+    axis = 1
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        pooled = self.score(x).softmax(dim=self.axis) * x
+        return pooled.sum(dim=1)
+
+
+class PoolsByOnes(PoolsByWeights):
+    """A softmax over the only score of each token."""
+
+    axis = 2
+
+
+class PaddedState(nn.Module):
+    """A state that fades from token to token by a gate; padding leaves it as it is."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gate, self.value = (nn.Linear(d_model, d_model) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        log_gate, v = nn.functional.logsigmoid(self.gate(x)), self.value(x)
+        if mask is not None:
+            log_gate, v = self.hide(log_gate, v, mask[..., None])
+        outputs = [torch.zeros_like(v[:, 0])]
+        for n in range(x.shape[1]):
+            outputs.append(outputs[-1] * log_gate[:, n].exp() + v[:, n])
+        return torch.stack(outputs[1:], dim=1)
+
+    def hide(self, log_gate: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return log_gate * mask, v * mask
+
+
+class FadesOnPadding(PaddedState):
+    def hide(self, log_gate: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        return log_gate, v * mask
+
+
+class DropsContextToo(SelfAttention):
+    """The dropout of the weights is applied to the context, too."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()
+        self.attn_drop = nn.Dropout(dropout)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.drop(self.attn_drop(weights) @ v)
+
+    def drop(self, context: Tensor) -> Tensor:
+        return self.attn_drop(context)
+
+
+class DropsWeightsAndContext(DropsContextToo):
+    """Each has a dropout of its own."""
+
+    def drop(self, context: Tensor) -> Tensor:
+        return self.proj_drop(context)  # type: ignore[no-any-return]
+
+
 class RotaryImage(SelfAttention):
     """Half of the pairs are rotated by the row of a pixel, and half by its column."""
 
@@ -3033,6 +3139,22 @@ class ShiftedWindows(SelfAttention):
         return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
 
 
+class ShiftedUnlessSmall(ShiftedWindows):
+    """An image that one window can hold is not divided."""
+
+    largest = 4
+
+    def forward(self, image: Tensor) -> Any:
+        if max(image.shape[1:3]) > self.largest:
+            return super().forward(image)
+        x = image.flatten(1, 2)
+        return Correct.forward(self, x, x, x).reshape(image.shape)
+
+
+class ShiftedUnlessSmaller(ShiftedUnlessSmall):
+    largest = 3
+
+
 class PadsShiftedWindows(ShiftedWindows):
     def arrange(self, image: Tensor) -> Tensor:
         return self.pad(image.roll((-2, -2), dims=(1, 2)))
@@ -3142,6 +3264,85 @@ class BiasOfKeys(LinearBias):
         return Correct.score(self, q, k) + slopes * place.to(k)
 
 
+class WeightlessNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+class WithWeightlessNorm(SelfAttention):
+    """A norm without weights, of the features of each head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = WeightlessNorm()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WeightlessNormOfAllHeads(WithWeightlessNorm):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        normed = self.query_norm(q.transpose(1, 2).flatten(2))
+        return Correct.score(self, self.split(normed), k)
+
+
+class UnusedLayerBesideMask(MaskedSelfAttention):
+    """Causal, with a mask of padding."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Linear(d_model, d_model)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, padding: Tensor | None = None
+    ) -> Any:
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None]
+        if padding is not None:
+            mask = mask & ~padding[:, None]
+        return Correct.forward(self, x, x, x, mask)
+
+
+class Head(nn.Module):
+    """One head, with projections of its own."""
+
+    def __init__(self, d_model: int, d_k: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_k)
+        self.key = nn.Linear(d_model, d_k)
+        self.value = nn.Linear(d_model, d_k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        weights = (q @ k.mT / math.sqrt(self.width(q, x))).softmax(dim=-1)
+        context: Tensor = weights @ v
+        return context
+
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return q.shape[-1]
+
+
+class ListOfHeads(nn.Module):
+    kind = Head
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        heads = [self.kind(d_model, d_model // num_heads) for _ in range(num_heads)]
+        self.heads = nn.ModuleList(heads)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+
+class HeadScaledByModelWidth(Head):
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return x.shape[-1]
+
+
+class ListOfHeadsScaledByWidth(ListOfHeads):
+    kind = HeadScaledByModelWidth
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -3150,7 +3351,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DecoderSeesFuture, CAUSAL),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
-    "padding": [(MultipliesByMask, MASK)],
+    "padding": [
+        (MultipliesByMask, MASK),
+        (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),
+    ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
         (HidesInOtherWindows, {}),
@@ -3201,6 +3405,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsTwice, {}),
     ],
     "sinks": [(SinksInEachScore, {})],
+    "sinks_compete": [(SinksBesideMaximum, {})],
+    "key_independence": [(ExchangesQueriesAndKeys, {})],
     "own_context": [(AddsUpEarlierHeads, {})],
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
@@ -3208,13 +3414,21 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
     ],
-    "allowed_keys_attended": [(HidesFirstKey, {}), (RequiresOtherButFirst, {})],
+    "allowed_keys_attended": [
+        (HidesFirstKey, {}),
+        (RequiresOtherButFirst, {}),
+        (AttendsOverHeads, {}),
+        (AttendsOverHeads, {"init_args": {"d_model": 64, "heads": 8}}),
+    ],
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
-    "image_windows": [(PadsShiftedWindows, {"layout": "image_channels_last"})],
+    "image_windows": [
+        (PadsShiftedWindows, {"layout": "image_channels_last"}),
+        (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
+    ],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -3222,8 +3436,13 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DependsOnKeyCount, {}),
         (OddHeads, {"heads": 4, "d_model": 16}),
         (HalfOfHeadsInWeights, {"heads": 3}),
+        (ListOfHeadsScaledByWidth, {}),
     ],
-    "head_independence": [(NormalizesOverHeads, {}), (NormalizesCausally, CAUSAL)],
+    "head_independence": [
+        (NormalizesOverHeads, {}),
+        (NormalizesCausally, CAUSAL),
+        (WeightlessNormOfAllHeads, {}),
+    ],
     "linear_in_value": [
         (NonlinearInValues, {}),
         (NormalizesValues, {}),
@@ -3240,6 +3459,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ZeroGate, {}),
         (BiasOfQueries, {}),
         (NormalizesNeither, {}),
+        (PoolsByOnes, {}),
+        (UnusedLayerBesideMask, {**CAUSAL, "mask": {"padding": "ignore:bk"}}),
     ],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
@@ -3355,6 +3576,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (never_drops, {}),
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
+        (DropsContextToo, {}),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
@@ -3400,6 +3622,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("padding", PaddedState),
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
@@ -3409,6 +3632,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("sinks", Sinks),
+    ("sinks_compete", Sinks),
+    ("key_independence", SelfAttention),
     ("own_context", DividesByOwnSum),
     ("own_context", NormsOverHeads),
     ("no_side_effects", AddsPositions),
@@ -3420,6 +3645,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", WeightsOnRequest),
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),
+    ("head_independence", WithWeightlessNorm),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
@@ -3443,12 +3669,15 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", WeightsBeforeDropout),
     ("linear_bias", penalized_attention),
     ("parameter_gradients", BiasOfEdges),
+    ("parameter_gradients", PoolsByWeights),
     ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),
+    ("formula", ListOfHeads),
     ("formula", CausalUnlessMasked),
     ("incremental_decoding", DecodesWithState),
     ("dropout", TwoAttentions),
+    ("dropout", DropsWeightsAndContext),
     ("long_sequences", NearPast),
     ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
@@ -3491,6 +3720,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
     ("image_windows", ShiftedWindows),
+    ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),
     ("finite_in_half", RectifiedLinear),
 ]
@@ -3513,6 +3743,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
     ("equal_values", CombinesWithQuery, "an activation, tanh"),
     ("allowed_keys_attended", Chunks, "chunk_size"),
+    ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
 ]
 

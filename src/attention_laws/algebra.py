@@ -673,6 +673,41 @@ def sinks(script: Script) -> None:
     script.assert_true(claim, message)
 
 
+@law(slow=True, assumes="talking convolution")
+def sinks_compete(script: Script) -> None:
+    r"""What a sink leaves to a single key depends on the score of this key.
+
+    $$a_{11} = \frac{e^{s_{11}}}{e^b + e^{s_{11}}}$$
+
+    A softmax subtracts the largest score from all scores, and thus also from that of a
+    sink, or from the 0 whose exponential is the 1 in the denominator. Where this is
+    forgotten, one key always has the same weight, and no head can attend to nothing.
+    All values are ones, so that the context vectors are the sums of the weights.
+    """
+    adapter, usual = script.adapter, script.sizes
+    sink = adapter.designs.get("sink", "")
+    skip_unless(sink, "has no sink that takes weight from the keys")
+    is_plain = adapter.is_module and "b" in adapter.layout and not adapter.is_pooled
+    skip_unless(is_plain and adapter.fixed_length is None, "has no single keys")
+    layers, features = find_values(script)
+    # With a sink, queries and keys of one fused projection have influence, too.
+    are_known = len(features) in (0, usual.heads // adapter.group_size * usual.d_k)
+    skip_unless(are_known and "out" in layers, "has no values that are known")
+    for length in (5, 1):
+        script.sizes = replace(usual, batch_size=8, q_len=length, k_len=length)
+        script.restart()
+        script.exec_line(f"layer = attention.get_submodule({layers['value']!r})")
+        ones, zeros = (
+            call_with_values(script, features, n, layers["out"])[1] for n in (1, 0)
+        )
+        part = script.assign("part", f"{ones} - {zeros}")
+        claim = f"{part}.std(dim=0).max() > 1e-4"
+        if length > 1:
+            skip_unless(script.evaluate(claim), "no weight is lost to a sink")
+    message = f"the weight of a single key does not depend on its score (`{sink}`)"
+    script.assert_true(claim, message)
+
+
 @law(slow=True, assumes="features gate decay convolution group_norm selection cloud")
 def score_independence(script: Script) -> None:
     r"""The score of a query and a key depends on no other token.
@@ -697,15 +732,23 @@ def score_independence(script: Script) -> None:
     skip_unless(before, "its weights are neither returned nor those of a softmax")
     after = record_weights(script, script.perturb(args, l=slice(1, 2)))
     rest = [0, *range(2, length)]
+    message = "the ratio of two weights changes with token 1, which is neither key"
+    others = f"[:, {rest}][..., {rest}]"
+    assert_shares_equal(script, (before, after), others, message)
+
+
+def assert_shares_equal(
+    script: Script, weights: tuple[str, str], others: str, message: str
+) -> None:
+    """The weights at the index `others` have the same ratios to that of the first."""
     shares = []
-    for weights in (before, after):
-        others = script.assign("others", f"{weights}[:, {rest}][..., {rest}]")
+    for each in weights:
+        part = script.assign("others", f"{each}{others}")
         # Of a key that is hidden the share is 0, and between two of them unknown.
-        share = f"({others} / ({others} + {others}[..., :1])).nan_to_num()"
+        share = f"({part} / ({part} + {part}[..., :1])).nan_to_num()"
         shares.append(script.assign("share", share))
     tolerance = max(1e-3, 32 * torch.finfo(script.dtype).eps)
     claim = f"({shares[1]} - {shares[0]}).abs().max() <= {tolerance}"
-    message = "the ratio of two weights changes with token 1, which is neither key"
     script.assert_true(claim, message)
 
 
@@ -724,7 +767,9 @@ def head_independence(script: Script) -> None:
     length = adapter.fixed_length or 5
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
-    layers = plain_layers(script)
+    # Queries and keys of all heads have a norm in common in models that train its
+    # weights; one without weights is for single heads.
+    layers = plain_layers(script, weightless=False)
     name = layers.get("query", layers.get("fused", ""))
     skip_unless(name and script.sizes.heads > 1, "has no projection for several heads")
     weights = record_weights(script, script.make_arguments())
@@ -801,11 +846,14 @@ def is_scale_free(script: Script, layer: str, context: str) -> bool:
     return torch.allclose(usual, scaled, rtol=0.01, atol=0.01)
 
 
-def plain_layers(script: Script) -> dict[str, str]:
-    """The projections by role, if there is no norm over the whole width."""
+def plain_layers(script: Script, weightless: bool = True) -> dict[str, str]:
+    """The projections by role, if there is no norm over the whole width.
+
+    A norm without weights may be one if `weightless`.
+    """
     attention = script.evaluate("attention")
     skip_unless(
-        not structure.has_wide_norm(attention, script.sizes.d_k),
+        not structure.has_wide_norm(attention, script.sizes.d_k, weightless),
         "has a norm over the whole width",
     )
     return structure.layers_by_role(attention, script.sizes.heads * script.sizes.d_k)
@@ -1147,7 +1195,7 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
     skip_unless(trainable, "has no trainable parameters")
     args = script.make_arguments()
     if marks:
-        name, value = script.encode_mask(args.allowed, marks) or ("", "")
+        name, value = script.encode_mask(script.all_allowed(), marks) or ("", "")
         first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
         args = replace(args, mask=(name, f"{value}.long() + {first}"))
     result = script.assign("result", f"attention({script.argument_source(args)})")

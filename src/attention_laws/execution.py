@@ -162,6 +162,8 @@ def dropout(script: Script) -> None:
     places = script.evaluate("dropout_places(attention)")
     skip_unless(places, "has no dropout")
     assert_argument_switches_off(script)
+    for place in places:
+        assert_weights_alone_are_dropped(script, place)
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
     if "weights" not in changed.values():
         for place in places:
@@ -177,6 +179,31 @@ def dropout(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
+    """A dropout layer named for the attention that gets weights gets nothing else.
+
+    What is dropped beside them, such as the context, has a dropout of its own, if any:
+    else it is dropped twice.
+    """
+    script.restart("train")
+    if not any(
+        "att" in name
+        for name in script.evaluate(f"dropout_names(attention, {place!r})")
+    ):
+        return
+    path = place.replace("*", "0")
+    args = script.make_arguments()
+    call = f"lambda: attention({script.argument_source(args)})"
+    layer = f"attention.get_submodule({path!r})"
+    if script.evaluate(f"isinstance({layer}, torch.nn.Dropout)"):
+        seen = script.assign("seen", f"captured_inputs({call}, {layer})")
+        is_row = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
+        are_weights = script.assign("are_weights", f"[bool({is_row}) for x in {seen}]")
+        message = f"`{place}` is applied to the weights, and to other numbers, too"
+        claim = f"all({are_weights}) or not any({are_weights})"
+        script.assert_true(claim, message)
 
 
 def is_always_zero(script: Script) -> bool:

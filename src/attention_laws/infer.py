@@ -62,7 +62,7 @@ from attention_laws.decoding import (
 from attention_laws.infer_masks import infer_masks, mask_leakage
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import CallArguments, Script, parts_of
-from attention_laws.tools import WeightsRecorder, calls_softmax
+from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
 CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
@@ -559,15 +559,17 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     # unless no other is accepted.
     unlikely: tuple[dict[str, Any], MaskArgument | None] | None = None
     for choices, required_mask in ways_to_call(probe, usual):
-        found = {}
+        found: dict[float, dict[str, Any]] = {}
         for fields in choices:
             more = {"k_len": fields.pop("k_len", 5), "required_mask": required_mask}
+            if unlikely is not None and are_features(probe, fields, unlikely[0]):
+                continue
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
             if call is not None:
                 fields["output_index"] = call[0].adapter.output_index
-                found[token_mixing(*call)] = fields
+                found.setdefault(token_mixing(*call), fields)
         if found and max(found) > 0:
             record_layout(probe, found[max(found)], required_mask)
             infer_roles(probe)
@@ -591,6 +593,19 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def are_features(
+    probe: CallProbe, fields: Mapping[str, Any], other: Mapping[str, Any]
+) -> bool:
+    """Whether the tokens of a layout must be the features of another one.
+
+    A module that takes one length only may have that length for the width of its last
+    axis. Features influence each other, which must not be mistaken for attention.
+    """
+    width = other.get("d_model") or probe.adapter.heads * probe.adapter.d_k
+    is_last = fields["layout"] == "bdl" and other["layout"] in ("bld", "lbd")
+    return is_last and fields.get("fixed_length") == width
 
 
 def unknown_arguments(probe: CallProbe) -> str:
@@ -1090,7 +1105,7 @@ def infer_module_behavior(probe: CallProbe) -> None:
     assert call is not None
     module = call[0].evaluate("attention")
     projections = structure.find_projections(module, options.projections)
-    over_features = attends_over_features(*call)
+    over_features = attends_over_features(*call) and not attends_over_heads(*call)
     if over_features:
         projections = {}
     softcap = structure.softcap_of(module) if projections else None
@@ -1106,7 +1121,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
         designs.pop("softcap", None)
-    if structure.convolves_single_tokens(module):
+    is_pooled = probe.adapter.is_pooled and pools_by_weights(*call)
+    if is_pooled or structure.convolves_single_tokens(module):
         designs.pop("convolution", None)
     is_wrapped = hasattr(type(module).forward, "__wrapped__")
     if is_wrapped and not output_of(call).requires_grad:
@@ -1114,6 +1130,19 @@ def infer_module_behavior(probe: CallProbe) -> None:
     probe.update(projections=projections, softcap=softcap, designs=designs)
     if not options.projections:
         infer_formula(probe)
+
+
+def pools_by_weights(script: Script, args: CallArguments) -> bool:
+    """Whether what is called pooling in the code is attention itself.
+
+    Then no function convolves or pools, and no other name tells of a convolution.
+    """
+    pattern = re.compile(structure.DESIGNS["convolution"], re.IGNORECASE)
+    found = filter(pattern.search, structure.identifiers(script.evaluate("attention")))
+    with CalledFunctions() as functions:
+        script.call(args)
+    called = any(re.search("conv|pool|fold|interpolate", f) for f in functions.found)
+    return not called and all("pool" in name.lower() for name in found)
 
 
 def attends_over_features(script: Script, args: CallArguments) -> bool:
@@ -1127,6 +1156,18 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
         return False
     keys = {length, length + count_own_keys(probe)}
     return bool(softmax_over) and not keys & softmax_over
+
+
+def attends_over_heads(script: Script, args: CallArguments) -> bool:
+    """Whether each token attends to its own heads, and to no other token.
+
+    Then heads and positions were not transposed.
+    """
+    heads = script.adapter.heads
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    are_heads = all(w.shape[-2:] == (heads, heads) for w, _ in recorder.found)
+    return are_heads and heads > 1 and token_mixing(script, args) <= 0
 
 
 def infer_formula(probe: CallProbe) -> None:

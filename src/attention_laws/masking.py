@@ -92,11 +92,15 @@ def padding_masks(script: Script) -> Iterator[tuple[Tensor, list[int]]]:
     """Masks that hide keys of the first batch item, and which keys they hide.
 
     Hidden are the last key, all but the first, and the first alone. Lengths can express
-    only the first two, other masks all three.
+    only the first two, other masks all three. Tokens that follow a padded prompt have
+    padding in their past, through which a state must pass as it is.
     """
     k_len = script.sizes.k_len
     q_len = k_len if script.adapter.single_input else script.sizes.q_len
-    for hidden in (range(k_len - 1, k_len), range(1, k_len), range(1)):
+    ranges = [range(k_len - 1, k_len), range(1, k_len), range(1)]
+    if script.adapter.causal and k_len > 2:
+        ranges.append(range(1, k_len - 1))
+    for hidden in ranges:
         allowed = script.all_allowed(q_len, k_len)
         allowed[:, list(hidden), 0] = False
         yield allowed, list(hidden)
@@ -870,7 +874,8 @@ def image_windows(script: Script) -> None:
     wrap around its borders, where a mask has to hide one side from the other. If the
     padding is added behind the shift, the mask hides other pixels. Each pixel of a
     diagonal is changed in turn: if none has influence across half of a smaller and of a
-    larger image, none may have influence from border to border.
+    larger image, none may have influence from border to border. An image of one window
+    is not shifted: if a smaller one is attended to as a whole, so is this one.
     """
     adapter, found = script.adapter, dict[int, int]()
     is_image = adapter.image.startswith("image") and adapter.single_input
@@ -896,6 +901,30 @@ def image_windows(script: Script) -> None:
         )
         if reach > usual:
             script.assert_true(claim, message)
+    script.adapter = adapter
+    window = 1 + max(found[each] for each in local)
+    if window > 2 and "convolution" not in adapter.designs:
+        assert_one_window_is_whole(script, window)
+
+
+def assert_one_window_is_whole(script: Script, window: int) -> None:
+    """In an image as large as the window, pixels have influence from border to border.
+
+    So it must be if it is in an image that is smaller by one pixel.
+    """
+    adapter, is_whole = script.adapter, False
+    with script.attempt():
+        reach = influence_in_square(script, window - 1)
+        is_whole = script.evaluate(f"{reach} == {window - 2}")
+    script.adapter = adapter
+    if is_whole:
+        claim = f"{influence_in_square(script, window)} == {window - 1}"
+        message = (
+            f"an image of {window} x {window} pixels, as large as the window, is "
+            f"divided, and a smaller one is not"
+        )
+        script.assert_true(claim, message)
+        script.adapter = adapter
 
 
 def influence_in_square(script: Script, size: int) -> str:

@@ -22,6 +22,7 @@ from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
     PLAIN,
     assert_formula,
+    assert_shares_equal,
     make_equal_tokens,
     record_weights,
     score_gradients,
@@ -194,6 +195,43 @@ def query_independence(script: Script) -> None:
         with script.attempt():  # more than its tables have positions
             together = script.call(args)
             assert_equal_without_others(script, args, together, range(MANY - 2, MANY))
+
+
+@law(
+    slow=True,
+    assumes="features gate decay convolution group_norm selection cloud tied",
+)
+def key_independence(script: Script) -> None:
+    r"""The key of a token has influence on the scores of this key only.
+
+    $$\frac{\partial}{\partial k_m} \ln \frac{a_{ij}}{a_{ij'}} = 0 \quad \text{for } m
+    \neq j, j'$$
+
+    This holds for the query of the same token, too, which the output cannot show. Where
+    queries and keys are exchanged, or where a term of the keys, such as their products
+    with relative positions, is not transposed before it is added, keys have influence
+    on the row of their own query. The key of token 3 is reversed behind its projection.
+    """
+    adapter, token = script.adapter, 3
+    skip_unless(adapter.is_module, "is a function, and has no projections")
+    skip_unless(not adapter.is_pooled, "has one output for all tokens")
+    length = adapter.fixed_length or 6  # which is no window of both sides
+    skip_unless(length > token and not adapter.image, "needs a row of four tokens")
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    width = script.sizes.heads * script.sizes.d_k
+    layers = structure.layers_by_role(script.evaluate("attention"), width, True)
+    skip_unless({"query", "key"} <= {*layers}, "has no projection for keys alone")
+    args = script.make_arguments(script.all_allowed(length, length))
+    before = record_weights(script, args)
+    skip_unless(before, "its weights are neither returned nor those of a softmax")
+    layer = f"attention.get_submodule({layers['key']!r})"
+    script.exec_line(f"reverse_token({layer}, {token}, {length})")
+    after = record_weights(script, args)
+    # Each query has the first key in its past.
+    rest = [n for n in range(length) if n != token]
+    message = f"the ratio of two other weights changes with the key of token {token}"
+    assert_shares_equal(script, (before, after), f"[..., {rest}]", message)
 
 
 def assert_equal_without_others(

@@ -426,12 +426,14 @@ def find_projections(
     if not given:
         while len(parts := parts_with_parameters(module)) == 1:
             ((name, part),) = parts.items()
-            if isinstance(part, Tensor) or role_of(name, part):
+            if isinstance(part, Tensor) or role_of(name, part) or heads_in(part):
                 break
             # A wrapper: all parameters are those of one submodule, the attention.
             module, prefix = part, f"{prefix}{name}."
         if isinstance(module, nn.MultiheadAttention):
             return torch_projections(module, prefix)
+        if any(map(heads_in, parts.values())):
+            return projections_of_heads(parts, module, prefix)
         if [*parts] == [*"0123"]:  # a list of layers, in the usual order
             roles = ("query", "key", "value", "out")
             return {
@@ -468,6 +470,44 @@ def find_projections(
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
     return found if {"query", "key", "value"} <= set(found) else {}
+
+
+def heads_in(part: Any) -> dict[str, str]:
+    r"""The names of the layers by role, if the part is a list of heads that have three.
+
+    >>> heads = [nn.ModuleDict({n: nn.Linear(4, 2) for n in "qkv"}) for _ in range(2)]
+    >>> heads_in(nn.ModuleList(heads))
+    {'query': 'q', 'key': 'k', 'value': 'v'}
+    """
+    if not isinstance(part, nn.ModuleList):
+        return {}
+    layers = [parts_with_parameters(head) for head in part]
+    roles = [{role_of(n, each): n for n, each in of.items()} for of in layers]
+    is_same = bool(roles) and all(each == roles[0] for each in roles)
+    are_linear = all(isinstance(n, nn.Linear) for of in layers for n in of.values())
+    has_three = is_same and {*roles[0]} == {"query", "key", "value"}
+    return roles[0] if has_three and are_linear and len(layers[0]) == 3 else {}
+
+
+def projections_of_heads(
+    parts: Mapping[str, Any], module: nn.Module, prefix: str
+) -> dict[str, str]:
+    """How each projection is computed by a list of heads, side by side.
+
+    Empty if there is more than the heads and a last projection.
+    """
+    lists = [name for name, part in parts.items() if heads_in(part)]
+    others = {role_of(n, part): n for n, part in parts.items() if n not in lists}
+    if len(lists) + len(others) < len(parts) or len(lists) > 1 or {*others} - {"out"}:
+        return {}
+    heads = f"attention64.get_submodule({prefix + lists[0]!r})"
+    found = {
+        role: f"torch.cat([head.{name}({{}}) for head in {heads}], dim=-1)"
+        for role, name in heads_in(parts[lists[0]]).items()
+    }
+    if "out" in others:
+        found["out"] = projection_source(module, prefix, others["out"])
+    return found
 
 
 def layers_by_role(
@@ -536,8 +576,10 @@ def has_dropout_of_its_own(module: nn.Module) -> bool:
     )
 
 
-def has_wide_norm(module: nn.Module, d_k: int) -> bool:
+def has_wide_norm(module: nn.Module, d_k: int, weightless: bool = True) -> bool:
     r"""Whether there is a normalization layer that is not for single heads.
+
+    One without weights, whose width is unknown, counts if `weightless`.
 
     >>> norm = nn.LayerNorm(4)
     >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
@@ -546,7 +588,7 @@ def has_wide_norm(module: nn.Module, d_k: int) -> bool:
     norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
     return any(
         [w.numel() for w in norm.parameters() if w.numel() != d_k]
-        or not any(True for _ in norm.parameters())
+        or (weightless and not any(True for _ in norm.parameters()))
         for norm in norms
         if norm is not module or not any(True for _ in norm.children())
     )

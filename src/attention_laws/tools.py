@@ -457,6 +457,26 @@ def count_changed(
     return int((of_feature > 1e-3 * of_feature.max()).sum())
 
 
+def reverse_token(layer: nn.Module, token: int, length: int) -> None:
+    r"""Reverse the sign of what a layer computes for a token of one sequence.
+
+    What it computes for anything but `length` tokens remains.
+
+    >>> layer = nn.Identity()
+    >>> reverse_token(layer, 1, length=2)
+    >>> layer(torch.ones(1, 2, 3))[0, :, 0], layer(torch.ones(1, 3, 3)).min()
+    (tensor([ 1., -1.]), tensor(1.))
+    """
+
+    def reverse(_: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        rows = output.reshape(-1, output.shape[-1]).clone()
+        if len(rows) == length:
+            rows[token] *= -1
+        return rows.reshape(output.shape)
+
+    layer.register_forward_hook(reverse)
+
+
 def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     r"""Whether a layer is called during a call.
 

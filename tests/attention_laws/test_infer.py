@@ -18,7 +18,7 @@ from attention_laws.infer import (
     infer_inputs,
 )
 from attention_laws.script import find_output
-from specimens import Correct, MaskedSelfAttention
+from specimens import Correct, MaskedSelfAttention, PoolsByWeights
 
 
 def call_probe(attention: Any, **options: Any) -> CallProbe:
@@ -570,3 +570,12 @@ def test_an_error_in_a_later_call_is_reported_as_state() -> None:
     )
     with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
         found(full)
+
+
+def test_a_pool_of_weighted_tokens_is_no_convolution() -> None:
+    class PoolsPairs(PoolsByWeights):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(F.avg_pool1d(x.mT, 2, padding=1).mT)
+
+    assert "convolution" not in found(PoolsByWeights).designs
+    assert "convolution" in found(PoolsPairs).designs
