@@ -823,9 +823,16 @@ def infer_window(probe: CallProbe) -> None:
     if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = structure.stated_window(script.namespace["attention"])
         window = stated or max(widths)
+        init_args = dict(adapter.init_args)
+        built_for = adapter.named_sizes(sizes)["window"]
+        if not adapter.causal and window != built_for:
+            # In two directions, many count the keys on each side of a token.
+            for name, text in init_args.items():
+                init_args[name] = text.replace("{window}", str(built_for))
         # The argument of the constructor may count in another way.
-        if probe.try_call(window=window) is not None:
-            probe.record("window", window, "inferred", window=window)
+        if probe.try_call(window=window, init_args=init_args) is not None:
+            fields: dict[str, Any] = {"window": window, "init_args": init_args}
+            probe.record("window", window, "inferred", **fields)
 
 
 def first_key(script: Script, keys: str, output: str, query: int) -> int:

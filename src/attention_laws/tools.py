@@ -390,6 +390,10 @@ def weights_by_head(
     expected = [n for n in (heads, q_len, k_len) if n > 1]
     if [n for n in by_key.shape if n > 1] != expected:
         return None
+    # A row for each query, behind heads, is the product with keys of its own, such as
+    # those of its neighbors: there may be as many as there are tokens.
+    if weights.dim() > 4 and q_len > 1 and [*weights.shape[-3:-1]] == [q_len, 1]:
+        return None
     return by_key.reshape(heads, q_len, k_len)
 
 
