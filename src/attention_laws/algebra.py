@@ -1161,6 +1161,12 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
     With `marks`, this mask has a 1 for the first key and a 2 for the others.
     """
     adapter = script.adapter
+    # What is the same for all pairs of tokens would cancel in the softmax.
+    extra_args = {
+        name: f"({text}).cumsum(-2).sin()" if text.endswith("{length}, -1)") else text
+        for name, text in adapter.extra_args.items()
+    }
+    script.adapter = adapter = replace(adapter, extra_args=extra_args)
     script.restart("train" if adapter.reproducible_training else "eval")
     script.exec_line("weights = dict(attention.named_parameters())")
     trainable = script.evaluate("[n for n, w in weights.items() if w.requires_grad]")
@@ -1233,15 +1239,19 @@ def give_room(script: Script) -> None:
 def all_outputs(script: Script, args: CallArguments, result: str) -> list[str]:
     """The output of a call, and others of its width, as source text.
 
-    Two streams of tokens have an output each, and a projection each.
+    Two streams of tokens have an output each, and a projection each. So have features
+    of pairs, an argument of which a call returns the next state.
     """
     value, query = script.namespace[result], script.evaluate(args.inputs[0])
     first = find_output(value, query, script.adapter) or ""
     shape = eval(f"value{first}", {"value": value}).shape
+    texts = script.sized_arguments(args, 0, [*args.inputs]).values()
+    given = [getattr(script.evaluate(text), "shape", None) for text in texts]
     others = [
         index
         for index, part in parts_of(value).items()
         if isinstance(part, Tensor) and part.requires_grad
-        if part.dim() == len(shape) and part.shape[-1] == shape[-1]
+        if part.shape in given
+        or (part.dim() == len(shape) and part.shape[-1] == shape[-1])
     ]
     return [f"{result}{index}" for index in dict.fromkeys([first, *others])]

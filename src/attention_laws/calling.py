@@ -383,6 +383,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             templates[name] = [text]
         elif name in shapes:
             known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
+            known = names.constructor_sizes(adapter.target, adapter.init_args) | known
             text = names.documented_template(name, shapes[name], known)
             templates[name] = [text, *names.extra_templates(name, None)]
         else:

@@ -206,6 +206,18 @@ def rotary_complex(start: int, stop: int, width: int) -> Tensor:
     return torch.polar(torch.ones_like(angle), angle)
 
 
+def rotary_matrices(start: int, stop: int, width: int) -> Tensor:
+    r"""The rotations of a rotary encoding, as matrices for pairs of neighbors.
+
+    >>> rotary_matrices(0, 1, 2)
+    tensor([[[[1., -0.],
+              [0., 1.]]]])
+    """
+    angle = rotary_table(start, stop, width)[:, : width // 2]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
+
+
 def flip_items(cache: Any, batch_size: int) -> Any:
     r"""The tensors of a cache, with their batch items in reverse order.
 

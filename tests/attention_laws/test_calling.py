@@ -55,6 +55,49 @@ class TakesEdges(OfOneInput):
         return self.attend(x, edges.expand(-1, x.shape[1], x.shape[1]) == 0)
 
 
+class TakesDocumentedEdges(OfOneInput):
+    """x: [..., n, d_model], edges: [..., n, n, d_edge]; returns both."""
+
+    def __init__(self, d_model: int, heads: int, d_edge: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.bias, self.update = nn.Linear(d_edge, heads), nn.Linear(heads, d_edge)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Any:  # type: ignore[override]
+        self.edges = edges
+        return self.attend(x), edges + self.update(self.scores.movedim(1, -1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        self.scores = super().score(q, k) + self.bias(self.edges).movedim(-1, 1)
+        return self.scores
+
+
+class TakesPairsOfFrequencies(OfOneInput):
+    """A cosine and a sine for each pair of features."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Any:  # type: ignore[override]
+        self.pairs = freqs_cis.view(x.shape[1], -1, 2)
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        cos, sin = self.pairs.unbind(-1)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+
+class TakesRotations(TakesPairsOfFrequencies):
+    """A matrix for each pair of features."""
+
+    def forward(self, x: Tensor, pe: Tensor) -> Any:  # type: ignore[override]
+        self.matrices = pe
+        return self.attend(x)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return (self.matrices @ x.unflatten(-1, (-1, 2))[..., None]).flatten(-3)
+
+
 class TakesPackedLengths(OfOneInput):
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Any:  # type: ignore[override]
         assert cu_seqlens[-1] == max_seqlen == len(x)
@@ -725,6 +768,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfVariates, {"layout": "bdl", "d_model": 24}),
     (StepWithCoverage, {"inputs": ("values",), "extra_args": {"query": VECTOR}}),
     (OfHeadCount, {"heads": 3}),
+    (TakesPairsOfFrequencies, {"positions": "rotary"}),
+    (TakesRotations, {"positions": "rotary"}),
 ]
 
 
@@ -1011,6 +1056,10 @@ class EndsInActivation(OfOneInput):
         (CausalDecoderLayer, "query_independence"),
         (CausalDecoderLayer, "parameter_gradients"),
         (BiasOfKeys, "parameter_gradients"),
+        (TakesDocumentedEdges, "parameter_gradients"),
+        (TakesDocumentedEdges, "key_permutation"),
+        (TakesPairsOfFrequencies, "relative_positions"),
+        (TakesRotations, "relative_positions"),
         (DropsInTable, "dropout"),
         (DropsByDefault, "dropout"),
         (EndsInActivation, "dropout"),
