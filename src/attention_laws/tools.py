@@ -215,7 +215,7 @@ def rotary_matrices(start: int, stop: int, width: int) -> Tensor:
     """
     angle = rotary_table(start, stop, width)[:, : width // 2]
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack([cos, -sin, sin, cos], dim=-1).unflatten(-1, (2, 2))
+    return torch.stack([cos, -sin, sin, cos], dim=-1).reshape(*angle.shape, 2, 2)
 
 
 def flip_items(cache: Any, batch_size: int) -> Any:
