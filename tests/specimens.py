@@ -3159,6 +3159,18 @@ class WindowOnEachSide(SelfAttention):
         return super().weigh(scores, near[None])
 
 
+class NeighborsOfThreeInputs(Correct):
+    """Query, key and value of equal lengths; tokens attend to their neighbors."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        place = torch.arange(len(query[0]), device=query.device)
+        near = (place - place[:, None]).abs() <= 1
+        allowed = near[None] if mask is None else near & mask[:, None]
+        return super().forward(query, key, value, allowed.expand(len(query), -1, -1))
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 

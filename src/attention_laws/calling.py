@@ -123,7 +123,7 @@ class CallProbe:
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
-        q_len = 5
+        q_len = k_len if adapter.single_input else 5
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)

@@ -508,7 +508,9 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
                 fields["output_index"] = call[0].adapter.output_index
                 found[token_mixing(*call)] = fields
         if found and max(found) > 0:
-            record_layout(probe, found[max(found)], required_mask)
+            best = found[max(found)]
+            best |= outputs_of_own_queries(probe, best, required_mask)
+            record_layout(probe, best, required_mask)
             infer_roles(probe)
             return
         if found and unlikely is None:
@@ -530,6 +532,24 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def outputs_of_own_queries(
+    probe: CallProbe, fields: dict[str, Any], required_mask: MaskArgument | None
+) -> dict[str, Any]:
+    """The fields of outputs that are as many as the tokens by coincidence, if any.
+
+    Learned queries, such as one for each class, have outputs whose number is that of
+    the tokens at one length only.
+    """
+    adapter = replace(probe.adapter, **fields)
+    has_other_lengths = adapter.fixed_length is None and not adapter.image
+    if adapter.single_input and has_other_lengths and not adapter.is_pooled:
+        more = {**fields, "k_len": 7, "required_mask": required_mask}
+        own = {**more, "is_pooled": True}
+        if probe.try_call(**more) is None and (call := probe.try_call(**own)):
+            return {"is_pooled": True, "output_index": call[0].adapter.output_index}
+    return {}
 
 
 def unknown_arguments(probe: CallProbe) -> str:

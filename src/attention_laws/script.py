@@ -300,7 +300,7 @@ class Script:
         """
         if self.adapter.is_pooled:
             return [0]
-        if not self.adapter.single_input:
+        if not self.adapter.queries_are_keys:
             return list(range(len(args.allowed)))
         real = args.allowed.any(dim=0).all(dim=1)
         return [n for n in range(len(args.allowed)) if n >= len(real) or real[n]]

@@ -98,6 +98,17 @@ class TakesRotations(TakesPairsOfFrequencies):
         return (self.matrices @ x.unflatten(-1, (-1, 2))[..., None]).flatten(-3)
 
 
+class OfFiveLabels(Correct):
+    """Learned queries, as many as the tokens of the first calls."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.labels = nn.Parameter(torch.randn(5, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.labels.expand(len(x), -1, -1), x, x)
+
+
 class TakesPackedLengths(OfOneInput):
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Any:  # type: ignore[override]
         assert cu_seqlens[-1] == max_seqlen == len(x)
@@ -770,6 +781,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfHeadCount, {"heads": 3}),
     (TakesPairsOfFrequencies, {"positions": "rotary"}),
     (TakesRotations, {"positions": "rotary"}),
+    (OfFiveLabels, {"is_pooled": True, "output_index": "[:, :1]"}),
 ]
 
 
