@@ -298,6 +298,10 @@ def ways_to_call(
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
+    shape = names.documented_shapes(adapter.target).get(adapter.inputs[0], ())
+    if not names.is_batch_first(shape):
+        # Three axes in front of the features are not always those of an image.
+        groups = [group for group in groups if group[0] not in IMAGES]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):

@@ -562,6 +562,15 @@ def documented_multiple(axes: tuple[str, ...]) -> int:
     return int(multiple[1]) if multiple else 1
 
 
+def is_batch_first(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes, if they name batch items at all, begin with these.
+
+    >>> is_batch_first(("rows", "batch", "d")), is_batch_first(("B", "H", "W", "C"))
+    (False, True)
+    """
+    return not any(map(re.compile("b(s|sz|atch(_?size)?)?$", re.I).match, axes[1:]))
+
+
 def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
     r"""Whether documented axes are of batch items, several positions, and features.
 

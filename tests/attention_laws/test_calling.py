@@ -818,10 +818,20 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+class OfAlignedRows(OfOneInput):
+    """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.dim() != 4:
+            raise ValueError(f"x has {x.dim()} axes")
+        return self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1) + x
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
+        (OfAlignedRows, "raises ValueError: x has 3 axes"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
