@@ -3171,6 +3171,31 @@ class NeighborsOfThreeInputs(Correct):
         return super().forward(query, key, value, allowed.expand(len(query), -1, -1))
 
 
+class OwnProduct(torch.autograd.Function):
+    """A product with gains, whose gradient is too small."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gains: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gains)
+        return x * gains
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, gains = ctx.saved_tensors
+        return grads[0] * gains, (grads[0] * x).flatten(0, -2).sum(0) / 2
+
+
+class GainsOfOwnBackward(Correct):
+    """Only the gradient of a parameter is wrong."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gains = nn.Parameter(torch.ones(d_model))
+
+    def join(self, context: Tensor) -> Tensor:
+        return OwnProduct.apply(super().join(context), self.gains)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -3303,7 +3328,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesValues, {}),
         (KeyNormOfBoth, {}),
     ],
-    "gradients": [(DetachesQueries, {}), (RecomputesOtherDropout, {})],
+    "gradients": [
+        (DetachesQueries, {}),
+        (RecomputesOtherDropout, {}),
+        (GainsOfOwnBackward, {}),
+    ],
     "large_scores": [
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),

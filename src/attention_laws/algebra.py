@@ -26,7 +26,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import (
     CalledFunctions,
     WeightsRecorder,
@@ -935,7 +935,10 @@ def can_repeat_dropout(script: Script, args: CallArguments) -> bool:
 def assert_gradients_are_slopes(
     script: Script, args: CallArguments, seed: str = ""
 ) -> None:
-    """Compare the gradient of each input with differences; each call gets the seed."""
+    """Compare the gradient of each input with differences; each call gets the seed.
+
+    So are those of parameters, if a backward pass is written by hand.
+    """
     for name in args.inputs:
         script.exec_line(f"{name}.requires_grad_()")
     try:
@@ -946,6 +949,13 @@ def assert_gradients_are_slopes(
         for _ in range(3):
             with script.rollback():
                 assert_gradient_is_slope(script, args, output, name, seed)
+    if script.adapter.is_module and not seed:
+        call = f"lambda: attention({script.argument_source(args)})"
+        index = script.adapter.output_index
+        found = script.assign("wrong", f"wrong_gradients({call}, attention, {index!r})")
+        wrong = script.evaluate(found)
+        message = f"the gradient of {wrong} is not the slope of the output"
+        script.assert_true(f"not {found}", message)
 
 
 def call_with_seed(script: Script, args: CallArguments, seed: str) -> str:
@@ -1177,10 +1187,10 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
         first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
         args = replace(args, mask=(name, f"{value}.long() + {first}"))
     result = script.assign("result", f"attention({script.argument_source(args)})")
-    losses = [f"loss({output})" for output in all_outputs(script, args, result)]
+    losses = [f"loss({output})" for output in script.all_outputs(args, result)]
     script.exec_line(f"({' + '.join(losses)}).backward()")
     for name, part in script.evaluate("attention").named_modules():
-        if is_norm_without_weight(part):
+        if structure.is_norm_without_weight(part):
             call = f"lambda: attention({script.argument_source(args)})"
             claim = f"is_called({call}, attention.get_submodule({name!r}))"
             script.assert_true(claim, f"the norm `{name}` is never applied")
@@ -1210,12 +1220,6 @@ def gets_zeros(script: Script, args: CallArguments, name: str) -> bool:
     return is_called(call, layer) and not captured_input(call, layer).any()
 
 
-def is_norm_without_weight(part: nn.Module) -> bool:
-    """Whether a layer is a norm that has no parameters."""
-    is_norm = "norm" in type(part).__name__.lower()
-    return is_norm and not [*part.parameters()] and not [*part.children()]
-
-
 def give_room(script: Script) -> None:
     """Enlarge sizes at which a gradient may vanish in a correct implementation.
 
@@ -1234,24 +1238,3 @@ def give_room(script: Script) -> None:
             script.call(script.make_arguments())
         except ScriptError:  # the image must be a square, or is none
             script.adapter, script.sizes = adapter, sizes
-
-
-def all_outputs(script: Script, args: CallArguments, result: str) -> list[str]:
-    """The output of a call, and others of its width, as source text.
-
-    Two streams of tokens have an output each, and a projection each. So have features
-    of pairs, an argument of which a call returns the next state.
-    """
-    value, query = script.namespace[result], script.evaluate(args.inputs[0])
-    first = find_output(value, query, script.adapter) or ""
-    shape = eval(f"value{first}", {"value": value}).shape
-    texts = script.sized_arguments(args, 0, [*args.inputs]).values()
-    given = [getattr(script.evaluate(text), "shape", None) for text in texts]
-    others = [
-        index
-        for index, part in parts_of(value).items()
-        if isinstance(part, Tensor) and part.requires_grad
-        if part.shape in given
-        or (part.dim() == len(shape) and part.shape[-1] == shape[-1])
-    ]
-    return [f"{result}{index}" for index in dict.fromkeys([first, *others])]

@@ -199,6 +199,12 @@ def is_linear_or_norm(part: nn.Module) -> bool:
     return is_norm or isinstance(part, nn.Linear) or not part._parameters
 
 
+def is_norm_without_weight(part: nn.Module) -> bool:
+    """Whether a layer is a norm that has no parameters."""
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm and not [*part.parameters()] and not [*part.children()]
+
+
 def softcap_of(module: nn.Module) -> float | None:
     """The number at which a module limits its scores, by the name of its attribute."""
     for name, value in vars(module).items():

@@ -632,6 +632,57 @@ def loss(output: Tensor) -> Tensor:
     return (output * seeded_randn(7, *output.shape).to(output)).sum()
 
 
+def wrong_gradients(
+    call: Callable[[], Any], module: nn.Module, index: str
+) -> list[str]:
+    """The parameters whose gradient is not the slope of the loss, in random directions.
+
+    Only if a backward pass is written by hand: PyTorch's own pass on what they need.
+    """
+
+    def loss_of_call() -> Tensor:
+        return loss(eval(f"result{index}", {"result": call()}))
+
+    found = loss_of_call()
+    weights = {n: w for n, w in module.named_parameters() if w.requires_grad}
+    if not (weights and has_own_backward(found)):
+        return []
+    grads = torch.autograd.grad(found, [*weights.values()], materialize_grads=True)
+    wrong = []
+    for seed, (name, weight, grad) in enumerate(
+        zip(weights, weights.values(), grads, strict=True)
+    ):
+        u = seeded_randn(seed, *weight.shape).to(weight)
+        u /= u.norm()
+        losses = []
+        for step in (0.01, -0.02):
+            weight.data += step * u
+            losses.append(loss_of_call().detach())
+        weight.data += 0.01 * u
+        slope = (losses[0] - losses[1]) / 0.02
+        tolerance = 0.05 * grad.square().mean().sqrt() + 0.001
+        if ((grad * u).sum() - slope).abs() > tolerance:
+            wrong.append(name)
+    return wrong
+
+
+def has_own_backward(output: Tensor) -> bool:
+    r"""Whether a function in the graph of an output has a backward pass of its own.
+
+    >>> has_own_backward(torch.ones(2, requires_grad=True).sum())
+    False
+    """
+    functions, seen = [output.grad_fn], set()
+    while functions:
+        function = functions.pop()
+        if isinstance(function, torch.autograd.function.BackwardCFunction):
+            return True
+        if function is not None and function not in seen:
+            seen.add(function)
+            functions += [each for each, _ in function.next_functions]
+    return False
+
+
 def split_heads(x: Tensor, layout: str, heads: int) -> Tensor:
     r"""Convert from any layout to `[batch_size, heads, length, d_k]`.
 
