@@ -3343,6 +3343,136 @@ class ListOfHeadsScaledByWidth(ListOfHeads):
     kind = HeadScaledByModelWidth
 
 
+# Windows, sums and positions that no law may take for a bug.
+
+
+class LocalAndGlobalBlocks(Correct):
+    """Tokens attend within blocks of 4, and all tokens to the last block, too."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        block = torch.arange(x.shape[1], device=x.device) // 4
+        global_block = block == block[-1]
+        allowed = (block == block[:, None]) | global_block | global_block[:, None]
+        hidden = allowed if mask is None else allowed & mask[:, None]
+        return super().forward(x, x, x, hidden.expand(len(x), -1, -1))
+
+
+class ForgetsInChunks(Correct):
+    """Sums of products, which fade by a gate for each token; there is no softmax."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.forget_gate = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        return self.join(self.scan_chunk(q, k, v, self.forget_gate(x)))
+
+    def scan_chunk(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+        kept = nn.functional.logsigmoid(gate).mT.exp()
+        state, outputs = torch.zeros_like(k[:, :, 0, :, None] * v[:, :, :1]), []
+        for n in range(q.shape[2]):
+            new = k[:, :, n, :, None] * v[:, :, n : n + 1]
+            state = state * kept[..., n, None, None] + new
+            outputs.append(q[:, :, n : n + 1] @ state)
+        return torch.cat(outputs, dim=2)
+
+
+class WindowOnEachSide(SelfAttention):
+    """`window` is the number of keys on each side of a token."""
+
+    def __init__(self, d_model: int, heads: int, window: int) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        near = (place - place[:, None]).abs() <= self.window
+        return super().weigh(scores, near[None])
+
+
+class NeighborsOfThreeInputs(Correct):
+    """Query, key and value of equal lengths; tokens attend to their neighbors."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        place = torch.arange(len(query[0]), device=query.device)
+        near = (place - place[:, None]).abs() <= 1
+        allowed = near[None] if mask is None else near & mask[:, None]
+        return super().forward(query, key, value, allowed.expand(len(query), -1, -1))
+
+
+class OwnProduct(torch.autograd.Function):
+    """A product with gains, whose gradient is too small."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gains: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gains)
+        return x * gains
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, gains = ctx.saved_tensors
+        return grads[0] * gains, (grads[0] * x).flatten(0, -2).sum(0) / 2
+
+
+class GainsOfOwnBackward(Correct):
+    """Only the gradient of a parameter is wrong."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gains = nn.Parameter(torch.ones(d_model))
+
+    def join(self, context: Tensor) -> Tensor:
+        return OwnProduct.apply(super().join(context), self.gains)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class SlowColumns(Rotary):
+    """Pixels are rotated by their columns, and slowly."""
+
+    def forward(self, image: Tensor) -> Any:
+        x = image.flatten(2).mT
+        self.width = image.shape[-1]
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def places(self, x: Tensor) -> Tensor:
+        return 5e-4 * (super().places(x) % self.width)
+
+
+class BiasWithoutSoftmax(SelfAttention):
+    """A bias for each distance up to 16; exponentials take the place of a softmax."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(33, heads)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        distance = (place - place[:, None]).clamp(-16, 16) + 16
+        scores = scores + self.table(distance).permute(2, 0, 1)
+        return (scores - scores.logsumexp(dim=-1, keepdim=True)).exp()
+
+
+class ValuesOfNeighbors(Correct):
+    """Five keys and values for each token, with a vector for each distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative = nn.Embedding(5, d_model // heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        k, v = (self.neighbors(y) + self.relative.weight for y in (k, v))
+        real = self.neighbors(torch.ones_like(q[..., :1])).mT > 0
+        scores = self.score(q[..., None, :], k)
+        weights = scores.masked_fill(~real, -torch.inf).softmax(dim=-1)
+        return self.join((weights @ v).squeeze(-2))
+
+    def neighbors(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -3448,7 +3578,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesValues, {}),
         (KeyNormOfBoth, {}),
     ],
-    "gradients": [(DetachesQueries, {}), (RecomputesOtherDropout, {})],
+    "gradients": [
+        (DetachesQueries, {}),
+        (RecomputesOtherDropout, {}),
+        (GainsOfOwnBackward, {}),
+    ],
     "large_scores": [
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),
@@ -3723,6 +3857,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),
     ("finite_in_half", RectifiedLinear),
+    ("long_sequences", LocalAndGlobalBlocks),
+    ("long_sequences", ForgetsInChunks),
+    ("sliding_window", WindowOnEachSide),
+    ("positions_matter", SlowColumns),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -3745,6 +3883,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("allowed_keys_attended", Chunks, "chunk_size"),
     ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
+    ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
 ]
 
 # Modules that pass all laws.

@@ -323,6 +323,15 @@ class Adapter:
         return len(self.inputs) == 1
 
     @property
+    def queries_are_keys(self) -> bool:
+        """Whether query and key of one position are one token.
+
+        So they are in windows of three inputs: elsewhere, its window may be padding.
+        """
+        is_local = "window" in self.designs and not self.cross_attention
+        return self.single_input or is_local
+
+    @property
     def image_axes(self) -> int:
         """How many axes of positions the input has, if it is an image or a video."""
         kind = self.image.partition("_")[0]

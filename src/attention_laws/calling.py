@@ -123,7 +123,7 @@ class CallProbe:
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
-        q_len = 5
+        q_len = k_len if adapter.single_input else 5
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
@@ -298,6 +298,10 @@ def ways_to_call(
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
+    shape = names.documented_shapes(adapter.target).get(adapter.inputs[0], ())
+    if not names.is_batch_first(shape):
+        # Three axes in front of the features are not always those of an image.
+        groups = [group for group in groups if group[0] not in IMAGES]
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):
@@ -384,6 +388,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             templates[name] = [text]
         elif name in shapes:
             known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
+            known = names.constructor_sizes(adapter.target, adapter.init_args) | known
             text = names.documented_template(name, shapes[name], known)
             templates[name] = [text, *names.extra_templates(name, None)]
         else:

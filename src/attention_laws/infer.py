@@ -571,7 +571,9 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
                 fields["output_index"] = call[0].adapter.output_index
                 found.setdefault(token_mixing(*call), fields)
         if found and max(found) > 0:
-            record_layout(probe, found[max(found)], required_mask)
+            best = found[max(found)]
+            best |= outputs_of_own_queries(probe, best, required_mask)
+            record_layout(probe, best, required_mask)
             infer_roles(probe)
             return
         if found and unlikely is None:
@@ -606,6 +608,24 @@ def are_features(
     width = other.get("d_model") or probe.adapter.heads * probe.adapter.d_k
     is_last = fields["layout"] == "bdl" and other["layout"] in ("bld", "lbd")
     return is_last and fields.get("fixed_length") == width
+
+
+def outputs_of_own_queries(
+    probe: CallProbe, fields: dict[str, Any], required_mask: MaskArgument | None
+) -> dict[str, Any]:
+    """The fields of outputs that are as many as the tokens by coincidence, if any.
+
+    Learned queries, such as one for each class, have outputs whose number is that of
+    the tokens at one length only.
+    """
+    adapter = replace(probe.adapter, **fields)
+    has_other_lengths = adapter.fixed_length is None and not adapter.image
+    if adapter.single_input and has_other_lengths and not adapter.is_pooled:
+        more = {**fields, "k_len": 7, "required_mask": required_mask}
+        own = {**more, "is_pooled": True}
+        if probe.try_call(**more) is None and (call := probe.try_call(**own)):
+            return {"is_pooled": True, "output_index": call[0].adapter.output_index}
+    return {}
 
 
 def unknown_arguments(probe: CallProbe) -> str:
@@ -891,9 +911,16 @@ def infer_window(probe: CallProbe) -> None:
     if len(widths) == 1 and 1 < max(widths) < length - 4:
         stated = structure.stated_window(script.namespace["attention"])
         window = stated or max(widths)
+        init_args = dict(adapter.init_args)
+        built_for = adapter.named_sizes(sizes)["window"]
+        if not adapter.causal and window != built_for:
+            # In two directions, many count the keys on each side of a token.
+            for name, text in init_args.items():
+                init_args[name] = text.replace("{window}", str(built_for))
         # The argument of the constructor may count in another way.
-        if probe.try_call(window=window) is not None:
-            probe.record("window", window, "inferred", window=window)
+        if probe.try_call(window=window, init_args=init_args) is not None:
+            fields: dict[str, Any] = {"window": window, "init_args": init_args}
+            probe.record("window", window, "inferred", **fields)
 
 
 def first_key(script: Script, keys: str, output: str, query: int) -> int:

@@ -120,7 +120,7 @@ def padded_calls(
         queries = list(range(len(allowed)))
         if script.adapter.is_pooled:
             queries = [0]
-        elif script.adapter.single_input:
+        elif script.adapter.queries_are_keys:
             queries = [query for query in queries if query not in hidden]
         for mask in script.masks_for(allowed):
             for mode in script.modes():
@@ -470,7 +470,7 @@ def neutral_mask(script: Script) -> None:
     lengths = {script.sizes.k_len, 1 if adapter.fixed_length is None else 0} - {0}
     for mask, k_len in itertools.product(applicable, lengths):
         script.restart()
-        allowed = script.all_allowed(k_len if adapter.single_input else None, k_len)
+        allowed = script.all_allowed(None if adapter.cross_attention else k_len, k_len)
         args = script.make_arguments(allowed)
         without = script.call(args)
         masked = script.call(replace(args, mask=script.encode_mask(allowed, mask)))

@@ -103,7 +103,7 @@ KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos|coord|xyz"
-    r"|^(points|centers)$"
+    r"|^(points|centers|pe)$"
 )
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Optional arguments of a constructor that are the sides of an image.
@@ -587,6 +587,15 @@ def documented_multiple(axes: tuple[str, ...]) -> int:
     return int(multiple[1]) if multiple else 1
 
 
+def is_batch_first(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes, if they name batch items at all, begin with these.
+
+    >>> is_batch_first(("rows", "batch", "d")), is_batch_first(("B", "H", "W", "C"))
+    (False, True)
+    """
+    return not any(map(re.compile("b(s|sz|atch(_?size)?)?$", re.I).match, axes[1:]))
+
+
 def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
     r"""Whether documented axes are of batch items, several positions, and features.
 
@@ -606,21 +615,42 @@ def documented_template(
 ) -> str:
     r"""Source text for a tensor of these axes, the same for all batch items.
 
-    An axis that is not known is as long as `width`.
+    An axis that is not known is as long as `width`. Features of tokens, or of pairs of
+    tokens, are the same for all: tokens then have no order.
 
     >>> documented_template("w", ("h", "d", "2"), {"h": "{heads}"})
     'seeded_randn(119, {heads}, {d_model}, 2){dtype} * {d_model} ** -0.5'
+    >>> documented_template("e", ("n", "d"), {"n": "{length}"})
+    '(seeded_randn(101, 1, {d_model}){dtype} * {d_model} ** -0.5).expand({length}, -1)'
     """
     *before, last = axes
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
     known = of_heads | known | {n: n for n in axes if n.isdigit()}
     sizes = [known.get(axis, width) for axis in (*before, last)]
     seed = sum(map(ord, name))  # for each argument another
-    text = f"seeded_randn({seed}, {', '.join(sizes)}){{dtype}} * {{d_model}} ** -0.5"
-    if "{batch_size}" in sizes:
-        all_items = ", ".join(n if n == "{batch_size}" else "-1" for n in sizes)
-        text = f"({text.replace('{batch_size}', '1')}).expand({all_items})"
+    equal = {"{batch_size}"} | {"{length}"} - {sizes[-1]}
+    first = ["1" if size in equal else size for size in sizes]
+    text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
+    if first != sizes:
+        expanded = [size if size in equal else "-1" for size in sizes]
+        text = f"({text}).expand({', '.join(expanded)})"
     return text
+
+
+def constructor_sizes(target: Any, given: Mapping[str, str]) -> dict[str, str]:
+    r"""The sizes of a class by the names of the arguments that set them.
+
+    >>> class Attention:
+    ...     def __init__(self, c_a, c_z=32, name="a"): ...
+    >>> constructor_sizes(Attention, {"c_a": "{d_model}"})
+    {'c_a': '{d_model}', 'c_z': '32'}
+    """
+    if not isinstance(target, type):
+        return {}
+    sizes = {n: str(p.default) for n, p in inspect.signature(target).parameters.items()}
+    sizes |= given
+    is_size = re.compile(r"\d+|{(d_model|d_k|heads)}").fullmatch
+    return {name: text for name, text in sizes.items() if is_size(text)}
 
 
 def dict_template(target: Any, name: str) -> str:
@@ -686,9 +716,12 @@ def position_templates(name: str) -> list[str]:
             one = cos if name.endswith("cos") else sin
             return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
         if "cis" in name:
-            return [complex_numbers, f"{angles}{{dtype}}"]
+            pairs = "torch.view_as_real(rotary_complex({start}, {stop}, {d_k})){dtype}"
+            return [complex_numbers, pairs, f"{angles}{{dtype}}"]
         both = f"({cos}[None], {sin}[None])"
         return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
+    if name == "pe":
+        return ["rotary_matrices({start}, {stop}, {d_k})[None, None]{dtype}"]
     ids = "torch.arange({start}, {stop}){device}"
     # Small numbers, which are exact in half precision.
     small = ids.replace("){device}", "){device} % 8")

@@ -405,7 +405,8 @@ def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
     equal, and all parameters be those of layers: others may be values of their own.
     """
     adapter = script.adapter
-    own_values = {"sink", "features", "convolution"} & set(adapter.designs)
+    # What fades adds up, until as much fades as each token adds.
+    own_values = {"sink", "features", "convolution", "decay"} & set(adapter.designs)
     if own_values or not adapter.is_module or adapter.is_pooled:
         return
     if not any(map(BLOCK_PATTERN.search, structure.identifiers(adapter.target))):
@@ -488,6 +489,8 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
     )
     longer[:, n:] = False
     masks = script.masks_for(longer)
+    if "ends" in adapter.designs:
+        return  # the tokens of a sequence end elsewhere if padding follows
     is_mean = adapter.window is None and not set(NO_MEAN) & set(adapter.designs)
     first = adapter.index(l=slice(0, q_len))
     message = f"{{place}} of a sequence of {n} differs if"
@@ -573,7 +576,14 @@ def positions_matter(script: Script) -> None:
         adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
     )
     length = adapter.fixed_length or max(4, script.sizes.k_len)
-    assert_last_weights_differ(script, length)
+    try:
+        assert_last_weights_differ(script, length)
+    except LawViolation:
+        # The angles of one axis of an image may all be small.
+        many = not adapter.fixed_length and takes_length(script, MANY)
+        if not (adapter.image and many):
+            raise
+        assert_last_weights_differ(script, MANY)
 
 
 def assert_last_weights_differ(script: Script, length: int) -> None:
@@ -640,19 +650,28 @@ def weights_from_gradients(script: Script, args: CallArguments, length: int) -> 
 
     All tokens are equal, so the gradient of output i with respect to token j is the
     weight of j times a matrix that is the same for all i and j: only its norm is
-    needed. With several heads there would be one matrix for each.
+    needed. With several heads there would be one matrix for each. If there are many
+    queries, the weights are those of some at the edges of blocks, and NaN for others.
     """
     adapter = script.adapter
     values = args.inputs[-1]
     script.exec_line(f"{values}.requires_grad_()")
     output = script.call(args)
-    script.exec_line("rows = []")
+    script.exec_line(f"rows = [{values}.new_full(({length},), torch.nan)] * {length}")
     for query in range(length):
+        if length > FAR and query >= 20 and (query + 1) % 64 > 2:
+            continue
         one = adapter.index(l=slice(query, query + 1), b=slice(0, 1))
         grad = script.gradient(f"{output}{one}", values)
         grad += adapter.index(b=slice(0, 1))
-        by_key = f"{grad}.movedim({adapter.layout.index('l')}, 0)"
-        script.exec_line(f"rows.append({by_key}.flatten(1).norm(dim=1))")
+        by_key = f"{grad}.movedim({adapter.layout.index('l')}, 0).flatten(1)"
+        script.exec_line(f"rows[{query}] = {by_key}.norm(dim=1)")
+        if query == min(length - 1, 20):
+            # One matrix gives all gradients one direction. Values with positions of
+            # their own, or a norm of their sum, do not.
+            sizes = script.evaluate(f"torch.linalg.svdvals({by_key})")
+            is_one = sizes[1:].sum() < 0.01 * sizes[0]
+            skip_unless(is_one, "its values may have positions")
     return script.assign("weights", "torch.stack(rows)")
 
 
@@ -1155,20 +1174,26 @@ def assert_weights_shift(
     """The ratios of the weights of neighboring keys are the same for all queries.
 
     A key outside of a window has a weight of zero, and no ratio. A weight below the
-    smallest normal number is not exact.
+    smallest normal number is not exact. Queries whose weights are not known are left
+    out.
     """
     here, there = f"{weights}[..., :-1]", f"{weights}[..., 1:]"
     seen = f"{here}.minimum({there}) > torch.finfo({weights}.dtype).tiny"
     ratio = script.assign("ratio", f"({there} / {here}).where({seen}, torch.nan)")
+    unknown = script.evaluate(f"{weights}[0].isnan().all(-1)")
+    known = (~unknown).nonzero().flatten().tolist()
+    tolerance = factor * ratio_tolerance(script)
     for distance in distances:
         # The first query of two that are compared has no future keys to compare.
         here = f"{ratio}.diagonal(-{distance}, -2, -1)"
-        claim = (
-            f"({here}[..., 1:] / {here}[..., :-1] - 1).nan_to_num().abs().max() <= "
-            f"{factor * ratio_tolerance(script)}"
-        )
-        message = f"queries weigh keys at a distance of {distance} differently"
-        script.assert_true(claim, message)
+        if unknown.any():
+            here += f"[..., {[n - distance for n in known if n >= distance]}]"
+        largest = f"({here}[..., 1:] / {here}[..., :-1] - 1).nan_to_num().abs().max()"
+        found = script.evaluate(largest).item()
+        if not found <= tolerance:
+            # With the difference, so that float64 may tell rounding from a bug.
+            message = f"queries weigh keys at a distance of {distance} differently"
+            script.fail(f"{largest} <= {tolerance}", message, found, tolerance)
 
 
 def assert_shift_invariant(script: Script) -> None:

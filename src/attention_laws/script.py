@@ -305,7 +305,7 @@ class Script:
         """
         if self.adapter.is_pooled:
             return [0]
-        if not self.adapter.single_input:
+        if not self.adapter.queries_are_keys:
             return list(range(len(args.allowed)))
         real = args.allowed.any(dim=0).all(dim=1)
         return [n for n in range(len(args.allowed)) if n >= len(real) or real[n]]
@@ -492,6 +492,26 @@ class Script:
             self.namespace[output] = eval(f"value{index}", {"value": value})
             self.lines[-1] = line + index
         return output
+
+    def all_outputs(self, args: CallArguments, result: str) -> list[str]:
+        """The output of a call, and others of its width, as source text.
+
+        Two streams of tokens have an output each, and a projection each. So have
+        features of pairs, an argument of which a call returns the next state.
+        """
+        value, query = self.namespace[result], self.evaluate(args.inputs[0])
+        first = find_output(value, query, self.adapter) or ""
+        shape = eval(f"value{first}", {"value": value}).shape
+        texts = self.sized_arguments(args, 0, [*args.inputs]).values()
+        given = [getattr(self.evaluate(text), "shape", None) for text in texts]
+        others = [
+            index
+            for index, part in parts_of(value).items()
+            if isinstance(part, Tensor) and part.requires_grad
+            if part.shape in given
+            or (part.dim() == len(shape) and part.shape[-1] == shape[-1])
+        ]
+        return [f"{result}{index}" for index in dict.fromkeys([first, *others])]
 
     def call_for_weights(self, args: CallArguments) -> str:
         """Call the attention; return the variable of its attention weights."""

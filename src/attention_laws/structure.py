@@ -74,6 +74,8 @@ DESIGNS = {
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
     r"|neighbou?r|big_?bird|longformer",
+    # All tokens attend to the last block, or to random ones, wherever these are.
+    "ends": r"big_?bird|(global|rand(om)?)_block",
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
@@ -195,6 +197,12 @@ def is_linear_or_norm(part: nn.Module) -> bool:
     """
     is_norm = "norm" in type(part).__name__.lower()
     return is_norm or isinstance(part, nn.Linear) or not part._parameters
+
+
+def is_norm_without_weight(part: nn.Module) -> bool:
+    """Whether a layer is a norm that has no parameters."""
+    is_norm = "norm" in type(part).__name__.lower()
+    return is_norm and not [*part.parameters()] and not [*part.children()]
 
 
 def softcap_of(module: nn.Module) -> float | None:

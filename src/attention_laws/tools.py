@@ -209,6 +209,18 @@ def rotary_complex(start: int, stop: int, width: int) -> Tensor:
     return torch.polar(torch.ones_like(angle), angle)
 
 
+def rotary_matrices(start: int, stop: int, width: int) -> Tensor:
+    r"""The rotations of a rotary encoding, as matrices for pairs of neighbors.
+
+    >>> rotary_matrices(0, 1, 2)
+    tensor([[[[1., -0.],
+              [0., 1.]]]])
+    """
+    angle = rotary_table(start, stop, width)[:, : width // 2]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.stack([cos, -sin, sin, cos], dim=-1).reshape(*angle.shape, 2, 2)
+
+
 def flip_items(cache: Any, batch_size: int) -> Any:
     r"""The tensors of a cache, with their batch items in reverse order.
 
@@ -390,6 +402,10 @@ def weights_by_head(
         by_key = by_key.transpose(0, 1)
     expected = [n for n in (heads, q_len, k_len) if n > 1]
     if [n for n in by_key.shape if n > 1] != expected:
+        return None
+    # A row for each query, behind heads, is the product with keys of its own, such as
+    # those of its neighbors: there may be as many as there are tokens.
+    if weights.dim() > 4 and q_len > 1 and [*weights.shape[-3:-1]] == [q_len, 1]:
         return None
     return by_key.reshape(heads, q_len, k_len)
 
@@ -640,6 +656,57 @@ def loss(output: Tensor) -> Tensor:
     tensor(0.)
     """
     return (output * seeded_randn(7, *output.shape).to(output)).sum()
+
+
+def wrong_gradients(
+    call: Callable[[], Any], module: nn.Module, index: str
+) -> list[str]:
+    """The parameters whose gradient is not the slope of the loss, in random directions.
+
+    Only if a backward pass is written by hand: PyTorch's own pass on what they need.
+    """
+
+    def loss_of_call() -> Tensor:
+        return loss(eval(f"result{index}", {"result": call()}))
+
+    found = loss_of_call()
+    weights = {n: w for n, w in module.named_parameters() if w.requires_grad}
+    if not (weights and has_own_backward(found)):
+        return []
+    grads = torch.autograd.grad(found, [*weights.values()], materialize_grads=True)
+    wrong = []
+    for seed, (name, weight, grad) in enumerate(
+        zip(weights, weights.values(), grads, strict=True)
+    ):
+        u = seeded_randn(seed, *weight.shape).to(weight)
+        u /= u.norm()
+        losses = []
+        for step in (0.01, -0.02):
+            weight.data += step * u
+            losses.append(loss_of_call().detach())
+        weight.data += 0.01 * u
+        slope = (losses[0] - losses[1]) / 0.02
+        tolerance = 0.05 * grad.square().mean().sqrt() + 0.001
+        if ((grad * u).sum() - slope).abs() > tolerance:
+            wrong.append(name)
+    return wrong
+
+
+def has_own_backward(output: Tensor) -> bool:
+    r"""Whether a function in the graph of an output has a backward pass of its own.
+
+    >>> has_own_backward(torch.ones(2, requires_grad=True).sum())
+    False
+    """
+    functions, seen = [output.grad_fn], set()
+    while functions:
+        function = functions.pop()
+        if isinstance(function, torch.autograd.function.BackwardCFunction):
+            return True
+        if function is not None and function not in seen:
+            seen.add(function)
+            functions += [each for each, _ in function.next_functions]
+    return False
 
 
 def split_heads(x: Tensor, layout: str, heads: int) -> Tensor:

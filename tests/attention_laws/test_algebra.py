@@ -10,7 +10,7 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.algebra import __name__ as family
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import NormalizesTokens, assert_caught
+from specimens import ForgetsInChunks, NormalizesTokens, assert_caught
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
@@ -68,3 +68,7 @@ def test_the_formula_is_not_for_single_tokens_of_several_sequences() -> None:
     adapter = Adapter(torch.tanh, "tanh", "", {}, inputs=("x",), layout="ld")
     with pytest.raises(NotApplicable, match="do not influence"):
         LAWS["formula"].test(Script(adapter, Sizes(1, 3, 3, 1, 4)))
+
+
+def test_sums_of_products_that_overflow_are_no_large_scores() -> None:
+    assert check(ForgetsInChunks(64, 4), only="large_scores", causal=True).ok

@@ -56,6 +56,60 @@ class TakesEdges(OfOneInput):
         return self.attend(x, edges.expand(-1, x.shape[1], x.shape[1]) == 0)
 
 
+class TakesDocumentedEdges(OfOneInput):
+    """x: [..., n, d_model], edges: [..., n, n, d_edge]; returns both."""
+
+    def __init__(self, d_model: int, heads: int, d_edge: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.bias, self.update = nn.Linear(d_edge, heads), nn.Linear(heads, d_edge)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Any:  # type: ignore[override]
+        self.edges = edges
+        return self.attend(x), edges + self.update(self.scores.movedim(1, -1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        self.scores = super().score(q, k) + self.bias(self.edges).movedim(-1, 1)
+        return self.scores
+
+
+class TakesPairsOfFrequencies(OfOneInput):
+    """A cosine and a sine for each pair of features."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Any:  # type: ignore[override]
+        self.pairs = freqs_cis.view(x.shape[1], -1, 2)
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        cos, sin = self.pairs.unbind(-1)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+
+class TakesRotations(TakesPairsOfFrequencies):
+    """A matrix for each pair of features."""
+
+    def forward(self, x: Tensor, pe: Tensor) -> Any:  # type: ignore[override]
+        self.matrices = pe
+        return self.attend(x)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        return (self.matrices @ x.unflatten(-1, (-1, 2))[..., None]).flatten(-3)
+
+
+class OfFiveLabels(Correct):
+    """Learned queries, as many as the tokens of the first calls."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.labels = nn.Parameter(torch.randn(5, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.labels.expand(len(x), -1, -1), x, x)
+
+
 class TakesPackedLengths(OfOneInput):
     def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Any:  # type: ignore[override]
         assert cu_seqlens[-1] == max_seqlen == len(x)
@@ -841,6 +895,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfSharedKey, {"heads": 4, "group_size": 4}),
     (OfPackedPositions, {"layout": "ld", "extra_args": {"cu_seqlens": PACKED}}),
     (OfTimeSteps, {"image": "image", "extra_args": {"temb": ITEM}, "masks": ()}),
+    (TakesPairsOfFrequencies, {"positions": "rotary"}),
+    (TakesRotations, {"positions": "rotary"}),
+    (OfFiveLabels, {"is_pooled": True, "output_index": "[:, :1]"}),
 ]
 
 
@@ -877,10 +934,20 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+class OfAlignedRows(OfOneInput):
+    """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.dim() != 4:
+            raise ValueError(f"x has {x.dim()} axes")
+        return self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1) + x
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
+        (OfAlignedRows, "raises ValueError: x has 3 axes"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
@@ -1163,6 +1230,10 @@ class NormBeforeOut(OfOneInput):
         (CausalDecoderLayer, "query_independence"),
         (CausalDecoderLayer, "parameter_gradients"),
         (BiasOfKeys, "parameter_gradients"),
+        (TakesDocumentedEdges, "parameter_gradients"),
+        (TakesDocumentedEdges, "key_permutation"),
+        (TakesPairsOfFrequencies, "relative_positions"),
+        (TakesRotations, "relative_positions"),
         (DropsInTable, "dropout"),
         (DropsByDefault, "dropout"),
         (EndsInActivation, "dropout"),

@@ -12,9 +12,11 @@ from attention_laws.positions import __name__ as family
 from attention_laws.script import Script
 from specimens import (
     BiasOfPixels,
+    BiasWithoutSoftmax,
     NearKeysOnly,
     RotaryOfQuarter,
     SelfAttention,
+    ValuesOfNeighbors,
     assert_caught,
 )
 
@@ -31,7 +33,11 @@ def test_each_law_fails_on_implementations_that_violate_it(
 
 @pytest.mark.parametrize(
     ("law", "attention"),
-    [("relative_positions", BiasOfPixels), ("distant_positions", NearKeysOnly)],
+    [
+        ("relative_positions", BiasOfPixels),
+        ("distant_positions", NearKeysOnly),
+        ("distant_positions", BiasWithoutSoftmax),
+    ],
 )
 def test_a_bias_of_pixels_or_of_near_keys_is_relative(law: str, attention: Any) -> None:
     assert check(attention, only=law, positions="relative").passed
@@ -56,3 +62,11 @@ def test_a_rotation_of_a_part_of_each_head_gets_room() -> None:
     laws = ["positions_matter", "distant_positions"]
     report = check(RotaryOfQuarter, only=laws, positions="rotary")
     assert [result.law.name for result in report.passed] == laws
+
+
+def test_values_with_positions_do_not_tell_the_weights() -> None:
+    laws = ["relative_positions", "distant_positions"]
+    others = [name for name in LAWS if name not in laws]
+    report = check(ValuesOfNeighbors, skip=others, positions="relative")
+    details = {result.law.name: result.detail for result in report.not_applicable}
+    assert [details[law] for law in laws] == ["its values may have positions"] * 2
