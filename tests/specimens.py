@@ -2499,6 +2499,16 @@ class Stationary(SelfAttention):
         return super().forward(x / stdev) * stdev
 
 
+class SharpensWithPosition(SelfAttention):
+    """Queries are multiplied by a number that grows with their position."""
+
+    floor_scale = 2
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        steps = torch.arange(q.shape[2], device=q.device) // self.floor_scale
+        return super().score(q * (1 + steps.log1p()).to(q.dtype)[:, None], k)
+
+
 class Retention(SelfAttention):
     """Keys fade by a decay from token to token; there is no softmax."""
 
@@ -3877,6 +3887,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", Retention, "has a positional encoding"),
     ("score_independence", PointCloud, "PointCloud"),
     ("gradients", Stationary, "Stationary"),
+    ("score_independence", Stationary, "Stationary"),
+    ("formula", SharpensWithPosition, "floor_scale"),
     ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
     ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
     ("equal_values", CombinesWithQuery, "an activation, tanh"),

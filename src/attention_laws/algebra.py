@@ -709,7 +709,10 @@ def sinks_compete(script: Script) -> None:
     script.assert_true(claim, message)
 
 
-@law(slow=True, assumes="features gate decay convolution group_norm selection cloud")
+@law(
+    slow=True,
+    assumes="features gate decay convolution group_norm selection cloud stationary",
+)
 def score_independence(script: Script) -> None:
     r"""The score of a query and a key depends on no other token.
 

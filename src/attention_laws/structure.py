@@ -81,7 +81,7 @@ DESIGNS = {
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
-    r"|attention_multiplier"
+    r"|attention_multiplier|floor_scale|temperature_tun"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     # Series that are standardized by statistics without a gradient.
     "stationary": r"stationar|revin|^stdev$",
