@@ -459,9 +459,13 @@ def without_future(allowed: Tensor) -> Tensor:
 def index_source(index: int | slice | list[int]) -> str:
     r"""A number, a slice or a list of numbers, as written between brackets.
 
-    >>> index_source(slice(2, None)), index_source([0, 2])
-    ('2:', '[0, 2]')
+    >>> index_source(slice(2, None)), index_source([0, 2]), index_source([1, 2, 3])
+    ('2:', '[0, 2]', '1:4')
     """
+    if isinstance(index, list) and len(index) > 2:
+        first, stop = index[0], index[-1] + 1
+        if index == [*range(first, stop)]:
+            index = slice(first, stop)
     if isinstance(index, slice):
         ends = ("" if end is None else str(end) for end in (index.start, index.stop))
         return ":".join(ends)

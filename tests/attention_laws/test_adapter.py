@@ -126,6 +126,7 @@ def test_an_index_is_written_like_handwritten_code() -> None:
     assert adapter.index(l=slice(0, 3)) == "[0:3]"
     assert adapter.index(b=slice(1, None)) == "[:, 1:]"
     assert adapter.index(l=[2, 0], b=1) == "[[2, 0], 1]"
+    assert adapter.index(l=[*range(260)]) == "[0:260]"
     assert adapter.index() == ""
     assert index_source(slice(None)) == ":"
 
