@@ -353,7 +353,7 @@ def variants_and_masks(
     filled = [*filled_arguments(probe)]
     usual = [*queries_of_items(probe), {}, *second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
-    usual += [*needed_together(probe)]
+    usual += [*needed_together(probe, filled)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
     if only_usual:
@@ -529,8 +529,10 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 yield fields | {"by_keyword": True, "is_pooled": True}
 
 
-def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """Optional arguments beside required ones that are no inputs, or beside a vector.
+def needed_together(
+    probe: CallProbe, filled: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Optional arguments beside required ones, which are `filled`, or beside a vector.
 
     The vector is one for each batch item, such as the embedding of a time step. Biases
     of all scores are given like this, too.
@@ -543,7 +545,6 @@ def needed_together(probe: CallProbe) -> Iterator[dict[str, Any]]:
         if parameter.default is None and parameter.name not in probe.options.call_args
         if pattern.fullmatch(parameter.name)
     }
-    filled = [*filled_arguments(probe)]
     for required, given in itertools.product(filled or [{}], [vectors, {}]):
         beside = {**required.get("extra_args", {}), **given}
         if given:
