@@ -93,6 +93,7 @@ from headnotes.implementations import batch_first, causal, valid_lens
 FAMILIES = {
     "masking": "Masking",
     "algebra": "The formula",
+    "gradients": "Gradients",
     "decoding": "Decoding",
     "positions": "Order and positions",
     "execution": "Execution",

@@ -28,7 +28,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import algebra, decoding, execution, masking, names, positions
+from attention_laws import (
+    algebra,
+    decoding,
+    execution,
+    gradients,
+    masking,
+    names,
+    positions,
+)
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import order_matters
 from attention_laws.infer import infer_adapter
@@ -45,7 +53,7 @@ from attention_laws.script import Script
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
     each.name: each
-    for family in (masking, algebra, decoding, positions, execution)
+    for family in (masking, algebra, gradients, decoding, positions, execution)
     for each in vars(family).values()
     if isinstance(each, Law)
 }

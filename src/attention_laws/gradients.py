@@ -1,0 +1,270 @@
+r"""# Laws of gradients
+
+$$u^\top \nabla L(x) = \lim_{\varepsilon \to 0} \frac{L(x + \varepsilon u) - L(x -
+  \varepsilon u)}{2 \varepsilon}$$
+
+A right output does not show that the backward pass is right: a tensor may be detached,
+changed in place after it was saved, or left out. So gradients are compared with
+differences of the output, and every trainable parameter must receive one.
+
+Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Nocedal and
+Wright 2006, section 8.1.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from attention_laws import names, structure
+from attention_laws.adapter import MaskArgument
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
+from attention_laws.script import CallArguments, Script
+from attention_laws.tools import captured_input, is_called
+
+# Tokens, and rows of an image, beyond which all parts of an attention act.
+ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
+
+
+@law(slow=True, assumes="stationary")
+def gradients(script: Script) -> None:
+    r"""Gradients equal finite differences of the output, in float64.
+
+    $$u^\top \nabla L(x) \approx \frac{L(x + \varepsilon u) - L(x - \varepsilon u)}{2
+    \varepsilon}$$
+
+    Hand-written backward passes, detached tensors and in-place operations can give a
+    right output and a wrong gradient. The difference is taken in random directions,
+    with a step that is large enough for implementations whose softmax is always in
+    float32. In training, the backward pass must have the dropout masks of the forward
+    pass, even if it computes them again.
+    """
+    usual, script.dtype = script.dtype, torch.float64
+    try:
+        for allowed, mask in script.mask_cases():
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            assert_gradients_are_slopes(script, args)
+        if script.adapter.is_module and script.adapter.reproducible_training:
+            script.restart("train", dropout=0.5)
+            args = script.make_arguments()
+            if can_repeat_dropout(script, args):
+                assert_gradients_are_slopes(script, args, seed="torch.manual_seed(0)")
+    finally:
+        script.dtype = usual
+
+
+def can_repeat_dropout(script: Script, args: CallArguments) -> bool:
+    """Whether dropout is random, and the seed of PyTorch determines it."""
+    with script.rollback():
+        outputs = []
+        for seed in (0, 0, 1):
+            script.exec_line(f"torch.manual_seed({seed})")
+            outputs.append(script.call(args))
+        one, again, other = (script.evaluate(each) for each in outputs)
+    return torch.equal(one, again) and not torch.equal(one, other)
+
+
+def assert_gradients_are_slopes(
+    script: Script, args: CallArguments, seed: str = ""
+) -> None:
+    """Compare the gradient of each input with differences; each call gets the seed.
+
+    So are those of parameters, if a backward pass is written by hand.
+    """
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    try:
+        output = call_with_seed(script, args, seed)
+    except ScriptError as failure:
+        raise NotApplicable(f"does not run in float64: {failure}") from failure
+    for name in args.inputs:
+        for _ in range(3):
+            with script.rollback():
+                assert_gradient_is_slope(script, args, output, name, seed)
+    if script.adapter.is_module and not seed:
+        call = f"lambda: attention({script.argument_source(args)})"
+        index = script.adapter.output_index
+        found = script.assign("wrong", f"wrong_gradients({call}, attention, {index!r})")
+        wrong = script.evaluate(found)
+        message = f"the gradient of {wrong} is not the slope of the output"
+        script.assert_true(f"not {found}", message)
+
+
+def call_with_seed(script: Script, args: CallArguments, seed: str) -> str:
+    """The output of a call after a line that sets a seed, if there is one."""
+    if seed:
+        script.exec_line(seed)
+    return script.call(args)
+
+
+def assert_gradient_is_slope(
+    script: Script, args: CallArguments, output: str, name: str, seed: str = ""
+) -> None:
+    """Compare the gradient in a random direction with a central difference."""
+    grad = script.gradient(output, name)
+    u = script.random_tensor("u", *script.evaluate(name).shape)
+    script.exec_line(f"{u} /= {u}.norm()")
+    losses = []
+    # Dropout makes the output steeper and more curved; wrong masks change it by much.
+    step, share = (0.001, 0.3) if seed else (0.01, 0.05)
+    for sign in "+-":
+        moved = script.assign(name, f"{name} {sign} {step} * {u}")
+        inputs = tuple(moved if each == name else each for each in args.inputs)
+        moved_args = replace(args, inputs=inputs)
+        losses.append(f"loss({call_with_seed(script, moved_args, seed)})")
+    slope = script.assign("slope", f"({losses[0]} - {losses[1]}) / {2 * step}")
+    message = f"the gradient of `{name}` is not the slope of the output"
+    tolerance = f"{share} * {grad}.square().mean().sqrt() + 0.001"
+    script.assert_true(
+        f"(({grad} * {u}).sum() - {slope}).abs() <= {tolerance}", message
+    )
+
+
+@law(assumes="inference axial convolution")
+def parameter_gradients(script: Script) -> None:
+    r"""Every trainable parameter receives a gradient.
+
+    $$\partial L / \partial w \neq 0$$
+
+    A weight that the forward pass leaves out, or uses under `detach`, stays at its
+    initialization. (Of biases, only a gradient that is not `None` is required: the bias
+    of the keys adds one number to a whole row of scores, which the softmax cancels, so
+    its gradient is zero up to rounding.) Nor is a norm without weights left out.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no parameters")
+    skip_unless(script.sizes.k_len > 1, "needs two keys")
+    is_single = adapter.mixes_queries and script.sizes.q_len == 1
+    skip_unless(not is_single, "needs two queries, which attend to each other")
+    give_room(script)
+    try:
+        assert_gradients_arrive(script)
+    except LawViolation:
+        marks = [m for m in adapter.masks if m.kind.startswith("attend")]
+        if not any(do_gradients_arrive_with_marks(script, mask) for mask in marks):
+            if not do_gradients_arrive_in_long(script):
+                raise
+
+
+def do_gradients_arrive_with_marks(script: Script, mask: MaskArgument) -> bool:
+    """Whether all parameters receive a gradient if a mask has a 2 for all keys but one.
+
+    Such a mark is that of a token with global attention, which may have projections of
+    its own.
+    """
+    if not mask.axes.endswith("k"):
+        return False
+    try:
+        assert_gradients_arrive(script, mask)
+    except (LawViolation, ScriptError):
+        return False
+    return True
+
+
+def do_gradients_arrive_in_long(script: Script) -> bool:
+    """Whether all parameters receive a gradient from a long sequence.
+
+    A part may act beyond some length only, such as that for summaries of full blocks,
+    or for several heads only, such as their shares.
+    """
+    adapter, lengths = script.adapter, [ENOUGH_TOKENS]
+    if adapter.fixed_length is not None:
+        return False
+    if adapter.image:
+        lengths = [ENOUGH_ROWS**2]
+        # Attention over time has one key in a video of one frame, and often a table of
+        # few frames.
+        image = adapter.image.replace("video", "frames")
+        lengths += [ENOUGH_ROWS] if image.startswith("frames") else []
+        script.adapter = replace(adapter, image=image, image_height=ENOUGH_ROWS)
+    for n in lengths:
+        script.sizes = replace(
+            script.sizes, batch_size=1, heads=adapter.heads, q_len=n, k_len=n
+        )
+        try:
+            assert_gradients_arrive(script)
+        except (LawViolation, ScriptError):
+            continue
+        return True
+    return False
+
+
+def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -> None:
+    """Each trainable parameter receives a gradient that is not zero.
+
+    With `marks`, this mask has a 1 for the first key and a 2 for the others.
+    """
+    adapter = script.adapter
+    # What is the same for all pairs of tokens would cancel in the softmax.
+    extra_args = {
+        name: f"({text}).cumsum(-2).sin()" if text.endswith("{length}, -1)") else text
+        for name, text in adapter.extra_args.items()
+    }
+    script.adapter = adapter = replace(adapter, extra_args=extra_args)
+    script.restart("train" if adapter.reproducible_training else "eval")
+    script.exec_line("weights = dict(attention.named_parameters())")
+    trainable = script.evaluate("[n for n, w in weights.items() if w.requires_grad]")
+    skip_unless(trainable, "has no trainable parameters")
+    args = script.make_arguments()
+    if marks:
+        name, value = script.encode_mask(script.all_allowed(), marks) or ("", "")
+        first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
+        args = replace(args, mask=(name, f"{value}.long() + {first}"))
+    result = script.assign("result", f"attention({script.argument_source(args)})")
+    losses = [f"loss({output})" for output in script.all_outputs(args, result)]
+    script.exec_line(f"({' + '.join(losses)}).backward()")
+    for name, part in script.evaluate("attention").named_modules():
+        if structure.is_norm_without_weight(part):
+            call = f"lambda: attention({script.argument_source(args)})"
+            claim = f"is_called({call}, attention.get_submodule({name!r}))"
+            script.assert_true(claim, f"the norm `{name}` is never applied")
+    optional = names.optional_tensors(adapter)
+    for name in trainable:
+        is_projection = f".{name.split('.')[0]}" in str(adapter.projections)
+        grad = f"weights[{name!r}].grad"
+        if optional and not is_projection and script.evaluate(f"{grad} is None"):
+            continue  # it may be for an argument that is not given
+        if optional and gets_zeros(script, args, name):
+            continue  # which is zero where it is not given
+        if name not in adapter.unused_parameters:
+            script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
+            # A constant argument, such as a bias of zero, has none to pass on.
+            has_constant = "torch." in str(adapter.extra_args)
+            if not structure.is_bias(name) and not has_constant:
+                # A sink, a gain, a table: zero up to rounding means that it cancels.
+                message = f"the gradient of `{name}` is zero up to rounding"
+                script.assert_true(f"{grad}.abs().max() > 1e-6", message)
+
+
+def gets_zeros(script: Script, args: CallArguments, name: str) -> bool:
+    """Whether the layer that a weight belongs to gets zeros only."""
+    attention = script.evaluate("attention")
+    layer = attention.get_submodule(name.rpartition(".")[0])
+    call = eval(f"lambda: attention({script.argument_source(args)})", script.namespace)
+    return is_called(call, layer) and not captured_input(call, layer).any()
+
+
+def give_room(script: Script) -> None:
+    """Enlarge sizes at which a gradient may vanish in a correct implementation.
+
+    A norm, or a softmax over the features, of a head of one feature is constant, and so
+    is the bias of rows in an image of one row.
+    """
+    adapter, sizes = script.adapter, script.sizes
+    if not adapter.fixed_size:
+        sizes = replace(sizes, d_k=max(8, sizes.d_k))
+    script.sizes = sizes
+    if adapter.image and adapter.fixed_length is None:
+        script.adapter = replace(adapter, image_height=2)
+        script.sizes = replace(sizes, q_len=6, k_len=6)
+        script.restart()
+        try:
+            script.call(script.make_arguments())
+        except ScriptError:  # the image must be a square, or is none
+            script.adapter, script.sizes = adapter, sizes
