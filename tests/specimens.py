@@ -2152,6 +2152,27 @@ class ReordersKeysOnly(DecodesWithState):
     reordered = ("key", "value")
 
 
+class DecodesWithEitherMask(DecodesWithState):
+    """The mask of the new keys, or of all so far."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        if mask is not None and state:
+            past, new = mask.split([mask.shape[1] - key.shape[1], key.shape[1]], dim=1)
+            mask, state["mask"] = new, past if past.numel() else state["mask"]
+        return super().forward(query, key, value, mask, state)
+
+
+class ReordersKeysOfEitherMask(DecodesWithEitherMask):
+    reordered = ("key", "value")
+
+
 class TwoAttentions(nn.Module):
     """A few learned queries attend to all tokens, and all tokens to them."""
 
@@ -3632,6 +3653,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
+        (ReordersKeysOfEitherMask, {}),
         (DecoderForgetsMask, {**CAUSAL, **CACHE, "mask": {"memory_mask": "attend:bk"}}),
         (ConvolvesLastPieceOnly, CACHE),
         (ConvolvesInPlace, CACHE),
@@ -3820,6 +3842,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("formula", ListOfHeads),
     ("formula", CausalUnlessMasked),
     ("incremental_decoding", DecodesWithState),
+    ("incremental_decoding", DecodesWithEitherMask),
     ("dropout", TwoAttentions),
     ("dropout", DropsWeightsAndContext),
     ("long_sequences", NearPast),
