@@ -1648,6 +1648,18 @@ class AddsPositionsOfFirstItem(AddsPositions):
         return x + pos[:1]
 
 
+class EncodesPositions(SelfAttention):
+    """What is dropped before the scores keeps no mean."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pos_encoder = nn.Sequential(nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        steps = torch.arange(x.shape[1], device=x.device)[:, None]
+        return super().forward(self.pos_encoder(x + steps.sin()))
+
+
 class OptionalContext(Correct):
     """Self-attention, or cross-attention if a context is given; queries in blocks."""
 
@@ -2990,6 +3002,107 @@ class AttendsToEmptyBlock(BlocksWithPrevious):
         return near
 
 
+class KeepsWeights(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.attn = super().weigh(scores, mask)
+        return self.attn
+
+
+class DecoderLayer(nn.Module):
+    """Attends to its input, then to the context; returns the weights of the latter."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.first = KeepsWeights(d_model, heads)
+        self.second = KeepsWeights(d_model, heads)
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:
+        x = x + self.first(x, x, x)
+        return x + self.second(x, context, context), self.weights()
+
+    def weights(self) -> Tensor:
+        return self.second.attn
+
+
+class DecoderLayerWithFirstWeights(DecoderLayer):
+    def weights(self) -> Tensor:
+        return self.first.attn
+
+
+class NormalizesHeadsOfBoth(SelfAttention):
+    """The queries and keys of each head are normalized, with gains."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.RMSNorm(d_model // heads)
+        self.k_norm = nn.RMSNorm(d_model // heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(y) for y in (self.query(x), self.key(x), self.value(x)))
+        q, k, v = self.normalize(q, k, v)
+        return self.join(self.weigh(self.score(q, k), None) @ v)
+
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return self.q_norm(q), self.k_norm(k), v
+
+
+class NormalizesKeysAndValues(NormalizesHeadsOfBoth):
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return q, self.q_norm(k), self.k_norm(v)
+
+
+class NormalizesQueriesAndValues(NormalizesHeadsOfBoth):
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return self.q_norm(q), k, self.k_norm(v)
+
+
+class HidesInTraining(SelfAttention):
+    """In training, keys are hidden at random."""
+
+    def __init__(self, d_model: int, heads: int, mask_prob: float = 0.5) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.mask_prob = mask_prob
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.training:
+            kept = torch.rand_like(scores) >= self.mask_prob
+            scores = self.hide(scores, kept | torch.eye(len(kept.mT[0, 0])).bool())
+        return super().weigh(scores, mask)
+
+    def hide(self, scores: Tensor, kept: Tensor) -> Tensor:
+        return scores.masked_fill(~kept, -1e4)
+
+
+class HidesNoneInTraining(HidesInTraining):
+    def hide(self, scores: Tensor, kept: Tensor) -> Tensor:
+        scores.detach().clone().masked_fill_(~kept, -1e4)
+        return scores
+
+
+class TrimsPadding(Correct):
+    """Without gradients, columns of padding behind all tokens are left out."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, padding: Tensor | None = None
+    ) -> Any:
+        if padding is None:
+            return super().forward(x, x, x)
+        length = x.shape[1]
+        if not torch.is_grad_enabled():
+            length = self.used_length(~padding)
+        part, mask = x[:, :length], ~padding[:, None, :length]
+        output = super().forward(x, part, part, mask)
+        return output.masked_fill(padding[..., None], 0)
+
+    def used_length(self, real: Tensor) -> int:
+        return int((real * torch.arange(1, real.shape[1] + 1)).max())
+
+
+class TrimsPaddingByCount(TrimsPadding):
+    def used_length(self, real: Tensor) -> int:
+        return int(real.sum(dim=1).max())
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 PADDED = {"mask": {"padding": "ignore:bk", "attn_mask": "attend:bqk"}}
@@ -3565,6 +3678,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
     ],
+    "weights_axes": [(DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"})],
+    "query_key_norms": [
+        (NormalizesKeysAndValues, {}),
+        (NormalizesQueriesAndValues, {}),
+    ],
     "sinks": [(SinksInEachScore, {})],
     "sinks_compete": [(SinksBesideMaximum, {})],
     "key_independence": [(ExchangesQueriesAndKeys, {})],
@@ -3719,6 +3837,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HalvesInputsWithGradients, {}),
         (UnmaskedInEval, CAUSAL),
         (UnmaskedUnderNoGrad, CAUSAL),
+        (TrimsPaddingByCount, {"mask": {"padding": "ignore:bk"}}),
     ],
     "deterministic": [
         (DropoutInEval, {}),
@@ -3728,6 +3847,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "memory_layout": [(ReadsMemoryInOrder, {})],
     "dropout": [
         (DropsScores, {}),
+        (HidesNoneInTraining, {}),
         (DropsForAllItems, {}),
         (DropsForAllHeads, {}),
         (DropsForAllQueries, {}),
@@ -3798,6 +3918,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("sinks", Sinks),
+    ("weights_axes", DecoderLayer),
+    ("query_key_norms", NormalizesHeadsOfBoth),
+    ("eval_matches_train", TrimsPadding),
+    ("dropout", EncodesPositions),
     ("sinks_compete", Sinks),
     ("key_independence", SelfAttention),
     ("own_context", DividesByOwnSum),

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import structure
-from attention_laws.adapter import MaskArgument
+from attention_laws.adapter import AXES, MaskArgument
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -250,6 +250,38 @@ def assert_equal_values_pass(script: Script, args: CallArguments) -> None:
         axis = adapter.layout.index("h")
         value += f".repeat_interleave({adapter.group_size}, dim={axis})"
     script.assert_close(f"{value}{first}.expand_as({output})", output, message)
+
+
+@law
+def weights_axes(script: Script) -> None:
+    r"""Returned weights have a row for each query, and a column for each key.
+
+    $$a_{ij} = a_{ij}(q_i, k_j)$$
+
+    A decoder layer may return the weights of its self-attention where those of its
+    cross-attention are expected. Where the lengths differ, so do the shapes; where they
+    are the same, the weights of other keys have to be others.
+    """
+    adapter, sizes = script.adapter, script.sizes
+    skip_unless(adapter.weights_source, "returns no weights")
+    several = not adapter.single_input and not adapter.is_pooled
+    skip_unless(several, "its queries and keys have one length")
+    skip_unless(sizes.k_len > 1, "needs two keys")
+    script.restart()
+    args = script.make_arguments()
+    weights = script.call_for_weights(args)
+    q_len, k_len, batch_size = args.allowed.shape
+    lengths = {"b": batch_size, "h": sizes.heads, "q": q_len, "k": k_len}
+    lengths["n"] = batch_size * sizes.heads
+    shape = [lengths.get(axis, 1) for axis in adapter.weights_axes]
+    claim = f"list({weights}.shape) == {shape}"
+    seen = [*script.evaluate(weights).shape]
+    names_of_axes = ", ".join(AXES[axis] for axis in adapter.weights_axes)
+    message = f"the returned weights have shape {seen}, not {shape}: {names_of_axes}"
+    script.assert_true(claim, message)
+    other = script.call_for_weights(script.perturb(args, l=slice(None)))
+    claim = f"not torch.equal({weights}, {other})"
+    script.assert_true(claim, "the returned weights do not depend on the keys")
 
 
 @law(assumes="norm residual gate softcap features sink convolution talking")
@@ -622,6 +654,53 @@ def score_gradients(
         found.append(solved.flatten() * d_k**0.5)
     vectors: Tensor = script.evaluate(f"{q}[0, :, {query}].detach()")
     return vectors, torch.stack(found)
+
+
+@law(assumes="features linear")
+def query_key_norms(script: Script) -> None:
+    r"""The norms of queries and of keys change nothing but the scores.
+
+    $$(c \, q_i) \cdot (k_j / c) = q_i \cdot k_j$$
+
+    What the norm of the queries returns is multiplied by 4, and what that of the keys
+    returns by 1/4: all scores are as before. They are not if one of the norms is
+    applied to the values.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no norms of its own")
+    script.restart()
+    attention = script.evaluate("attention")
+    has_table = adapter.positions in ("relative", "unknown")
+    has_table = has_table or bool(structure.table_sizes(attention))
+    skip_unless(not has_table, "its queries may meet a table of positions, too")
+    args = script.make_arguments()
+    call = f"lambda: attention({script.argument_source(args)})"
+    norms = [
+        (query, key)
+        for query, key in structure.norms_of_scores(attention)
+        if all(
+            script.evaluate(
+                f"is_between({call}, attention, attention.get_submodule({name!r}))"
+            )
+            for name in (query, key)
+        )
+    ]
+    skip_unless(norms, "has no norms of projected queries and keys")
+    # Two streams of tokens with norms of their own may attend to each other.
+    factors = ", ".join(
+        f"attention.get_submodule({name!r}): {factor}"
+        for pair in norms
+        for name, factor in zip(pair, (4.0, 0.25), strict=True)
+    )
+    script.exec_line(f"factors = {{{factors}}}")
+    usual = script.assign("weights", f"weights_if_scaled({call}, {{}})")
+    found = script.evaluate(f"{usual}.numel()")
+    skip_unless(found, "its weights are not those of a softmax")
+    scaled = script.assign("scaled", f"weights_if_scaled({call}, factors)")
+    claim = f"torch.allclose({usual}, {scaled}, atol=1e-4)"
+    names_of_norms = " and ".join(f"`{name}`" for name in norms[0])
+    message = f"the scores are not products of what {names_of_norms} return"
+    script.assert_true(claim, message)
 
 
 # A parameter that is the score of a key without a token, by its name.

@@ -334,15 +334,22 @@ class Script:
         if not self.adapter.causal and k_len > 1:
             causal = without_future(self.all_allowed(k_len, k_len))
             yield from ((causal, mask) for mask in self.masks_for(causal))
-        padded = all_allowed.clone()
-        padded[:, k_len // 2 + 1 :, 0] = False
-        if not padded.all():
-            for mask in self.masks_for(padded):
-                # A mask for queries and keys may replace the causal mask built in.
-                allowed = padded
-                if self.adapter.causal and mask is not None and "q" in mask.axes:
-                    allowed = without_future(padded)
-                yield allowed, mask
+        yield from self.padding_cases(slice(k_len // 2 + 1, None))
+
+    def padding_cases(
+        self, hidden: slice
+    ) -> Iterator[tuple[Tensor, MaskArgument | None]]:
+        """A mask that hides these keys of one batch item, for each mask argument."""
+        k_len = self.sizes.k_len
+        q_len = k_len if self.adapter.single_input else self.sizes.q_len
+        padded = self.all_allowed(q_len, k_len)
+        padded[:, hidden, 0] = False
+        for mask in [] if padded.all() else self.masks_for(padded):
+            # A mask for queries and keys may replace the causal mask built in.
+            allowed = padded
+            if self.adapter.causal and mask is not None and "q" in mask.axes:
+                allowed = without_future(padded)
+            yield allowed, mask
 
     def make_arguments(
         self, allowed: Tensor | None = None, mask: MaskArgument | None = None

@@ -47,13 +47,17 @@ TABLE_PATTERN = re.compile(
 )
 # Dropout of what scores are computed from, which keeps no mean.
 INPUT_DROPOUT_PATTERN = re.compile(
-    "lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop", re.IGNORECASE
+    r"lora|adapter|input|in_drop|emb|feat|(^|_)(q|k|qk|query|key)s?_?drop|"
+    r"(^|_)(pos(ition(al)?)?(_|enc)\w*|pe)\.",
+    re.IGNORECASE,
 )
 # Dropout of a whole part, whose queries share one mask by intention.
 PART_DROPOUT_PATTERN = re.compile(
     r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
     re.IGNORECASE,
 )
+# Probabilities, of dropout and of other masks that are drawn in training.
+RANDOM_RATE_PATTERN = re.compile(r"(^|_)(p|prob\w*|drop\w*|rate)$", re.IGNORECASE)
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
@@ -187,6 +191,22 @@ def normalizes(target: Any) -> bool:
         or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
         or bool({"norm", "vector_norm"} & (found - layers))
     )
+
+
+def norms_of_scores(module: nn.Module) -> Iterator[tuple[str, str]]:
+    r"""The paths of the norms of queries and of keys, of each attention that has both.
+
+    >>> parts = {"q_norm": nn.LayerNorm(2), "k_norm": nn.LayerNorm(2)}
+    >>> [*norms_of_scores(nn.ModuleDict({"attention": nn.ModuleDict(parts)}))]
+    [('attention.q_norm', 'attention.k_norm')]
+    """
+    for path, part in module.named_modules():
+        children = dict(part.named_children())
+        given = {role_of(name, child): name for name, child in children.items()}
+        if {"query_norm", "key_norm"} <= {*given}:
+            query, key = given["query_norm"], given["key_norm"]
+            prefix = f"{path}." if path else ""
+            yield prefix + query, prefix + key
 
 
 def is_linear_or_norm(part: nn.Module) -> bool:

@@ -507,6 +507,84 @@ def is_called(call: Callable[[], Any], layer: nn.Module) -> bool:
     return bool(seen)
 
 
+def is_between(call: Callable[[], Any], module: nn.Module, layer: nn.Module) -> bool:
+    r"""Whether a layer gets what projections return, and returns none of their inputs.
+
+    So it is between the projections and the product of queries and keys.
+
+    >>> first, norm, last = nn.Linear(2, 4), nn.LayerNorm(4), nn.Linear(4, 1)
+    >>> module, x = nn.Sequential(first, norm, last), torch.ones(3, 2)
+    >>> is_between(lambda: module(x), module, norm)
+    False
+    >>> is_between(lambda: norm(first(x)), module, norm)
+    True
+    """
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    projections = [part for part in module.modules() if isinstance(part, kinds)]
+    given: list[Tensor] = []
+    returned: list[Tensor] = []
+    through: list[tuple[Tensor, Tensor]] = []
+
+    def note(_: nn.Module, inputs: Any, output: Any) -> None:
+        given.append(inputs[0].flatten())
+        returned.append(output.flatten())
+
+    def pass_through(_: nn.Module, inputs: Any, output: Any) -> None:
+        through.append((inputs[0], output))
+
+    handles = [part.register_forward_hook(note) for part in projections]
+    handles.append(layer.register_forward_hook(pass_through))
+    call()
+    for handle in handles:
+        handle.remove()
+    if not (through and returned):
+        return False
+    known = torch.cat(returned)
+    return all(
+        bool(torch.isin(x, known).all() and not torch.isin(y, torch.cat(given)).all())
+        for x, y in through
+    )
+
+
+def weights_if_scaled(
+    call: Callable[[], Any], factors: dict[nn.Module, float]
+) -> Tensor:
+    r"""All attention weights of a call in which the outputs of layers are multiplied.
+
+    >>> layer = nn.Identity()
+    >>> weights_if_scaled(lambda: layer(torch.arange(2.0)).softmax(0), {layer: 100})
+    tensor([0., 1.])
+    """
+    handles = [
+        layer.register_forward_hook(lambda _, __, y, factor=factor: factor * y)
+        for layer, factor in factors.items()
+    ]
+    with WeightsRecorder() as recorder:
+        call()
+    for handle in handles:
+        handle.remove()
+    none = torch.empty(0)
+    return torch.cat([none, *(weights.flatten() for weights, _ in recorder.found)])
+
+
+def draws_without_effect(call: Callable[[], Any], tries: int = 8) -> bool:
+    r"""Whether a call draws random numbers, and gives the same output for all seeds.
+
+    >>> draws_without_effect(lambda: 0 * torch.rand(2))
+    True
+    >>> draws_without_effect(lambda: torch.rand(2)), draws_without_effect(lambda: 0)
+    (False, False)
+    """
+    outputs, draws = [], []
+    for seed in range(tries):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        outputs.append([*tensors_in(call())])
+        draws.append(not torch.equal(before, torch.get_rng_state()))
+    same = (all(map(torch.equal, each, outputs[0])) for each in outputs)
+    return all(draws) and all(same)
+
+
 def silence_convolutions(module: nn.Module) -> None:
     r"""Set the kernels of convolutions to zero, but for those of single tokens.
 
