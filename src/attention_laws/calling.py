@@ -118,6 +118,7 @@ class CallProbe:
         mask: MaskArgument | None = None,
         hide: tuple[slice, slice, slice] | None = None,
         k_len: int = 5,
+        batch_size: int | None = None,
         mode: str = "eval",
         more: dict[str, str] | None = None,
         reuse: bool = False,
@@ -136,10 +137,11 @@ class CallProbe:
             return None  # a mask of one sequence
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
-        batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
+        usual_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
         q_len = k_len if adapter.single_input else 5
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
+        batch_size = batch_size or usual_size
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
         try:
             script = Script(adapter, sizes, **self.options.script_options())

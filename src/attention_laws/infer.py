@@ -571,7 +571,7 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
-            if call is not None:
+            if call is not None and accepts_other_batch(probe, fields, more):
                 fields["output_index"] = call[0].adapter.output_index
                 found.setdefault(token_mixing(*call), fields)
         if found and max(found) > 0:
@@ -599,6 +599,19 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def accepts_other_batch(
+    probe: CallProbe, fields: dict[str, Any], more: dict[str, Any]
+) -> bool:
+    """Whether a guessed argument, one item for each of a batch, may have others.
+
+    The two items of a first batch may be accepted as a pair, by coincidence.
+    """
+    is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
+    if not is_guessed:
+        return True
+    return probe.try_call(**fields, **more, batch_size=6) is not None
 
 
 def are_features(
