@@ -1839,11 +1839,30 @@ class RotaryImage(SelfAttention):
         return super().score(self.rotate(q), self.rotate(k))
 
     def rotate(self, x: Tensor) -> Tensor:
-        pixel = torch.arange(x.shape[2], device=x.device)
-        row, column = pixel // self.width(), pixel % self.width()
-        angle = torch.stack([row, column], dim=-1).repeat_interleave(2, dim=-1)
+        places = self.places(torch.arange(x.shape[2], device=x.device))
+        angle = torch.stack(places, dim=-1).repeat_interleave(x.shape[-1] // 2, dim=-1)
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
         return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def places(self, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        return pixel // self.width(), pixel % self.width()
+
+
+class RotaryImageOfTable(RotaryImage):
+    """A table has the angles of 24 rows of 24 pixels."""
+
+    def places(self, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        row, column = super().places(pixel)
+        index = row * self.stride() + column
+        return index // 24, index % 24
+
+    def stride(self) -> int:
+        return 24
+
+
+class RotaryImageOfShortRows(RotaryImageOfTable):
+    def stride(self) -> int:
+        return self.width()
 
 
 class RotaryImageByHeight(RotaryImage):
@@ -3803,6 +3822,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
         (RotaryByBlocks, {"positions": "rotary"}),
+        (RotaryImageOfShortRows, {"positions": "rotary"}),
     ],
     "sliding_window": [
         (WideWindow, {"window": 3}),

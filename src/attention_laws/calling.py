@@ -26,6 +26,7 @@ from attention_laws.adapter import (
     IMAGES,
     LAYOUTS,
     Adapter,
+    CallError,
     Fact,
     MaskArgument,
     Options,
@@ -59,19 +60,31 @@ ARGUMENT_EXAMPLE: dict[str, Any] = {
     "device": "",
 }
 
-# Time in which ways to call an attention are tried.
-CALLING_SECONDS = 3.0
+# How much work trying ways to call an attention may be: the number of small calls, of
+# which building a module is worth several. What is found depends on no clock, and is
+# the same on each machine. On most, it takes 2 seconds.
+CALLING_WORK = 6000
+BUILDING_WORK = 4
+PARAMETERS_PER_WORK = 100_000
+# Only calls that are slow by far reach this limit: it is an error, and no other answer.
+CALLING_SECONDS = 30.0
+
+
+class SlowCallError(CallError):
+    """Ways to call an attention could not be tried within `CALLING_SECONDS`."""
 
 
 class CallProbe:
     """Makes small calls, and collects what they show in an adapter."""
 
     def __init__(
-        self, adapter: Adapter, options: Options, seconds: float = CALLING_SECONDS
+        self, adapter: Adapter, options: Options, limit: int = CALLING_WORK
     ) -> None:
         self.adapter = adapter
         self.options = options
-        self.seconds = seconds  # in which ways to call it are tried
+        self.limit = limit  # of the work to find a way to call it
+        self.work = 0
+        self.end = time.process_time() + CALLING_SECONDS
         # The module, where its sizes are its own and not those of its arguments.
         is_module = isinstance(adapter.target, nn.Module)
         self.built: nn.Module | None = adapter.target if is_module else None
@@ -105,6 +118,7 @@ class CallProbe:
         mask: MaskArgument | None = None,
         hide: tuple[slice, slice, slice] | None = None,
         k_len: int = 5,
+        batch_size: int | None = None,
         mode: str = "eval",
         more: dict[str, str] | None = None,
         reuse: bool = False,
@@ -116,23 +130,25 @@ class CallProbe:
         module is that of the call before. Returns None where the call fails, or returns
         nothing that could be the output.
         """
+        self.work += 1
         adapter = replace(self.adapter, **fields)
         given = mask or adapter.required_mask
         if given is not None and given.axes == "k" and "b" in adapter.layout:
             return None  # a mask of one sequence
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
-        batch_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
+        usual_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
         q_len = k_len if adapter.single_input else 5
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
+        batch_size = batch_size or usual_size
         sizes = Sizes(batch_size, q_len, k_len, adapter.heads, adapter.d_k)
         try:
             script = Script(adapter, sizes, **self.options.script_options())
             if reuse:
                 self.restart_with_same_module(script)
             else:
-                script.restart(mode)
+                self.restart(script, mode)
             allowed = script.all_allowed()
             if hide is not None:
                 allowed[hide] = False
@@ -161,6 +177,16 @@ class CallProbe:
         script.result_shapes = [tensor.shape for tensor in tensors_in(result)]
         return script, args
 
+    def restart(self, script: Script, mode: str = "eval") -> None:
+        """Build a new module, and count the work."""
+        self.work += BUILDING_WORK
+        script.restart(mode)
+        module = script.namespace["attention"]
+        if isinstance(module, nn.Module):
+            parameters = module.parameters()
+            count = sum(p.numel() for p in parameters if not nn.parameter.is_lazy(p))
+            self.work += count // PARAMETERS_PER_WORK
+
     def restart_with_same_module(self, script: Script) -> None:
         """Start with the module of the last attempt, which is often refused at once.
 
@@ -170,7 +196,7 @@ class CallProbe:
         sizes = (adapter.heads, adapter.d_k, adapter.d_model, adapter.fixed_length)
         state, namespace = self.reused
         if state != (sizes, attribute_ids(namespace.get("attention"))):
-            script.restart()
+            self.restart(script)
             namespace = dict(script.namespace)
             self.reused = (sizes, attribute_ids(namespace["attention"])), namespace
         script.namespace = dict(namespace)
@@ -286,10 +312,10 @@ def polarity(mask: MaskArgument) -> bool:
 def ways_to_call(
     probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
-    """Fields of the adapter for each group of layouts, and a mask, until time is up.
+    """Fields of the adapter for each group of layouts, and a mask, up to the limit.
 
     Layouts of one group accept the same tensors, and are distinguished by their
-    outputs. Only the `usual` ways, or all.
+    outputs. Only the `usual` ways, or all. Raises `SlowCallError` where calls are slow.
     """
     adapter, options = probe.adapter, probe.options
     groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
@@ -313,7 +339,6 @@ def ways_to_call(
     if probe.built is not None:
         candidates = structure.candidate_widths(probe.built)
         widths = [options.d_model] if options.d_model else [*candidates]
-    end = time.process_time() + probe.seconds
     for variant, mask in variants_and_masks(probe, usual):
         likely = groups
         if any("cu_seq" in name for name in variant.get("extra_args", ())):
@@ -339,8 +364,14 @@ def ways_to_call(
                 choices.append(fields)
             yield choices, mask
             yield columns, mask  # tokens may influence each other along one axis
-            if time.process_time() > end:
+            if probe.work > probe.limit:
                 return
+            if time.process_time() > probe.end:
+                raise SlowCallError(
+                    f"trying ways to call `{adapter.name}` took more than "
+                    f"{CALLING_SECONDS:.0f} s; describe the call with `--layout`, "
+                    f"`--inputs` or `--call-args`, or check a smaller instance"
+                )
 
 
 def variants_and_masks(

@@ -15,7 +15,6 @@ calling conventions.
 import inspect
 import itertools
 import re
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -42,8 +41,9 @@ from attention_laws.algebra import (
 )
 from attention_laws.calling import (
     ARGUMENT_EXAMPLE,
-    CALLING_SECONDS,
+    CALLING_WORK,
     CallProbe,
+    SlowCallError,
     error_location,
     has_one_axis_of_tokens,
     influence,
@@ -116,13 +116,13 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     is_built = needs_more = False
     sizes = SIZES if isinstance(attention, type) else SIZES[:1]
     built: set[str] = set()
-    start = time.process_time()
+    work = 0
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
         needs_more |= not (usual or is_built)
-        # Half of the time that is left, so that the later sizes are tried, too.
-        seconds = (CALLING_SECONDS - (time.process_time() - start)) / 2
+        # Half of the work that is left, so that the later sizes are tried, too.
+        limit = (CALLING_WORK - work) // 2
         adapter = Adapter(attention, name, imports, {}, window=options.window)
-        probe = CallProbe(adapter, options, seconds)
+        probe = CallProbe(adapter, options, limit)
         try:
             if isinstance(attention, type):
                 infer_init_args(probe, heads, d_k, longest, tie, needs_more)
@@ -143,14 +143,18 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             free_or_fix_sizes(probe)
             return probe
         except CallError as error:
-            if probe.takes_ids:
+            if probe.takes_ids or isinstance(error, SlowCallError):
                 raise
             first_error = first_error or error
         except ScriptError as failure:
             first_error = first_error or late_error(name, failure)
+        finally:
+            work += probe.work
     assert first_error is not None
     try:
         return find_call_of_defaults(attention, name, imports, options)
+    except SlowCallError:
+        raise
     except (CallError, ScriptError):
         raise first_error from None
 
@@ -164,7 +168,7 @@ def find_call_of_defaults(
     its config. Raises `CallError` or `ScriptError` where there is no such call.
     """
     adapter = Adapter(attention, name, imports, {}, window=options.window)
-    probe = CallProbe(adapter, options, CALLING_SECONDS / 2)
+    probe = CallProbe(adapter, options, CALLING_WORK // 2)
     if not isinstance(attention, type) or options.init_args or options.d_model:
         raise CallError("it is built, or its sizes are given")
     parameters = inspect.signature(attention).parameters.values()
@@ -567,7 +571,7 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
-            if call is not None:
+            if call is not None and accepts_other_batch(probe, fields, more):
                 fields["output_index"] = call[0].adapter.output_index
                 found.setdefault(token_mixing(*call), fields)
         if found and max(found) > 0:
@@ -595,6 +599,19 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def accepts_other_batch(
+    probe: CallProbe, fields: dict[str, Any], more: dict[str, Any]
+) -> bool:
+    """Whether a guessed argument, one item for each of a batch, may have others.
+
+    The two items of a first batch may be accepted as a pair, by coincidence.
+    """
+    is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
+    if not is_guessed:
+        return True
+    return probe.try_call(**fields, **more, batch_size=6) is not None
 
 
 def are_features(

@@ -102,8 +102,8 @@ RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
-    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin)$|input_pos|start_pos|coord|xyz"
-    r"|^(points|centers|pe)$"
+    r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
+    r"|coord|xyz|^(points|centers|pe)$"
 )
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Optional arguments of a constructor that are the sides of an image.
@@ -707,19 +707,23 @@ def position_templates(name: str) -> list[str]:
     """Source texts for an argument that depends on the length; "" for None."""
     if "start_pos" in name:
         return ["{start}"]
-    if re.search(r"embed|freqs|rope|rotary|^(cos|sin)$", name):
+    if re.search(r"embed|freqs|rope|rotary|^(cos|sin|cos_?sin)$", name):
         angles = "rotary_table({start}, {stop}, {d_k})"
         # Angles in half precision would be wrong, so the conversion comes last.
         cos, sin = f"{angles}.cos(){{dtype}}", f"{angles}.sin(){{dtype}}"
         complex_numbers = "rotary_complex({start}, {stop}, {d_k}){device}"
-        if name.endswith(("cos", "sin")):
+        if re.search("(?<!cos)(?<!cos_)(cos|sin)$", name):
             one = cos if name.endswith("cos") else sin
             return [one, f"{one}[None]", f"{one}[..., :{{d_k}} // 2]", ""]
         if "cis" in name:
             pairs = "torch.view_as_real(rotary_complex({start}, {stop}, {d_k})){dtype}"
             return [complex_numbers, pairs, f"{angles}{{dtype}}"]
-        both = f"({cos}[None], {sin}[None])"
-        return [both, complex_numbers, f"{angles}{{dtype}}", f"({cos}, {sin})"]
+        # Whole tables, or one of halves, before or behind an axis of heads.
+        wholes, *others = [
+            f"({cos}{index}, {sin}{index})"
+            for index in ("[None]", "", "[None, :, None, :{d_k} // 2]")
+        ]
+        return [wholes, complex_numbers, f"{angles}{{dtype}}", *others]
     if name == "pe":
         return ["rotary_matrices({start}, {stop}, {d_k})[None, None]{dtype}"]
     ids = "torch.arange({start}, {stop}){device}"

@@ -693,6 +693,7 @@ def weights_from_unit_values(script: Script, args: CallArguments, length: int) -
 
 # A length at which rounded angles, or a table that ends early, are noticed.
 FAR = 300
+FAR_HEIGHT = 15  # of an image of so many pixels
 
 
 def ratio_tolerance(script: Script) -> float:
@@ -817,12 +818,13 @@ def relative_positions(script: Script) -> None:
         assert_rotation_starts_at_zero(script)
 
 
-def assert_image_shift_invariant(script: Script) -> None:
+def assert_image_shift_invariant(
+    script: Script, height: int = 3, width: int = 5
+) -> None:
     """In an image that is no square, weights depend on two distances only.
 
     Those of the right and the lower neighbor are compared with that of the pixel.
     """
-    height, width = 3, 5
     if script.adapter.fixed_length:
         height, width = script.adapter.grid(script.adapter.fixed_length)
     script.adapter = replace(script.adapter, image_height=height)
@@ -1104,7 +1106,8 @@ def distant_positions(script: Script) -> None:
     Of 300 tokens, neighbors must have positions of their own, and equal distances equal
     weights: a table that ends early, or that is made of blocks, repeats positions or
     omits some. In half precision the positions must be computed in float32: bfloat16
-    has 8 bits, and the angle of a rotary encoding is wrong from position 256 on.
+    has 8 bits, and the angle of a rotary encoding is wrong from position 256 on. An
+    image of so many pixels has rows and columns, and two distances.
     """
     adapter = script.adapter
     skip_unless(adapter.positions != "none", "has no positional encoding")
@@ -1112,12 +1115,18 @@ def distant_positions(script: Script) -> None:
     has_points = "%" in "".join(adapter.position_args.values())
     skip_unless(not has_points, "its tokens are points, at coordinates that recur")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
+    has_rows = adapter.image and not adapter.image.startswith("frames")
+    if has_rows:
+        # No image has a side so long, and tables of rows and columns end before.
+        script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     for dtype in (torch.bfloat16, torch.float16):
         assert_half_is_close(script, dtype)
     if adapter.positions in ("rotary", "alibi"):
         assert_last_weights_differ(script, FAR)
-    if adapter.positions in ("rotary", "alibi", "relative"):
+    if has_rows and adapter.positions in ("rotary", "alibi", "relative"):
+        assert_image_shift_invariant(script, FAR_HEIGHT, FAR // FAR_HEIGHT)
+    elif adapter.positions in ("rotary", "alibi", "relative"):
         weights = weights_of_equal_tokens(script, FAR)
         # The weights of far keys may be too small for a ratio.
         near = range(1, min(20, adapter.window or 20))

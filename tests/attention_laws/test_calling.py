@@ -99,6 +99,32 @@ class TakesRotations(TakesPairsOfFrequencies):
         return (self.matrices @ x.unflatten(-1, (-1, 2))[..., None]).flatten(-3)
 
 
+class TakesCosinesAndSines(OfOneInput):
+    """Of halves of features, before an axis of heads: both [1, n, 1, d_k / 2]."""
+
+    def forward(self, x: Tensor, cos_sin: Any) -> Any:  # type: ignore[override]
+        cos, sin = cos_sin
+        if cos.shape != (1, x.shape[1], 1, x.shape[2] // self.heads // 2):
+            raise ValueError("cos_sin")
+        self.cos, self.sin = cos[:, :, 0], sin[:, :, 0]
+        return self.attend(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], -1)
+
+
+class UnpacksPair(OfOneInput):
+    """Two unknown arguments, for which two items of a batch are no other name."""
+
+    def forward(self, x: Tensor, tables: Any) -> Any:  # type: ignore[override]
+        one, other = tables
+        return self.attend(x) + one.sum() + other.sum()
+
+
 class OfFiveLabels(Correct):
     """Learned queries, as many as the tokens of the first calls."""
 
@@ -897,6 +923,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfTimeSteps, {"image": "image", "extra_args": {"temb": ITEM}, "masks": ()}),
     (TakesPairsOfFrequencies, {"positions": "rotary"}),
     (TakesRotations, {"positions": "rotary"}),
+    (TakesCosinesAndSines, {"positions": "rotary"}),
     (OfFiveLabels, {"is_pooled": True, "output_index": "[:, :1]"}),
 ]
 
@@ -950,6 +977,7 @@ class OfAlignedRows(OfOneInput):
         (OfAlignedRows, "raises ValueError: x has 3 axes"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
+        (UnpacksPair, "requires `tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
     ],
 )

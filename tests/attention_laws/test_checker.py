@@ -1,5 +1,6 @@
 """Correct attention passes, and reports are complete."""
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from attention_laws import LAWS, check
+from attention_laws import LAWS, check, checker
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.checker import check_law, size_grid, smaller_sizes
 from attention_laws.infer import infer_adapter
@@ -259,6 +260,16 @@ def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
         "at batch_size=1, q_len=1, k_len=2, heads=1, d_k=1",
         f"difference {example.difference:.2g}, tolerance {example.tolerance:.0e}",
     ]
+
+
+def test_a_slow_machine_shrinks_to_the_same_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0, 10.0)
+    monkeypatch.setattr(checker.time, "perf_counter", lambda: next(clock))
+    example = check(MultipliesByMask, only="padding", **MASK).failed[0].counterexample
+    assert example is not None
+    assert example.sizes == Sizes(batch_size=1, q_len=1, k_len=2, heads=1, d_k=1)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The calling convention is inferred and reported."""
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from attention_laws import calling, infer
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
 from attention_laws.calling import CallProbe, influence
 from attention_laws.infer import (
@@ -578,3 +580,44 @@ def test_a_pool_of_weighted_tokens_is_no_convolution() -> None:
 
     assert "convolution" not in found(PoolsByWeights).designs
     assert "convolution" in found(PoolsPairs).designs
+
+
+class NeedsUnknown(nn.Module):
+    """Takes arguments of which nothing is known, and counts how often it is called."""
+
+    calls = 0
+
+    def forward(self, x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        NeedsUnknown.calls += 1
+        raise ValueError("these are no such arguments")
+
+
+def test_a_slow_machine_tries_the_same_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer, "CALLING_WORK", 1000)
+    counts = []
+    for step in (0.0, 0.05):
+        clock = itertools.count(0, step)
+        monkeypatch.setattr(calling.time, "process_time", lambda c=clock: next(c))
+        NeedsUnknown.calls = 0
+        with pytest.raises(CallError, match="these are no such arguments"):
+            infer_adapter(NeedsUnknown(), "NeedsUnknown", "", Options())
+        counts.append(NeedsUnknown.calls)
+    assert counts[0] == counts[1] > 100
+
+
+def test_calls_that_take_far_too_long_name_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0, 1.0)
+    monkeypatch.setattr(calling.time, "process_time", lambda: next(clock))
+    message = "`NeedsUnknown` took more than 30 s; describe the call with `--layout`"
+    with pytest.raises(CallError, match=message):
+        infer_adapter(NeedsUnknown(), "NeedsUnknown", "", Options())
+
+
+def test_the_number_of_calls_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(infer, "CALLING_WORK", 200)
+    NeedsUnknown.calls = 0
+    with pytest.raises(CallError, match="these are no such arguments"):
+        infer_adapter(NeedsUnknown(), "NeedsUnknown", "", Options())
+    assert NeedsUnknown.calls < 250

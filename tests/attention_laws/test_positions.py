@@ -14,6 +14,7 @@ from specimens import (
     BiasOfPixels,
     BiasWithoutSoftmax,
     NearKeysOnly,
+    RotaryImageOfTable,
     RotaryOfQuarter,
     SelfAttention,
     ValuesOfNeighbors,
@@ -62,6 +63,12 @@ def test_a_rotation_of_a_part_of_each_head_gets_room() -> None:
     laws = ["positions_matter", "distant_positions"]
     report = check(RotaryOfQuarter, only=laws, positions="rotary")
     assert [result.law.name for result in report.passed] == laws
+
+
+def test_no_row_of_an_image_is_longer_than_a_table_of_rows() -> None:
+    laws = ["relative_positions", "distant_positions"]
+    report = check(RotaryImageOfTable, only=laws, positions="rotary")
+    assert [result.law.name for result in report.passed] == laws, report
 
 
 def test_values_with_positions_do_not_tell_the_weights() -> None:
