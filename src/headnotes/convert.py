@@ -26,7 +26,7 @@ first, and so is `"torch"` unless `batch_first` is set; the others are batch fir
 **Models of Hugging Face Transformers**, such as Llama, have options that the formats
 lack. `from_transformers` converts their attention layers to `fast.MultiHeadAttention`
 with these options, and `to_transformers` converts back. Transformers 4.57 is required,
-or 5.5 and newer; for T5, 5.16. [Pretrained models](../pretrained.md) shows both:
+or 5.5 and newer. [Pretrained models](../pretrained.md) shows both:
 
 >>> from transformers import GPT2Config, GPT2Model
 >>> gpt2 = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
@@ -55,6 +55,7 @@ from torch.nn.parameter import is_lazy
 from headnotes import fast, mha
 from headnotes.architectures import (
     ARCHITECTURES,
+    SINCE,
     Latent,
     MultiHead,
     OffsetRMSNorm,
@@ -555,7 +556,7 @@ def from_transformers(module: nn.Module) -> Any:
 
     Raises `TypeError` for a module that contains no known layer, or layers that are
     quantized or pruned, `ValueError` for an option that our modules lack, `ImportError`
-    for another release of `transformers` than 4.57, or 5.5 and newer; T5 needs 5.16.
+    for another release of `transformers` than 4.57, or 5.5 and newer.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
@@ -580,7 +581,7 @@ def from_transformers(module: nn.Module) -> Any:
     for name, layer in module.named_modules():
         if architecture_of(layer) is not None:
             # In T5, the first layer of a stack shares its position table.
-            converted[name] = convert_layer(layer, table)
+            converted[name] = convert_layer(layer, name, table)
             table = getattr(converted[name], "score_bias", None) or table
     if not converted:
         seen = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -674,13 +675,13 @@ def architecture_of(module: nn.Module) -> MultiHead | Latent | None:
 
 
 @torch.no_grad()
-def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Module:
-    """Convert one layer; `table` is the position table of an earlier layer of T5."""
+def convert_layer(
+    module: nn.Module, name: str = "", table: nn.Module | None = None
+) -> nn.Module:
+    """Convert the layer of this name; `table` is that of an earlier layer of T5."""
     architecture = architecture_of(module)
     assert architecture is not None
-    check_version(
-        f"Converting {architecture.model}", "transformers", *architecture.since
-    )
+    check_version(f"Converting {architecture.model}", "transformers", *SINCE)
     # On meta nothing is computed, and no random number is used; each parameter gets
     # its value below.
     with torch.device("meta"):
@@ -694,11 +695,11 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
             parameter.zero_()
         else:
             parameter.copy_(view.reshape(parameter.shape))
-    if shares_table(module):
+    if shares_table(module, name):
         if table is None:
             raise ValueError(
-                "`module` uses the position table of the first layer of its stack; "
-                "convert the model, not the layer"
+                "`module` has no position table, and may use that of the first layer "
+                "of its stack; convert the model, not the layer"
             )
         built.score_bias = table
     return built
