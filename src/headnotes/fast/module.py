@@ -59,6 +59,7 @@ from headnotes.checks import (
     check_next,
     check_padding,
     check_sizes,
+    zero_padding,
 )
 from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
@@ -392,7 +393,8 @@ class MultiHeadAttention(nn.Module):
                 f"with `cache(batch_size, capacity)`"
             )
         check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
-        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        padding = cache.left_padding if cache.length < cache.most_padding else None
+        x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
         check_heads(q, k, v)
         if self.rotary is not None:
@@ -704,18 +706,6 @@ class KeyValueCache:
             return None
         allowed = positions.unsqueeze(1) >= self.left_padding  # [k_len, batch_size]
         return allowed.unsqueeze(0)  # [1, k_len, batch_size]
-
-    def zero_padding(
-        self,
-        x: Tensor,  # [seq_len, batch_size, d_model]
-    ) -> Tensor:
-        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
-        if self.left_padding is None or self.length >= self.most_padding:
-            return x
-        end = self.length + len(x)
-        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
-        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
-        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
 
     def extend(
         self,

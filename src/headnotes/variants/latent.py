@@ -56,6 +56,7 @@ from headnotes.checks import (
     check_next,
     check_padding,
     check_sizes,
+    zero_padding,
 )
 from headnotes.mha import (
     PrepareForMultiHeadAttention,
@@ -278,7 +279,9 @@ class LatentAttention(nn.Module):
         weight = self.latent.weight
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
-        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        x = zero_padding(
+            x, cache.left_padding, cache.length
+        )  # [seq_len, batch_size, d_model]
         order = torch.arange(
             cache.length, cache.length + len(x), device=x.device
         )  # [seq_len]
@@ -441,18 +444,6 @@ class LatentCache:
             return allowed.unsqueeze(0)  # [1, seq_len, 1, k_len]
         present = j >= self.left_padding.unsqueeze(1)  # [batch_size, k_len]
         return allowed & present[:, None, None]  # [batch_size, seq_len, 1, k_len]
-
-    def zero_padding(
-        self,
-        x: Tensor,  # [seq_len, batch_size, d_model]
-    ) -> Tensor:
-        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
-        if self.left_padding is None:
-            return x
-        end = self.length + len(x)
-        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
-        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
-        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
 
     @torch.no_grad()
     def append(
