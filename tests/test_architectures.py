@@ -199,6 +199,13 @@ def without_parameters() -> Any:
     return layer
 
 
+def adapted() -> Any:
+    """A layer that an adapter has replaced, and which has neither weight nor bias."""
+    layer = deepseek()
+    layer.o_proj = nn.Sequential(layer.o_proj)
+    return layer
+
+
 def sparse() -> Any:
     """As `torch.nn.utils.prune` makes it."""
     layer = llama()
@@ -292,6 +299,7 @@ MSCALE = models.YARN | {"mscale": 0.5, "mscale_all_dim": 0.7}
             TypeError,
             r"`q_proj` of `module` is a torch.*\.Identity, not `nn\.Linear`; load the",
         ),
+        (adapted, TypeError, r"`o_proj` of `module` is a torch.*\.Sequential, not `nn"),
         (
             sparse,
             TypeError,

@@ -306,7 +306,7 @@ class Latent:
             module.num_heads,
             module.config.hidden_size,
             dropout_of(module.attention_dropout),
-            module.o_proj.bias is not None,
+            rows_of_layer(module, "o_proj", "bias") is not None,
             kv_rank=module.kv_lora_rank,
             rotary_dim=module.qk_rope_head_dim,
             query_rank=module.q_lora_rank,

@@ -174,9 +174,31 @@ def blocks_by_name(*names: str) -> Callable[[Any, str], Blocks]:
     """The blocks of a module with one linear layer for each part."""
 
     def blocks(module: Any, parameter: str) -> Blocks:
-        return [[getattr(module.get_submodule(name), parameter)] for name in names]
+        return [[getattr(linear_of(module, name), parameter)] for name in names]
 
     return blocks
+
+
+def linear_of(module: nn.Module, name: str) -> nn.Linear:
+    """The linear layer of this name; another module may compute anything.
+
+    >>> core = mha.MultiHeadAttention(2, 6)
+    >>> core.output = nn.Identity()
+    >>> try:
+    ...     linear_of(core, "output")
+    ... except TypeError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `output` of `module` is a torch.nn.modules.linear.Identity, not `nn.Linear`; merge
+    adapters into its weights, or set them to the identity
+    """
+    layer = module.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        seen = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        raise TypeError(
+            f"`{name}` of `module` is a {seen}, not `nn.Linear`; merge adapters into "
+            f"its weights, or set them to the identity"
+        )
+    return layer
 
 
 STAGES_LAYERS = ("W_query", "W_key", "W_value")
@@ -193,7 +215,7 @@ def blocks_of_v1(module: Any, parameter: str) -> Blocks:
 def blocks_of_wrapper(module: Any, parameter: str) -> Blocks:
     """One module for each head, whose rows are one block of each part."""
     return [
-        [getattr(getattr(head, name), parameter) for head in module.heads]
+        [getattr(linear_of(head, name), parameter) for head in module.heads]
         for name in STAGES_LAYERS
     ]
 
@@ -208,13 +230,14 @@ def blocks_of_torch(module: Any, parameter: str) -> Blocks:
         parts = [getattr(module, f"{name}_proj_{parameter}", None) for name in "qkv"]
     else:
         parts = list(packed.chunk(3))
-    return [*([part] for part in parts), [getattr(module.out_proj, parameter)]]
+    output = [getattr(linear_of(module, "out_proj"), parameter)]
+    return [*([part] for part in parts), output]
 
 
 def blocks_of_fused(module: Any, parameter: str) -> Blocks:
     """Blocks of `d_k` rows, one for each head, in the order of the module."""
-    output = [getattr(module.output, parameter)]
-    rows = getattr(module.qkv, parameter)  # [3 * heads * d_k, ...]
+    output = [getattr(linear_of(module, "output"), parameter)]
+    rows = getattr(linear_of(module, "qkv"), parameter)  # [3 * heads * d_k, ...]
     if rows is None:
         return [[], [], [], output]
     axes = module.order.split()
@@ -310,9 +333,9 @@ def existing_blocks(
 def extract(module: nn.Module) -> Weights:
     r"""The weights of `module`, copied; a missing output projection is the identity.
 
-    Raises `TypeError` for a module that no format describes, or a subclass of one,
-    which may compute anything; `ValueError` for one whose weights are not initialized,
-    or of mixed dtypes.
+    Raises `TypeError` for a module that no format describes, a subclass of one, or one
+    with another module in place of a linear layer, which may compute anything;
+    `ValueError` for one whose weights are not initialized, or of mixed dtypes.
 
     >>> weights = extract(
     ...     stages.MultiHeadAttentionWrapper(5, 3, 7, 0.0, 2)

@@ -240,6 +240,7 @@ class MultiHeadAttention(nn.Module):
         >>> cross(query=x, key=key, value=value).shape
         torch.Size([3, 2, 77])
         """
+        mha.check_weight(self, "output")
         check_inputs(self.output.weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
@@ -333,6 +334,7 @@ class MultiHeadAttention(nn.Module):
         positions at the start of each sequence, to which no query attends. Under
         autocast, the dtype is that of the outputs of linear projections.
         """
+        mha.check_weight(self, "output")
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         # Autocast leaves float64 alone.
@@ -392,6 +394,7 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
+        mha.check_weight(self, "output")
         check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
         padding = cache.left_padding if cache.length < cache.most_padding else None
         x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]

@@ -63,6 +63,7 @@ from headnotes.mha import (
     check_inputs,
     check_mask,
     check_tensor,
+    check_weight,
     masked_softmax,
 )
 from headnotes.variants.rotary import (
@@ -178,6 +179,7 @@ class LatentAttention(nn.Module):
         >>> mla(query=x[2:], key=x, value=x, mask=mask).shape
         torch.Size([5, 2, 30])
         """
+        check_weight(self, "latent")
         check_inputs(self.latent.weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
@@ -237,6 +239,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
+        check_weight(self, "latent")
         weight = self.latent.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
@@ -276,6 +279,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
+        check_weight(self, "latent")
         weight = self.latent.weight
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
@@ -310,6 +314,7 @@ class LatentAttention(nn.Module):
         seq_len = len(content)
         # $W^{UK\top}_h q$: the query of each head, as wide as a latent. With the rotary
         # part beside it, one product with the cache gives both parts of the scores.
+        check_weight(self.key, "linear")
         up = self.key.linear.weight.view(
             self.heads, self.d_k, self.kv_rank
         )  # [heads, d_k, kv_rank]
@@ -331,6 +336,7 @@ class LatentAttention(nn.Module):
 
         # From the mean of the latents, without that of the rotary keys, a value for
         # each head.
+        check_weight(self.value, "linear")
         up = self.value.linear.weight.view(
             self.heads, self.value.d_k, self.kv_rank
         )  # [heads, ..., kv_rank]

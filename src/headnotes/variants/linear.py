@@ -62,6 +62,7 @@ from headnotes.mha import (
     check_inputs,
     check_mask,
     check_settings,
+    check_weight,
 )
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -272,6 +273,7 @@ class LinearAttention(nn.Module):
         >>> parallel.allclose(linear, atol=1e-6)
         True
         """
+        check_weight(self, "output")
         weight = self.output.weight
         check_inputs(weight, query, key, value)
         key, value, mask = clear_hidden(weight, query, key, value, mask)
@@ -336,6 +338,7 @@ class LinearAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
+        check_weight(self, "output")
         x, mask = prepare_next(self.output.weight, x, mask)
         q, k = (
             feature_map(self.query(x)),
@@ -581,6 +584,7 @@ class DeltaNetAttention(nn.Module):
         >>> attention(query=x, key=y, value=y, mask=mask).shape
         torch.Size([3, 2, 77])
         """
+        check_weight(self, "output")
         weight = self.output.weight
         check_inputs(weight, query, key, value)
         key, value, mask = clear_hidden(weight, query, key, value, mask)
@@ -645,6 +649,7 @@ class DeltaNetAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
+        check_weight(self, "output")
         x, mask = prepare_next(self.output.weight, x, mask)
         q, k, v, beta, log_gate = self.prepare(
             x, x, x, mask

@@ -83,6 +83,7 @@ from headnotes.mha import (
     check_inputs,
     check_mask,
     check_tensor,
+    check_weight,
 )
 
 # Blocks are no shorter: many tiny products take more time than a small one.
@@ -160,6 +161,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha(query=x, key=y, value=y, mask=mask).isfinite().all()
         tensor(True)
         """
+        check_weight(self, "output")
         check_inputs(self.output.weight, query, key, value)
         if mask is not None:
             check_tensor("mask", mask, self.output.weight.device)
@@ -304,6 +306,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
+        check_weight(self, "output")
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
@@ -348,6 +351,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> cache.length, cache.keys.shape
         (100, torch.Size([4, 2, 7, 11]))
         """
+        check_weight(self, "output")
         weight = self.output.weight
         check_cache(cache, self)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[2])
