@@ -6,9 +6,8 @@
 # back, and runs the whole model with the attention of Headnotes. It needs version 5.5 of the
 # package or newer, `pip install "transformers>=5.5"`, or 4.57, the last of major version 4.
 #
-# Two models need a later release. **T5** needs 5.16 or newer, both to convert it and to run
-# it. **BERT** can be converted from 4.57 on, but be run with the attention of Headnotes from
-# 5.5 on only.
+# To run two models with the attention of Headnotes, a later release is needed: 5.5 for
+# **BERT**, and 5.16 for **T5**. They can be converted in all of these releases.
 #
 # The models here are tiny and have random weights, so that the page is built without a
 # download. For trained weights, replace `LlamaForCausalLM(config)` by
@@ -128,8 +127,8 @@ display(Markdown("\n".join(lines)))
 # Not converted, but refused with an error that names the option: quantized layers and
 # adapters, cross-attention of GPT-2 and, from version 5 on, of BERT, dynamic and LongRoPE
 # scaling, attention to both sides of a window, in version 4 pruned heads and relative
-# positions of BERT, and layers of other models. T5 needs version 5.16. An error about a
-# version names the model, the version that is installed, and those that work.
+# positions of BERT, and layers of other models. An error about a version names the model,
+# the version that is installed, and those that work.
 #
 # ## Convert back
 #
@@ -172,5 +171,6 @@ assert torch.equal(tokens["eager"], tokens["headnotes"])
 # %% [markdown]
 # For trained weights, pass `attn_implementation="headnotes"` to `from_pretrained`. In
 # training, the attention dropout of the model applies. The function refuses masks that
-# differ between heads, masks of whole heads, floating-point masks and paged caches. BERT in
-# Transformers 4.57 and T5 before 5.16 offer no choice of implementations.
+# differ between heads, masks of whole heads, floating-point masks and paged caches. A model
+# that offers no choice of implementations, such as BERT and T5 in 4.57, refuses to be built
+# with `"headnotes"`; its `set_attn_implementation` logs a warning, and changes nothing.

@@ -115,10 +115,16 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def is_older(release: str) -> bool:
+    """Whether the installed release of `transformers` is older than this one."""
+    seen = version("transformers").split(".")[:2]
+    return [int(n) for n in seen] < [int(n) for n in release.split(".")]
+
+
 def require(release: str) -> None:
     """Skip a test that the installed release of `transformers` is too old for."""
-    seen = version("transformers")
-    if [int(n) for n in seen.split(".")[:2]] < [int(n) for n in release.split(".")]:
+    if is_older(release):
+        seen = version("transformers")
         pytest.skip(f"it needs transformers>={release}, but {seen} is installed")
 
 

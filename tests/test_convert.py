@@ -637,3 +637,40 @@ def test_every_implementation_has_a_format() -> None:
         stages.CausalAttention,
         stages.MultiHeadAttentionWrapper,
     }
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, which computes more than its weight says."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (MultiHeadAttention(HEADS, D), "output"),
+        (fast.MultiHeadAttention(HEADS, D), "key.linear"),
+        (nn.MultiheadAttention(D, HEADS), "out_proj"),
+        (convert.Fused(D, HEADS, "3 heads d_k"), "output"),
+        (convert.Fused(D, HEADS, "3 heads d_k"), "qkv"),
+        (
+            stages.MultiHeadAttentionWrapper(D, D_K, CONTEXT, 0.0, HEADS),
+            "heads.1.W_key",
+        ),
+    ],
+)
+def test_a_layer_that_is_not_linear_is_refused_by_name(
+    module: nn.Module, name: str
+) -> None:
+    owner, _, attribute = name.rpartition(".")
+    parent = module.get_submodule(owner)
+    setattr(parent, attribute, Adapted(getattr(parent, attribute)))
+    name = attribute if name.startswith("heads") else name
+    message = (
+        f"`{name}` of `module` is a {__name__}.Adapted, not `nn.Linear`; merge "
+        f"adapters into its weights, or set them to the identity"
+    )
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        convert.extract(module)

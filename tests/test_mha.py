@@ -11,12 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headnotes import masks
+from headnotes import fast, masks
 from headnotes.mha import (
     MultiHeadAttention,
     PrepareForMultiHeadAttention,
     masked_softmax,
 )
+from headnotes.variants.latent import LatentAttention
+from headnotes.variants.linear import DeltaNetAttention, LinearAttention
+from headnotes.variants.relative import TransformerXLAttention
+from headnotes.variants.rotary import RotaryAttention
+from headnotes.variants.sliding_window import SlidingWindowAttention
 
 # Prime and pairwise distinct, so that no swapped pair of axes can pass unseen.
 Q_LEN, K_LEN, BATCH, HEADS, D_K = 5, 7, 3, 2, 11
@@ -491,6 +496,90 @@ def test_what_does_not_fit_is_refused_by_the_split_into_heads() -> None:
     message = "`x` has shape [3, 13], not [..., d_model (=22)]"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         prepare(torch.randn(3, 13))
+
+
+class Wrapped(nn.Module):
+    """A layer in place of another, as adapters are, which has no `weight`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y
+
+
+class WrappedWithWeight(Wrapped):
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.layer.weight  # type: ignore[assignment]
+        return weight
+
+
+def forward(module: Any, x: Tensor) -> Tensor:
+    y: Tensor = module(query=x, key=x, value=x)
+    return y
+
+
+def decode(module: Any, x: Tensor) -> Tensor:
+    y: Tensor
+    state = [module.cache(BATCH, Q_LEN)] if hasattr(module, "cache") else []
+    y, _ = module.decode(x, *state)
+    return y
+
+
+def decode_in_a_window(module: Any, x: Tensor) -> Tensor:
+    y: Tensor
+    y, _ = module.decode(x, module.cache(BATCH))
+    return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "call"),
+    [
+        (MultiHeadAttention, {}, forward),
+        (RotaryAttention, {"frequencies": torch.ones(2)}, forward),
+        (TransformerXLAttention, {}, forward),
+        (SlidingWindowAttention, {"window": 3}, forward),
+        (SlidingWindowAttention, {"window": 3}, decode_in_a_window),
+        (fast.MultiHeadAttention, {}, forward),
+        (fast.MultiHeadAttention, {}, decode),
+        (LinearAttention, {}, forward),
+        (LinearAttention, {}, decode),
+        (DeltaNetAttention, {}, forward),
+        (DeltaNetAttention, {}, decode),
+        (LatentAttention, {"kv_rank": 7, "rotary_dim": 4}, forward),
+        (LatentAttention, {"kv_rank": 7, "rotary_dim": 4}, decode),
+    ],
+)
+def test_a_layer_without_a_weight_is_called_or_refused_by_name(
+    kind: type[nn.Module], settings: dict[str, Any], call: Any
+) -> None:
+    module = kind(HEADS, D_MODEL, **settings).eval()
+    x = torch.randn(Q_LEN, BATCH, D_MODEL)
+    expected = call(module, x)
+    places = [n for n, layer in module.named_modules() if type(layer) is nn.Linear]
+    refused = set()
+    for place in places:
+        owner, _, name = place.rpartition(".")
+        parent = module.get_submodule(owner)
+        layer = getattr(parent, name)
+        setattr(parent, name, WrappedWithWeight(layer))
+        assert torch.equal(call(module, x), expected)
+        setattr(parent, name, Wrapped(layer))
+        message = (
+            f"`{name}` of {type(parent).__name__} is a Wrapped without a `weight`, "
+            f"which inputs must fit; use an `nn.Linear`, or give yours a `weight`, as "
+            f"of the layer that it wraps"
+        )
+        try:
+            assert torch.equal(call(module, x), expected)
+        except TypeError as error:
+            assert str(error) == message  # noqa: PT017
+            refused.add(place)
+        setattr(parent, name, layer)
+    assert refused >= {"query.linear", "key.linear", "value.linear"}
 
 
 def test_arguments_are_keyword_only() -> None:

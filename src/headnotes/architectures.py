@@ -21,7 +21,8 @@ nothing is added, multiplied or rounded.
 `transformers` is not imported here, because a class is known by its name.
 
 Transformers 4 stores the scale and the rotary settings under other names, which
-`scale_of` and `rope_options` read.
+`scale_of` and `rope_options` read. Before Transformers 5.15, a layer of T5 has no
+scale, and does not know whether it is causal, which `shares_table` takes from its name.
 
 Source: the modeling files of
 [Transformers](https://github.com/huggingface/transformers) 4.57 and 5,
@@ -44,7 +45,7 @@ from headnotes.variants.latent import LatentAttention
 from headnotes.variants.qk_norm import NormalizedProjection
 from headnotes.variants.relative import check_buckets, relative_buckets
 
-# The first releases of `transformers` whose layers most rows describe, one for each
+# The first releases of `transformers` whose layers the rows describe, one for each
 # major version.
 SINCE = ("4.57", "5.5")
 
@@ -158,12 +159,11 @@ class MultiHead:
     window: str | None = None
     soft_cap: str | None = None
     dropout: str = "attention_dropout"
+    heads: str = "config.num_attention_heads"
     # The submodule with the configuration and the scale; by default the layer itself.
     inner: str = ""
     # A flag of the layer that means attention to another sequence.
     cross: str | None = None
-    # The first releases of `transformers` whose layer it describes.
-    since: tuple[str, ...] = SINCE
 
     def build(self, module: Any) -> nn.Module:
         """Our module with the options of `module`; its values are not initialized."""
@@ -177,8 +177,7 @@ class MultiHead:
         check_removed(module, inner)
         weight = views["query.linear.weight"]
         assert weight is not None
-        # In Transformers 4, BERT's layer has the number, but no configuration.
-        heads = getattr(inner, "config", inner).num_attention_heads
+        heads = attrgetter(self.heads)(module)
         d_model, d_k = weight.shape[-1], rows_of(weight) // heads
         window = attrgetter(self.window)(module) if self.window else None
         if window and not inner.is_causal:
@@ -267,13 +266,15 @@ def bucket_bias(module: Any) -> BucketBias | None:
     )
 
 
-def shares_table(module: Any) -> bool:
+def shares_table(module: Any, name: str = "") -> bool:
     """Whether a T5 layer uses the position table of the first layer of its stack.
 
-    Cross-attention, the only kind in a decoder that is not causal, uses none.
+    Cross-attention, the only kind in a decoder that is not causal, uses none. Before
+    Transformers 5.15, only the name of a layer in its model says what it is.
     """
     has_table = getattr(module, "has_relative_attention_bias", True)
-    return not has_table and bool(module.is_causal or not module.is_decoder)
+    is_causal = getattr(module, "is_causal", not name.endswith("EncDecAttention"))
+    return not has_table and bool(is_causal or not module.is_decoder)
 
 
 # endregion
@@ -286,7 +287,6 @@ class Latent:
 
     model: str
     pairing = "neighbors"
-    since = SINCE
 
     def build(self, module: Any) -> nn.Module:
         """Our module with the options of `module`; its values are not initialized."""
@@ -306,7 +306,7 @@ class Latent:
             module.num_heads,
             module.config.hidden_size,
             dropout_of(module.attention_dropout),
-            module.o_proj.bias is not None,
+            rows_of_layer(module, "o_proj", "bias") is not None,
             kv_rank=module.kv_lora_rank,
             rotary_dim=module.qk_rope_head_dim,
             query_rank=module.q_lora_rank,
@@ -425,6 +425,7 @@ def scale_of(module: Any, d_k: int) -> float:
     """The factor of the dot products in a layer.
 
     In Transformers 4, GPT-2 has two flags instead of a number, and BERT has neither.
+    T5, whose scores are not scaled, has no number before Transformers 5.15.
 
     >>> layer = nn.Module()
     >>> layer.layer_idx, layer.scale_attn_by_inverse_layer_idx = 4, True
@@ -433,7 +434,9 @@ def scale_of(module: Any, d_k: int) -> float:
     """
     if hasattr(module, "scaling"):
         return float(module.scaling)
-    scale = d_k**-0.5 if getattr(module, "scale_attn_weights", True) else 1.0
+    is_t5 = hasattr(module, "has_relative_attention_bias")
+    is_scaled = getattr(module, "scale_attn_weights", not is_t5)
+    scale = d_k**-0.5 if is_scaled else 1.0
     by_layer = getattr(module, "scale_attn_by_inverse_layer_idx", False)
     return scale / (module.layer_idx + 1) if by_layer else scale
 
@@ -561,11 +564,12 @@ ARCHITECTURES: dict[str, MultiHead | Latent] = {
         "BERT",
         ("self.query", "self.key", "self.value", "output.dense"),
         dropout="self.dropout",
+        heads="self.num_attention_heads",
         inner="self",
         cross="is_cross_attention",
     ),
     "T5Attention": MultiHead(
-        "T5", ("q", "k", "v", "o"), dropout="dropout", since=("5.16",)
+        "T5", ("q", "k", "v", "o"), dropout="dropout", heads="n_heads"
     ),
     "LlamaAttention": MultiHead("Llama", pairing="halves"),
     "MistralAttention": MultiHead(

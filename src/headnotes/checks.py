@@ -264,6 +264,26 @@ def check_padding(left_padding: Tensor, batch_size: int) -> Tensor:
     return left_padding.long()
 
 
+def zero_padding(
+    x: Tensor,  # [seq_len, batch_size, d_model]
+    left_padding: Tensor | None,  # [batch_size]
+    start: int,
+) -> Tensor:
+    """Set padding in the positions from `start` on to zero, because 0 * NaN is NaN.
+
+    >>> x = torch.full((3, 2, 1), torch.nan)
+    >>> zero_padding(x, torch.tensor([0, 6]), start=4)[:, :, 0]
+    tensor([[nan, 0.],
+            [nan, 0.],
+            [nan, nan]])
+    """
+    if left_padding is None:
+        return x
+    positions = torch.arange(start, start + len(x), device=x.device)  # [seq_len]
+    padding = positions.unsqueeze(1) < left_padding  # [seq_len, batch_size]
+    return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
+
+
 def check_zero_one(name: str, mask: Tensor) -> None:
     """Refuse a mask that is neither bool nor integer 0/1.
 

@@ -26,7 +26,7 @@ first, and so is `"torch"` unless `batch_first` is set; the others are batch fir
 **Models of Hugging Face Transformers**, such as Llama, have options that the formats
 lack. `from_transformers` converts their attention layers to `fast.MultiHeadAttention`
 with these options, and `to_transformers` converts back. Transformers 4.57 is required,
-or 5.5 and newer; for T5, 5.16. [Pretrained models](../pretrained.md) shows both:
+or 5.5 and newer. [Pretrained models](../pretrained.md) shows both:
 
 >>> from transformers import GPT2Config, GPT2Model
 >>> gpt2 = GPT2Model(GPT2Config(n_embd=60, n_head=5, n_layer=1)).eval()
@@ -55,6 +55,7 @@ from torch.nn.parameter import is_lazy
 from headnotes import fast, mha
 from headnotes.architectures import (
     ARCHITECTURES,
+    SINCE,
     Latent,
     MultiHead,
     OffsetRMSNorm,
@@ -173,9 +174,31 @@ def blocks_by_name(*names: str) -> Callable[[Any, str], Blocks]:
     """The blocks of a module with one linear layer for each part."""
 
     def blocks(module: Any, parameter: str) -> Blocks:
-        return [[getattr(module.get_submodule(name), parameter)] for name in names]
+        return [[getattr(linear_of(module, name), parameter)] for name in names]
 
     return blocks
+
+
+def linear_of(module: nn.Module, name: str) -> nn.Linear:
+    """The linear layer of this name; another module may compute anything.
+
+    >>> core = mha.MultiHeadAttention(2, 6)
+    >>> core.output = nn.Identity()
+    >>> try:
+    ...     linear_of(core, "output")
+    ... except TypeError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `output` of `module` is a torch.nn.modules.linear.Identity, not `nn.Linear`; merge
+    adapters into its weights, or set them to the identity
+    """
+    layer = module.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        seen = f"{type(layer).__module__}.{type(layer).__qualname__}"
+        raise TypeError(
+            f"`{name}` of `module` is a {seen}, not `nn.Linear`; merge adapters into "
+            f"its weights, or set them to the identity"
+        )
+    return layer
 
 
 STAGES_LAYERS = ("W_query", "W_key", "W_value")
@@ -192,7 +215,7 @@ def blocks_of_v1(module: Any, parameter: str) -> Blocks:
 def blocks_of_wrapper(module: Any, parameter: str) -> Blocks:
     """One module for each head, whose rows are one block of each part."""
     return [
-        [getattr(getattr(head, name), parameter) for head in module.heads]
+        [getattr(linear_of(head, name), parameter) for head in module.heads]
         for name in STAGES_LAYERS
     ]
 
@@ -207,13 +230,14 @@ def blocks_of_torch(module: Any, parameter: str) -> Blocks:
         parts = [getattr(module, f"{name}_proj_{parameter}", None) for name in "qkv"]
     else:
         parts = list(packed.chunk(3))
-    return [*([part] for part in parts), [getattr(module.out_proj, parameter)]]
+    output = [getattr(linear_of(module, "out_proj"), parameter)]
+    return [*([part] for part in parts), output]
 
 
 def blocks_of_fused(module: Any, parameter: str) -> Blocks:
     """Blocks of `d_k` rows, one for each head, in the order of the module."""
-    output = [getattr(module.output, parameter)]
-    rows = getattr(module.qkv, parameter)  # [3 * heads * d_k, ...]
+    output = [getattr(linear_of(module, "output"), parameter)]
+    rows = getattr(linear_of(module, "qkv"), parameter)  # [3 * heads * d_k, ...]
     if rows is None:
         return [[], [], [], output]
     axes = module.order.split()
@@ -309,9 +333,9 @@ def existing_blocks(
 def extract(module: nn.Module) -> Weights:
     r"""The weights of `module`, copied; a missing output projection is the identity.
 
-    Raises `TypeError` for a module that no format describes, or a subclass of one,
-    which may compute anything; `ValueError` for one whose weights are not initialized,
-    or of mixed dtypes.
+    Raises `TypeError` for a module that no format describes, a subclass of one, or one
+    with another module in place of a linear layer, which may compute anything;
+    `ValueError` for one whose weights are not initialized, or of mixed dtypes.
 
     >>> weights = extract(
     ...     stages.MultiHeadAttentionWrapper(5, 3, 7, 0.0, 2)
@@ -555,7 +579,7 @@ def from_transformers(module: nn.Module) -> Any:
 
     Raises `TypeError` for a module that contains no known layer, or layers that are
     quantized or pruned, `ValueError` for an option that our modules lack, `ImportError`
-    for another release of `transformers` than 4.57, or 5.5 and newer; T5 needs 5.16.
+    for another release of `transformers` than 4.57, or 5.5 and newer.
 
     >>> from transformers import LlamaConfig, LlamaModel
     >>> sizes = {"hidden_size": 60, "num_attention_heads": 6, "head_dim": 10}
@@ -580,7 +604,7 @@ def from_transformers(module: nn.Module) -> Any:
     for name, layer in module.named_modules():
         if architecture_of(layer) is not None:
             # In T5, the first layer of a stack shares its position table.
-            converted[name] = convert_layer(layer, table)
+            converted[name] = convert_layer(layer, name, table)
             table = getattr(converted[name], "score_bias", None) or table
     if not converted:
         seen = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -674,13 +698,13 @@ def architecture_of(module: nn.Module) -> MultiHead | Latent | None:
 
 
 @torch.no_grad()
-def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Module:
-    """Convert one layer; `table` is the position table of an earlier layer of T5."""
+def convert_layer(
+    module: nn.Module, name: str = "", table: nn.Module | None = None
+) -> nn.Module:
+    """Convert the layer of this name; `table` is that of an earlier layer of T5."""
     architecture = architecture_of(module)
     assert architecture is not None
-    check_version(
-        f"Converting {architecture.model}", "transformers", *architecture.since
-    )
+    check_version(f"Converting {architecture.model}", "transformers", *SINCE)
     # On meta nothing is computed, and no random number is used; each parameter gets
     # its value below.
     with torch.device("meta"):
@@ -694,11 +718,11 @@ def convert_layer(module: nn.Module, table: nn.Module | None = None) -> nn.Modul
             parameter.zero_()
         else:
             parameter.copy_(view.reshape(parameter.shape))
-    if shares_table(module):
+    if shares_table(module, name):
         if table is None:
             raise ValueError(
-                "`module` uses the position table of the first layer of its stack; "
-                "convert the model, not the layer"
+                "`module` has no position table, and may use that of the first layer "
+                "of its stack; convert the model, not the layer"
             )
         built.score_bias = table
     return built

@@ -63,9 +63,10 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Project `x`, and give each head its part of the result."""
+        check_weight(self, "linear")
         check_tensor("x", x, self.linear.weight.device, self.linear.weight.dtype)
         shape = list(x.shape)
-        d_model = self.linear.in_features
+        d_model = self.linear.weight.shape[-1]
         if shape[-1:] != [d_model]:
             raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
 
@@ -167,6 +168,7 @@ class MultiHeadAttention(nn.Module):
         >>> mha.attn[1, :, 0, 0] > 0
         tensor([ True,  True, False, False, False])
         """
+        check_weight(self, "output")
         check_inputs(self.output.weight, query, key, value)
 
         # The mask gets an axis for the heads, which share it.
@@ -356,6 +358,27 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
         )
     if type(dropout_prob) not in (int, float) or not 0 <= dropout_prob <= 1:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
+
+
+def check_weight(module: nn.Module, name: str) -> None:
+    """Refuse a layer without a weight, whose width, dtype and device inputs must have.
+
+    >>> mha = MultiHeadAttention(heads=5, d_model=10)
+    >>> mha.output = nn.Identity()
+    >>> try:
+    ...     check_weight(mha, "output")
+    ... except TypeError as error:
+    ...     print(error)  # doctest: +NORMALIZE_WHITESPACE
+    `output` of MultiHeadAttention is a Identity without a `weight`, which inputs must
+    fit; use an `nn.Linear`, or give yours a `weight`, as of the layer that it wraps
+    """
+    layer = getattr(module, name)
+    if not isinstance(getattr(layer, "weight", None), Tensor):
+        raise TypeError(
+            f"`{name}` of {type(module).__name__} is a {type(layer).__name__} without "
+            f"a `weight`, which inputs must fit; use an `nn.Linear`, or give yours a "
+            f"`weight`, as of the layer that it wraps"
+        )
 
 
 def check_tensor(

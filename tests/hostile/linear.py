@@ -228,7 +228,11 @@ def decode(kind: Any) -> Callable[[Dice], Call]:
             if mask is not None:
                 whole(mask, weight)
             may = allowed(mask, (1, *x.shape[:2])).to(weight.device)
-            if not dice.tame:
+            # With another state, the outputs are not those of the prompt's.
+            same = start is state or (
+                start is not None and not x.is_meta and start.equal(state)
+            )
+            if not dice.tame or not same:
                 return
             before = may.new_ones(1, len(prompt), batch_size)
             options: dict[str, Any] = {"mask": torch.cat([before, may], dim=1)}

@@ -18,6 +18,9 @@ PROMPTS = torch.randint(1, 31, (3, 7), generator=torch.Generator().manual_seed(2
 PROMPTS[1, :3] = PROMPTS[2, :1] = 0
 PADDING = (PROMPTS > 0).long()
 
+# The first releases in which these models run with our attention.
+RUN_SINCE = {"BertForMaskedLM": "5.5", "T5ForConditionalGeneration": "5.16"}
+
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
@@ -51,7 +54,7 @@ def run(model: Any, name: str) -> tuple[Tensor, Tensor | None]:
 def test_logits_and_greedy_tokens_are_those_of_eager(
     name: str, calls: list[tuple[Any, ...]]
 ) -> None:
-    models.require({"Bert": "5.5", "T5Fo": "5.16"}.get(name[:4], "4.57"))
+    models.require(RUN_SINCE.get(name, "4.57"))
     model = models.build(name)
     expected, tokens = run(model, name)
     assert not calls
@@ -92,7 +95,7 @@ def test_a_static_cache_and_a_prompt_in_pieces_change_no_logits(
 
 @pytest.mark.parametrize("name", ["GptOssForCausalLM", "T5ForConditionalGeneration"])
 def test_gradients_are_those_of_eager(name: str, calls: list[tuple[Any, ...]]) -> None:
-    models.require("5.16" if name.startswith("T5") else "4.57")
+    models.require(RUN_SINCE.get(name, "4.57"))
     model = models.build(name)
     gradients = []
     for attention_name in ("eager", "headnotes"):
@@ -106,6 +109,22 @@ def test_gradients_are_those_of_eager(name: str, calls: list[tuple[Any, ...]]) -
     assert ours.keys() == expected.keys()
     for place, grad in expected.items():
         torch.testing.assert_close(ours[place], grad, rtol=1e-3, atol=1e-5, msg=place)
+
+
+@pytest.mark.parametrize("name", ["BertModel", "T5Model", "BloomModel"])
+def test_a_model_that_offers_no_choice_of_implementations_refuses_ours(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not models.is_older({"BertModel": "5.5", "T5Model": "5.15"}.get(name, "99.9")):
+        pytest.skip("it offers a choice in this release")
+    integration.register()
+    integration.register()
+    sizes = {"vocab_size": 31, "hidden_size": 24, "num_attention_heads": 6}
+    monkeypatch.setitem(models.MODELS, name, sizes | {"num_layers": 1, "n_layer": 1})
+    models.build(name)
+    message = f"{name} offers no choice of attention implementations in transformers .*"
+    with pytest.raises(ValueError, match=rf'{message}; use "eager", or update'):
+        models.build(name, "headnotes")
 
 
 def test_dropout_is_applied_and_the_weights_are_those_before_it() -> None:

@@ -923,6 +923,7 @@ def test_the_core_is_recorded_line_by_line() -> None:
         for step in first.steps
     ]
     assert steps == [
+        ('check_weight(self, "output")', []),
         ("check_inputs(self.output.weight, query, key, value)", []),
         ("if mask is not None:", []),
         ("query", ["query [3, 2, 7, 11]"], None),

@@ -59,6 +59,7 @@ from headnotes.checks import (
     check_next,
     check_padding,
     check_sizes,
+    zero_padding,
 )
 from headnotes.fast.attention import attention
 from headnotes.fast.components import Rotary, Scores, Widths, check_bias
@@ -239,6 +240,7 @@ class MultiHeadAttention(nn.Module):
         >>> cross(query=x, key=key, value=value).shape
         torch.Size([3, 2, 77])
         """
+        mha.check_weight(self, "output")
         check_inputs(self.output.weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
@@ -332,6 +334,7 @@ class MultiHeadAttention(nn.Module):
         positions at the start of each sequence, to which no query attends. Under
         autocast, the dtype is that of the outputs of linear projections.
         """
+        mha.check_weight(self, "output")
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         # Autocast leaves float64 alone.
@@ -391,8 +394,10 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
+        mha.check_weight(self, "output")
         check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
-        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        padding = cache.left_padding if cache.length < cache.most_padding else None
+        x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
         check_heads(q, k, v)
         if self.rotary is not None:
@@ -704,18 +709,6 @@ class KeyValueCache:
             return None
         allowed = positions.unsqueeze(1) >= self.left_padding  # [k_len, batch_size]
         return allowed.unsqueeze(0)  # [1, k_len, batch_size]
-
-    def zero_padding(
-        self,
-        x: Tensor,  # [seq_len, batch_size, d_model]
-    ) -> Tensor:
-        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
-        if self.left_padding is None or self.length >= self.most_padding:
-            return x
-        end = self.length + len(x)
-        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
-        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
-        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
 
     def extend(
         self,

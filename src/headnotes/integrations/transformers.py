@@ -3,8 +3,8 @@ r"""# Running models of Hugging Face Transformers
 `register()` makes [`fast.attention`](../fast/attention.md) an attention implementation
 of `transformers`, beside `"eager"` and `"sdpa"`. It is for those who want to run, train
 or measure a whole model with this kernel. Transformers 4.57 is required, or 5.5 and
-newer. Two models need a later release, as they offer no choice of implementations
-before: BERT needs 5.5, and T5 needs 5.16.
+newer. Two models need a later release: BERT 5.5, and T5 5.16. A model that offers no
+choice of implementations, as these do not in 4.57, refuses to be built with ours.
 
 ```python
 from headnotes.integrations import transformers as integration
@@ -30,6 +30,7 @@ backends](https://huggingface.co/docs/transformers/attention_interface), the int
 of the library.
 """
 
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ def register() -> None:
     r"""Register the attention implementation `"headnotes"` in `transformers`.
 
     Raises `ImportError` if `transformers` is not installed, or another release than
-    4.57, or 5.5 and newer. BERT needs 5.5 and T5 5.16: before, these models offer
-    no choice of implementations.
+    4.57, or 5.5 and newer. BERT needs 5.5 and T5 5.16. A model that offers no choice of
+    implementations then raises `ValueError` if it is built with `"headnotes"`.
 
     The next tokens of a tiny Llama with random weights, after two prompts of which the
     second has two tokens of padding on the left:
@@ -79,6 +80,30 @@ def register() -> None:
     AttentionInterface.register("headnotes", attention_forward)
     # It returns a bool mask, True = may attend, or None where causality says it all.
     AttentionMaskInterface.register("headnotes", sdpa_mask)
+    refuse_models_without_choice()
+
+
+def refuse_models_without_choice() -> None:
+    """Make models that offer no choice of implementations refuse ours.
+
+    Transformers only checks that the name is registered, and T5 in 4.57 ignores it.
+    """
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel.get_correct_attn_implementation
+    if original.__module__ == __name__:
+        return
+
+    def checked(model: Any, name: str | None, *args: Any, **options: Any) -> Any:
+        if name == "headnotes" and not model._can_set_attn_implementation():
+            raise ValueError(
+                f"{type(model).__name__} offers no choice of attention implementations "
+                f'in transformers {version("transformers")}; use "eager", or update '
+                f"transformers"
+            )
+        return original(model, name, *args, **options)
+
+    PreTrainedModel.get_correct_attn_implementation = checked
 
 
 def attention_forward(

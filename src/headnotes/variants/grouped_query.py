@@ -46,6 +46,7 @@ from headnotes.mha import (
     MultiHeadAttention,
     PrepareForMultiHeadAttention,
     check_sizes,
+    check_weight,
 )
 
 
@@ -163,14 +164,15 @@ class GroupedQueryAttention(MultiHeadAttention):
             kind = type(mha).__name__
             raise TypeError(f"`mha` is a {kind}, not the core's MultiHeadAttention")
         check_kv_heads(mha.heads, kv_heads)
+        check_weight(mha, "output")
         weight, heads, d_k = mha.output.weight, mha.heads, mha.d_k
-        bias = mha.query.linear.bias is not None
+        state = mha.state_dict()
+        bias = "query.linear.bias" in state
         settings = heads, len(weight), mha.dropout.p, bias
         # The random numbers of the initialization are overwritten below.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             module = cls(*settings, kv_heads=kv_heads)
         module.to(weight)
-        state = mha.state_dict()
         for name in state:
             if name.startswith(("key", "value")):
                 # The heads of a group are neighbors.

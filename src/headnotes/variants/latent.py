@@ -56,12 +56,14 @@ from headnotes.checks import (
     check_next,
     check_padding,
     check_sizes,
+    zero_padding,
 )
 from headnotes.mha import (
     PrepareForMultiHeadAttention,
     check_inputs,
     check_mask,
     check_tensor,
+    check_weight,
     masked_softmax,
 )
 from headnotes.variants.rotary import (
@@ -177,6 +179,7 @@ class LatentAttention(nn.Module):
         >>> mla(query=x[2:], key=x, value=x, mask=mask).shape
         torch.Size([5, 2, 30])
         """
+        check_weight(self, "latent")
         check_inputs(self.latent.weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
@@ -236,6 +239,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
+        check_weight(self, "latent")
         weight = self.latent.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
@@ -275,10 +279,13 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
+        check_weight(self, "latent")
         weight = self.latent.weight
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
-        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        x = zero_padding(
+            x, cache.left_padding, cache.length
+        )  # [seq_len, batch_size, d_model]
         order = torch.arange(
             cache.length, cache.length + len(x), device=x.device
         )  # [seq_len]
@@ -307,6 +314,7 @@ class LatentAttention(nn.Module):
         seq_len = len(content)
         # $W^{UK\top}_h q$: the query of each head, as wide as a latent. With the rotary
         # part beside it, one product with the cache gives both parts of the scores.
+        check_weight(self.key, "linear")
         up = self.key.linear.weight.view(
             self.heads, self.d_k, self.kv_rank
         )  # [heads, d_k, kv_rank]
@@ -328,6 +336,7 @@ class LatentAttention(nn.Module):
 
         # From the mean of the latents, without that of the rotary keys, a value for
         # each head.
+        check_weight(self.value, "linear")
         up = self.value.linear.weight.view(
             self.heads, self.value.d_k, self.kv_rank
         )  # [heads, ..., kv_rank]
@@ -441,18 +450,6 @@ class LatentCache:
             return allowed.unsqueeze(0)  # [1, seq_len, 1, k_len]
         present = j >= self.left_padding.unsqueeze(1)  # [batch_size, k_len]
         return allowed & present[:, None, None]  # [batch_size, seq_len, 1, k_len]
-
-    def zero_padding(
-        self,
-        x: Tensor,  # [seq_len, batch_size, d_model]
-    ) -> Tensor:
-        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
-        if self.left_padding is None:
-            return x
-        end = self.length + len(x)
-        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
-        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
-        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
 
     @torch.no_grad()
     def append(

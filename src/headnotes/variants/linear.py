@@ -62,6 +62,7 @@ from headnotes.mha import (
     check_inputs,
     check_mask,
     check_settings,
+    check_weight,
 )
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -272,8 +273,10 @@ class LinearAttention(nn.Module):
         >>> parallel.allclose(linear, atol=1e-6)
         True
         """
-        check_inputs(self.output.weight, query, key, value)
-        key, value, mask = clear_hidden(self.output.weight, query, key, value, mask)
+        check_weight(self, "output")
+        weight = self.output.weight
+        check_inputs(weight, query, key, value)
+        key, value, mask = clear_hidden(weight, query, key, value, mask)
         q = feature_map(self.query(query))  # [q_len, batch_size, heads, d_k]
         k = feature_map(self.key(key))  # [k_len, batch_size, heads, d_k]
         v = self.value(value)  # [k_len, batch_size, heads, d_k]
@@ -335,10 +338,8 @@ class LinearAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
-        weight = self.output.weight
-        check_next(x, weight, weight.shape[1])
-        x, _, mask = clear_hidden(weight, x, x, x, mask)
-        check_one_row(mask)
+        check_weight(self, "output")
+        x, mask = prepare_next(self.output.weight, x, mask)
         q, k = (
             feature_map(self.query(x)),
             feature_map(self.key(x)),
@@ -583,8 +584,10 @@ class DeltaNetAttention(nn.Module):
         >>> attention(query=x, key=y, value=y, mask=mask).shape
         torch.Size([3, 2, 77])
         """
-        check_inputs(self.output.weight, query, key, value)
-        key, value, mask = clear_hidden(self.output.weight, query, key, value, mask)
+        check_weight(self, "output")
+        weight = self.output.weight
+        check_inputs(weight, query, key, value)
+        key, value, mask = clear_hidden(weight, query, key, value, mask)
         check_one_row(mask)
         q, k, v, beta, log_gate = self.prepare(
             query, key, value, mask
@@ -646,10 +649,8 @@ class DeltaNetAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
-        weight = self.output.weight
-        check_next(x, weight, weight.shape[1])
-        x, _, mask = clear_hidden(weight, x, x, x, mask)
-        check_one_row(mask)
+        check_weight(self, "output")
+        x, mask = prepare_next(self.output.weight, x, mask)
         q, k, v, beta, log_gate = self.prepare(
             x, x, x, mask
         )  # [seq_len, batch_size, ...]
@@ -724,6 +725,16 @@ def clear_hidden(
     mask = mask.bool()
     hidden = ~mask.any(dim=0).unsqueeze(-1)  # [..., 1]
     return key.masked_fill(hidden, 0), value.masked_fill(hidden, 0), mask
+
+
+def prepare_next(
+    weight: Tensor, x: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The next positions to decode, of which padding is zero, and their mask."""
+    check_next(x, weight, weight.shape[1])
+    x, _, mask = clear_hidden(weight, x, x, x, mask)
+    check_one_row(mask)
+    return x, mask
 
 
 # region Input checks

@@ -61,7 +61,11 @@ import torch
 from torch import Tensor, nn
 
 from headnotes.checks import check_sizes, check_tensor
-from headnotes.mha import MultiHeadAttention, PrepareForMultiHeadAttention
+from headnotes.mha import (
+    MultiHeadAttention,
+    PrepareForMultiHeadAttention,
+    check_weight,
+)
 
 
 def relative_positions(q_len: int, k_len: int, device: torch.device) -> Tensor:
@@ -231,6 +235,7 @@ class TransformerXLAttention(MultiHeadAttention):
         distances = torch.arange(
             k_len - 1, -q_len - 1, -1, device=query.device
         )  # [q_len + k_len]
+        check_weight(self.position, "linear")
         weight = self.position.linear.weight
         d_model = weight.shape[1]
         table = xl_sinusoids(distances, d_model)  # [q_len + k_len, d_model]

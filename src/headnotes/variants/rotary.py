@@ -56,7 +56,7 @@ import torch
 from torch import Tensor
 
 from headnotes.checks import check_sizes, check_tensor
-from headnotes.mha import MultiHeadAttention, check_inputs
+from headnotes.mha import MultiHeadAttention, check_inputs, check_weight
 
 PAIRINGS = ("halves", "neighbors")
 
@@ -162,6 +162,7 @@ class RotaryAttention(MultiHeadAttention):
         True
         """
         # Every line is one of the core, but for the two that mention positions.
+        check_weight(self, "output")
         check_inputs(self.output.weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions

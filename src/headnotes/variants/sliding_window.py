@@ -71,8 +71,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from headnotes.checks import check_items, check_next, check_padding, check_sizes
-from headnotes.mha import MultiHeadAttention, check_inputs, check_mask, check_tensor
+from headnotes.checks import (
+    check_items,
+    check_next,
+    check_padding,
+    check_sizes,
+    zero_padding,
+)
+from headnotes.mha import (
+    MultiHeadAttention,
+    check_inputs,
+    check_mask,
+    check_tensor,
+    check_weight,
+)
 
 # Blocks are no shorter: many tiny products take more time than a small one.
 LEAST_BLOCK = 32
@@ -149,6 +161,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha(query=x, key=y, value=y, mask=mask).isfinite().all()
         tensor(True)
         """
+        check_weight(self, "output")
         check_inputs(self.output.weight, query, key, value)
         if mask is not None:
             check_tensor("mask", mask, self.output.weight.device)
@@ -293,6 +306,7 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
+        check_weight(self, "output")
         weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
@@ -337,10 +351,13 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> cache.length, cache.keys.shape
         (100, torch.Size([4, 2, 7, 11]))
         """
+        check_weight(self, "output")
         weight = self.output.weight
         check_cache(cache, self)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[2])
-        x = cache.zero_padding(x)  # [seq_len, batch_size, d_model]
+        x = zero_padding(
+            x, cache.left_padding, cache.length
+        )  # [seq_len, batch_size, d_model]
         query, key, value = (
             self.query(x),
             self.key(x),
@@ -770,18 +787,6 @@ class RingCache:
             position >= self.left_padding + sinks,
         )  # [sinks, batch_size], [window, batch_size]
         return torch.cat(parts)[None, ..., None]  # [1, slots, batch_size, 1]
-
-    def zero_padding(
-        self,
-        x: Tensor,  # [seq_len, batch_size, d_model]
-    ) -> Tensor:
-        """Set padding in the next positions to zero, because 0 * NaN is NaN."""
-        if self.left_padding is None:
-            return x
-        end = self.length + len(x)
-        positions = torch.arange(self.length, end, device=x.device)  # [seq_len]
-        padding = positions.unsqueeze(1) < self.left_padding  # [seq_len, batch_size]
-        return x.masked_fill(padding.unsqueeze(-1), 0)  # [seq_len, ..., d_model]
 
     def reorder(self, index: Tensor) -> None:
         r"""Replace batch item `i` by the keys and values of item `index[i]`.
