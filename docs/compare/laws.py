@@ -28,11 +28,12 @@
 # `attention_laws` fails the test and prints the results: `def test_mine(attention_laws):
 # attention_laws(MyAttention(512, 8))`.
 #
-# In continuous integration, the exit status is 0 if no law fails, 1 if one does, and 2 if
-# the attention could not be called. `--junit report.xml` writes the results for the CI
-# system, `--github` prints annotations of GitHub Actions, and `--quiet` prints nothing
-# unless a law fails. List what is to be checked in `pyproject.toml`, with the options of
-# each; `headnotes check` without a target then checks all of them:
+# In continuous integration, the exit status is 0 if no law fails, 1 if one does, 2 if
+# the attention could not be called, and 130 after Ctrl-C. `--junit report.xml` writes
+# the results for the CI system, `--github` prints annotations of GitHub Actions, and
+# `--quiet` prints nothing unless a law fails. List what is to be checked in
+# `pyproject.toml`, with the options of each; `headnotes check` without a target then
+# checks all of them:
 #
 # ```toml
 # [tool.headnotes.check."my_model.py:MyAttention"]

@@ -9,12 +9,13 @@ The command tests the [laws of attention](../../compare/laws.md) on an implement
 in a file. A module class is instantiated; a module or a function is checked as it is.
 What no option gives is inferred, and printed above the table of results.
 
-The exit status is 0 if no law fails, 1 if one does, and 2 if the implementation could
-not be called at all, so the command can run in CI. `--skip` leaves out a law that is
-violated on purpose; the table shows that it was skipped. `--junit report.xml` writes
-the results for a CI system, `--github` prints annotations for GitHub Actions, `--quiet`
-prints nothing unless a law fails, and `--verbose` prints the program of each failure,
-not of the first only. Verdicts are colored on a terminal, unless `NO_COLOR` is set.
+The exit status is 0 if no law fails, 1 if one does, 2 if the implementation could not
+be called at all, and 130 after Ctrl-C, so the command can run in CI. `--skip` leaves
+out a law that is violated on purpose; the table shows that it was skipped. `--junit
+report.xml` writes the results for a CI system, `--github` prints annotations for GitHub
+Actions, `--quiet` prints nothing unless a law fails, and `--verbose` prints the program
+of each failure, not of the first only. Verdicts are colored on a terminal, unless
+`NO_COLOR` is set.
 
 `--inside` checks each attention within a model, as it was built:
 
@@ -237,11 +238,12 @@ def run(arguments: argparse.Namespace) -> int:
                 check(each, name=name, imports=imports, progress=progress, **options)
                 for name, imports, each in found
             ]
-    except (ValueError, KeyboardInterrupt) as error:  # `CallError` is a `ValueError`
+    except ValueError as error:  # `CallError` is a `ValueError`
         progress.clear()
-        print(f"headnotes check: {error or 'interrupted'}", file=sys.stderr)
+        print(f"headnotes check: {error}", file=sys.stderr)
         return 2
-    progress.clear()
+    finally:
+        progress.clear()
     flat = [report for group in reports.values() for report in group]
     if arguments.junit:
         Path(arguments.junit).write_bytes(reports_to_junit(flat))

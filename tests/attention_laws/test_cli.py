@@ -1,6 +1,7 @@
 """`headnotes check`: its options, its output, and its exit status."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -77,6 +78,60 @@ def test_the_command_checks_a_file(model: str) -> None:
     assert result.stdout.startswith("Bad\n  built as: Bad(d_model=12, heads=3) (inf")
     assert "\ncausality               FAIL  query 0 of batch" in result.stdout
     assert result.stdout.endswith("0 passed, 2 failed, 0 skipped\n")
+
+
+INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+
+
+@pytest.mark.slow
+def test_an_interrupt_during_the_import_of_torch_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(INTERRUPT, encoding="utf-8")
+    command = [sys.executable, "-m", "headnotes.cli", "check", "a.py:A"]
+    folders = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": folders},
+    )
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "headnotes check: interrupted\n"
+
+
+def test_an_interrupt_of_a_check_is_one_line(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(model).write_text(INTERRUPT, encoding="utf-8")
+    assert main(["check", f"{model}:Good"]) == 130
+    assert capsys.readouterr().err == "headnotes check: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--misspelt"], "unrecognized arguments: --misspelt"),
+        (
+            ["--head=3", "--layot=bld"],
+            "unrecognized arguments: --layot=bld; did you mean `--layout`?",
+        ),
+        (["--heads", "three"], "argument --heads: invalid int value: three"),
+        (
+            ["--positions", "rotery"],
+            "argument --positions: invalid choice: rotery (choose from none, alibi, "
+            "rotary, relative, learned)",
+        ),
+    ],
+)
+def test_a_misspelt_argument_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["check", *arguments])
+    assert exit.value.code == 2
+    # Later versions of Python quote fewer of the choices.
+    error = capsys.readouterr().err.replace("'", "")
+    assert error == f"headnotes check: {message}\n"
 
 
 @pytest.mark.slow
