@@ -45,6 +45,7 @@ from attention_laws.law import (
     LawViolation,
     NotApplicable,
     ScriptError,
+    did_you_mean,
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
@@ -606,10 +607,10 @@ def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
     if not isinstance(names, Iterable):
         raise ValueError(f"`{option}` (={names!r}) must be names of laws")
     names = list(names)
-    for unknown in set(names) - set(LAWS):
+    for unknown in (name for name in names if name not in [*LAWS]):
         raise ValueError(
-            f"`{option}` names {unknown!r}, which is not a law; the laws are "
-            f"{', '.join(LAWS)}"
+            f"`{option}` names {unknown!r}, which is not a law; "
+            f"{did_you_mean(str(unknown), LAWS, 'the laws are')}"
         )
     return names
 

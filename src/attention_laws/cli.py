@@ -71,9 +71,12 @@ from attention_laws.adapter import (
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
+from attention_laws.law import did_you_mean
 
 # The options of `check` that a table of `pyproject.toml` may set.
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
+
+WHERE_TO_WRITE = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
 
 # Terminal colors of the verdicts.
 COLORS = {"pass": "32", "FAIL": "1;31", "skip": "2"}
@@ -276,31 +279,45 @@ def chosen_targets(
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The options of each target under `[tool.headnotes.check]`.
 
-    Raises `CallError` for an option that does not exist.
+    Raises `CallError` for an option that does not exist, and for a value that should be
+    a table.
     """
     if not path.is_file():
         return {}
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CallError(f"`{path}` cannot be read: {error}") from None
-    targets: dict[str, dict[str, Any]] = (
-        table.get("tool", {}).get("headnotes", {}).get("check", {})
-    )
-    for target, settings in targets.items():
-        for name in settings if isinstance(settings, dict) else [target]:
-            if name not in SETTINGS:
-                raise CallError(
-                    f"`{path}` has `{name}` in [tool.headnotes.check]; write options "
-                    f'under [tool.headnotes.check."FILE.py:NAME"]: '
-                    f"{', '.join(sorted(SETTINGS))}"
-                )
+    for level in ("tool", "headnotes", "check"):
+        table = table.get(level, {})
+        if not isinstance(table, dict):
+            raise CallError(
+                f"`{level}` (={table!r}) of `{path}` must be a table; {WHERE_TO_WRITE}"
+            )
+    for target, settings in table.items():
+        if not isinstance(settings, dict):
+            raise CallError(
+                f"`{path}` has `{target}` in [tool.headnotes.check]; {WHERE_TO_WRITE}"
+            )
         for name, value in settings.items():
+            validate_setting(path, name, value)
             if isinstance(value, list):
                 settings[name] = tuple(value)
         if "dtype" in settings:
-            settings["dtype"] = DTYPES.get(settings["dtype"], settings["dtype"])
-    return targets
+            name = str(settings["dtype"])
+            settings["dtype"] = DTYPES.get(name, name)
+    return table
+
+
+def validate_setting(path: Path, name: str, value: Any) -> None:
+    """Raise `CallError` for an option that does not exist, and a flag that is none."""
+    if name not in SETTINGS:
+        raise CallError(
+            f"`{path}` has `{name}`, which is no option; "
+            f"{did_you_mean(name, sorted(SETTINGS), 'the options are')}"
+        )
+    if name in ("inside", "thorough") and type(value) is not bool:
+        raise CallError(f"`{name}` (={value!r}) of `{path}` must be true or false")
 
 
 def print_reports(

@@ -60,7 +60,7 @@ from attention_laws.decoding import (
     restart_with_cache,
 )
 from attention_laws.infer_masks import infer_masks, mask_leakage
-from attention_laws.law import LawViolation, NotApplicable, ScriptError
+from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
 
@@ -254,8 +254,8 @@ def check_parameter_names(probe: CallProbe) -> None:
         for name in named:
             if name not in existing:
                 raise CallError(
-                    f"`{option}` names `{name}`, which does not exist; there are "
-                    f"{', '.join(sorted(existing - {''}))}"
+                    f"`{option}` names `{name}`, which does not exist; "
+                    f"{did_you_mean(name, sorted(existing - {''}), 'there are')}"
                 )
 
 

@@ -209,13 +209,15 @@ def test_the_exit_status_is_0_1_or_2(
         ),
         (
             ["MODEL:Good", "--skip", "causalty"],
-            f"`skip` names 'causalty', which is not a law; the laws are "
-            f"{', '.join(LAWS)}",
+            "`skip` names 'causalty', which is not a law; did you mean `causality`?",
         ),
         (
             ["MODEL:Good", "--only", "causalty"],
-            f"`only` names 'causalty', which is not a law; the laws are "
-            f"{', '.join(LAWS)}",
+            "`only` names 'causalty', which is not a law; did you mean `causality`?",
+        ),
+        (
+            ["MODEL:Good", "--only", "xyz"],
+            f"`only` names 'xyz', which is not a law; the laws are {', '.join(LAWS)}",
         ),
         (
             ["MODEL:Good", "--mask", "m=keep:bk"],
@@ -322,8 +324,40 @@ def test_pyproject_lists_targets_and_flags_take_precedence(
     assert [(r["name"], r["ok"]) for r in reports] == [("Good", True), ("Bad", False)]
     assert main(["check", f"{name}:Bad", "--no-causal", "--quiet"]) == 0
 
-    path.write_text(table.format(name, "Bad", "x").replace("only", "onyl"))
-    with pytest.raises(CallError, match=r"`onyl` in \[tool.headnotes.check\]"):
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[tool.headnotes.check]\ncausal = true",
+            "`PATH` has `causal` in [tool.headnotes.check]; WRITE",
+        ),
+        ("[tool.headnotes]\ncheck = 'a.py:A'", "`check` (='a.py:A') of `PATH` "),
+        ("[tool.headnotes]\ncheck = ['a.py:A']", "`check` (=['a.py:A']) of `PATH` "),
+        ("[tool]\nheadnotes = 3", "`headnotes` (=3) of `PATH` must be a table; WRITE"),
+        ("tool = 3", "`tool` (=3) of `PATH` must be a table; WRITE"),
+        (
+            "[tool.headnotes.check.'a.py:A']\nonyl = 'causality'",
+            "`PATH` has `onyl`, which is no option; did you mean `only`?",
+        ),
+        (
+            "[tool.headnotes.check.'a.py:A']\nthorough = 'no'",
+            "`thorough` (='no') of `PATH` must be true or false",
+        ),
+        (
+            "[tool.headnotes.check.'a.py:A']\ninside = 'no'",
+            "`inside` (='no') of `PATH` must be true or false",
+        ),
+    ],
+)
+def test_a_wrong_value_in_pyproject_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(text, encoding="utf-8")
+    where = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
+    expected = message.replace("PATH", str(path)).replace("WRITE", where)
+    with pytest.raises(CallError, match=f"^{re.escape(expected)}"):
         read_settings(path)
 
 
