@@ -670,12 +670,12 @@ def check(
         torch.manual_seed(stated.seed)
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
-        imports = imports or import_line(attention, name)
+        imports, source_name = imports or import_line(attention, name), name
         if (built := build_by_function(attention, stated)) is not None:
             attention, lines = built
             stated = replace(stated, init_args={})
-            imports, name = imports + lines, "built"
-        adapter = infer_adapter(attention, name, imports, stated)
+            imports, source_name = imports + lines, "built"
+        adapter = infer_adapter(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]

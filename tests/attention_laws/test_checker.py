@@ -248,6 +248,18 @@ def test_a_skipped_law_is_shown_as_skipped_and_does_not_fail() -> None:
     assert (skipped.law.name, skipped.detail) == ("formula", "skipped on request")
 
 
+def build_scaled(d_model: int, heads: int) -> nn.Module:
+    return ScalesByWidth(d_model, heads)
+
+
+def test_a_report_is_named_after_the_function_that_builds_the_module() -> None:
+    report = check(build_scaled, only="formula", **MASK)
+    assert report.name == "build_scaled"
+    example = report.failed[0].counterexample
+    assert example is not None
+    assert "\nbuilt = build_scaled(d_model=12, heads=3)\n" in example.code
+
+
 def test_counterexamples_are_shrunk_to_the_smallest_sizes() -> None:
     report = check(MultipliesByMask, only="padding", **MASK)
     example = report.failed[0].counterexample
