@@ -23,10 +23,11 @@
 # ```
 #
 # How the module is called (batch first or not, with which mask) is inferred from its
-# names and from small calls, and printed above the results. Give what cannot be inferred
-# as an [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
-# `attention_laws` fails the test and prints the results: `def test_mine(attention_laws):
-# attention_laws(MyAttention(512, 8))`.
+# names and from small calls, and printed above the results. Give what cannot be
+# inferred as an [option](../source/attention_laws/adapter.md#Options). In pytest, the
+# fixture `attention_laws` fails the test and prints the results: `def
+# test_mine(attention_laws): attention_laws(MyAttention(512, 8))`. It also fails if each
+# law is skipped, takes `inside=True` for a model, and ignores `pyproject.toml`.
 #
 # In continuous integration, the exit status says what was found:
 #

@@ -13,6 +13,7 @@ Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md
 
 import dis
 import inspect
+import logging
 import math
 import re
 import sys
@@ -20,7 +21,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -629,6 +630,20 @@ def validate_attention(attention: Any) -> None:
         )
 
 
+@contextmanager
+def without_trace_log() -> Iterator[None]:
+    """Leave PyTorch's trace of its compiler out of the logs.
+
+    pytest attaches its own handlers to that logger, too, and would print each line.
+    """
+    logger = logging.getLogger("torch.__trace")
+    handlers, logger.handlers = logger.handlers, []
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
+
+
 def check(
     attention: Any,
     *,
@@ -666,7 +681,8 @@ def check(
     skip = validate_law_names("skip", skip)
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     results = []
-    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, without_trace_log(), torch.random.fork_rng():
         torch.manual_seed(stated.seed)
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"

@@ -288,45 +288,41 @@ def unwritable(path: str) -> str:
 
 
 def check_target(target: str, options: dict[str, Any], progress: Progress) -> Outcome:
-    """Check a target, or each attention inside it."""
+    """Check what a target names, or each attention inside it."""
     outcome = Outcome(target, options.pop("inside"))
     try:
         # Raises an error for an invalid value, once for all attentions of a model.
         Options(**{option.name: options[option.name] for option in fields(Options)})
         # What the imported file prints must not end up in the report, or in JSON.
         with redirect_stdout(sys.stderr):
-            parts = [load_attention(target)]
-            if outcome.inside:
-                parts = [*attentions_inside(*parts[0], options.pop("init_args"))]
-        check_parts(parts, outcome.reports, outcome.errors, progress, **options)
+            loaded = load_attention(target)
+        check_loaded(outcome, loaded, progress=progress, **options)
     except ValueError as error:  # `CallError` is a `ValueError`
         outcome.errors[target] = str(error)
-    results = [result for report in outcome.reports for result in report.results]
-    if results and all(result.status == "not applicable" for result in results):
-        outcome.errors[target] = (
-            f"no law was tested on `{target}`: each is skipped, such as "
-            f"`{results[0].law.name}` ({results[0].detail})"
-        )
     return outcome
 
 
-def check_parts(
-    parts: Iterable[tuple[str, str, Any]],
-    reports: list[Report],
-    errors: dict[str, str],
-    progress: Progress | None = None,
-    **options: Any,
+def check_loaded(
+    outcome: Outcome, loaded: tuple[str, str, Any], **options: Any
 ) -> None:
-    """Check each attention; append its report, or store why it cannot be called."""
+    """Check an attention, or each one inside a model, given as by `load_attention`."""
+    parts = [loaded]
+    if outcome.inside:
+        init_args = options.pop("init_args", {})
+        with redirect_stdout(sys.stderr):
+            parts = [*attentions_inside(*loaded, init_args)]
     for name, imports, attention in parts:
         try:
-            reports.append(
-                check(
-                    attention, name=name, imports=imports, progress=progress, **options
-                )
-            )
+            report = check(attention, name=name, imports=imports, **options)
+            outcome.reports.append(report)
         except CallError as error:
-            errors[name] = str(error)
+            outcome.errors[name] = str(error)
+    results = [result for report in outcome.reports for result in report.results]
+    if results and all(result.status == "not applicable" for result in results):
+        outcome.errors[outcome.target] = (
+            f"no law was tested on `{outcome.target}`: each is skipped, such as "
+            f"`{results[0].law.name}` ({results[0].detail})"
+        )
 
 
 def chosen_targets(
