@@ -385,8 +385,8 @@ def guessed_by_type(probe: CallProbe, parameter: inspect.Parameter) -> str:
     return guess
 
 
-def unknown_argument(target: type, name: str) -> CallError:
-    """The error of a required constructor argument that cannot be guessed."""
+def unknown_argument(target: Any, name: str) -> CallError:
+    """The error of a required argument, with which it is built, that is unknown."""
     return CallError(
         f"`{target.__name__}` requires `{name}`, whose meaning is unknown; give it "
         f"with `--init-args {name}=...`, or check an instance: write `built = "
@@ -528,6 +528,7 @@ def infer_inputs(probe: CallProbe) -> None:
             f"`{adapter.name}` has no named arguments; name its inputs with "
             f"`--inputs x` or `--inputs query,key,value`"
         )
+    check_roles(adapter.name, inputs, options)
     by_keyword = order[: len(inputs)] != list(inputs) and set(inputs) <= set(order)
     by_keyword |= any(p.kind is p.KEYWORD_ONLY for p in parameters if p.name in inputs)
     # Inputs that the signature does not name are passed to its `**kwargs`.
@@ -545,6 +546,17 @@ def infer_inputs(probe: CallProbe) -> None:
     probe.record(
         "inputs", ", ".join(inputs), source, inputs=inputs, by_keyword=by_keyword
     )
+
+
+def check_roles(name: str, inputs: tuple[str, ...], options: Options) -> None:
+    """Raise `CallError` where an option names an input as another argument."""
+    for option in ("mask", "call_args"):
+        for each in getattr(options, option):
+            if each in inputs:
+                raise CallError(
+                    f"`{option}` names `{each}`, which is taken for an input of "
+                    f"`{name}`; name another argument, or the inputs with `--inputs`"
+                )
 
 
 # From calls
@@ -584,6 +596,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     adapter = probe.adapter
     if probe.guessed:
         raise unknown_argument(adapter.target, probe.guessed)
+    if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
+        raise unknown_argument(adapter.target, adapter.inputs[0])
     if probe.takes_ids:
         raise CallError(
             f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "
