@@ -23,16 +23,25 @@
 # ```
 #
 # How the module is called (batch first or not, with which mask) is inferred from its
-# names and from small calls, and printed above the results. Give what cannot be inferred
-# as an [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
-# `attention_laws` fails the test and prints the results: `def test_mine(attention_laws):
-# attention_laws(MyAttention(512, 8))`.
+# names and from small calls, and printed above the results. Give what cannot be
+# inferred as an [option](../source/attention_laws/adapter.md#Options). In pytest, the
+# fixture `attention_laws` fails the test and prints the results: `def
+# test_mine(attention_laws): attention_laws(MyAttention(512, 8))`. It also fails if each
+# law is skipped, takes `inside=True` for a model, and ignores `pyproject.toml`.
 #
-# In continuous integration, the exit status is 0 if no law fails, 1 if one does, and 2 if
-# the attention could not be called. `--junit report.xml` writes the results for the CI
-# system, `--github` prints annotations of GitHub Actions, and `--quiet` prints nothing
-# unless a law fails. List what is to be checked in `pyproject.toml`, with the options of
-# each; `headnotes check` without a target then checks all of them:
+# In continuous integration, the exit status says what was found:
+#
+# - 0: no law fails, and at least one passes;
+# - 1: a law fails;
+# - 2: no law fails, but an option is wrong, an attention could not be called, or each
+#   law was skipped;
+# - 130: Ctrl-C.
+#
+# `--junit report.xml` writes the results, and such errors, for the CI system,
+# `--github` prints annotations of GitHub Actions (on the standard error stream with
+# `--json`), and `--quiet` prints nothing unless a law fails. List what is to be checked
+# in `pyproject.toml`, with the options of each; `headnotes check` without a target then
+# checks all of them:
 #
 # ```toml
 # [tool.headnotes.check."my_model.py:MyAttention"]

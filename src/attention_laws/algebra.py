@@ -12,6 +12,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -557,6 +558,13 @@ def tokens_meet(script: Script) -> bool:
     return not script.evaluate(f"torch.equal({before}{last}, {after}{last})")
 
 
+# Wrong scales of the scores, each with its ratio to the right one.
+WRONG_SCALES = {
+    "not divided by sqrt(d_k)": "{d_k} ** 0.5",
+    "divided by sqrt(d_model), not by sqrt(d_k)": "({d_k} / {d_model}) ** 0.5",
+}
+
+
 def assert_formula(
     script: Script,
     args: CallArguments,
@@ -574,7 +582,18 @@ def assert_formula(
     expected = script.assign(
         "expected", f"reference_attention({q}, {k}, {v}, {mask}{softcap})"
     )
-    compare_projected(script, args, expected, output, message, relative)
+    try:
+        compare_projected(script, args, expected, output, message, relative)
+    except LawViolation as violation:
+        sizes = script.adapter.named_sizes(script.sizes)
+        for scale, factor in WRONG_SCALES.items():
+            scaled = f"{q} * {factor.format(**sizes)}"
+            text = f"reference_attention({scaled}, {k}, {v}, {mask}{softcap})"
+            with suppress(LawViolation):
+                compare_projected(script, args, text, output, message, relative)
+                violation.message += f", as if the scores were {scale}"
+                break
+        raise
 
 
 def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:

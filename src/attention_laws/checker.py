@@ -13,6 +13,7 @@ Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md
 
 import dis
 import inspect
+import logging
 import math
 import re
 import sys
@@ -20,7 +21,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from attention_laws.law import (
     LawViolation,
     NotApplicable,
     ScriptError,
+    did_you_mean,
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
@@ -612,10 +614,10 @@ def validate_law_names(option: str, names: str | Iterable[str]) -> list[str]:
     if not isinstance(names, Iterable):
         raise ValueError(f"`{option}` (={names!r}) must be names of laws")
     names = list(names)
-    for unknown in set(names) - set(LAWS):
+    for unknown in (name for name in names if name not in [*LAWS]):
         raise ValueError(
-            f"`{option}` names {unknown!r}, which is not a law; the laws are "
-            f"{', '.join(LAWS)}"
+            f"`{option}` names {unknown!r}, which is not a law; "
+            f"{did_you_mean(str(unknown), LAWS, 'the laws are')}"
         )
     return names
 
@@ -632,6 +634,20 @@ def validate_attention(attention: Any) -> None:
             f"`{attention.__name__}` is a class, but not of modules; give an instance "
             f"that can be called, or a function"
         )
+
+
+@contextmanager
+def without_trace_log() -> Iterator[None]:
+    """Leave PyTorch's trace of its compiler out of the logs.
+
+    pytest attaches its own handlers to that logger, too, and would print each line.
+    """
+    logger = logging.getLogger("torch.__trace")
+    handlers, logger.handlers = logger.handlers, []
+    try:
+        yield
+    finally:
+        logger.handlers = handlers
 
 
 def check(
@@ -671,16 +687,17 @@ def check(
     skip = validate_law_names("skip", skip)
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     results = []
-    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng():
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, without_trace_log(), torch.random.fork_rng():
         torch.manual_seed(stated.seed)
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
-        imports = imports or import_line(attention, name)
+        imports, source_name = imports or import_line(attention, name), name
         if (built := build_by_function(attention, stated)) is not None:
             attention, lines = built
             stated = replace(stated, init_args={})
-            imports, name = imports + lines, "built"
-        adapter = infer_adapter(attention, name, imports, stated)
+            imports, source_name = imports + lines, "built"
+        adapter = infer_adapter(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]

@@ -9,12 +9,15 @@ The command tests the [laws of attention](../../compare/laws.md) on an implement
 in a file. A module class is instantiated; a module or a function is checked as it is.
 What no option gives is inferred, and printed above the table of results.
 
-The exit status is 0 if no law fails, 1 if one does, and 2 if the implementation could
-not be called at all, so the command can run in CI. `--skip` leaves out a law that is
-violated on purpose; the table shows that it was skipped. `--junit report.xml` writes
-the results for a CI system, `--github` prints annotations for GitHub Actions, `--quiet`
-prints nothing unless a law fails, and `--verbose` prints the program of each failure,
-not of the first only. Verdicts are colored on a terminal, unless `NO_COLOR` is set.
+The exit status is 0 if no law fails and at least one passes, 1 if one fails, and 130
+after Ctrl-C, so the command can run in CI. It is 2 if no law fails, but an option is
+wrong, an implementation could not be called, or each law was skipped; the reason is
+printed in one line, and the other implementations are checked even so. `--skip` leaves
+out a law that is violated on purpose; the table shows that it was skipped. `--junit
+report.xml` writes the results for a CI system, `--github` prints annotations for GitHub
+Actions, `--quiet` prints nothing unless a law fails, and `--verbose` prints the program
+of each failure, not of the first only. Verdicts are colored on a terminal, unless
+`NO_COLOR` is set.
 
 `--inside` checks each attention within a model, as it was built:
 
@@ -49,9 +52,9 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout, suppress
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,9 +73,15 @@ from attention_laws.adapter import (
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
+from attention_laws.law import did_you_mean, first_line
 
 # The options of `check` that a table of `pyproject.toml` may set.
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
+
+WHERE_TO_WRITE = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
+
+# Called before each law: how many are done, how many there are, and which one runs.
+Progress = Callable[[int, int, str], None]
 
 # Terminal colors of the verdicts.
 COLORS = {"pass": "32", "FAIL": "1;31", "skip": "2"}
@@ -222,32 +231,98 @@ def add_call_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@dataclass
+class Outcome:
+    """What was found out about one target: reports, and errors by name.
+
+    The error of an attention that cannot be called does not hide the reports of others.
+    """
+
+    target: str
+    inside: bool = False  # whether it is a model
+    reports: list[Report] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a law fails."""
+        return not all(report.ok for report in self.reports)
+
+
 def run(arguments: argparse.Namespace) -> int:
-    """Check the named implementation, print the report, return the exit status."""
+    """Check what is named, print what was found out, return the exit status."""
+    if reason := unwritable(arguments.junit):
+        print(
+            f"headnotes check: `--junit {arguments.junit}` cannot be written: {reason}",
+            file=sys.stderr,
+        )
+        return 2
     progress = ProgressBar()
-    reports: dict[str, list[Report]] = {}
+    outcomes: list[Outcome] = []
     try:
         for target, options in chosen_targets(arguments):
-            # What the imported file prints must not end up in the report, or in JSON.
-            with redirect_stdout(sys.stderr):
-                found = [load_attention(target)]
-                if options.pop("inside"):
-                    found = [*attentions_inside(*found[0], options.pop("init_args"))]
-            reports[target] = [
-                check(each, name=name, imports=imports, progress=progress, **options)
-                for name, imports, each in found
-            ]
-    except (ValueError, KeyboardInterrupt) as error:  # `CallError` is a `ValueError`
+            outcomes.append(check_target(target, options, progress))
+    except CallError as error:
+        target = arguments.target or "pyproject.toml"
+        outcomes.append(Outcome(target, errors={target: str(error)}))
+    finally:
         progress.clear()
-        print(f"headnotes check: {error or 'interrupted'}", file=sys.stderr)
-        return 2
-    progress.clear()
-    flat = [report for group in reports.values() for report in group]
     if arguments.junit:
-        Path(arguments.junit).write_bytes(reports_to_junit(flat))
+        Path(arguments.junit).write_bytes(outcomes_to_junit(outcomes))
     with suppress(BrokenPipeError):
-        print_reports(reports, arguments)
-    return 0 if all(report.ok for report in flat) else 1
+        print_outcomes(outcomes, arguments)
+    errors = [text for outcome in outcomes for text in outcome.errors.values()]
+    for text in errors:
+        print(f"headnotes check: {text}", file=sys.stderr)
+    return 1 if any(outcome.failed for outcome in outcomes) else 2 * bool(errors)
+
+
+def unwritable(path: str) -> str:
+    """Why a file cannot be written; "" if it can, and it exists then."""
+    try:
+        if path:
+            Path(path).open("ab").close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def check_target(target: str, options: dict[str, Any], progress: Progress) -> Outcome:
+    """Check what a target names, or each attention inside it."""
+    outcome = Outcome(target, options.pop("inside"))
+    try:
+        # Raises an error for an invalid value, once for all attentions of a model.
+        Options(**{option.name: options[option.name] for option in fields(Options)})
+        # What the imported file prints must not end up in the report, or in JSON.
+        with redirect_stdout(sys.stderr):
+            loaded = load_attention(target)
+        check_loaded(outcome, loaded, progress=progress, **options)
+    except ValueError as error:  # `CallError` is a `ValueError`
+        outcome.errors[target] = str(error)
+    return outcome
+
+
+def check_loaded(
+    outcome: Outcome, loaded: tuple[str, str, Any], **options: Any
+) -> None:
+    """Check an attention, or each one inside a model, given as by `load_attention`."""
+    parts = [loaded]
+    if outcome.inside:
+        init_args = options.pop("init_args", {})
+        with redirect_stdout(sys.stderr):
+            parts = [*attentions_inside(*loaded, init_args)]
+    for name, imports, attention in parts:
+        try:
+            report = check(attention, name=name, imports=imports, **options)
+            outcome.reports.append(report)
+        except CallError as error:
+            outcome.errors[name] = str(error)
+    results = [result for report in outcome.reports for result in report.results]
+    if results and all(result.status == "not applicable" for result in results):
+        outcome.errors[outcome.target] = (
+            f"no law was tested on `{outcome.target}`: each is skipped, such as "
+            f"`{results[0].law.name}` ({results[0].detail})"
+        )
 
 
 def chosen_targets(
@@ -274,58 +349,95 @@ def chosen_targets(
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The options of each target under `[tool.headnotes.check]`.
 
-    Raises `CallError` for an option that does not exist.
+    Raises `CallError` for an option that does not exist, and for a value that should be
+    a table.
     """
     if not path.is_file():
         return {}
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CallError(f"`{path}` cannot be read: {error}") from None
-    targets: dict[str, dict[str, Any]] = (
-        table.get("tool", {}).get("headnotes", {}).get("check", {})
-    )
-    for target, settings in targets.items():
-        for name in settings if isinstance(settings, dict) else [target]:
-            if name not in SETTINGS:
-                raise CallError(
-                    f"`{path}` has `{name}` in [tool.headnotes.check]; write options "
-                    f'under [tool.headnotes.check."FILE.py:NAME"]: '
-                    f"{', '.join(sorted(SETTINGS))}"
-                )
+    for level in ("tool", "headnotes", "check"):
+        table = table.get(level, {})
+        if not isinstance(table, dict):
+            raise CallError(
+                f"`{level}` (={table!r}) of `{path}` must be a table; {WHERE_TO_WRITE}"
+            )
+    for target, settings in table.items():
+        if not isinstance(settings, dict):
+            raise CallError(
+                f"`{path}` has `{target}` in [tool.headnotes.check]; {WHERE_TO_WRITE}"
+            )
         for name, value in settings.items():
+            validate_setting(path, name, value)
             if isinstance(value, list):
                 settings[name] = tuple(value)
         if "dtype" in settings:
-            settings["dtype"] = DTYPES.get(settings["dtype"], settings["dtype"])
-    return targets
+            name = str(settings["dtype"])
+            settings["dtype"] = DTYPES.get(name, name)
+    return table
 
 
-def print_reports(
-    reports: dict[str, list[Report]], arguments: argparse.Namespace
-) -> None:
-    """Print the reports of each target in the format that the flags name."""
-    flat = [report for group in reports.values() for report in group]
+def validate_setting(path: Path, name: str, value: Any) -> None:
+    """Raise `CallError` for an option that does not exist, and a flag that is none."""
+    if name not in SETTINGS:
+        raise CallError(
+            f"`{path}` has `{name}`, which is no option; "
+            f"{did_you_mean(name, sorted(SETTINGS), 'the options are')}"
+        )
+    if name in ("inside", "thorough") and type(value) is not bool:
+        raise CallError(f"`{name}` (={value!r}) of `{path}` must be true or false")
+
+
+def print_outcomes(outcomes: list[Outcome], arguments: argparse.Namespace) -> None:
+    """Print the reports, and annotations, in the format that the flags name."""
     if arguments.json:
-        found = [report_to_json(report) for report in flat]
-        is_single = arguments.target and not arguments.inside
+        found = [entry for outcome in outcomes for entry in outcome_to_json(outcome)]
+        is_single = arguments.target and not outcomes[0].inside
         print(json.dumps(found[0] if is_single else found, indent=2))
     else:
+        flat = [report for outcome in outcomes for report in outcome.reports]
         shown = [r for r in flat if not (arguments.quiet and r.ok)]
         for n, report in enumerate(shown):
             print("\n" * (n > 0) + with_color(report.render(arguments.verbose)))
     if arguments.github:
-        for target, group in reports.items():
-            path = target.rpartition(":")[0]
-            for result in (result for report in group for result in report.failed):
-                message = f"{result.law.name}: {result.detail}".replace("\n", " ")
-                print(f"::error file={path},title=headnotes check::{message}")
+        # GitHub reads them from both streams; the other one may be JSON.
+        stream = sys.stderr if arguments.json else sys.stdout
+        for line in (line for outcome in outcomes for line in annotations(outcome)):
+            print(line, file=stream)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough: nothing is printed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
+
+
+def annotations(outcome: Outcome) -> Iterator[str]:
+    """A line of GitHub Actions for each law that fails, and for each error."""
+    path = path_of(outcome.target)
+    place = f"file={path}," if path else ""
+    messages = [
+        f"{report.name}: {result.law.name}: {result.detail}"
+        for report in outcome.reports
+        for result in report.failed
+    ]
+    for message in [*messages, *outcome.errors.values()]:
+        text = message.replace("\n", " ")
+        yield f"::error {place}title=headnotes check::{text}"
+
+
+def path_of(target: str) -> str:
+    """The file of a target, from the current folder; "" if it is not known."""
+    where = target.rpartition(":")[0]
+    module = None if where.endswith(".py") else sys.modules.get(where)
+    file = where if module is None else getattr(module, "__file__", None) or ""
+    path = Path(file)
+    is_inside = path.is_absolute() and path.is_relative_to(Path.cwd())
+    if not path.is_file():
+        return ""
+    return path.relative_to(Path.cwd()).as_posix() if is_inside else file
 
 
 def with_color(text: str) -> str:
@@ -340,11 +452,20 @@ def with_color(text: str) -> str:
     )
 
 
-def reports_to_junit(reports: Iterable[Report]) -> bytes:
-    """The reports as JUnit XML, which most CI systems display."""
+def outcomes_to_junit(outcomes: Iterable[Outcome]) -> bytes:
+    """The outcomes as JUnit XML, which most CI systems display."""
     suites = ElementTree.Element("testsuites")
-    for report in reports:
-        add_junit_suite(suites, report)
+    for outcome in outcomes:
+        for report in outcome.reports:
+            add_junit_suite(suites, report)
+        for name, message in outcome.errors.items():
+            suite = ElementTree.SubElement(
+                suites, "testsuite", name=name, tests="1", errors="1"
+            )
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=name, name="check"
+            )
+            ElementTree.SubElement(case, "error", message=message)
     text: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
     return text
 
@@ -455,8 +576,9 @@ def load_attention(target: str) -> tuple[str, str, Any]:
     try:
         exec(imports, namespace)
     except (Exception, SystemExit) as error:
+        message = str(error).strip().partition("\n")[0]
         raise CallError(
-            f"`{target}` cannot be imported ({type(error).__name__}: {error})"
+            f"`{target}` cannot be imported ({type(error).__name__}: {message})"
         ) from error
     # An installed or built-in module of the same name takes precedence over the file.
     imported_file = sys.modules[module].__file__
@@ -487,8 +609,9 @@ def attentions_inside(
             model = model(**init_args)
         except Exception as error:
             raise CallError(
-                f"`{built}` cannot be built ({type(error).__name__}: {error}); give "
-                f"`--init-args`, or name a function that builds the model"
+                f"`{built}` cannot be built ({type(error).__name__}: "
+                f"{first_line(error)}); give `--init-args`, or name a function that "
+                f"builds the model"
             ) from error
     if not isinstance(model, nn.Module):
         raise CallError(f"`{built}` is no module, but a {type(model).__name__}")
@@ -549,6 +672,15 @@ def module_name(path: Path) -> tuple[str, Path]:
                 f"rename it"
             )
     return ".".join(parts), folder
+
+
+def outcome_to_json(outcome: Outcome) -> list[dict[str, Any]]:
+    """The reports, then the errors, as dicts and lists."""
+    errors = [
+        {"name": name, "ok": False, "error": message}
+        for name, message in outcome.errors.items()
+    ]
+    return [*map(report_to_json, outcome.reports), *errors]
 
 
 def report_to_json(report: Report) -> dict[str, Any]:

@@ -60,7 +60,7 @@ from attention_laws.decoding import (
     restart_with_cache,
 )
 from attention_laws.infer_masks import infer_masks, mask_leakage
-from attention_laws.law import LawViolation, NotApplicable, ScriptError
+from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
 
@@ -258,8 +258,8 @@ def check_parameter_names(probe: CallProbe) -> None:
         for name in named:
             if name not in existing:
                 raise CallError(
-                    f"`{option}` names `{name}`, which does not exist; there are "
-                    f"{', '.join(sorted(existing - {''}))}"
+                    f"`{option}` names `{name}`, which does not exist; "
+                    f"{did_you_mean(name, sorted(existing - {''}), 'there are')}"
                 )
 
 
@@ -389,8 +389,8 @@ def guessed_by_type(probe: CallProbe, parameter: inspect.Parameter) -> str:
     return guess
 
 
-def unknown_argument(target: type, name: str) -> CallError:
-    """The error of a required constructor argument that cannot be guessed."""
+def unknown_argument(target: Any, name: str) -> CallError:
+    """The error of a required argument, with which it is built, that is unknown."""
     return CallError(
         f"`{target.__name__}` requires `{name}`, whose meaning is unknown; give it "
         f"with `--init-args {name}=...`, or check an instance: write `built = "
@@ -532,6 +532,7 @@ def infer_inputs(probe: CallProbe) -> None:
             f"`{adapter.name}` has no named arguments; name its inputs with "
             f"`--inputs x` or `--inputs query,key,value`"
         )
+    check_roles(adapter.name, inputs, options)
     by_keyword = order[: len(inputs)] != list(inputs) and set(inputs) <= set(order)
     by_keyword |= any(p.kind is p.KEYWORD_ONLY for p in parameters if p.name in inputs)
     # Inputs that the signature does not name are passed to its `**kwargs`.
@@ -549,6 +550,17 @@ def infer_inputs(probe: CallProbe) -> None:
     probe.record(
         "inputs", ", ".join(inputs), source, inputs=inputs, by_keyword=by_keyword
     )
+
+
+def check_roles(name: str, inputs: tuple[str, ...], options: Options) -> None:
+    """Raise `CallError` where an option names an input as another argument."""
+    for option in ("mask", "call_args"):
+        for each in getattr(options, option):
+            if each in inputs:
+                raise CallError(
+                    f"`{option}` names `{each}`, which is taken for an input of "
+                    f"`{name}`; name another argument, or the inputs with `--inputs`"
+                )
 
 
 # From calls
@@ -588,6 +600,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     adapter = probe.adapter
     if probe.guessed:
         raise unknown_argument(adapter.target, probe.guessed)
+    if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
+        raise unknown_argument(adapter.target, adapter.inputs[0])
     if probe.takes_ids:
         raise CallError(
             f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "

@@ -17,9 +17,10 @@ Claessen and Hughes 2000: state what must hold for all inputs, search for a
 counterexample, and shrink it before it is shown.
 """
 
+import difflib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -84,6 +85,20 @@ def first_line(error: Exception) -> str:
     """
     line = str(error).strip().partition("\n")[0]
     return line if len(line) < 120 else line[:119] + "…"
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    r"""How an error about an unknown name ends: with the similar name, or with all.
+
+    >>> did_you_mean("causalty", ["causality", "padding"], "the laws are")
+    'did you mean `causality`?'
+    >>> did_you_mean("x", ["causality", "padding"], "the laws are")
+    'the laws are causality, padding'
+    """
+    known = [*known]
+    for similar in difflib.get_close_matches(name, known, n=1):
+        return f"did you mean `{similar}`?"
+    return f"{otherwise} {', '.join(known)}"
 
 
 class LawViolation(Exception):  # noqa: N818

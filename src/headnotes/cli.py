@@ -36,7 +36,7 @@ from collections.abc import Sequence
 from functools import cache
 from os.path import relpath
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import headnotes
 
@@ -309,6 +309,30 @@ def copy(name: str, destination: Path, *, plain: bool, force: bool) -> list[Path
     return [*texts]
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, and exit."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def parse(
+    parser: Parser,
+    commands: "argparse._SubParsersAction[Any]",
+    options: Sequence[str],
+) -> argparse.Namespace:
+    """The parsed options; those that a command does not know are its error."""
+    arguments, unknown = parser.parse_known_args(options)
+    if unknown:
+        chosen = commands.choices[arguments.command]
+        known = re.findall(r"--[a-z-]+", chosen.format_help())
+        similar = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        way_out = "".join(f"; did you mean `{option}`?" for option in similar)
+        chosen.error(f"unrecognized arguments: {' '.join(unknown)}{way_out}")
+    return arguments
+
+
 def add_list_and_copy(commands: "argparse._SubParsersAction[Any]") -> None:
     """Add the commands that need no torch."""
     about = "List the modules that can be copied, each with its title."
@@ -348,7 +372,17 @@ def add_others(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, and return its exit status: 0 where all went well."""
-    parser = argparse.ArgumentParser(
+    options = sys.argv[1:] if argv is None else [*argv]
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        print(f"{' '.join(['headnotes', *options[:1]])}: interrupted", file=sys.stderr)
+        return 130  # what a shell reports for a program that Ctrl-C ends
+
+
+def run(options: Sequence[str]) -> int:
+    """Run the command that the options name."""
+    parser = Parser(
         prog="headnotes",
         description="Copy annotated attention modules; do exercises; check and "
         "benchmark attention implementations; train a translation model.",
@@ -359,29 +393,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_list_and_copy(commands)
     others = add_others(commands)
-    options = sys.argv[1:] if argv is None else [*argv]
     if options[:1] == ["check"]:
         # Only these commands import torch, which takes seconds.
         from attention_laws import cli as laws
 
         laws.add_arguments(others["check"])
-        return laws.run(parser.parse_args(argv))
+        return laws.run(parse(parser, commands, options))
     if options[:1] == ["bench"]:
         from attention_bench import cli as benchmark
 
         benchmark.add_arguments(others["bench"])
-        return benchmark.run(parser.parse_args(argv))
+        return benchmark.run(parse(parser, commands, options))
     if options[:1] == ["exercise"]:
         from headnotes.exercises import cli as exercises
 
         exercises.add_arguments(others["exercise"])
-        return exercises.run(parser.parse_args(argv))
+        return exercises.run(parse(parser, commands, options))
     if options[:1] == ["train"]:
         from headnotes.parallel import cli as training
 
         training.add_arguments(others["train"])
-        return training.run(parser.parse_args(argv))
-    arguments = parser.parse_args(argv)
+        return training.run(parse(parser, commands, options))
+    arguments = parse(parser, commands, options)
 
     if arguments.command == "list":
         for name, path in modules().items():

@@ -294,6 +294,21 @@ def test_options_that_name_unknown_arguments_are_refused_before_any_call(
         check(Correct, **options)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("mask", {"key": "attend:bk"}), ("call_args", {"key": None})]
+)
+def test_an_option_that_names_an_input_is_refused_before_any_call(
+    option: str, value: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(infer, "infer_layout", pytest.fail)
+    message = (
+        f"`{option}` names `key`, which is taken for an input of `Correct`; "
+        f"name another argument, or the inputs with `--inputs`"
+    )
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
+        check(Correct, **{option: value})
+
+
 @pytest.mark.parametrize(("options", "message"), UNKNOWN_PARTS)
 def test_options_that_name_unknown_parts_are_refused_before_more_is_inferred(
     options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,7 @@
 """Laws of the formula: each fails on attention that violates it."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,13 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.algebra import __name__ as family
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import ForgetsInChunks, NormalizesTokens, assert_caught
+from specimens import (
+    Correct,
+    ForgetsInChunks,
+    NormalizesTokens,
+    ScalesByWidth,
+    assert_caught,
+)
 
 NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
@@ -21,6 +29,37 @@ def test_each_law_fails_on_implementations_that_violate_it(
     name: str, device: torch.device
 ) -> None:
     assert_caught(name, device.type)
+
+
+class DoesNotScale(Correct):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+class ScalesTwice(Correct):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) / q.shape[-1] ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("attention", "cause"),
+    [
+        (DoesNotScale, ", as if the scores were not divided by sqrt(d_k)"),
+        (
+            ScalesByWidth,
+            ", as if the scores were divided by sqrt(d_model), not by sqrt(d_k)",
+        ),
+        (ScalesTwice, ""),
+    ],
+)
+def test_a_known_wrong_scale_is_named(attention: type[Correct], cause: str) -> None:
+    (result,) = check(attention, only="formula").failed
+    assert re.sub(r"\d", "0", result.detail) == (
+        f"query 0 of batch item 0 differs from the formula{cause}"
+    )
+    assert result.counterexample is not None
+    assert "sqrt" not in result.counterexample.code
+    assert result.counterexample.code.count("reference_attention(") == 1
 
 
 def test_rows_sum_to_one_with_grouped_queries() -> None:

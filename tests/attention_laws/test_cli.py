@@ -1,6 +1,7 @@
 """`headnotes check`: its options, its output, and its exit status."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -79,6 +80,60 @@ def test_the_command_checks_a_file(model: str) -> None:
     assert result.stdout.endswith("0 passed, 2 failed, 0 skipped\n")
 
 
+INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+
+
+@pytest.mark.slow
+def test_an_interrupt_during_the_import_of_torch_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(INTERRUPT, encoding="utf-8")
+    command = [sys.executable, "-m", "headnotes.cli", "check", "a.py:A"]
+    folders = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": folders},
+    )
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "headnotes check: interrupted\n"
+
+
+def test_an_interrupt_of_a_check_is_one_line(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(model).write_text(INTERRUPT, encoding="utf-8")
+    assert main(["check", f"{model}:Good"]) == 130
+    assert capsys.readouterr().err == "headnotes check: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--misspelt"], "unrecognized arguments: --misspelt"),
+        (
+            ["--head=3", "--layot=bld"],
+            "unrecognized arguments: --layot=bld; did you mean `--layout`?",
+        ),
+        (["--heads", "three"], "argument --heads: invalid int value: three"),
+        (
+            ["--positions", "rotery"],
+            "argument --positions: invalid choice: rotery (choose from none, alibi, "
+            "rotary, relative, learned)",
+        ),
+    ],
+)
+def test_a_misspelt_argument_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["check", *arguments])
+    assert exit.value.code == 2
+    # Later versions of Python quote fewer of the choices.
+    error = capsys.readouterr().err.replace("'", "")
+    assert error == f"headnotes check: {message}\n"
+
+
 @pytest.mark.slow
 def test_the_counterexample_runs_on_its_own(
     model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -154,13 +209,15 @@ def test_the_exit_status_is_0_1_or_2(
         ),
         (
             ["MODEL:Good", "--skip", "causalty"],
-            f"`skip` names 'causalty', which is not a law; the laws are "
-            f"{', '.join(LAWS)}",
+            "`skip` names 'causalty', which is not a law; did you mean `causality`?",
         ),
         (
             ["MODEL:Good", "--only", "causalty"],
-            f"`only` names 'causalty', which is not a law; the laws are "
-            f"{', '.join(LAWS)}",
+            "`only` names 'causalty', which is not a law; did you mean `causality`?",
+        ),
+        (
+            ["MODEL:Good", "--only", "xyz"],
+            f"`only` names 'xyz', which is not a law; the laws are {', '.join(LAWS)}",
         ),
         (
             ["MODEL:Good", "--mask", "m=keep:bk"],
@@ -240,9 +297,69 @@ def test_junit_and_annotations_hold_the_failures(
     assert "assert" in (failed[0].text or "")
     assert skipped[0].tag == "skipped"
     annotation = capsys.readouterr().out.splitlines()[-1]
-    assert annotation.startswith(f"::error file={model},title=headnotes check::causal")
+    place = f"file={model},title=headnotes check"
+    assert annotation.startswith(f"::error {place}::Bad: causality: query 0")
     assert main(["check", f"{model}:Good", "--only", "causality", "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_annotations_leave_the_json_on_stdout_alone(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(model).parent)
+    flags = ["--causal", "--only", "causality", "--json", "--github"]
+    assert main(["check", f"{Path(model).stem}:Bad", *flags]) == 1
+    output = capsys.readouterr()
+    assert not json.loads(output.out)["ok"]
+    assert output.err.startswith(f"::error file={Path(model).name},title=")
+
+
+def test_an_error_of_one_target_does_not_hide_the_report_of_another(
+    model: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Path(model).name
+    table = f"[tool.headnotes.check.'{name}:KIND']\nonly = ['causality']\n"
+    tables = [table.replace("KIND", kind) for kind in ("Good", "Godo")]
+    (tmp_path / "pyproject.toml").write_text("".join(tables), encoding="utf-8")
+    assert main(["check", "--github", "--junit", "report.xml"]) == 2
+    output = capsys.readouterr()
+    annotation = output.out.splitlines()[-1]
+    assert output.out.startswith("Good\n")
+    assert annotation.startswith(f"::error file={name},title=headnotes check::`{name}:")
+    message = annotation.rpartition("::")[2]
+    assert output.err == f"headnotes check: {message}\n"
+    _, suite = ElementTree.parse(tmp_path / "report.xml").getroot()
+    (error,) = suite[0]
+    assert (suite.attrib["errors"], error.tag) == ("1", "error")
+    assert error.attrib["message"] == message
+    assert main(["check", "--json"]) == 2
+    good, missing = json.loads(capsys.readouterr().out)
+    assert (good["ok"], missing["error"]) == (True, message)
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "missing" / "report.xml"
+    assert main(["check", "nowhere.py:Bad", "--junit", str(path)]) == 2
+    error = f"`--junit {path}` cannot be written: No such file or directory"
+    assert capsys.readouterr().err == f"headnotes check: {error}\n"
+
+
+def test_a_check_in_which_each_law_is_skipped_does_not_count_as_a_pass(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", f"{model}:Good", "--only", "sinks"]) == 2
+    output = capsys.readouterr()
+    assert output.out.endswith("0 passed, 0 failed, 1 skipped\n")
+    assert output.err == (
+        f"headnotes check: no law was tested on `{model}:Good`: each is skipped, such "
+        f"as `sinks` (has no scores of sinks, one for each head)\n"
+    )
 
 
 def test_pyproject_lists_targets_and_flags_take_precedence(
@@ -265,10 +382,43 @@ def test_pyproject_lists_targets_and_flags_take_precedence(
     assert main(["check", "--json"]) == 1
     reports = json.loads(capsys.readouterr().out)
     assert [(r["name"], r["ok"]) for r in reports] == [("Good", True), ("Bad", False)]
-    assert main(["check", f"{name}:Bad", "--no-causal", "--quiet"]) == 0
+    flags = ["--no-causal", "--only", "formula", "--quiet"]
+    assert main(["check", f"{name}:Bad", *flags]) == 0
 
-    path.write_text(table.format(name, "Bad", "x").replace("only", "onyl"))
-    with pytest.raises(CallError, match=r"`onyl` in \[tool.headnotes.check\]"):
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[tool.headnotes.check]\ncausal = true",
+            "`PATH` has `causal` in [tool.headnotes.check]; WRITE",
+        ),
+        ("[tool.headnotes]\ncheck = 'a.py:A'", "`check` (='a.py:A') of `PATH` "),
+        ("[tool.headnotes]\ncheck = ['a.py:A']", "`check` (=['a.py:A']) of `PATH` "),
+        ("[tool]\nheadnotes = 3", "`headnotes` (=3) of `PATH` must be a table; WRITE"),
+        ("tool = 3", "`tool` (=3) of `PATH` must be a table; WRITE"),
+        (
+            "[tool.headnotes.check.'a.py:A']\nonyl = 'causality'",
+            "`PATH` has `onyl`, which is no option; did you mean `only`?",
+        ),
+        (
+            "[tool.headnotes.check.'a.py:A']\nthorough = 'no'",
+            "`thorough` (='no') of `PATH` must be true or false",
+        ),
+        (
+            "[tool.headnotes.check.'a.py:A']\ninside = 'no'",
+            "`inside` (='no') of `PATH` must be true or false",
+        ),
+    ],
+)
+def test_a_wrong_value_in_pyproject_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.write_text(text, encoding="utf-8")
+    where = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
+    expected = message.replace("PATH", str(path)).replace("WRITE", where)
+    with pytest.raises(CallError, match=f"^{re.escape(expected)}"):
         read_settings(path)
 
 
@@ -304,6 +454,42 @@ def build():
         exec(code, {})
     assert main(["check", f"{model}:Good", "--inside", *flags[2:]]) == 2
     assert "give `--init-args`" in capsys.readouterr().err
+
+
+def test_an_attention_that_cannot_be_called_does_not_hide_the_others(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built = """
+
+class OddAttention(nn.Linear):
+    def forward(self, points, triangles, colors):
+        return points[triangles.long()] + super().forward(colors)
+
+
+GoodAttention = type("GoodAttention", (Good,), {})
+BadAttention = type("BadAttention", (Bad,), {})
+
+
+def build(kind):
+    return nn.ModuleDict({"odd": OddAttention(8, 8), "rest": kind(12, 3)})
+
+
+def build_good():
+    return build(GoodAttention)
+
+
+def build_bad():
+    return build(BadAttention)
+"""
+    with open(model, "a", encoding="utf-8") as file:
+        file.write(built)
+    flags = ["--inside", "--causal", "--only", "causality"]
+    for name, status in (("build_good", 2), ("build_bad", 1)):
+        assert main(["check", f"{model}:{name}", *flags]) == status
+        output = capsys.readouterr()
+        assert output.out.startswith(f"{name}_rest\n")
+        (error,) = output.err.splitlines()
+        assert error.startswith(f"headnotes check: `{name}_odd` could not be called")
 
 
 def test_attention_is_found_by_its_projections_or_by_its_name() -> None:
@@ -490,6 +676,7 @@ def test_a_module_in_the_working_directory_is_found(
         ("a.b.py", MODEL, "`a.b.py` cannot be imported: `a.b` has a dot in its name"),
         ("leaves.py", "exit(0)", r"cannot be imported \(SystemExit: 0\)"),
         ("broken.py", "def", r"cannot be imported \(SyntaxError: "),
+        ("raises.py", "raise ValueError('a\\nb')", r"\(ValueError: a\)\n$"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_refused(

@@ -102,6 +102,19 @@ def test_a_constructor_argument_of_unknown_meaning_is_refused() -> None:
     assert probe.adapter.heads == 1  # there is no argument for them
 
 
+def test_a_function_of_a_config_that_cannot_be_built_is_no_attention() -> None:
+    def build(config: Any) -> nn.Module:
+        return nn.MultiheadAttention(config.sizes[0], config.sizes[1])
+
+    message = (
+        "`build` requires `config`, whose meaning is unknown; give it with "
+        "`--init-args config=...`, or check an instance: write `built = build(...)` in "
+        "the file, and name `built`"
+    )
+    with pytest.raises(CallError, match=f"^{re.escape(message)}$"):
+        infer_adapter(build, "build", "", Options())
+
+
 def test_the_number_of_heads_is_an_attribute_of_the_module() -> None:
     probe = call_probe(nn.MultiheadAttention(14, 7))
     infer_heads(probe)

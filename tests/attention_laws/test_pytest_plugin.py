@@ -42,6 +42,63 @@ def test_a_law_that_fails_fails_the_test_with_the_table(
     assert "Traceback" not in text
 
 
+MODEL = """
+from torch import nn
+from headnotes import MultiHeadAttention
+
+
+class ScaledAttention(MultiHeadAttention):
+    def get_scores(self, query, key):
+        return 3 * super().get_scores(query, key)
+
+
+def build(kind=MultiHeadAttention):
+    return nn.ModuleDict({"first": MultiHeadAttention(3, 12), "second": kind(3, 12)})
+
+
+def build_scaled():
+    return build(ScaledAttention)
+
+
+def test_passes(attention_laws):
+    (report,) = attention_laws(build, inside=True, only=["formula"])
+    assert report.name == "build_first"
+
+
+def test_fails(attention_laws):
+    attention_laws(build_scaled, inside=True, only=["formula", "compiled"])
+
+
+def test_skips(attention_laws):
+    attention_laws(MultiHeadAttention, only=["sinks"])
+
+
+def test_misspells(attention_laws):
+    attention_laws(MultiHeadAttention, causall=True)
+
+
+def test_cannot_call(attention_laws):
+    attention_laws(MultiHeadAttention, mask={"nope": "attend:bk"})
+"""
+
+
+@pytest.mark.slow
+def test_attentions_inside_a_model_and_errors_are_reported_without_noise(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(MODEL)
+    plugins = ("-p", "attention_laws.pytest_plugin", "-p", "no:hypothesispytest")
+    result = pytester.runpytest_subprocess(*plugins, "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=4)
+    text = result.stdout.str()
+    assert "build_scaled_second\n" in text
+    assert "no law was tested on `MultiHeadAttention`: each is skipped" in text
+    assert "there is no option `causall`; did you mean `causal`?" in text
+    assert "`mask` names `nope`, which is no argument" in text
+    assert "def check" not in text
+    assert "torch.__trace" not in text
+
+
 @pytest.mark.slow
 def test_the_plugin_imports_neither_torch_nor_the_laws() -> None:
     program = (
