@@ -132,10 +132,20 @@ def claims_above(
             text = ""
     known = variables(claim.statement, statements) if found else set()
     targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
+    # It may describe what one of several operations computes.
+    below = (n for n in statements if claim.statement <= n.lineno <= claim.until)
+    guessed = any(map(has_steps, below))
     for new_claim, shapes in found if known else ():
         if isinstance(node, FUNCTIONS):
             new_claim = replace(new_claim, statement=0, until=0)
+        new_claim = replace(new_claim, guessed=guessed)
         yield from distribute(new_claim, shapes, targets, known)
+
+
+def has_steps(node: ast.stmt) -> bool:
+    """Whether a statement without others inside it has several operations."""
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call | ast.MatMult)]
+    return not getattr(node, "body", None) and len(calls) > 1
 
 
 def distribute(
@@ -172,6 +182,7 @@ def distribute(
             # A single shape describes all assigned values; several, one value each.
             mine = values if len(shapes) == 1 else values[n : n + 1]
             guessed = bool(shape.about) and not claim.at_end
+            guessed |= claim.guessed and not shape.result
             yield replace(new_claim, targets=mine, guessed=guessed)
 
 

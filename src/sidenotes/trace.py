@@ -72,7 +72,8 @@ class Call:
     parent: int | None
     steps: list[Step] = field(default_factory=list)
     arguments: list[Value] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=dict)  # integers, by name, at its end
+    start: dict[str, int] = field(default_factory=dict)  # integers, by name, at first
+    sizes: dict[str, int] = field(default_factory=dict)  # the same at its end
     parameters: dict[str, int] = field(default_factory=dict)  # those passed to it
     config: dict[str, int] = field(default_factory=dict)  # those of objects and dicts
     owner: int | None = None  # the number of the object that is its `self`
@@ -190,6 +191,7 @@ class Recorder:
             symbol = code.co_qualname.replace(".<locals>", "")
             call = Call(symbol, line or code.co_firstlineno, self.example, parent)
             call.owner = self.number_of(frame.f_locals.get("self"))
+            call.start = integers(frame)
             state = Activation(plan, call, len(self.trace.calls), [], False)
             self.trace.calls.append(call)
             for name, value in arguments(frame).items():

@@ -365,12 +365,17 @@ def test_what_a_lambda_returns_is_not_what_its_line_returns(tmp_path: Path) -> N
 
 
 def test_every_call_and_every_turn_of_a_loop_must_agree(tmp_path: Path) -> None:
-    body = "for y in x:  # [n]\n    n = 2\nreturn y  # [n]"
+    body = "n = 2\nfor y in x:  # [n]\n    pass\nreturn y  # [n]"
     assert verdicts(tmp_path, body, "f((zeros(2), zeros(2)))") == [
         "verified",
         "verified",
     ]
-    assert verdicts(tmp_path, body, "f((zeros(2), zeros(3)))") == ["wrong", "wrong"]
+    # In the first iteration it is right: perhaps it speaks of that one only.
+    assert verdicts(tmp_path, body, "f((zeros(2), zeros(3)))") == [
+        "unverified",
+        "wrong",
+    ]
+    assert verdicts(tmp_path, body, "f((zeros(3), zeros(2)))")[0] == "wrong"
     assert verdicts(tmp_path, body, "f([zeros(2)])", "f([zeros(3)])")[0] == "wrong"
 
 
@@ -486,8 +491,13 @@ def test_a_name_that_grows_in_a_loop_is_right(tmp_path: Path) -> None:
     """
     source = f"import torch\n{in_function(body)}"
     assert in_module(tmp_path, source, "f(zeros(2, 5))") == ["verified"] * 3
-    source = source.replace("[b, n + 1]", "[b, n]")
-    assert in_module(tmp_path, source, "f(zeros(2, 5))")[2] == "wrong"
+    wrong = source.replace("[b, n + 1]", "[b, n]")
+    assert in_module(tmp_path, wrong, "f(zeros(2, 5))")[2] == "wrong"
+    # It is right in the first iteration only, where the code has given the name.
+    source = source.replace("b = len(x)", "b, n = x.shape")
+    assert in_module(tmp_path, source, "f(zeros(2, 5))")[2] == "unverified"
+    wrong = source.replace("[b, n + 1]", "[n + 1, b]")
+    assert in_module(tmp_path, wrong, "f(zeros(2, 5))")[2] == "wrong"
 
 
 def test_a_wrong_claim_leaves_the_others_judged(tmp_path: Path) -> None:
@@ -522,6 +532,48 @@ def test_numbers_of_another_configuration_are_unverified(tmp_path: Path) -> None
 def test_a_name_has_the_value_that_it_has_when_the_line_runs(tmp_path: Path) -> None:
     body = "n, d = x.shape\ny = x + 1  # [n, d]\nn = 7\nreturn y[:1]  # [1, d]"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["verified", "verified"]
+
+
+BOUND_LATER = """
+    y = x + 1  # (b, c)
+
+    # (b, c)
+    z = y + 1
+
+    b, c = x.T.shape
+    return z
+"""
+
+
+def test_a_name_that_the_code_defines_later_may_mean_another_size(
+    tmp_path: Path,
+) -> None:
+    header = "def f(\n    x,  # (b, c)\n):"
+    found = findings(tmp_path, BOUND_LATER, "f(zeros(2, 3))", header=header)
+    assert [finding.verdict for finding in found] == ["unverified"] * 3
+    assert "`b` is 3, but the axis has size 2" in found[1].message
+    same = BOUND_LATER.replace("x.T.shape", "x.shape")
+    found = findings(tmp_path, same, "f(zeros(2, 3))", header=header)
+    assert [finding.verdict for finding in found] == ["verified"] * 3
+
+
+def test_a_comment_above_several_operations_may_describe_the_first(
+    tmp_path: Path,
+) -> None:
+    body = """
+        b, n, d = x.shape
+        # Heads side by side: b x d x n
+        x = x.mT.contiguous().view(b, d * n)
+
+        # b x n
+        return x.view(b, -1, n).mT.flatten(1)
+    """
+    found = verdicts(tmp_path, body, "f(zeros(2, 3, 5))")
+    assert found == ["unverified", "unverified"]
+    # Behind an arrow, or with the name of the value, it describes the result.
+    for lead in ("b -> ", "Shape of x: "):
+        wrong = body.replace("Heads side by side: ", lead)
+        assert verdicts(tmp_path, wrong, "f(zeros(2, 3, 5))")[0] == "wrong"
 
 
 ABOVE = """
