@@ -181,7 +181,11 @@ class Run:
         words = words_of((entry,)).keys()
         outside = any(self.names.since.get(word) == AROUND for word in words)
         other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
-        return not (outside or other or words & seen.later or self.was_right(seen))
+        sizes = self.names.at(seen)
+        # As `n // d`, where d is 0.
+        undefined = words <= sizes.keys() and value_of(entry, sizes) is None
+        unsure = outside or other or undefined or bool(words & seen.later)
+        return not unsure and not self.was_right(seen)
 
     def was_right(self, seen: Seen) -> bool:
         """Whether a claim is right in the first iteration of a loop, not in this."""
@@ -202,6 +206,8 @@ class Run:
             value = value_of(entry, sizes)
             if value == size:
                 return ""
+            if value is None:
+                return f"`{entry}` has no value"
             return f"`{entry}` is {value}, but the axis has size {size}"
         line = linear(tree_of(entry), sizes) if len(words - sizes.keys()) == 1 else None
         if line is None or not line[0] or solve(entry, size, sizes):

@@ -7,9 +7,10 @@ integers is recorded as a tensor.
 """
 
 import ast
+import inspect
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,8 @@ def trace(path: Path, *, limit: int = 2048, calls: Sequence[str] = ()) -> Trace:
                 run_calls(module, calls, recorder.begin)
             else:
                 examples.run_all()
-    if recorder.stale:
+    # Others, such as torch.compile, may execute code of their own for its lines.
+    if recorder.stale and not recorder.known.issuperset(codes_in(module)):
         reason = "was edited after its import; trace it in a fresh process"
         raise TraceError(f"{path}:{recorder.stale}: {reason}")
     return recorder.trace
@@ -266,6 +268,19 @@ class Recorder:
             shape = shape_of(item)
             if shape is not None:
                 values.append(describe(name, item, shape, state.memory, self.limit))
+
+
+def codes_in(module: ModuleType) -> Iterator[CodeType]:
+    """The code of the functions and methods that a file has defined."""
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    for each in (
+        value for owner in (module, *classes) for value in vars(owner).values()
+    ):
+        with suppress(Exception):
+            function = getattr(each, "__func__", getattr(each, "fget", each))
+            code = inspect.unwrap(function).__code__
+            if code.co_filename == module.__file__:
+                yield code
 
 
 def arguments(frame: FrameType) -> dict[str, Any]:

@@ -110,6 +110,9 @@ def test_a_call_replaces_the_examples(pytester: pytest.Pytester, model: Path) ->
     assert result.parseoutcomes() == {"errors": 1}
     expected = "`turn(torch.zeros(2))` raises ValueError: not enough values"
     assert expected in result.stdout.str()
+    result = run(pytester, "--shapes-call", "import sys; sys.exit(1)", model)
+    assert result.parseoutcomes() == {"errors": 1}
+    assert "raises SystemExit: 1" in result.stdout.str()
 
 
 def test_wrong_comments_are_corrected_in_the_file(

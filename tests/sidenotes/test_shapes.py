@@ -414,10 +414,13 @@ def test_brackets_may_describe_the_items_of_one_tuple(tmp_path: Path) -> None:
 def test_an_expression_without_a_whole_solution_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "return x + 1  # [2 * n]", "f(zeros(3))")
     assert "is wrong: the axis has size 3, but `2 * n` is never 3" in finding.message
+
+
+def test_an_expression_that_has_no_value_is_unverified(tmp_path: Path) -> None:
     header = "def f(x, n=0):"
     body = "return x + 1  # [3 // n]"
     (finding,) = findings(tmp_path, body, "f(zeros(3))", header=header)
-    assert "is wrong: `3 // n` is None, but the axis has size 3" in finding.message
+    assert "is unverified: `3 // n` has no value" in finding.message
 
 
 MODULE = """
