@@ -109,6 +109,7 @@ class Run:
     code: Sizes  # the integers of the call, by name
     around: Sizes  # those of its class and of its configuration
     kin: list[Sizes]  # groups of names with different meanings, such as parameters
+    tensors: set[str] = field(default_factory=set)  # their names
     seen: list[Seen] = field(default_factory=list)
 
     def of(self, claim: Claim) -> list[Seen]:
@@ -170,6 +171,8 @@ class Run:
                 # A word that nothing else uses may be no name of a size.
                 elsewhere = self.without(claim).sizes
                 known = not elsewhere.keys().isdisjoint(words_of(claim.axes))
+                # `# (q, k)` beside two tensors of these names may speak of them.
+                known &= not self.tensors.issuperset(words_of(claim.axes))
                 why = f"the value has {len(seen.shape)} axes"
                 yield why, known and not self.was_right(seen)
             for entry, size in pairs or ():
@@ -180,6 +183,7 @@ class Run:
         """Whether an entry that contradicts a size makes the claim wrong."""
         words = words_of((entry,)).keys()
         outside = any(self.names.since.get(word) == AROUND for word in words)
+        outside |= bool(words) and self.tensors.issuperset(words_of(seen.claim.axes))
         other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
         sizes = self.names.at(seen)
         # As `n // d`, where d is 0.
@@ -251,6 +255,8 @@ def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
         code = {n: call.sizes[n] for n in words if n in call.sizes}
         around = {n: s for n, s in (inherited | call.config).items() if n in words}
         run = Run(call, code, around, [call.parameters, call.config, kin])
+        values = [*call.arguments, *(v for step in call.steps for v in step.values)]
+        run.tensors = {value.name for value in values} - code.keys()
         observer = Observer(run)
         observer.note(parameters.get(call.symbol, ()), call.arguments, call.start, 0)
         for step in call.steps:

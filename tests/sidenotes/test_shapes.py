@@ -123,6 +123,10 @@ def test_a_comment_beside_a_parameter_describes_it() -> None:
         "y = x  # [1] see the paper",
         "y = x  # as in [Vaswani et al., 2017]",
         "y = x  # type: list[int]",
+        "y = x.sigmoid()  # (0, 1)",
+        "y = cat([x, x], 1)  # [x, x]",
+        "y = x  # xyxy: (x1, y1, x2, y2)",
+        "y = x  # axes: (n, d)",
         "y = '# [n]'",
         "y = x",
     ],
@@ -530,6 +534,15 @@ def test_numbers_of_another_configuration_are_unverified(tmp_path: Path) -> None
     first, second = findings(tmp_path, body, "f(zeros(2, 3, 7))")
     assert "is unverified: `224` is 224, but the axis has size 7" in first.message
     assert "is wrong: `1` is 1, but the axis has size 7" in second.message
+
+
+def test_what_may_be_no_shape_is_not_wrong(tmp_path: Path) -> None:
+    body = "n, d = x.shape\nw = x * 2  # version: [3, 2]\nk = x + w  # (x, w, x)"
+    body += "\nk = k + 1  # [x, x]\nvalues = x  # values: (d, n)\nx = w  # size: (3, 2)"
+    assert verdicts(tmp_path, f"{body}\nreturn k", "f(zeros(2, 3))") == [
+        *["unverified"] * 3,
+        *["wrong"] * 2,
+    ]
 
 
 def test_a_name_has_the_value_that_it_has_when_the_line_runs(tmp_path: Path) -> None:
