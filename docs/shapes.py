@@ -103,6 +103,10 @@ assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
 # | `--shapes-strict` | a comment that cannot be verified fails, too |
 # | `--shapes-fix` | replaces wrong comments in the file by true ones |
 #
+# The calls of your own tests serve as well: `--shapes-call "import test_model;
+# test_model.test_forward()"` runs a test that is beside the file, or in a folder that
+# Python searches, such as the current one of `python -m pytest`.
+#
 # ## Notations
 #
 # A shape comment at the end of a line of code states the shape of the value that the
@@ -127,7 +131,9 @@ assert "1 failed, 1 passed" in result.stdout, result.stdout + result.stderr
 # | `x: Float[Tensor, "*batch n d"]` | a jaxtyping annotation of a parameter, a variable or a result |
 #
 # One shape on a line that assigns several tensors states the shape of each of them. All
-# other comments are ignored, such as `# [1] see the paper`.
+# other comments are ignored, such as `# [1] see the paper`, ranges such as `# [0, 1]`, and
+# what stands behind words such as `range`, `kernel`, `axes` or `e.g.`. A shape of integers
+# only is never wrong, unless the comment calls it a shape or a size: `# size: (3, 2)`.
 #
 # ## Names of sizes
 #
@@ -230,13 +236,17 @@ assert verdicts(UNREACHED) == ["unverified", "verified"]
 # %% [markdown]
 # The remaining reasons: the line computes no tensor; an entry is not understood; a number
 # above 4 differs, which may be that of another configuration, as in `(B, 3, 224, 224)`;
-# or a comment on a line of its own may describe another value.
+# the code defines the name only after the line, perhaps with another meaning; the comment
+# was right in the first iteration of a loop; or a comment on a line of its own may describe
+# another value, such as that of the first call in a chain of several.
 #
 # ## Correct wrong comments
 #
 # `pytest --shapes --shapes-fix my_model.py` replaces each wrong comment by the true
 # shape, in the notation of the comment. It uses names of the call, products of two names,
-# or the number if it is the same in all calls. The comment of the quick start becomes:
+# or the number if it is the same in all calls. It keeps the encoding and the line ends of
+# the file, and names the comments that it could not correct, such as those of several
+# lines. The comment of the quick start becomes:
 
 # %% hide="true"
 from sidenotes.fix import corrected
@@ -271,4 +281,8 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.
 # - `...` may hide an axis: `[..., d]` is right wherever `[n, d]` is.
+# - Two sizes that are equal in all examples are noticed if comments name both, or if both
+#   are parameters or entries of one configuration. Otherwise the comment may name the
+#   wrong one, for example if the length of the keys has no name, is a variable that no
+#   comment names, or if `d // heads` equals the length.
 # - A tensor of the right shape may hold wrong numbers.

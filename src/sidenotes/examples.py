@@ -101,7 +101,7 @@ def run_calls(
         begin(number)
         try:
             exec(call, names)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"{type(error).__name__}: {error}"
             raise TraceError(f"{module.__file__}:1: `{call}` raises {what}") from error
 

@@ -1,6 +1,9 @@
 """Replace wrong shape comments by true ones."""
 
-from collections.abc import Iterator
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from sidenotes.grammar import Claim, claims, fits, words_of
 from sidenotes.notations import Axes, split_entries
@@ -11,7 +14,8 @@ from sidenotes.trace import Trace
 def corrected(source: str, trace: Trace) -> tuple[str, list[str]]:
     """A source with its wrong comments replaced, and a line about each of them.
 
-    A comment remains if no entries are right in all calls.
+    A comment remains if no entries are right in all calls, if it spans several lines,
+    or if what is written would not be read as a shape.
     """
     found = claims(source)
     lines = source.split("\n")
@@ -21,14 +25,39 @@ def corrected(source: str, trace: Trace) -> tuple[str, list[str]]:
     # From the right, so that columns remain valid.
     for claim in sorted(wrong, key=lambda claim: -claim.column):
         axes = true_axes(claim, [run for run in runs if run.of(claim)])
-        if axes is not None and claim.column >= 0:
-            line = lines[claim.line - 1]
-            text = written(axes, claim)
-            end = claim.column + len(claim.text)
+        new = "wrong, but was not corrected"
+        for text in spellings(axes, claim) if axes is not None else ():
+            line, end = lines[claim.line - 1], claim.column + len(claim.text)
             assert line[claim.column : end] == claim.text
             lines[claim.line - 1] = f"{line[: claim.column]}{text}{line[end:]}"
-            changes.append((claim.line, f"{claim.line}: {claim.text} is now {text}"))
+            place = (claim.line, claim.column, text, axes)
+            again = claims("\n".join(lines))
+            if place in [(c.line, c.column, c.text, c.axes) for c in again]:
+                new = f"now {text}"
+                break
+            lines[claim.line - 1] = line
+        changes.append((claim.line, f"{claim.line}: {claim.text} is {new}"))
     return "\n".join(lines), [change for _, change in sorted(changes)]
+
+
+def spellings(axes: Axes, claim: Claim) -> tuple[str, ...]:
+    """A shape as a comment has it, and in square brackets, which are always read.
+
+    Empty if the comment spans several lines.
+    """
+    if claim.column < 0:
+        return ()
+    return written(axes, claim), f"[{', '.join(axes)}]".replace("ʹ", "'")
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Replace the lines of a file, but neither its encoding nor its line ends."""
+    with path.open("rb") as file:
+        encoding, _ = tokenize.detect_encoding(file.readline)
+    old = path.read_bytes().decode(encoding)
+    parts = re.split("(\r\n|\r|\n)", old)
+    parts[::2] = lines
+    path.write_bytes("".join(parts).encode(encoding))
 
 
 def true_axes(claim: Claim, runs: list[Run]) -> Axes | None:
@@ -79,4 +108,5 @@ def written(axes: Axes, claim: Claim) -> str:
     inner = between.join(axes)
     if opening == "(" and len(axes) == 1:
         inner += ","
+    inner = inner.replace("ʹ", "'")
     return {"[": f"[{inner}]", "(": f"({inner})"}.get(opening, inner)

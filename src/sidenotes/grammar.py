@@ -21,6 +21,7 @@ from sidenotes.split import scope_of_lines
 ARRAYS = {"Bool", "Complex", "Float", "Inexact", "Int", "Integer", "Num", "Real"}
 ARRAYS |= {"Shaped", "UInt", "BFloat16", "Float16", "Float32", "Float64", "Int32"}
 ARRAYS |= {"Int64", "UInt8"}
+JOIN = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -96,9 +97,20 @@ def claims_beside(
         yield replace(claim, text=shapes[0].text, problem=str(error))
         return
     claim = replace(claim, statement=statement)
+    joined = {axes for n in statements if n.lineno == statement for axes in joins(n)}
+    shapes = [shape for shape in shapes if shape.axes not in joined]
     named = any(shape.about for shape in shapes)
     known = variables(claim.line, statements) if named else set()
     yield from distribute(claim, shapes, targets, known)
+
+
+def joins(node: ast.stmt) -> Iterator[Axes]:
+    """The tensors that a statement joins: `x, y` in `torch.cat([x, y])`."""
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Call(func, [ast.List(items) | ast.Tuple(items), *_]):
+                if ast.unparse(func).split(".")[-1] in JOIN:
+                    yield tuple(map(ast.unparse, items))
 
 
 def end_of_paragraph(number: int, lines: list[str]) -> int:
@@ -132,10 +144,20 @@ def claims_above(
             text = ""
     known = variables(claim.statement, statements) if found else set()
     targets = () if getattr(node, "body", None) else tuple(assigned(node))[:1]
+    # It may describe what one of several operations computes.
+    below = (n for n in statements if claim.statement <= n.lineno <= claim.until)
+    guessed = any(map(has_steps, below))
     for new_claim, shapes in found if known else ():
         if isinstance(node, FUNCTIONS):
             new_claim = replace(new_claim, statement=0, until=0)
+        new_claim = replace(new_claim, guessed=guessed)
         yield from distribute(new_claim, shapes, targets, known)
+
+
+def has_steps(node: ast.stmt) -> bool:
+    """Whether a statement without others inside it has several operations."""
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call | ast.MatMult)]
+    return not getattr(node, "body", None) and len(calls) > 1
 
 
 def distribute(
@@ -152,10 +174,12 @@ def distribute(
             claim, text=shape.text, axes=shape.axes, column=place, problem=shape.problem
         )
         new_claim = replace(new_claim, earlier=not claim.at_end and not shape.result)
+        if shape.setting and not known.issuperset(shape.about):
+            continue
         about = shape.about if known.issuperset(shape.about) else shape.about[-1:]
         if about and known.issuperset(about):
             now = tuple(name for name in about if name in targets)
-            guessed = not now and not claim.at_end
+            guessed = shape.guessed or not (now or claim.at_end)
             yield replace(
                 new_claim,
                 targets=now or about,
@@ -172,6 +196,7 @@ def distribute(
             # A single shape describes all assigned values; several, one value each.
             mine = values if len(shapes) == 1 else values[n : n + 1]
             guessed = bool(shape.about) and not claim.at_end
+            guessed |= shape.guessed or (claim.guessed and not shape.result)
             yield replace(new_claim, targets=mine, guessed=guessed)
 
 

@@ -36,6 +36,14 @@ LEAD = re.compile(
     r"(.*([:=~]|\bshapes?\b.{0,30}|\b(sizes?|to|into|becomes?|now|is|are)))?[\s`]*",
     re.IGNORECASE,
 )
+# What follows these words is no shape, and what follows the others only if it holds
+# names, and one of the words names a variable: `kernel: (3, 3)`, `values: (B, T, C)`.
+EXAMPLE = re.compile(r"\b(range|clip\w*|clamp\w*|e\.\s?g|examples?)\b", re.IGNORECASE)
+SETTING = re.compile(
+    r"\b(values?|kernels?|strides?|padding|axes|axis|dims?|permute|indices"
+    r"|xyxy|xywh|cxcywh)\b",
+    re.IGNORECASE,
+)
 FILLER = {"a", "all", "an", "and", "are", "both", "each", "has", "have", "is", "now"}
 FILLER |= {"of", "shape", "shapes", "size", "sizes", "the", "then", "these", "will"}
 FILLER |= {"with"}
@@ -54,6 +62,8 @@ class Shape:
     about: Axes = ()  # the words before it, which may name variables
     result: bool = False  # whether it stands behind an arrow
     problem: str = ""  # the reason why it cannot be checked, if any
+    guessed: bool = False  # whether it may be something else
+    setting: bool = False  # whether it is one only of a variable that `about` names
 
 
 def shapes_of(comment: str) -> list[Shape]:
@@ -69,20 +79,34 @@ def shapes_of(comment: str) -> list[Shape]:
     for part in re.finditer("[^#]+", comment):
         if PRAGMA.match(part[0]):
             continue
-        text, start = re.sub(r"(torch\.)?Size\(", blank, part[0]), part.start()
+        text, start = re.sub(r"(torch\.)?Size\(", called_size, part[0]), part.start()
         arrows = list(ARROW.finditer(text))
         for arrow in arrows[-1:]:
             # What is before an arrow is another value, but may begin with a name.
-            label = re.match(r"[^\[(]*:", text[: arrow.start()])
+            left = text[: arrow.start()]
+            label = re.match(r"[^\[(]*:", left)
             text = (label[0] if label else "").ljust(arrow.end()) + text[arrow.end() :]
         if found := list(stated(text, start)):
+            if arrows and is_example(left, found[0].axes):
+                return []
             return [replace(shape, result=bool(arrows)) for shape in found]
     return []
 
 
-def blank(match: re.Match[str]) -> str:
-    """As many spaces, so that what follows stays in its place."""
-    return " " * len(match[0])
+def called_size(match: re.Match[str]) -> str:
+    """The word in place of a call of that length, so that the rest stays in place."""
+    return "size".ljust(len(match[0]))
+
+
+def is_example(left: str, axes: Axes) -> bool:
+    """Whether an arrow leads from values to values: `[a, b] -> [a, a, b, b]`."""
+    places = list(brackets(left))
+    before = split_entries(left[slice(*places[-1])])[0] if places else []
+    if before and all(entry.isdecimal() for entry in (*before, *axes)):
+        return True
+    repeated = {axes.count(entry) for entry in axes}
+    same = len(before) > 1 and {*before} == {*axes}
+    return same and len(repeated) == 1 and max(repeated) > 1
 
 
 def stated(text: str, start: int) -> Iterator[Shape]:
@@ -105,10 +129,19 @@ def stated(text: str, start: int) -> Iterator[Shape]:
             return  # an operation, or two shapes of which one is right
         if words := words_in(before):
             about = words
-        shape = read(text[first:last], sure="shape" in before.lower())
+        sure = "shape" in before.lower()
+        setting = not sure and bool(SETTING.search(before))
+        shape = read(text[first:last], sure=sure)
         if shape is None or (len(shape.axes) == 1 and not REMARK.match(after)):
             return
-        yield replace(shape, start=start + first, about=about)
+        if not sure and EXAMPLE.search(before):
+            return
+        if not sure and shape.axes and all(map(str.isdecimal, shape.axes)):
+            # Integers may be of anything, unless the comment calls them a size.
+            if setting or text[first] not in "[(":
+                return
+            shape = replace(shape, guessed=not re.search(r"\bsizes?\b", before))
+        yield replace(shape, start=start + first, about=about, setting=setting)
         end = last
 
 
@@ -145,6 +178,10 @@ def read(text: str, *, sure: bool = False) -> Shape | None:
         return None
     if separator == " " and not all(re.fullmatch(SHORT, piece) for piece in pieces):
         return None
+    if not sure and ("0" in pieces or (pieces and {*pieces} <= {"-1", "1"})):
+        return None  # values, such as those of a range
+    if separator == " " and not opening and len(pieces) == 2 and "(" not in text:
+        return None  # two letters
     entries, problem = [], ""
     for piece in pieces:
         entry = entry_of(piece, words=sure)

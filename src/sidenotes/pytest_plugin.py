@@ -117,7 +117,7 @@ class ShapeFile(pytest.File):
 
     def findings(self) -> "list[Finding]":
         """The findings on all claims; with `--shapes-fix`, after the corrections."""
-        from sidenotes.fix import corrected
+        from sidenotes.fix import corrected, write_lines
         from sidenotes.grammar import claims
         from sidenotes.shapes import verify
         from sidenotes.split import read
@@ -133,7 +133,7 @@ class ShapeFile(pytest.File):
         if self.config.getoption("shapes_fix"):
             fixed, changes = corrected(source, traced)
             if changes:
-                self.path.write_text(fixed, encoding="utf-8")
+                write_lines(self.path, fixed.split("\n"))
                 found = claims(fixed)
             self.config.stash[REPORTS] += [f"{self.path.name}:{c}" for c in changes]
         return verify(found, traced)

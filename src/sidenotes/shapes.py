@@ -52,6 +52,7 @@ class Seen(NamedTuple):
     name: str  # of the value
     shape: tuple[int, ...]
     now: tuple[tuple[str, int], ...]  # integers that differ from those of its `Run`
+    later: frozenset[str]  # integers of its `Run` that the code defines afterwards
     again: bool  # whether this is a later iteration of a loop, with another shape
 
 
@@ -108,6 +109,7 @@ class Run:
     code: Sizes  # the integers of the call, by name
     around: Sizes  # those of its class and of its configuration
     kin: list[Sizes]  # groups of names with different meanings, such as parameters
+    tensors: set[str] = field(default_factory=set)  # their names
     seen: list[Seen] = field(default_factory=list)
 
     def of(self, claim: Claim) -> list[Seen]:
@@ -169,13 +171,34 @@ class Run:
                 # A word that nothing else uses may be no name of a size.
                 elsewhere = self.without(claim).sizes
                 known = not elsewhere.keys().isdisjoint(words_of(claim.axes))
-                yield f"the value has {len(seen.shape)} axes", known
+                # `# (q, k)` beside two tensors of these names may speak of them.
+                known &= not self.tensors.issuperset(words_of(claim.axes))
+                why = f"the value has {len(seen.shape)} axes"
+                yield why, known and not self.was_right(seen)
             for entry, size in pairs or ():
-                words = words_of((entry,)).keys()
                 if why := self.contradiction(entry, size, seen):
-                    outside = any(self.names.since.get(w) == AROUND for w in words)
-                    other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
-                    yield why, not outside and not other
+                    yield why, self.is_certain(entry, seen)
+
+    def is_certain(self, entry: str, seen: Seen) -> bool:
+        """Whether an entry that contradicts a size makes the claim wrong."""
+        words = words_of((entry,)).keys()
+        outside = any(self.names.since.get(word) == AROUND for word in words)
+        outside |= bool(words) and self.tensors.issuperset(words_of(seen.claim.axes))
+        other = entry.isdecimal() and int(entry) > LARGEST_FIXED_SIZE
+        sizes = self.names.at(seen)
+        # As `n // d`, where d is 0.
+        undefined = words <= sizes.keys() and value_of(entry, sizes) is None
+        unsure = outside or other or undefined or bool(words & seen.later)
+        return not unsure and not self.was_right(seen)
+
+    def was_right(self, seen: Seen) -> bool:
+        """Whether a claim is right in the first iteration of a loop, not in this."""
+        first = [each for each in self.of(seen.claim) if not each.again]
+        pairs = [pair(each.claim.axes, each.shape) for each in first]
+        return seen.again and not any(
+            found is None or any(self.contradiction(*entry, each) for entry in found)
+            for each, found in zip(first, pairs, strict=True)
+        )
 
     def contradiction(self, entry: str, size: int, seen: Seen) -> str:
         """Why an entry cannot be the size of an axis, or ""."""
@@ -187,6 +210,8 @@ class Run:
             value = value_of(entry, sizes)
             if value == size:
                 return ""
+            if value is None:
+                return f"`{entry}` has no value"
             return f"`{entry}` is {value}, but the axis has size {size}"
         line = linear(tree_of(entry), sizes) if len(words - sizes.keys()) == 1 else None
         if line is None or not line[0] or solve(entry, size, sizes):
@@ -230,8 +255,10 @@ def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
         code = {n: call.sizes[n] for n in words if n in call.sizes}
         around = {n: s for n, s in (inherited | call.config).items() if n in words}
         run = Run(call, code, around, [call.parameters, call.config, kin])
+        values = [*call.arguments, *(v for step in call.steps for v in step.values)]
+        run.tensors = {value.name for value in values} - code.keys()
         observer = Observer(run)
-        observer.note(parameters.get(call.symbol, ()), call.arguments, call.sizes, 0)
+        observer.note(parameters.get(call.symbol, ()), call.arguments, call.start, 0)
         for step in call.steps:
             reached.add(step.line)
             near = beside.get(step.line, ())
@@ -247,6 +274,13 @@ def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
     return list(runs.values()), reached
 
 
+class Moment(NamedTuple):
+    """The integers of a call when a line is executed; see `Seen`."""
+
+    now: tuple[tuple[str, int], ...] = ()
+    later: frozenset[str] = frozenset()
+
+
 class Observer:
     """Records the shapes of the values that claims describe, in one call."""
 
@@ -254,7 +288,9 @@ class Observer:
         self.run = run
         self.latest: dict[str, Value] = {}
         self.first: dict[tuple[Claim, str], tuple[int, ...]] = {}
-        self.open: dict[Claim, list[Value]] = {}  # candidates, for a whole paragraph
+        # Candidates, for a whole paragraph.
+        self.open: dict[Claim, list[tuple[Value, Moment]]] = {}
+        self.moment = Moment()
 
     def note(
         self, beside: Sequence[Claim], values: Sequence[Value], sizes: Sizes, line: int
@@ -262,41 +298,46 @@ class Observer:
         """Record the values of the statement in a line; in line 0, the arguments."""
         if self.open:
             self.close(line)
-        code = self.run.code if beside else {}
-        now = {n: sizes[n] for n in code if sizes.get(n, code[n]) != code[n]}
+        if values and (beside or self.open):
+            code = self.run.code
+            now = ((n, sizes[n]) for n in code if sizes.get(n, code[n]) != code[n])
+            self.moment = Moment(tuple(now), frozenset(code.keys() - sizes.keys()))
         for claim in beside:
             before = [self.latest[n] for n in claim.targets if n in self.latest]
             mine = [*described(claim, values), *(before if claim.earlier else ())]
             if claim.until:
-                self.open[claim] = before if claim.earlier else []
+                mine = before if claim.earlier else []
+                self.open[claim] = [(value, self.moment) for value in mine]
             else:
-                self.add(claim, mine[: 1 if claim.earlier else None], now)
+                self.add(claim, mine[: 1 if claim.earlier else None], self.moment)
         for claim, candidates in self.open.items():
-            candidates[:0] = reversed(described(claim, values))
+            new = [(value, self.moment) for value in described(claim, values)]
+            candidates[:0] = reversed(new)
         self.latest |= {value.name: value for value in values}
 
     def close(self, line: int) -> None:
         """End the claims about paragraphs that a line does not belong to."""
         for claim in [c for c in self.open if not c.statement < line <= c.until]:
             candidates = self.open.pop(claim)
-            for name in dict.fromkeys(value.name for value in candidates):
-                own = [value for value in candidates if value.name == name]
+            for name in dict.fromkeys(value.name for value, _ in candidates):
+                own = [each for each in candidates if each[0].name == name]
                 # It may describe any of them, so it describes the one that it fits.
-                self.add(claim, [max(own, key=lambda v: self.score(claim, v))], {})
+                value, moment = max(own, key=lambda each: self.score(claim, *each))
+                self.add(claim, [value], moment)
 
-    def add(self, claim: Claim, values: Iterable[Value], now: Sizes) -> None:
+    def add(self, claim: Claim, values: Iterable[Value], moment: Moment) -> None:
         """Record the shapes of values."""
         for value in values:
             first = self.first.setdefault((claim, value.name), value.shape)
             again = first != value.shape
-            seen = Seen(claim, value.name, value.shape, tuple(now.items()), again)
+            seen = Seen(claim, value.name, value.shape, *moment, again)
             if again or seen not in self.run.seen:
                 self.run.seen.append(seen)
 
-    def score(self, claim: Claim, value: Value) -> int:
+    def score(self, claim: Claim, value: Value, moment: Moment) -> int:
         """How well a value fits a claim: 0 if not, 2 if the code does not object."""
         pairs = pair(claim.axes, value.shape)
-        sizes = self.run.code
+        sizes = self.run.code | dict(moment.now)
         return (pairs is not None) + all(
             value_of(entry, sizes) == size
             for entry, size in pairs or ()

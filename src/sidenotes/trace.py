@@ -7,9 +7,10 @@ integers is recorded as a tensor.
 """
 
 import ast
+import inspect
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +73,8 @@ class Call:
     parent: int | None
     steps: list[Step] = field(default_factory=list)
     arguments: list[Value] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=dict)  # integers, by name, at its end
+    start: dict[str, int] = field(default_factory=dict)  # integers, by name, at first
+    sizes: dict[str, int] = field(default_factory=dict)  # the same at its end
     parameters: dict[str, int] = field(default_factory=dict)  # those passed to it
     config: dict[str, int] = field(default_factory=dict)  # those of objects and dicts
     owner: int | None = None  # the number of the object that is its `self`
@@ -103,7 +105,8 @@ def trace(path: Path, *, limit: int = 2048, calls: Sequence[str] = ()) -> Trace:
                 run_calls(module, calls, recorder.begin)
             else:
                 examples.run_all()
-    if recorder.stale:
+    # Others, such as torch.compile, may execute code of their own for its lines.
+    if recorder.stale and not recorder.known.issuperset(codes_in(module)):
         reason = "was edited after its import; trace it in a fresh process"
         raise TraceError(f"{path}:{recorder.stale}: {reason}")
     return recorder.trace
@@ -190,6 +193,7 @@ class Recorder:
             symbol = code.co_qualname.replace(".<locals>", "")
             call = Call(symbol, line or code.co_firstlineno, self.example, parent)
             call.owner = self.number_of(frame.f_locals.get("self"))
+            call.start = integers(frame)
             state = Activation(plan, call, len(self.trace.calls), [], False)
             self.trace.calls.append(call)
             for name, value in arguments(frame).items():
@@ -264,6 +268,19 @@ class Recorder:
             shape = shape_of(item)
             if shape is not None:
                 values.append(describe(name, item, shape, state.memory, self.limit))
+
+
+def codes_in(module: ModuleType) -> Iterator[CodeType]:
+    """The code of the functions and methods that a file has defined."""
+    classes = [each for each in vars(module).values() if isinstance(each, type)]
+    for each in (
+        value for owner in (module, *classes) for value in vars(owner).values()
+    ):
+        with suppress(Exception):
+            function = getattr(each, "__func__", getattr(each, "fget", each))
+            code = inspect.unwrap(function).__code__
+            if code.co_filename == module.__file__:
+                yield code
 
 
 def arguments(frame: FrameType) -> dict[str, Any]:

@@ -110,6 +110,9 @@ def test_a_call_replaces_the_examples(pytester: pytest.Pytester, model: Path) ->
     assert result.parseoutcomes() == {"errors": 1}
     expected = "`turn(torch.zeros(2))` raises ValueError: not enough values"
     assert expected in result.stdout.str()
+    result = run(pytester, "--shapes-call", "import sys; sys.exit(1)", model)
+    assert result.parseoutcomes() == {"errors": 1}
+    assert "raises SystemExit: 1" in result.stdout.str()
 
 
 def test_wrong_comments_are_corrected_in_the_file(
@@ -129,6 +132,43 @@ def test_wrong_comments_are_corrected_in_the_file(
         "    return x.T  # [d, n]",
     ]
     result.stdout.fnmatch_lines("my_model.py:11: B x n is now n x d")
+
+
+def test_what_is_written_is_a_shape_comment_again(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    body = """
+    y = x.sum(1)  # d x n
+    z = x.sum()  # (n, d)
+    w = x.sum(1)  # [n, d] the sums
+    # Shape: (n,
+    # d)
+    v = x.sum(1)
+    return x.T  # [d, n]
+"""
+    model.write_text(MODEL.replace("\n    return x.T  # [d, n]\n", body))
+    result = run(pytester, "--shapes-fix", model)
+    assert result.parseoutcomes() == {"passed": 3, "failed": 2}
+    assert model.read_text().split("\n")[10:16] == [
+        "    y = x.sum(1)  # [n]",
+        "    z = x.sum()  # ()",
+        *body.split("\n")[3:7],
+    ]
+    left = "my_model.py:1[34]: * is wrong, but was not corrected"
+    result.stdout.fnmatch_lines(["my_model.py:12: (n, d) is now ()", left, left])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "prefix", [b"", b"\xef\xbb\xbf", b"# coding: latin-1\r\n# \xe9\r\n"]
+)
+def test_a_corrected_file_keeps_its_encoding_and_line_ends(
+    pytester: pytest.Pytester, model: Path, prefix: bytes
+) -> None:
+    source = prefix + WITHOUT_TORCH.replace("\n", "\r\n").encode()
+    model.write_bytes(source.replace(b"[d, n]", b"[n, d]"))
+    assert run(pytester, "--shapes-fix", model).parseoutcomes() == {"passed": 1}
+    assert model.read_bytes() == source
 
 
 @pytest.mark.slow

@@ -123,6 +123,10 @@ def test_a_comment_beside_a_parameter_describes_it() -> None:
         "y = x  # [1] see the paper",
         "y = x  # as in [Vaswani et al., 2017]",
         "y = x  # type: list[int]",
+        "y = x.sigmoid()  # (0, 1)",
+        "y = cat([x, x], 1)  # [x, x]",
+        "y = x  # xyxy: (x1, y1, x2, y2)",
+        "y = x  # axes: (n, d)",
         "y = '# [n]'",
         "y = x",
     ],
@@ -365,12 +369,17 @@ def test_what_a_lambda_returns_is_not_what_its_line_returns(tmp_path: Path) -> N
 
 
 def test_every_call_and_every_turn_of_a_loop_must_agree(tmp_path: Path) -> None:
-    body = "for y in x:  # [n]\n    n = 2\nreturn y  # [n]"
+    body = "n = 2\nfor y in x:  # [n]\n    pass\nreturn y  # [n]"
     assert verdicts(tmp_path, body, "f((zeros(2), zeros(2)))") == [
         "verified",
         "verified",
     ]
-    assert verdicts(tmp_path, body, "f((zeros(2), zeros(3)))") == ["wrong", "wrong"]
+    # In the first iteration it is right: perhaps it speaks of that one only.
+    assert verdicts(tmp_path, body, "f((zeros(2), zeros(3)))") == [
+        "unverified",
+        "wrong",
+    ]
+    assert verdicts(tmp_path, body, "f((zeros(3), zeros(2)))")[0] == "wrong"
     assert verdicts(tmp_path, body, "f([zeros(2)])", "f([zeros(3)])")[0] == "wrong"
 
 
@@ -409,10 +418,13 @@ def test_brackets_may_describe_the_items_of_one_tuple(tmp_path: Path) -> None:
 def test_an_expression_without_a_whole_solution_is_wrong(tmp_path: Path) -> None:
     (finding,) = findings(tmp_path, "return x + 1  # [2 * n]", "f(zeros(3))")
     assert "is wrong: the axis has size 3, but `2 * n` is never 3" in finding.message
+
+
+def test_an_expression_that_has_no_value_is_unverified(tmp_path: Path) -> None:
     header = "def f(x, n=0):"
     body = "return x + 1  # [3 // n]"
     (finding,) = findings(tmp_path, body, "f(zeros(3))", header=header)
-    assert "is wrong: `3 // n` is None, but the axis has size 3" in finding.message
+    assert "is unverified: `3 // n` has no value" in finding.message
 
 
 MODULE = """
@@ -486,8 +498,13 @@ def test_a_name_that_grows_in_a_loop_is_right(tmp_path: Path) -> None:
     """
     source = f"import torch\n{in_function(body)}"
     assert in_module(tmp_path, source, "f(zeros(2, 5))") == ["verified"] * 3
-    source = source.replace("[b, n + 1]", "[b, n]")
-    assert in_module(tmp_path, source, "f(zeros(2, 5))")[2] == "wrong"
+    wrong = source.replace("[b, n + 1]", "[b, n]")
+    assert in_module(tmp_path, wrong, "f(zeros(2, 5))")[2] == "wrong"
+    # It is right in the first iteration only, where the code has given the name.
+    source = source.replace("b = len(x)", "b, n = x.shape")
+    assert in_module(tmp_path, source, "f(zeros(2, 5))")[2] == "unverified"
+    wrong = source.replace("[b, n + 1]", "[n + 1, b]")
+    assert in_module(tmp_path, wrong, "f(zeros(2, 5))")[2] == "wrong"
 
 
 def test_a_wrong_claim_leaves_the_others_judged(tmp_path: Path) -> None:
@@ -519,9 +536,60 @@ def test_numbers_of_another_configuration_are_unverified(tmp_path: Path) -> None
     assert "is wrong: `1` is 1, but the axis has size 7" in second.message
 
 
+def test_what_may_be_no_shape_is_not_wrong(tmp_path: Path) -> None:
+    body = "n, d = x.shape\nw = x * 2  # version: [3, 2]\nk = x + w  # (x, w, x)"
+    body += "\nk = k + 1  # [x, x]\nvalues = x  # values: (d, n)\nx = w  # size: (3, 2)"
+    assert verdicts(tmp_path, f"{body}\nreturn k", "f(zeros(2, 3))") == [
+        *["unverified"] * 3,
+        *["wrong"] * 2,
+    ]
+
+
 def test_a_name_has_the_value_that_it_has_when_the_line_runs(tmp_path: Path) -> None:
     body = "n, d = x.shape\ny = x + 1  # [n, d]\nn = 7\nreturn y[:1]  # [1, d]"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["verified", "verified"]
+
+
+BOUND_LATER = """
+    y = x + 1  # (b, c)
+
+    # (b, c)
+    z = y + 1
+
+    b, c = x.T.shape
+    return z
+"""
+
+
+def test_a_name_that_the_code_defines_later_may_mean_another_size(
+    tmp_path: Path,
+) -> None:
+    header = "def f(\n    x,  # (b, c)\n):"
+    found = findings(tmp_path, BOUND_LATER, "f(zeros(2, 3))", header=header)
+    assert [finding.verdict for finding in found] == ["unverified"] * 3
+    assert "`b` is 3, but the axis has size 2" in found[1].message
+    same = BOUND_LATER.replace("x.T.shape", "x.shape")
+    found = findings(tmp_path, same, "f(zeros(2, 3))", header=header)
+    assert [finding.verdict for finding in found] == ["verified"] * 3
+
+
+def test_a_comment_above_several_operations_may_describe_the_first(
+    tmp_path: Path,
+) -> None:
+    body = """
+        b, n, d = x.shape
+        # Heads side by side: b x d x n
+        x = x.mT.contiguous().view(b, d * n)
+
+        # b x n
+        return x.view(b, -1, n).mT.flatten(1)
+    """
+    found = verdicts(tmp_path, body, "f(zeros(2, 3, 5))")
+    assert found == ["unverified", "unverified"]
+    # Behind an arrow, or with the name of the value, it describes the result.
+    for lead in ("b -> ", "Shape of x: "):
+        wrong = body.replace("Heads side by side: ", lead)
+        assert verdicts(tmp_path, wrong, "f(zeros(2, 3, 5))")[0] == "wrong"
 
 
 ABOVE = """

@@ -812,6 +812,28 @@ def test_a_module_of_a_package_is_the_one_that_others_import(tmp_path: Path) -> 
             del sys.modules[name]
 
 
+@pytest.mark.slow
+def test_a_compiled_function_is_no_edited_file(tmp_path: Path) -> None:
+    path = tmp_path / "bird.py"
+    source = """
+        import torch
+
+
+        @torch.compile(backend="eager")
+        def double(x):
+            return x + x
+
+
+        def f(x):
+            y = double(x)
+            return y
+    """
+    path.write_text(textwrap.dedent(source).lstrip(), encoding="utf-8")
+    calls = trace(path, calls=["f(torch.ones(2))"]).calls
+    (call,) = [call for call in calls if call.symbol == "f"]
+    assert [step.line for step in call.steps] == [10, 11]
+
+
 @pytest.mark.parametrize(
     ("file", "neighbour", "line"),
     [
