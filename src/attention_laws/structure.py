@@ -238,8 +238,12 @@ def softcap_of(module: nn.Module) -> float | None:
 
 
 def is_unscaled(module: nn.Module) -> bool:
-    """Whether a module states that it does not scale its scores, as T5 does not."""
-    return any(getattr(module, name, None) == 1.0 for name in ("scaling", "scale"))
+    """Whether a module states that it does not scale its scores, as T5 does not.
+
+    A learned scale, a tensor, states nothing.
+    """
+    given = [getattr(module, name, None) for name in ("scaling", "scale")]
+    return any(isinstance(scale, int | float) and scale == 1 for scale in given)
 
 
 def convolves_single_tokens(module: nn.Module) -> bool:

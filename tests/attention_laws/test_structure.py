@@ -46,6 +46,8 @@ def test_an_initialization_is_no_norm_and_a_scale_of_one_is_a_design() -> None:
     assert not structure.is_unscaled(module)
     module.scaling = 1.0  # type: ignore[assignment]
     assert structure.is_unscaled(module)
+    module.scaling, module.scale = 0.5, torch.ones(2, 1, 1)  # learned, for each head
+    assert not structure.is_unscaled(module)
 
 
 class Fused(nn.Module):
