@@ -8,15 +8,18 @@ import json
 import logging
 import posixpath
 import re
+from functools import partial
 from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bs4 import BeautifulSoup, Tag
+from jinja2 import Environment, FileSystemBytecodeCache
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
+from nbconvert.exporters import templateexporter
 
 from sidenotes.cache import hash_of, load, path_for, store
 from sidenotes.page_cache import messages
@@ -29,6 +32,14 @@ ASSETS = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 CELLS = ["jp-MarkdownOutput", "highlight-ipynb"]
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$]+)\$", re.DOTALL)
 TITLE = "</h1>"
+
+
+def on_pre_build(config: MkDocsConfig) -> None:
+    """Compile the templates of nbconvert once, not for each notebook."""
+    folder = config.plugins["sidenotes"].cache / "templates"
+    folder.mkdir(parents=True, exist_ok=True)
+    compiled = FileSystemBytecodeCache(str(folder))
+    templateexporter.Environment = partial(Environment, bytecode_cache=compiled)
 
 
 def on_page_content(

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 from sidenotes.split import UNREADABLE, LiterateError, read
+
+# What a relative import begins with; most files have none, and need not be parsed.
+RELATIVE = re.compile(r"\bfrom[\s\\]*\.")
 
 
 class TraceError(Exception):
@@ -35,7 +39,10 @@ def name_of(path: Path) -> tuple[str, Path]:
 def most_dots(path: Path) -> int:
     """The number of folders that relative imports go up; 1 is the file's own."""
     try:
-        nodes = ast.walk(ast.parse(read(path)))
+        source = read(path)
+        if not RELATIVE.search(source):
+            return 0
+        nodes = ast.walk(ast.parse(source))
     except (LiterateError, *UNREADABLE):
         return 0  # the import will raise the same error
     return max((n.level for n in nodes if isinstance(n, ast.ImportFrom)), default=0)

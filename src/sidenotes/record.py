@@ -377,12 +377,19 @@ def flat(data: Any) -> list[Any]:
     >>> flat([[0.123456, True], [float("-inf"), 7]])
     [0.1235, 1, '-inf', 7]
     """
-    if isinstance(data, list):
+    if not isinstance(data, list):
+        return [to_number(data)]
+    if data and isinstance(data[0], list):
         return [number for row in data for number in flat(row)]
+    return [*map(to_number, data)]
+
+
+def to_number(data: Any) -> Any:
+    """A number with 4 significant digits; its name if it is not finite."""
     if isinstance(data, int):
-        return [int(data)]
+        return int(data)
     known = isinstance(data, float) and math.isfinite(data)
-    return [float(f"{data:.4g}") if known else str(data)]
+    return float(f"{data:.4g}") if known else str(data)
 
 
 def within_budget(tensors: list[list[Any]], budget: int) -> list[list[Any] | None]:
