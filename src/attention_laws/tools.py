@@ -552,7 +552,7 @@ def weights_if_scaled(
     r"""All attention weights of a call in which the outputs of layers are multiplied.
 
     >>> layer = nn.Identity()
-    >>> weights_if_scaled(lambda: layer(torch.arange(2.0)).softmax(0), {layer: 100})
+    >>> weights_if_scaled(lambda: layer(torch.arange(2.0)).softmax(0), {layer: 1e3})
     tensor([0., 1.])
     """
     handles = [

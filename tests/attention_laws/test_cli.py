@@ -80,7 +80,11 @@ def test_the_command_checks_a_file(model: str) -> None:
     assert result.stdout.endswith("0 passed, 2 failed, 0 skipped\n")
 
 
-INTERRUPT = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+# A process that a shell has started in the background ignores the signal at first.
+INTERRUPT = """import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+"""
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ have: the paper has $d_\text{model} / 2d$ heads, with $d$ the width of a half.
 **Reduces to** the core for $\lambda = 0$ and without the norm, in heads whose query and
 key are half as wide as their value.
 
-**Laws.** Of the laws that the core passes, all but `formula`, `weights_match_output`,
-`score_independence` and `linear_in_value` apply: weights may be negative, and
-the norm is not linear. `rows_sum_to_one` passes, as values that are all equal give
-equal contexts: a row sums to $1 - \lambda$.
+**Laws.** Of the laws that the core passes, all but `formula`, `weights_axes`,
+`weights_match_output`, `score_independence` and `linear_in_value` apply: the weights
+are not stored and may be negative, and the norm is not linear. `rows_sum_to_one`
+passes, as values that are all equal give equal contexts: a row sums to $1 - \lambda$.
 
 Source: [Differential Transformer](https://arxiv.org/abs/2410.05258), Ye et al. 2024,
 section 2.1. The order of the halves in the weights, and the norm with learned factors,

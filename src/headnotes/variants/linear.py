@@ -36,13 +36,14 @@ without the denominator, where the gates are 1 and nothing is erased: keys that 
 orthogonal find nothing in the state. Each value is then multiplied by its $\beta$.
 
 **Laws.** Linear attention has no softmax, and returns no weights: of the laws that the
-core passes, all but `formula`, `weights_match_output`, `score_independence` and
-`dropout` apply. The delta rule has no denominator either, and is always causal: of the
-laws that the core passes, all but `rows_sum_to_one`, `formula`, `weights_match_output`,
-`score_independence`, `linear_in_value`, `key_permutation`, `query_permutation`,
-`incremental_decoding` and `dropout` apply. `linear_in_value` passes, but the checker
-takes the division of keys by their lengths for a norm of the values, and runs it only
-if you insist (`only="linear_in_value"`).
+core passes, all but `formula`, `weights_axes`, `weights_match_output`,
+`score_independence` and `dropout` apply. The delta rule has no denominator either, and
+is always causal: of the laws that the core passes, all but `rows_sum_to_one`,
+`formula`, `weights_axes`, `weights_match_output`, `score_independence`,
+`linear_in_value`, `key_permutation`, `query_permutation`, `incremental_decoding` and
+`dropout` apply. `linear_in_value` passes, but the checker takes the division of keys by
+their lengths for a norm of the values, and runs it only if you insist
+(`only="linear_in_value"`).
 
 Source: [Transformers are RNNs](https://arxiv.org/abs/2006.16236), Katharopoulos et al.
 2020, section 3; [Parallelizing Linear Transformers with the Delta

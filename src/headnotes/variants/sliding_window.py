@@ -55,9 +55,9 @@ quick = fast.MultiHeadAttention(heads=3, d_model=42, window=3)
 
 **Laws.** `sliding_window` tests both edges. Of the laws that the core passes, all but
 `key_permutation`, `query_permutation`, `neutral_mask`, `rows_sum_to_one`, `formula`,
-`weights_match_output`, `score_independence` and `incremental_decoding` apply: the order
-matters, no mask makes all keys visible, the weights are not stored, and `forward` takes
-no cache.
+`weights_axes`, `weights_match_output`, `score_independence` and `incremental_decoding`
+apply: the order matters, no mask makes all keys visible, the weights are not stored,
+and `forward` takes no cache.
 
 Source: [Longformer](https://arxiv.org/abs/2004.05150), Beltagy et al. 2020, section
 3.1; [Mistral 7B](https://arxiv.org/abs/2310.06825), Jiang et al. 2023, section 2, for
