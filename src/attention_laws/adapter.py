@@ -103,6 +103,15 @@ class Sizes:
     def __str__(self) -> str:
         return ", ".join(f"{name}={size}" for name, size in vars(self).items())
 
+    def lengths(self) -> dict[str, int]:
+        r"""The length of each axis of returned weights, by its letter.
+
+        >>> Sizes(2, 3, 5, heads=7, d_k=4).lengths()
+        {'b': 2, 'h': 7, 'q': 3, 'k': 5, 'n': 14}
+        """
+        lengths = {"b": self.batch_size, "h": self.heads, "q": self.q_len}
+        return lengths | {"k": self.k_len, "n": self.batch_size * self.heads}
+
 
 @dataclass(frozen=True)
 class MaskArgument:

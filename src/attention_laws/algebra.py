@@ -271,10 +271,8 @@ def weights_axes(script: Script) -> None:
     script.restart()
     args = script.make_arguments()
     weights = script.call_for_weights(args)
-    q_len, k_len, batch_size = args.allowed.shape
-    lengths = {"b": batch_size, "h": sizes.heads, "q": q_len, "k": k_len}
-    lengths["n"] = batch_size * sizes.heads
-    shape = [lengths.get(axis, 1) for axis in adapter.weights_axes]
+    lengths = sizes.lengths()
+    shape = [lengths[axis] for axis in adapter.weights_axes]
     claim = f"list({weights}.shape) == {shape}"
     seen = [*script.evaluate(weights).shape]
     names_of_axes = ", ".join(AXES[axis] for axis in adapter.weights_axes)

@@ -771,7 +771,7 @@ def infer_weights(probe: CallProbe) -> None:
 
 def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
     """Where the weights are if these arguments are given."""
-    adapter, options = probe.adapter, probe.options
+    options = probe.options
     call = probe.try_call(more=more)
     if call is None:
         return
@@ -779,8 +779,7 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
     script.exec_line(f"result = attention({script.argument_source(args, **more)})")
     given, _, axes = options.weights.partition(":")
     candidates = [given] if given else [*weights_candidates(script)]
-    sizes = {"b": script.sizes.batch_size, "h": adapter.heads, "q": 5, "k": 5}
-    sizes["n"] = sizes["b"] * sizes["h"]
+    sizes = script.sizes.lengths()
     for source in candidates:
         value = None
         with suppress(LookupError, AttributeError, TypeError):

@@ -425,7 +425,7 @@ def scale_of(module: Any, d_k: int) -> float:
     """The factor of the dot products in a layer.
 
     In Transformers 4, GPT-2 has two flags instead of a number, and BERT has neither.
-    T5, whose scores are not scaled, has no number before Transformers 5.15.
+    T5 does not scale its scores, but says so only from Transformers 5.15 on.
 
     >>> layer = nn.Module()
     >>> layer.layer_idx, layer.scale_attn_by_inverse_layer_idx = 4, True

@@ -7,6 +7,8 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
+PLUGINS = ("-p", "attention_laws.pytest_plugin", "-p", "no:hypothesispytest")
+
 TESTS = """
 from torch import nn
 from headnotes import MultiHeadAttention
@@ -33,8 +35,7 @@ def test_a_law_that_fails_fails_the_test_with_the_table(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(TESTS)
-    plugins = ("-p", "attention_laws.pytest_plugin", "-p", "no:hypothesispytest")
-    result = pytester.runpytest(*plugins, "-p", "no:cacheprovider")
+    result = pytester.runpytest(*PLUGINS, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
     assert "eval_matches_train      FAIL" in text
@@ -87,8 +88,7 @@ def test_attentions_inside_a_model_and_errors_are_reported_without_noise(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(MODEL)
-    plugins = ("-p", "attention_laws.pytest_plugin", "-p", "no:hypothesispytest")
-    result = pytester.runpytest_subprocess(*plugins, "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*PLUGINS, "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=4)
     text = result.stdout.str()
     assert "build_scaled_second\n" in text
