@@ -247,9 +247,10 @@ def own_tensor(script: Script, argument: str) -> str:
     text = script.sized_arguments(args, 0, list(args.inputs)).get(argument, "None")
     value = script.evaluate(text)
     batch_size = script.sizes.batch_size
-    template = script.adapter.extra_args.get(argument, "{batch_size}")
+    adapter = script.adapter
+    template = {**adapter.position_args, **adapter.extra_args}[argument]
     if "{batch_size}" not in template and "{query}" not in template:
-        return ""  # weights, with as many heads as there are batch items
+        return ""  # of weights, or of positions, as many as there are batch items
     if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
         return ""
     if value.shape[0] != batch_size or batch_size in value.shape[1:]:

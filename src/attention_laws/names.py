@@ -33,7 +33,8 @@ ARGUMENT_NAMES = {
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
     "head_count",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
-    "n_kv_head n_kv num_kv nkv num_query_groups n_groups num_groups kv_groups "
+    "n_kv_head n_kv num_kv nkv num_query_groups n_query_groups query_groups n_groups "
+    "num_groups kv_groups "
     "n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
     "head_dimension dim_per_head hidden_size_per_head head_width",
@@ -421,8 +422,8 @@ def guessed_value(name: str) -> str:
 def value_of(name: str) -> str:
     r"""The value of a constructor argument or of a field of a config; "" if unknown.
 
-    >>> value_of("nb_head"), value_of("H"), value_of("size_per_head")
-    ('{heads}', '{heads}', '{d_k}')
+    >>> value_of("nb_head"), value_of("size_per_head"), value_of("n_query_groups")
+    ('{heads}', '{d_k}', '{kv_heads}')
     """
     if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
         return "{window}"

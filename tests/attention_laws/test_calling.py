@@ -117,6 +117,14 @@ class TakesCosinesAndSines(OfOneInput):
         return torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], -1)
 
 
+class TakesTables(TakesCosinesAndSines):
+    """Of halves of features, as two arguments without an axis of batch items."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Any:  # type: ignore[override]
+        self.cos, self.sin = cos.chunk(2, dim=-1)[0], sin.chunk(2, dim=-1)[0]
+        return self.attend(x)
+
+
 class UnpacksPair(OfOneInput):
     """Two unknown arguments, for which two items of a batch are no other name."""
 
@@ -1268,6 +1276,8 @@ class NormBeforeOut(OfOneInput):
         (MaskAndPositions, "batch_independence"),
         (ReflectsEdges, "deterministic"),
         (NormBeforeOut, "dropout"),
+        (NormBeforeOut, "linear_in_value"),
+        (TakesTables, "batch_independence"),
     ],
 )
 def test_a_law_that_does_not_apply_does_not_fail(attention: Any, law: str) -> None:
