@@ -1402,6 +1402,19 @@ class SharesContext(Correct):
         return context.repeat_interleave(count, dim=0)
 
 
+class PacksContexts(Correct):
+    """All items are one sequence; as many contexts as queries are kept apart."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        mask = torch.ones(len(x), len(context), dtype=torch.bool, device=x.device)
+        if len(x) == len(context):
+            mask = torch.eye(len(x), dtype=torch.bool, device=x.device)
+        for axis, length in enumerate((x.shape[1], context.shape[1])):
+            mask = mask.repeat_interleave(length, axis)
+        keys = context.flatten(0, 1)[None]
+        return super().forward(x.flatten(0, 1)[None], keys, keys, mask[None]).view_as(x)
+
+
 class SharesContextInTurns(SharesContext):
     def repeat(self, context: Tensor, count: int) -> Tensor:
         return context.repeat(count, 1, 1)
@@ -3932,6 +3945,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
+    ("batch_independence", PacksContexts),
     ("batch_independence", WithBatchNorm),
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),

@@ -69,7 +69,7 @@ def infer_masks(probe: CallProbe) -> None:
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
             leak = min((leak for leak in leaks if leak is not None), default=math.inf)
             is_mask = leaks[0] is not None and leaks[0] < 1e-3
-            if is_mask and is_neutral(probe, mask):
+            if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
@@ -308,6 +308,19 @@ def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     one, other = output_of(unmasked), output_of(masked)
     # Scores to which -1e4 is added lose more digits than this.
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def agrees(probe: CallProbe, found: list[MaskArgument], mask: MaskArgument) -> bool:
+    """Whether a mask that hides nothing gives what the one that was `found` gives.
+
+    A required mask of True and False may hide where an additive one has 0, so that all
+    keys are hidden: without a call that has no mask, nothing else shows it.
+    """
+    calls = [probe.try_call(mask=each) for each in (*found, mask)]
+    if probe.adapter.required_mask is None or None in calls:
+        return True
+    outputs = [output_of(call) for call in calls if call is not None]
+    return torch.allclose(outputs[0], outputs[-1], rtol=1e-4, atol=1e-4)
 
 
 def influence_of_mask(probe: CallProbe, mask: MaskArgument, mode: str) -> bool:
