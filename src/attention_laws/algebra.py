@@ -46,7 +46,7 @@ LARGEST_FACTOR = 1e4
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking"
+    "convolution talking edges"
 )
 
 

@@ -11,6 +11,7 @@ Source: the [dictionary](names.md) of names, and the signatures of public code.
 
 import itertools
 import math
+import re
 import time
 import traceback
 from collections.abc import Iterator
@@ -649,3 +650,25 @@ def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
     return all([*found.shape].count(length) == 1 for found, _ in recorder.found)
+
+
+def weighing_argument(probe: CallProbe) -> str:
+    """An argument of numbers for all pairs of tokens that is no bias; "" if none is.
+
+    The same number, added to all scores, has no effect. If it has one, the weights may
+    be multiplied by these numbers, or have them added.
+    """
+    call = probe.try_call()
+    if call is None:
+        return ""
+    script, args = call
+    usual = output_of(call)
+    for name, text in script.sized_arguments(args, 0, [*args.inputs]).items():
+        template = probe.adapter.extra_args.get(name, "")
+        if re.search("{length}, {(length|k_len)}", template):
+            other = f"(1 - {text}.float()).to({text})"
+            if (given := probe.try_call(more={name: other})) is not None:
+                output = given[0].evaluate(given[0].call(given[1], **{name: other}))
+                if not torch.allclose(usual, output, rtol=1e-3, atol=1e-3):
+                    return name
+    return ""

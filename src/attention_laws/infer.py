@@ -53,6 +53,7 @@ from attention_laws.calling import (
     queries_meet,
     token_mixing,
     ways_to_call,
+    weighing_argument,
 )
 from attention_laws.decoding import (
     call_with_cache,
@@ -1245,6 +1246,8 @@ def infer_formula(probe: CallProbe) -> None:
             # Seen in the weights: that the formula does not hold is reported.
             probe.record(fact, text, "inferred", **fields)
             return
+    if name := weighing_argument(probe):
+        probe.update(designs={**adapter.designs, "edges": name})
     if adapter.heads == 1 and probe.built is not None and options.heads is None:
         if "head" in "".join(structure.identifiers(probe.built)).lower():
             probe.update(projections={})  # there may be several

@@ -37,7 +37,7 @@ MASK_SIZES = {
     "h": "{heads}",
     "n": "{batch_size} * {heads}",
     "q": "{length}",
-    "k": "{length}",
+    "k": "{k_len}",
     "1": "1",
 }
 
@@ -107,11 +107,14 @@ def fill_required_mask(probe: CallProbe) -> None:
     name may leak by mistake.
     """
     required, adapter = probe.adapter.required_mask, probe.adapter
-    if required is None or probe.options.mask or not adapter.single_input:
+    if required is None or probe.options.mask:
+        return
+    is_graph = required.name.startswith("adj")
+    if not (is_graph or adapter.single_input):
         return
     candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
     leaks = (mask_leakage(probe, mask) for mask in candidates)
-    leakage = 1e-3 if required.name.startswith("adj") else 0.5
+    leakage = 1e-3 if is_graph else 0.5
     if required.kind in ("causal", "lengths") or any(
         leak is not None and leak < leakage for leak in leaks
     ):
@@ -119,9 +122,12 @@ def fill_required_mask(probe: CallProbe) -> None:
     values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
     sizes = ", ".join(MASK_SIZES[axis] for axis in required.axes)
     text = f"torch.full(({sizes},), {values.get(required.kind, 0.0)}){{device}}"
-    probe.update(
-        required_mask=None, extra_args={**adapter.extra_args, required.name: text}
-    )
+    probe.update(required_mask=None)
+    # Edges of floating-point numbers, which the weights may be added to, have a dtype.
+    edges = {required.name: f"torch.ones({sizes}){{dtype}}"}
+    if is_graph and probe.try_call(extra_args={**adapter.extra_args, **edges}):
+        text = edges[required.name]
+    probe.update(extra_args={**adapter.extra_args, required.name: text})
     probe.record(f"`{required.name}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
 
 

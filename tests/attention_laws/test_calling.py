@@ -292,6 +292,26 @@ class AddsToEdges(OfOneInput):
         return super().score(q, k) + self.edges
 
 
+class MixesWithEdges(Correct):
+    """The weights are the mean of those of a softmax and the edges of a graph."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        adj_matrix: Tensor,
+        mask: Tensor | None = None,
+    ) -> Any:
+        self.edges = adj_matrix[:, None] / adj_matrix.shape[-1]
+        mask = mask if mask is None else mask[:, None]
+        return super().forward(query, key, value, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = (super().weigh(scores, mask) + self.edges) / 2
+        return weights if mask is None else weights * mask[:, None]
+
+
 class OfTwoStreams(Correct):
     """Names that tell nothing; the queries of both streams attend to both."""
 
@@ -440,7 +460,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
+EDGES = "torch.ones({batch_size}, {length}, {k_len}){dtype}"
 
 
 class ReadsMemory(nn.Module):
@@ -875,6 +895,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (CausalDecoderLayer, {"inputs": ("tgt", "memory"), "mixes_queries": True}),
     (LocalRotary, {"window": 3}),
     (AddsToEdges, {"required_mask": None, "extra_args": {"adj": EDGES}}),
+    (MixesWithEdges, {"required_mask": None, "extra_args": {"adj_matrix": EDGES}}),
     (with_weights, {"inputs": ("x",)}),
     (with_params, {"inputs": ("x",)}),
     (OfTwoStreams, {"inputs": ("v", "l"), "mixes_queries": True}),
@@ -1278,6 +1299,8 @@ class NormBeforeOut(OfOneInput):
         (NormBeforeOut, "dropout"),
         (NormBeforeOut, "linear_in_value"),
         (TakesTables, "batch_independence"),
+        (MixesWithEdges, "formula"),
+        (MixesWithEdges, "padding"),
     ],
 )
 def test_a_law_that_does_not_apply_does_not_fail(attention: Any, law: str) -> None:
