@@ -1391,6 +1391,23 @@ class CacheOfClass(CacheTopLeft):
         return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
 
 
+class BlockWithContext(SelfAttention):
+    """Self-attention, then attention to a context, or without one, to itself again."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None, context_mask: Any = None
+    ) -> Any:
+        x = x + super().forward(x)
+        context = x if context is None else context
+        hidden = None if context_mask is None else context_mask[:, None].bool()
+        return x + Correct.forward(self, x, context, context, hidden)
+
+
+class BlockForgetsMaskInTraining(BlockWithContext):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, None if self.training else mask)
+
+
 class SharesContext(Correct):
     """Several queries, side by side, may have one context."""
 
@@ -3660,6 +3677,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "padding": [
         (MultipliesByMask, MASK),
         (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),
+        (BlockForgetsMaskInTraining, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -3942,6 +3960,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
     ("padding", PaddedState),
+    ("padding", BlockWithContext),
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from attention_laws import structure
+from attention_laws import names, structure
 from attention_laws.adapter import (
     AXES,
     MASK_KINDS,
@@ -73,6 +73,10 @@ def infer_masks(probe: CallProbe) -> None:
                 masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
+    for name in [*least]:
+        if not (found[name] or given) and (context := context_of(probe, name)):
+            del least[name]
+            probe.update(masked_context=context)
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
@@ -166,6 +170,18 @@ def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
         accepted.append(any(probe.try_call(k_len=7, more={name: n}) for n in ones))
     of_keys, of_queries = accepted
     return of_queries and not of_keys
+
+
+def context_of(probe: CallProbe, name: str) -> str:
+    """The optional argument that a mask is of, by its name, if it is not of the input.
+
+    The input may take the place of a context that is not given. In a block that attends
+    to itself first, it has an influence that the mask of the context does not hide.
+    """
+    if not probe.adapter.single_input or not names.CONTEXT_PATTERN.search(name):
+        return ""
+    tensors = names.optional_tensors(probe.adapter)
+    return next(filter(names.CONTEXT_PATTERN.search, tensors), "")
 
 
 def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
