@@ -1167,6 +1167,25 @@ class LastRowUnused(RelativeTable):
         return super().rows(distance).clamp(max=2 * self.limit - 1)
 
 
+class TableOfWindows(RelativeTable):
+    """Blocks of two queries, each of which attends to a window of four keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.block_size, self.win_size = 2, 4
+
+    def forward(self, x: Tensor) -> Any:
+        blocks = x.unflatten(1, (-1, self.block_size)).flatten(0, 1)
+        padded = nn.functional.pad(x, (0, 0, 0, self.win_size - self.block_size))
+        keys = padded.unfold(1, self.win_size, self.block_size).flatten(0, 1).mT
+        return Correct.forward(self, blocks, keys, keys).reshape(x.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(self.win_size, device=q.device)
+        rows = self.rows(place[None] - place[: self.block_size, None])
+        return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
 class FirstRowIsLast(RelativeTable):
     """The row of the least distance is -1, the last one."""
 
@@ -4003,6 +4022,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", RelativeTable),
     ("relative_table", Buckets),
     ("relative_table", TableOfBothDirections),
+    ("relative_table", TableOfWindows),
     ("parameter_gradients", BiasOfItself),
     ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),

@@ -325,8 +325,10 @@ def ways_to_call(
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
-    shape = names.documented_shapes(adapter.target).get(adapter.inputs[0], ())
-    if not names.is_batch_first(shape):
+    first = adapter.inputs[0]
+    shapes = [names.documented_shapes(adapter.target).get(first, ())]
+    shapes.append(names.unpacked_axes(adapter.target, first))
+    if not all(map(names.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
     if options.layout:

@@ -533,6 +533,11 @@ HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
 
 
+# Axes as the code names them: "rows, columns, batch, d = x.shape". Three may be those
+# of an image whose pixels are a sequence by now.
+UNPACKED_AXES = r"^\s*\(?((?:\w+, *){{3,}}\w+)\)? *= *{}\.(?:shape|size\(\))"
+
+
 def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     r"""The shapes of arguments that docstrings and comments state.
 
@@ -586,6 +591,18 @@ def documented_multiple(axes: tuple[str, ...]) -> int:
     """
     multiple = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
     return int(multiple[1]) if multiple else 1
+
+
+def unpacked_axes(target: Any, name: str) -> tuple[str, ...]:
+    r"""The names that the code gives to four axes or more; empty if it gives none.
+
+    >>> pattern = UNPACKED_AXES.format("x")
+    >>> re.match(pattern, "    rows, columns, batch_size, _ = x.size()")[1]
+    'rows, columns, batch_size, _'
+    """
+    source = source_of(getattr(target, "forward", target))
+    found = re.search(UNPACKED_AXES.format(re.escape(name)), source, re.MULTILINE)
+    return tuple(re.findall(r"\w+", found[1])) if found else ()
 
 
 def is_batch_first(axes: tuple[str, ...]) -> bool:

@@ -990,6 +990,15 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+class OfNamedAxes(OfOneInput):
+    """Rows that have one map of weights; only the code names the axes."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        rows, _columns, batch_size, _width = x.shape
+        output = self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1)
+        return output.expand(rows, -1, batch_size, -1)
+
+
 class OfAlignedRows(OfOneInput):
     """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
 
@@ -1004,6 +1013,7 @@ class OfAlignedRows(OfOneInput):
     ("attention", "message"),
     [
         (OfAlignedRows, "raises ValueError: x has 3 axes"),
+        (OfNamedAxes, "raises ValueError: not enough values to unpack"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
