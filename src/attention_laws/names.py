@@ -115,6 +115,8 @@ CONTEXT_WIDTH_PATTERN = re.compile(
     r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
     r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
 )
+# Flags with which a class has fewer layers.
+OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(

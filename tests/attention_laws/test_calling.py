@@ -990,6 +990,35 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+class ProjectsBesideContext(OfOneInput):
+    """The last projection and its dropout are of calls with a context."""
+
+    def __init__(
+        self, d_model: int, heads: int, dropout: float = 0.0, pre_only: bool = False
+    ) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.dropout_rate = dropout
+        if pre_only:
+            del self.out
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.has_context = context is not None
+        return self.attend(x)
+
+    def join(self, context: Tensor) -> Tensor:
+        if self.has_context:
+            raise ValueError("no context")
+        return context.transpose(1, 2).flatten(2)
+
+
+def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
+    adapter = found(ProjectsBesideContext)
+    assert adapter.init_args["pre_only"] == "True"
+    assert "pre_only=True" in adapter.facts[0].value
+    for law in ("parameter_gradients", "dropout", "formula"):
+        assert check_law(LAWS[law], adapter, Options(), False).status != "fail"
+
+
 class OfNamedAxes(OfOneInput):
     """Rows that have one map of weights; only the code names the axes."""
 
