@@ -392,9 +392,10 @@ def variants_and_masks(
     yield from itertools.product(usual, required_masks)
     if only_usual:
         return
+    stated = names.stated_lengths(probe.adapter.target)
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
-        sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
+        sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
     yield from (({}, mask) for mask in masks if mask not in required_masks)

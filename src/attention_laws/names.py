@@ -11,6 +11,7 @@ and in the usual tutorials.
 
 import dataclasses
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -109,6 +110,10 @@ POSITION_PATTERN = re.compile(
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Optional arguments of a constructor that are the sides of an image.
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
+# Other names of sides, which may not change.
+FIXED_SIDE_PATTERN = re.compile(
+    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid)_?(size|shape))"
+)
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
@@ -209,6 +214,10 @@ MASK_PATTERN = re.compile(
 # Optional arguments that hide some keys from some queries, but are no masks.
 OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
+
+
+# The most pixels of an image with which calls are tried.
+LONGEST_IMAGE = 400
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:
@@ -313,6 +322,30 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     default = parameter.default
     is_pair = type(default) is tuple and [*map(type, default)] == [int, int]
     return "(3, 3)" if is_pair else "3" if type(default) is int else ""
+
+
+def stated_lengths(target: Any) -> list[int]:
+    r"""How many pixels images have by the sides that a class or a module states.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, reso=6, img_size=(2, 5)): ...
+    >>> stated_lengths(Attention)
+    [36, 10]
+    """
+    if isinstance(target, type):
+        parameters = inspect.signature(target).parameters
+        found = {name: parameter.default for name, parameter in parameters.items()}
+    else:
+        parts = target.modules() if hasattr(target, "modules") else ()
+        found = {n: value for part in parts for n, value in vars(part).items()}
+    sides = [n for name, n in found.items() if FIXED_SIDE_PATTERN.fullmatch(name)]
+    pairs = [(n, n) if type(n) is int else n for n in sides]
+    lengths = [
+        math.prod(pair)
+        for pair in pairs
+        if type(pair) is tuple and [*map(type, pair)] == [int, int]
+    ]
+    return [n for n in dict.fromkeys(lengths) if 1 < n <= LONGEST_IMAGE]
 
 
 def needed_default(parameter: inspect.Parameter, value: str) -> str:

@@ -779,6 +779,16 @@ class OfLayerOfKind(OfOneInput):
         return self.attend(x)
 
 
+class OfStatedSide(OfOneInput):
+    def __init__(self, d_model: int, heads: int, reso: int = 5) -> None:
+        super().__init__(d_model, heads)
+        self.reso = reso
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        image = x.unflatten(1, (self.reso, self.reso))
+        return self.attend(image.flatten(1, 2))
+
+
 class OfResolution(OfOneInput):
     """There is one bias for each pair of pixels."""
 
@@ -944,6 +954,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfHeadCount, {"heads": 3}),
     (OfLayerOfKind, {"heads": 3}),
     (OfResolution, {"fixed_length": 9}),
+    (OfStatedSide, {"fixed_length": 25}),
+    (OfStatedSide(12, 3), {"fixed_length": 25}),
     (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
     (UpdatesContext, {"output_index": "[1]"}),
     (TwoWays, {"inputs": ("x", "keys")}),
