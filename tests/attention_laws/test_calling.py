@@ -1084,9 +1084,9 @@ class PointsToNodes(nn.Module):
         return (q[:, None] * (weights @ k).tanh() @ k.mT).log_softmax(-1)[:, 0]
 
 
-def test_a_vector_of_an_item_is_no_sequence() -> None:
-    law = LAWS["allowed_keys_attended"]
-    result = check_law(law, found(PointsToNodes), Options(), False)
+@pytest.mark.parametrize("law", ["allowed_keys_attended", "long_sequences"])
+def test_a_vector_of_an_item_is_no_sequence(law: str) -> None:
+    result = check_law(LAWS[law], found(PointsToNodes), Options(), False)
     assert result.status != "fail"
 
 
