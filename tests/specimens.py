@@ -1167,6 +1167,25 @@ class LastRowUnused(RelativeTable):
         return super().rows(distance).clamp(max=2 * self.limit - 1)
 
 
+class TableOfWindows(RelativeTable):
+    """Blocks of two queries, each of which attends to a window of four keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.block_size, self.win_size = 2, 4
+
+    def forward(self, x: Tensor) -> Any:
+        blocks = x.unflatten(1, (-1, self.block_size)).flatten(0, 1)
+        padded = nn.functional.pad(x, (0, 0, 0, self.win_size - self.block_size))
+        keys = padded.unfold(1, self.win_size, self.block_size).flatten(0, 1).mT
+        return Correct.forward(self, blocks, keys, keys).reshape(x.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(self.win_size, device=q.device)
+        rows = self.rows(place[None] - place[: self.block_size, None])
+        return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
 class FirstRowIsLast(RelativeTable):
     """The row of the least distance is -1, the last one."""
 
@@ -1391,6 +1410,23 @@ class CacheOfClass(CacheTopLeft):
         return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
 
 
+class BlockWithContext(SelfAttention):
+    """Self-attention, then attention to a context, or without one, to itself again."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None, context_mask: Any = None
+    ) -> Any:
+        x = x + super().forward(x)
+        context = x if context is None else context
+        hidden = None if context_mask is None else context_mask[:, None].bool()
+        return x + Correct.forward(self, x, context, context, hidden)
+
+
+class BlockForgetsMaskInTraining(BlockWithContext):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, None if self.training else mask)
+
+
 class SharesContext(Correct):
     """Several queries, side by side, may have one context."""
 
@@ -1400,6 +1436,19 @@ class SharesContext(Correct):
 
     def repeat(self, context: Tensor, count: int) -> Tensor:
         return context.repeat_interleave(count, dim=0)
+
+
+class PacksContexts(Correct):
+    """All items are one sequence; as many contexts as queries are kept apart."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        mask = torch.ones(len(x), len(context), dtype=torch.bool, device=x.device)
+        if len(x) == len(context):
+            mask = torch.eye(len(x), dtype=torch.bool, device=x.device)
+        for axis, length in enumerate((x.shape[1], context.shape[1])):
+            mask = mask.repeat_interleave(length, axis)
+        keys = context.flatten(0, 1)[None]
+        return super().forward(x.flatten(0, 1)[None], keys, keys, mask[None]).view_as(x)
 
 
 class SharesContextInTurns(SharesContext):
@@ -3647,6 +3696,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "padding": [
         (MultipliesByMask, MASK),
         (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),
+        (BlockForgetsMaskInTraining, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -3929,9 +3979,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
     ("padding", PaddedState),
+    ("padding", BlockWithContext),
     ("batch_independence", CountsFromFirstToken),
     ("batch_independence", Segments),
     ("batch_independence", SharesContext),
+    ("batch_independence", PacksContexts),
     ("batch_independence", WithBatchNorm),
     ("batch_independence", AddsPositions),
     ("batch_independence", WindowedImage),
@@ -3970,6 +4022,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", RelativeTable),
     ("relative_table", Buckets),
     ("relative_table", TableOfBothDirections),
+    ("relative_table", TableOfWindows),
     ("parameter_gradients", BiasOfItself),
     ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),

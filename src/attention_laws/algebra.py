@@ -32,6 +32,7 @@ from attention_laws.tools import (
     CalledFunctions,
     WeightsRecorder,
     captured_input,
+    captured_inputs,
     is_called,
     last_activation,
 )
@@ -45,7 +46,7 @@ LARGEST_FACTOR = 1e4
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking"
+    "convolution talking edges"
 )
 
 
@@ -981,6 +982,13 @@ def assert_linear_in_value_weights(script: Script) -> None:
         skip_unless(are_values, "the rows of its values were not found")
         rows = f"[{rows}]"
     call = f"lambda: attention({script.argument_source(args)})"
+    scaled = [f"layer.weight.data{rows}"]
+    if "query" in layers:
+        query = layers["query"]
+        scaled.append(f"attention.get_submodule({query!r}).weight.data[:]")
+    elif rows != "[:]":
+        scaled.append(f"layer.weight.data[~{rows[1:]}")
+    is_normed = normalizes_context(script, call, scaled)
     last = f"attention.get_submodule({layers['out']!r})"
     contexts = []
     for factor in (1, 2, 0):
@@ -990,8 +998,32 @@ def assert_linear_in_value_weights(script: Script) -> None:
     one, two, zero = contexts
     tolerance = script.tolerance(one, two)
     claim = f"({two} - {zero} - 2 * ({one} - {zero})).abs().max() <= {tolerance}"
+    is_linear = not is_normed or script.evaluate(claim)
+    skip_unless(is_linear, "has a norm of the context vectors")
     message = "if the values are doubled, the context vectors are not"
     script.assert_true(claim, message)
+
+
+def normalizes_context(script: Script, call: str, weights: list[str]) -> bool:
+    """Whether a norm gets numbers that depend on each of these weights.
+
+    If these are the weights of values and those of queries, it is a norm of what is
+    attended to: one of projections has numbers that depend on one of the two.
+    """
+    function = script.evaluate(call)
+    for norm in script.evaluate("attention").modules():
+        if "norm" not in type(norm).__name__.lower() or len(weights) < 2:
+            continue
+        usual, changed = captured_inputs(function, norm), []
+        for each in weights:
+            with script.rollback():
+                script.exec_line(f"{each} *= 2")
+                found = captured_inputs(function, norm)
+                script.exec_line(f"{each} /= 2")
+            changed.append([x != y for x, y in zip(usual, found, strict=True)])
+        if any((one & other).any() for one, other in zip(*changed, strict=True)):
+            return True
+    return False
 
 
 def record_weights(script: Script, args: CallArguments) -> str:

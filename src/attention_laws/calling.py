@@ -11,6 +11,7 @@ Source: the [dictionary](names.md) of names, and the signatures of public code.
 
 import itertools
 import math
+import re
 import time
 import traceback
 from collections.abc import Iterator
@@ -324,8 +325,10 @@ def ways_to_call(
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
-    shape = names.documented_shapes(adapter.target).get(adapter.inputs[0], ())
-    if not names.is_batch_first(shape):
+    first = adapter.inputs[0]
+    shapes = [names.documented_shapes(adapter.target).get(first, ())]
+    shapes.append(names.unpacked_axes(adapter.target, first))
+    if not all(map(names.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
     if options.layout:
@@ -389,9 +392,10 @@ def variants_and_masks(
     yield from itertools.product(usual, required_masks)
     if only_usual:
         return
+    stated = names.stated_lengths(probe.adapter.target)
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
-        sized += [fields | {"fixed_length": length} for length in FIXED_LENGTHS]
+        sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
@@ -649,3 +653,25 @@ def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
     return all([*found.shape].count(length) == 1 for found, _ in recorder.found)
+
+
+def weighing_argument(probe: CallProbe) -> str:
+    """An argument of numbers for all pairs of tokens that is no bias; "" if none is.
+
+    The same number, added to all scores, has no effect. If it has one, the weights may
+    be multiplied by these numbers, or have them added.
+    """
+    call = probe.try_call()
+    if call is None:
+        return ""
+    script, args = call
+    usual = output_of(call)
+    for name, text in script.sized_arguments(args, 0, [*args.inputs]).items():
+        template = probe.adapter.extra_args.get(name, "")
+        if re.search("{length}, {(length|k_len)}", template):
+            other = f"(1 - {text}.float()).to({text})"
+            if (given := probe.try_call(more={name: other})) is not None:
+                output = given[0].evaluate(given[0].call(given[1], **{name: other}))
+                if not torch.allclose(usual, output, rtol=1e-3, atol=1e-3):
+                    return name
+    return ""

@@ -393,9 +393,18 @@ def unused_weights(script: Script) -> tuple[str, ...]:
 
 
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
-    """The same attention with the tensor that it requires and attends to, if any."""
+    """The same attention with the tensor that it requires and attends to, if any.
+
+    An optional one is required by a mask that is of it.
+    """
+    if not adapter.single_input or options.inputs or adapter.image:
+        return adapter
+    if adapter.masked_context:
+        inputs = (*adapter.inputs, adapter.masked_context)
+        with suppress(CallError):
+            return infer_with_inputs(adapter, options, inputs)
     filled = adapter.filled
-    if not adapter.single_input or options.inputs or adapter.image or len(filled) != 1:
+    if len(filled) != 1:
         return adapter
     inputs = (*adapter.inputs, *filled)
     rest = {n: t for n, t in adapter.extra_args.items() if n not in filled}
@@ -412,16 +421,20 @@ def with_required_context(adapter: Adapter, options: Options) -> Adapter:
     for layout in dict.fromkeys((adapter.layout, "bld")):
         with suppress(ScriptError, CallError, TypeError):
             if is_context(Script(replace(context, layout=layout), sizes)):
-                stated = replace(options, inputs=inputs)
-                found = infer_adapter(
-                    adapter.target, adapter.name, adapter.imports, stated
-                )
-                facts = [
-                    replace(f, source="inferred") if f.name == "inputs" else f
-                    for f in found.facts
-                ]
-                return replace(found, facts=tuple(facts))
+                return infer_with_inputs(adapter, options, inputs)
     return adapter  # it is something else
+
+
+def infer_with_inputs(
+    adapter: Adapter, options: Options, inputs: tuple[str, ...]
+) -> Adapter:
+    """The same attention with other inputs, which are shown as inferred."""
+    stated = replace(options, inputs=inputs)
+    found = infer_adapter(adapter.target, adapter.name, adapter.imports, stated)
+    facts = [
+        replace(f, source="inferred") if f.name == "inputs" else f for f in found.facts
+    ]
+    return replace(found, facts=tuple(facts))
 
 
 def is_context(script: Script) -> bool:

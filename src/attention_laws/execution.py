@@ -177,6 +177,8 @@ def dropout(script: Script) -> None:
                 script.fail("False, " + repr(message), message, math.nan, 0.0)
     if not any(changed.values()):
         skip_unless(not is_always_zero(script), "its dropout is 0, which nothing sets")
+        flag = adapter.designs.get("left_out", "")
+        skip_unless(not flag, f"`{flag}` leaves out what its dropout may be of")
         script.restart("train", dropout=0.5)
         args = script.make_arguments()
         one, other = script.call(args), script.call(args)

@@ -29,6 +29,7 @@ from attention_laws.adapter import (
     LAYOUTS,
     Adapter,
     CallError,
+    Fact,
     MaskArgument,
     Options,
     Sizes,
@@ -53,6 +54,7 @@ from attention_laws.calling import (
     queries_meet,
     token_mixing,
     ways_to_call,
+    weighing_argument,
 )
 from attention_laws.decoding import (
     call_with_cache,
@@ -62,7 +64,7 @@ from attention_laws.decoding import (
 from attention_laws.infer_masks import infer_masks, mask_leakage
 from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script, parts_of
-from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
+from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
 CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
@@ -141,6 +143,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             infer_heads_of_function(probe)
             correct_group_size(probe)
             free_or_fix_sizes(probe)
+            leave_out_layers(probe)
             return probe
         except CallError as error:
             if probe.takes_ids or isinstance(error, SlowCallError):
@@ -501,6 +504,38 @@ def free_or_fix_sizes(probe: CallProbe) -> None:
     least = adapter.group_size
     if probe.try_call(heads=least if least != adapter.heads else 2 * least) is None:
         probe.update(fixed_size=True, free_heads=False)
+
+
+def leave_out_layers(probe: CallProbe) -> None:
+    """Set a flag without which a class builds layers that its calls leave out.
+
+    With `pre_only`, there is no last projection, which other calls have.
+    """
+    adapter, target = probe.adapter, probe.adapter.target
+    of_class = inspect.signature(target).parameters if isinstance(target, type) else {}
+    flags = [n for n, p in of_class.items() if p.default is False]
+    flags = [*filter(names.OMISSION_PATTERN.search, flags)]
+    call = probe.try_call(mode="train") if flags else None
+    if call is None:
+        return
+    output, module = output_of(call), call[0].evaluate("attention")
+    weights = {n: w for n, w in module.named_parameters() if w.requires_grad}
+    if not (weights and output.requires_grad):
+        return
+    grads = torch.autograd.grad(loss(output), [*weights.values()], allow_unused=True)
+    used = {n for n, grad in zip(weights, grads, strict=True) if grad is not None}
+    for name in flags if used < {*weights} else ():
+        init_args = {**adapter.init_args, name: "True"}
+        other = probe.try_call(init_args=init_args)
+        if other is None or name in adapter.init_args:
+            continue
+        if used == {*dict(other[0].evaluate("attention").named_parameters())}:
+            designs = {**adapter.designs, "left_out": name}
+            probe.update(init_args=init_args, designs=designs)
+            built_as = probe.adapter.build_expression(other[0].sizes)
+            facts = [f for f in adapter.facts if f.name != "built as"]
+            probe.update(facts=(Fact("built as", built_as, "inferred"), *facts))
+            return
 
 
 def build(probe: CallProbe, heads: int) -> nn.Module:
@@ -1244,6 +1279,8 @@ def infer_formula(probe: CallProbe) -> None:
             # Seen in the weights: that the formula does not hold is reported.
             probe.record(fact, text, "inferred", **fields)
             return
+    if name := weighing_argument(probe):
+        probe.update(designs={**adapter.designs, "edges": name})
     if adapter.heads == 1 and probe.built is not None and options.heads is None:
         if "head" in "".join(structure.identifiers(probe.built)).lower():
             probe.update(projections={})  # there may be several

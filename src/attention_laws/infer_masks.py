@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from attention_laws import structure
+from attention_laws import names, structure
 from attention_laws.adapter import (
     AXES,
     MASK_KINDS,
@@ -37,7 +37,7 @@ MASK_SIZES = {
     "h": "{heads}",
     "n": "{batch_size} * {heads}",
     "q": "{length}",
-    "k": "{length}",
+    "k": "{k_len}",
     "1": "1",
 }
 
@@ -69,10 +69,14 @@ def infer_masks(probe: CallProbe) -> None:
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
             leak = min((leak for leak in leaks if leak is not None), default=math.inf)
             is_mask = leaks[0] is not None and leaks[0] < 1e-3
-            if is_mask and is_neutral(probe, mask):
+            if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
+    for name in [*least]:
+        if not (found[name] or given) and (context := context_of(probe, name)):
+            del least[name]
+            probe.update(masked_context=context)
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])
@@ -107,11 +111,14 @@ def fill_required_mask(probe: CallProbe) -> None:
     name may leak by mistake.
     """
     required, adapter = probe.adapter.required_mask, probe.adapter
-    if required is None or probe.options.mask or not adapter.single_input:
+    if required is None or probe.options.mask:
+        return
+    is_graph = required.name.startswith("adj")
+    if not (is_graph or adapter.single_input):
         return
     candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
     leaks = (mask_leakage(probe, mask) for mask in candidates)
-    leakage = 1e-3 if required.name.startswith("adj") else 0.5
+    leakage = 1e-3 if is_graph else 0.5
     if required.kind in ("causal", "lengths") or any(
         leak is not None and leak < leakage for leak in leaks
     ):
@@ -119,9 +126,12 @@ def fill_required_mask(probe: CallProbe) -> None:
     values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
     sizes = ", ".join(MASK_SIZES[axis] for axis in required.axes)
     text = f"torch.full(({sizes},), {values.get(required.kind, 0.0)}){{device}}"
-    probe.update(
-        required_mask=None, extra_args={**adapter.extra_args, required.name: text}
-    )
+    probe.update(required_mask=None)
+    # Edges of floating-point numbers, which the weights may be added to, have a dtype.
+    edges = {required.name: f"torch.ones({sizes}){{dtype}}"}
+    if is_graph and probe.try_call(extra_args={**adapter.extra_args, **edges}):
+        text = edges[required.name]
+    probe.update(extra_args={**adapter.extra_args, required.name: text})
     probe.record(f"`{required.name}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
 
 
@@ -160,6 +170,18 @@ def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
         accepted.append(any(probe.try_call(k_len=7, more={name: n}) for n in ones))
     of_keys, of_queries = accepted
     return of_queries and not of_keys
+
+
+def context_of(probe: CallProbe, name: str) -> str:
+    """The optional argument that a mask is of, by its name, if it is not of the input.
+
+    The input may take the place of a context that is not given. In a block that attends
+    to itself first, it has an influence that the mask of the context does not hide.
+    """
+    if not probe.adapter.single_input or not names.CONTEXT_PATTERN.search(name):
+        return ""
+    tensors = names.optional_tensors(probe.adapter)
+    return next(filter(names.CONTEXT_PATTERN.search, tensors), "")
 
 
 def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
@@ -308,6 +330,19 @@ def is_neutral(probe: CallProbe, mask: MaskArgument) -> bool:
     one, other = output_of(unmasked), output_of(masked)
     # Scores to which -1e4 is added lose more digits than this.
     return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def agrees(probe: CallProbe, found: list[MaskArgument], mask: MaskArgument) -> bool:
+    """Whether a mask that hides nothing gives what the one that was `found` gives.
+
+    A required mask of True and False may hide where an additive one has 0, so that all
+    keys are hidden: without a call that has no mask, nothing else shows it.
+    """
+    calls = [probe.try_call(mask=each) for each in (*found, mask)]
+    if probe.adapter.required_mask is None or None in calls:
+        return True
+    outputs = [output_of(call) for call in calls if call is not None]
+    return torch.allclose(outputs[0], outputs[-1], rtol=1e-4, atol=1e-4)
 
 
 def influence_of_mask(probe: CallProbe, mask: MaskArgument, mode: str) -> bool:

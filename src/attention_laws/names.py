@@ -11,6 +11,7 @@ and in the usual tutorials.
 
 import dataclasses
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +34,8 @@ ARGUMENT_NAMES = {
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
     "head_count",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
-    "n_kv_head n_kv num_kv nkv num_query_groups n_groups num_groups kv_groups "
+    "n_kv_head n_kv num_kv nkv num_query_groups n_query_groups query_groups n_groups "
+    "num_groups kv_groups "
     "n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
     "head_dimension dim_per_head hidden_size_per_head head_width",
@@ -108,12 +110,18 @@ POSITION_PATTERN = re.compile(
 POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 # Optional arguments of a constructor that are the sides of an image.
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
+# Other names of sides, which may not change.
+FIXED_SIDE_PATTERN = re.compile(
+    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid)_?(size|shape))"
+)
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
     r"(d_)?(context|ctx|kv|key|value|encoder|cross_attention|memory|source|src|mem|enc)"
     r"(_?(in_)?(dim|size|hidden|width|features|channels))?|[kv]dim"
 )
+# Flags with which a class has fewer layers.
+OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$")
 WIDTH_PATTERN = re.compile(
@@ -206,6 +214,10 @@ MASK_PATTERN = re.compile(
 # Optional arguments that hide some keys from some queries, but are no masks.
 OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")
+
+
+# The most pixels of an image with which calls are tried.
+LONGEST_IMAGE = 400
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:
@@ -310,6 +322,30 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     default = parameter.default
     is_pair = type(default) is tuple and [*map(type, default)] == [int, int]
     return "(3, 3)" if is_pair else "3" if type(default) is int else ""
+
+
+def stated_lengths(target: Any) -> list[int]:
+    r"""How many pixels images have by the sides that a class or a module states.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, reso=6, img_size=(2, 5)): ...
+    >>> stated_lengths(Attention)
+    [36, 10]
+    """
+    if isinstance(target, type):
+        parameters = inspect.signature(target).parameters
+        found = {name: parameter.default for name, parameter in parameters.items()}
+    else:
+        parts = target.modules() if hasattr(target, "modules") else ()
+        found = {n: value for part in parts for n, value in vars(part).items()}
+    sides = [n for name, n in found.items() if FIXED_SIDE_PATTERN.fullmatch(name)]
+    pairs = [(n, n) if type(n) is int else n for n in sides]
+    lengths = [
+        math.prod(pair)
+        for pair in pairs
+        if type(pair) is tuple and [*map(type, pair)] == [int, int]
+    ]
+    return [n for n in dict.fromkeys(lengths) if 1 < n <= LONGEST_IMAGE]
 
 
 def needed_default(parameter: inspect.Parameter, value: str) -> str:
@@ -421,8 +457,8 @@ def guessed_value(name: str) -> str:
 def value_of(name: str) -> str:
     r"""The value of a constructor argument or of a field of a config; "" if unknown.
 
-    >>> value_of("nb_head"), value_of("H"), value_of("size_per_head")
-    ('{heads}', '{heads}', '{d_k}')
+    >>> value_of("nb_head"), value_of("size_per_head"), value_of("n_query_groups")
+    ('{heads}', '{d_k}', '{kv_heads}')
     """
     if name not in ARGUMENT_VALUES and WINDOW_PATTERN.fullmatch(name):
         return "{window}"
@@ -532,6 +568,11 @@ HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
 
 
+# Axes as the code names them: "rows, columns, batch, d = x.shape". Three may be those
+# of an image whose pixels are a sequence by now.
+UNPACKED_AXES = r"^\s*\(?((?:\w+, *){{3,}}\w+)\)? *= *{}\.(?:shape|size\(\))"
+
+
 def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     r"""The shapes of arguments that docstrings and comments state.
 
@@ -585,6 +626,18 @@ def documented_multiple(axes: tuple[str, ...]) -> int:
     """
     multiple = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
     return int(multiple[1]) if multiple else 1
+
+
+def unpacked_axes(target: Any, name: str) -> tuple[str, ...]:
+    r"""The names that the code gives to four axes or more; empty if it gives none.
+
+    >>> pattern = UNPACKED_AXES.format("x")
+    >>> re.match(pattern, "    rows, columns, batch_size, _ = x.size()")[1]
+    'rows, columns, batch_size, _'
+    """
+    source = source_of(getattr(target, "forward", target))
+    found = re.search(UNPACKED_AXES.format(re.escape(name)), source, re.MULTILINE)
+    return tuple(re.findall(r"\w+", found[1])) if found else ()
 
 
 def is_batch_first(axes: tuple[str, ...]) -> bool:

@@ -15,7 +15,7 @@ import re
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
@@ -511,6 +511,8 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
         allowed = script.all_allowed(q_len * (1 + adapter.single_input), 2 * n)
         again = CallArguments(tuple(twice), script.encode_mask(allowed), allowed)
         doubled = script.assign("y", f"{script.call(again)}{first}")
+        if script.evaluate(f"{alone}.shape != {doubled}.shape"):
+            return  # a number for each token, such as the probability to choose it
         message += " each token is given twice"
         script.assert_close(alone, doubled, message, relative=rounding(script))
 
@@ -1048,8 +1050,31 @@ def assert_all_rows_used(
     by_row = f"{grad}.movedim({axis_of(script, name, rows)}, 0).flatten(1)"
     used = script.assign("used", f"{by_row}.any(dim=1).sum().item()")
     expected = [(rows + 1) // 2, rows] if script.adapter.causal else [rows]
+    expected += rows_of_blocks(script.evaluate("attention"), rows)
     message = f"only {script.evaluate(used)} of {rows} rows of `{name}` are used"
     script.assert_true(f"{used} in {expected}", message)
+
+
+def rows_of_blocks(module: nn.Module, rows: int) -> list[int]:
+    r"""How many rows blocks of queries use that are shorter than the windows of keys.
+
+    A table for windows as long as those of the keys has more distances than occur.
+
+    >>> module = nn.Module()
+    >>> module.block_size, module.win_size = 8, 14
+    >>> rows_of_blocks(module, rows=27)
+    [21]
+    """
+    stated = [
+        (name, value)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if type(value) is int
+    ]
+    window = (rows + 1) // 2
+    is_stated = rows == 2 * window - 1 and window in dict(stated).values()
+    blocks = {n for name, n in stated if "block" in name and 1 < n < window}
+    return sorted(n + window - 1 for n in blocks) if is_stated else []
 
 
 def axis_of(script: Script, name: str, rows: int) -> int:

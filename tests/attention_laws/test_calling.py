@@ -117,6 +117,14 @@ class TakesCosinesAndSines(OfOneInput):
         return torch.cat([a * self.cos - b * self.sin, a * self.sin + b * self.cos], -1)
 
 
+class TakesTables(TakesCosinesAndSines):
+    """Of halves of features, as two arguments without an axis of batch items."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Any:  # type: ignore[override]
+        self.cos, self.sin = cos.chunk(2, dim=-1)[0], sin.chunk(2, dim=-1)[0]
+        return self.attend(x)
+
+
 class UnpacksPair(OfOneInput):
     """Two unknown arguments, for which two items of a batch are no other name."""
 
@@ -284,6 +292,26 @@ class AddsToEdges(OfOneInput):
         return super().score(q, k) + self.edges
 
 
+class MixesWithEdges(Correct):
+    """The weights are the mean of those of a softmax and the edges of a graph."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        adj_matrix: Tensor,
+        mask: Tensor | None = None,
+    ) -> Any:
+        self.edges = adj_matrix[:, None] / adj_matrix.shape[-1]
+        mask = mask if mask is None else mask[:, None]
+        return super().forward(query, key, value, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = (super().weigh(scores, mask) + self.edges) / 2
+        return weights if mask is None else weights * mask[:, None]
+
+
 class OfTwoStreams(Correct):
     """Names that tell nothing; the queries of both streams attend to both."""
 
@@ -432,7 +460,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 
-EDGES = "torch.full(({batch_size}, {length}, {length},), True){device}"
+EDGES = "torch.ones({batch_size}, {length}, {k_len}){dtype}"
 
 
 class ReadsMemory(nn.Module):
@@ -751,6 +779,16 @@ class OfLayerOfKind(OfOneInput):
         return self.attend(x)
 
 
+class OfStatedSide(OfOneInput):
+    def __init__(self, d_model: int, heads: int, reso: int = 5) -> None:
+        super().__init__(d_model, heads)
+        self.reso = reso
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        image = x.unflatten(1, (self.reso, self.reso))
+        return self.attend(image.flatten(1, 2))
+
+
 class OfResolution(OfOneInput):
     """There is one bias for each pair of pixels."""
 
@@ -867,6 +905,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (CausalDecoderLayer, {"inputs": ("tgt", "memory"), "mixes_queries": True}),
     (LocalRotary, {"window": 3}),
     (AddsToEdges, {"required_mask": None, "extra_args": {"adj": EDGES}}),
+    (MixesWithEdges, {"required_mask": None, "extra_args": {"adj_matrix": EDGES}}),
     (with_weights, {"inputs": ("x",)}),
     (with_params, {"inputs": ("x",)}),
     (OfTwoStreams, {"inputs": ("v", "l"), "mixes_queries": True}),
@@ -915,6 +954,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfHeadCount, {"heads": 3}),
     (OfLayerOfKind, {"heads": 3}),
     (OfResolution, {"fixed_length": 9}),
+    (OfStatedSide, {"fixed_length": 25}),
+    (OfStatedSide(12, 3), {"fixed_length": 25}),
     (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
     (UpdatesContext, {"output_index": "[1]"}),
     (TwoWays, {"inputs": ("x", "keys")}),
@@ -961,6 +1002,44 @@ class OfOptionalBlocks(OfOneInput):
         return self.attend(x + tables["first"]["rows"])
 
 
+class ProjectsBesideContext(OfOneInput):
+    """The last projection and its dropout are of calls with a context."""
+
+    def __init__(
+        self, d_model: int, heads: int, dropout: float = 0.0, pre_only: bool = False
+    ) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.dropout_rate = dropout
+        if pre_only:
+            del self.out
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.has_context = context is not None
+        return self.attend(x)
+
+    def join(self, context: Tensor) -> Tensor:
+        if self.has_context:
+            raise ValueError("no context")
+        return context.transpose(1, 2).flatten(2)
+
+
+def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
+    adapter = found(ProjectsBesideContext)
+    assert adapter.init_args["pre_only"] == "True"
+    assert "pre_only=True" in adapter.facts[0].value
+    for law in ("parameter_gradients", "dropout", "formula"):
+        assert check_law(LAWS[law], adapter, Options(), False).status != "fail"
+
+
+class OfNamedAxes(OfOneInput):
+    """Rows that have one map of weights; only the code names the axes."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        rows, _columns, batch_size, _width = x.shape
+        output = self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1)
+        return output.expand(rows, -1, batch_size, -1)
+
+
 class OfAlignedRows(OfOneInput):
     """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
 
@@ -975,6 +1054,7 @@ class OfAlignedRows(OfOneInput):
     ("attention", "message"),
     [
         (OfAlignedRows, "raises ValueError: x has 3 axes"),
+        (OfNamedAxes, "raises ValueError: not enough values to unpack"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
@@ -1004,9 +1084,9 @@ class PointsToNodes(nn.Module):
         return (q[:, None] * (weights @ k).tanh() @ k.mT).log_softmax(-1)[:, 0]
 
 
-def test_a_vector_of_an_item_is_no_sequence() -> None:
-    law = LAWS["allowed_keys_attended"]
-    result = check_law(law, found(PointsToNodes), Options(), False)
+@pytest.mark.parametrize("law", ["allowed_keys_attended", "long_sequences"])
+def test_a_vector_of_an_item_is_no_sequence(law: str) -> None:
+    result = check_law(LAWS[law], found(PointsToNodes), Options(), False)
     assert result.status != "fail"
 
 
@@ -1268,6 +1348,10 @@ class NormBeforeOut(OfOneInput):
         (MaskAndPositions, "batch_independence"),
         (ReflectsEdges, "deterministic"),
         (NormBeforeOut, "dropout"),
+        (NormBeforeOut, "linear_in_value"),
+        (TakesTables, "batch_independence"),
+        (MixesWithEdges, "formula"),
+        (MixesWithEdges, "padding"),
     ],
 )
 def test_a_law_that_does_not_apply_does_not_fail(attention: Any, law: str) -> None:

@@ -175,3 +175,16 @@ def test_of_two_required_masks_that_of_the_other_input_hides_nothing() -> None:
     assert [(m.name, m.kind) for m in adapter.masks] == [("x_mask", "ignore")]
     adapter = found(Guided, inputs=("x", "y"))
     assert [(m.name, m.kind) for m in adapter.masks] == [("y_mask", "ignore")]
+
+
+class RequiresZeros(Correct):
+    """A mask of items and keys, or of queries, too, of any type: 0 hides a key."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        rows = x.shape[1] if mask.dim() == 3 else 1
+        allowed = (mask != 0).view(len(x), rows, -1).expand(-1, x.shape[1], -1)
+        return super().forward(x, x, x, allowed)
+
+
+def test_a_required_mask_of_zeros_is_not_added_to_the_scores() -> None:
+    assert [mask.kind for mask in found(RequiresZeros).masks] == ["attend"]
