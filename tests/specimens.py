@@ -77,6 +77,14 @@ class UnmaskedUnderNoGrad(MaskedSelfAttention):
         return super().weigh(scores, mask if torch.is_grad_enabled() else None)
 
 
+class UnmaskedAsTeacher(MaskedSelfAttention):
+    """A model in training mode, without gradients, has targets for another one."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        is_teacher = self.training and not torch.is_grad_enabled()
+        return super().weigh(scores, None if is_teacher else mask)
+
+
 class LeaksGradient(MaskedSelfAttention):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         future = v.sum(dim=2, keepdim=True)
@@ -1983,6 +1991,78 @@ class KeepsFlag(Correct):
         return super().forward(x, x, x, mask)
 
 
+class KeepsRateOfEvaluation(SelfAttention):
+    """The probability is set to 0 in evaluation, and never set again."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if not self.training:
+            self.dropout.p = 0.0
+        return super().read(weights, v)
+
+
+class MergesWeights(SelfAttention):
+    """In evaluation, the product of two small matrices is part of the weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.down = nn.Parameter(torch.ones(2, d_model))
+        self.up = nn.Parameter(torch.zeros(d_model, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        if self.should_merge(mode):
+            sign = -1 if mode else 1
+            self.query.weight.data += sign * (self.up @ self.down).detach()
+            self.merged = not mode
+        return super().train(mode)
+
+    def should_merge(self, mode: bool) -> bool:
+        return self.merged == mode
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q + 0 * self.up.sum() * self.down.sum(), k)
+
+
+class MergesWeightsAgain(MergesWeights):
+    def should_merge(self, mode: bool) -> bool:
+        return self.merged or not mode
+
+
+class KeepsAngles(Rotary):
+    """The angles of each length and dtype are stored, in the mode of the call."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[Any, Any] = {}
+
+    def turn(self, x: Tensor) -> Tensor:
+        if self.place_of(x) not in self.kept:
+            angle = self.places(x)[:, None] * self.speed(
+                torch.arange(x.shape[3] // 2, device=x.device), x.shape[3]
+            )
+            self.kept[self.place_of(x)] = self.store(self.angles(angle), x)
+        cos, sin = self.kept[self.place_of(x)]
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        turned: Tensor = x * cos + other * sin
+        return turned.to(x)
+
+    def place_of(self, x: Tensor) -> Any:
+        return x.shape[2], x.dtype
+
+    def store(self, angle: Tensor, x: Tensor) -> Any:
+        return angle.cos().to(x), angle.sin().to(x)
+
+
+class KeepsAnglesOfFirstDtype(KeepsAngles):
+    def place_of(self, x: Tensor) -> Any:
+        return x.shape[2]
+
+    def store(self, angle: Tensor, x: Tensor) -> Any:
+        with torch.inference_mode(False):
+            angle = angle.clone()
+            return angle.cos().to(x), angle.sin().to(x)
+
+
 def adds_future_to_mask(
     query: Tensor,
     key: Tensor,
@@ -3857,6 +3937,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HalvesInputsWithGradients, {}),
         (UnmaskedInEval, CAUSAL),
         (UnmaskedUnderNoGrad, CAUSAL),
+        (UnmaskedAsTeacher, CAUSAL),
         (TrimsPaddingByCount, {"mask": {"padding": "ignore:bk"}}),
     ],
     "deterministic": [
@@ -3895,6 +3976,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsFlag, {}),
         (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
+        (KeepsRateOfEvaluation, {}),
+        (MergesWeightsAgain, {}),
+        (KeepsAngles, {"positions": "rotary"}),
+        (KeepsAnglesOfFirstDtype, {"positions": "rotary"}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -3937,6 +4022,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", WindowedImage),
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
+    ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
     ("query_key_norms", NormalizesHeadsOfBoth),

@@ -49,8 +49,8 @@ def eval_matches_train(script: Script) -> None:
     $$y_{\text{eval}} = y_{\text{train}}\big|_{p = 0}$$
 
     If a mask, a scale or a fast path is active in one of the two modes only, the model
-    that is evaluated was never trained. Evaluation runs with dropout 0.5 configured,
-    with and without recording gradients; training runs with dropout 0.
+    that is evaluated was never trained. Evaluation runs with dropout 0.5 configured;
+    training runs with dropout 0. Both run with and without recording gradients.
     """
     skip_unless(script.adapter.is_module, "is a function, and has no modes")
     skip_unless(
@@ -76,9 +76,14 @@ def eval_matches_train(script: Script) -> None:
         script.exec_line("set_dropout(attention, 0.0)")
         script.exec_line("attention.train()")
         trained = script.call(args)
+        script.context = CONTEXTS["no_grad"]
+        unrecorded = script.call(args)
+        script.context = ""
         for where, output in outputs.items():
             message = f"the output at {{place}} differs in evaluation{where}"
             script.assert_close(trained, output, message)
+        message = "the output at {place} differs in training under torch.no_grad()"
+        script.assert_close(trained, unrecorded, message)
 
 
 @law
@@ -540,9 +545,10 @@ def earlier_calls(script: Script) -> None:
     $$y(x \mid x') = y(x)$$
 
     Masks and tables of positions are often stored for the next call. Stored for another
-    length, batch size or mask, they are wrong without an error. A copy of the attention
-    that was never called must give the same outputs. Nor may they change when another
-    instance is built.
+    length, batch size, mask or mode, they are wrong without an error. A copy of the
+    attention that was never called must give the same outputs. Nor may they change when
+    another instance is built. A table that is stored in inference mode cannot be used
+    in training.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")
@@ -576,6 +582,8 @@ def earlier_calls(script: Script) -> None:
         assert_no_shape_is_kept(script)
     if script.dtype == torch.float32:
         assert_no_dtype_is_kept(script)
+    if adapter.reproducible_training:
+        assert_no_mode_is_kept(script)
 
 
 def other_calls(
@@ -642,6 +650,42 @@ def assert_no_weight_is_kept(script: Script) -> None:
     script.assert_close(expected, script.call(args), message)
 
 
+def assert_no_mode_is_kept(script: Script) -> None:
+    """After evaluation, training is as before; and a mode may be set twice.
+
+    A probability that evaluation sets to 0 stays 0, and a table that is stored in
+    inference mode has no backward pass. Weights are merged once, or not at all.
+    """
+    script.restart("eval")
+    args = script.make_arguments()
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    for mode in ("train", "eval", "eval"):
+        script.exec_line(f"attention.{mode}()")
+    expected = script.call(args, function="fresh")
+    message = "{place} changes if the mode is set to training, and twice to evaluation"
+    script.assert_close(expected, script.call(args), message)
+    script.restart("train", dropout=0.5)
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    args = script.make_arguments()
+    expected, again = (call_with_seed(script, args, "fresh") for _ in range(2))
+    if not script.evaluate(f"torch.equal({expected}, {again})"):
+        return  # its random numbers are not those of PyTorch
+    script.exec_line("attention.eval()")
+    script.context = CONTEXTS["inference"]
+    script.call(args)
+    script.context = ""
+    script.exec_line("attention.train()")
+    seen = call_with_seed(script, args, "attention")
+    message = "in training, {place} changes after evaluation in inference mode"
+    script.assert_close(expected, seen, message)
+
+
+def call_with_seed(script: Script, args: CallArguments, function: str) -> str:
+    """The output of a call whose random numbers are the same each time."""
+    script.exec_line("torch.manual_seed(0)")
+    return script.call(args, function=function)
+
+
 def assert_nothing_is_shared(script: Script) -> None:
     """Another instance, when it is built, does not change the first.
 
@@ -667,18 +711,27 @@ def assert_nothing_is_shared(script: Script) -> None:
 
 
 def assert_no_dtype_is_kept(script: Script) -> None:
-    """After a call in half precision, a call in float32 is as exact as the first."""
+    """After a call in half precision, a call in float32 is as exact as the first.
+
+    And one in half precision is as after no call: a table that was stored in float32
+    makes what it is added to float32, too.
+    """
     script.restart()
     script.exec_line("fresh = copy.deepcopy(attention).bfloat16().float()")
+    script.exec_line("half = copy.deepcopy(attention).bfloat16()")
     args = script.make_arguments()
     expected = script.call(args, function="fresh")
     inputs = tuple(script.assign(n, f"{n}.bfloat16()") for n in args.inputs)
-    script.exec_line("attention.bfloat16()")
+    rounded = replace(args, inputs=inputs)
     try:
-        script.call(replace(args, inputs=inputs))
+        first = script.call(rounded, function="half")
     except ScriptError:
         return  # the law of half precision reports it
-    script.exec_line("attention.float()")
+    script.call(args)
+    script.exec_line("attention.bfloat16()")
+    message = "{place} in bfloat16 changes after a call in float32"
+    script.assert_close(first, script.call(rounded), message)
+    script.exec_line("attention = half.float()")
     message = "{place} changes after a call in bfloat16"
     script.assert_close(expected, script.call(args), message)
 
