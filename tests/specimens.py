@@ -2107,6 +2107,38 @@ class HalvesIfShown(Correct):
         return (output, weights) if need_weights else output
 
 
+class HalvesIfNotShown(Correct):
+    """The weights are returned unless the caller wants none."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True
+    ) -> Any:
+        output = super().forward(query, key, value)
+        return output if need_weights else output / 2
+
+
+class KeepsAllIfMasked(Correct):
+    """The path for a mask has no dropout."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        p, self.dropout.p = self.dropout.p, 0.0 if mask is not None else self.dropout.p
+        output = super().forward(query, key, value, mask)
+        self.dropout.p = p
+        return output
+
+
+class ForgetsBiasOfSelf(Correct):
+    """If all inputs are one tensor, the projections are one product, without biases."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        output = super().forward(query, key, value, mask)
+        return output - self.out.bias if query is key is value else output
+
+
 class LosesFullBlock(SelfAttention):
     """If the last block of 64 is full, its keys are left out."""
 
@@ -3944,8 +3976,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropoutInEval, {}),
         (WritesToOutput, {}),
         (HalvesIfShown, {}),
+        (HalvesIfNotShown, {}),
     ],
-    "memory_layout": [(ReadsMemoryInOrder, {})],
+    "memory_layout": [(ReadsMemoryInOrder, {}), (ForgetsBiasOfSelf, {})],
     "dropout": [
         (DropsScores, {}),
         (HidesNoneInTraining, {}),
@@ -3964,6 +3997,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
         (DropsContextToo, {}),
+        (KeepsAllIfMasked, MASK),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),

@@ -94,7 +94,8 @@ def deterministic(script: Script) -> None:
 
     `eval` switches dropout layers off, but not a dropout probability that the module
     passes to a function: it has to pass 0 itself. Nor may a later call write to the
-    output of an earlier one, or a call that returns the weights have another output.
+    output of an earlier one, or a call that returns the weights have another output
+    than one that does not.
     """
     for allowed, mask in script.mask_cases():
         script.restart("eval", dropout=0.5)
@@ -102,7 +103,7 @@ def deterministic(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "two calls in evaluation differ at {place}"
         script.assert_close(one, other, message, relative=0.0)
-        if given := script.adapter.weights_args:
+        for given in names.weights_flags(script.adapter):
             shown = script.call(args, **given)
             message = f"{{place}} differs with {names_of(given)}"
             script.assert_close(one, shown, message)
@@ -126,8 +127,11 @@ def memory_layout(script: Script) -> None:
 
     A slice or a transposed tensor has gaps in memory, or another order. Code that reads
     memory in order, as a kernel or `as_strided` does, has to make a copy, or to refuse
-    such an input.
+    such an input. Nor does it matter whether two inputs are one tensor: some code has a
+    path of its own for self-attention, with one product for all projections.
     """
+    if script.adapter.cross_attention or len(script.adapter.inputs) == 3:
+        assert_same_as_copies(script)
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -142,6 +146,27 @@ def memory_layout(script: Script) -> None:
             raise NotApplicable("requires contiguous inputs") from failure
         message = "{place} differs if the inputs are not contiguous"
         script.assert_close(usual, apart, message)
+
+
+def assert_same_as_copies(script: Script) -> None:
+    """One tensor that is given as several inputs gives the same output as its copies."""
+    length, roles = script.sizes.k_len, [*range(len(script.adapter.inputs))]
+    for same in [roles, roles[1:]] if len(roles) == 3 else [roles]:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        shapes = {script.evaluate(args.inputs[role]).shape for role in same}
+        if len(shapes) > 1:
+            continue
+        one, inputs = args.inputs[same[0]], [*args.inputs]
+        for role in same[1:]:
+            inputs[role] = script.assign(inputs[role], f"{one}.clone()")
+        with script.attempt():  # it may refuse as many queries as keys
+            expected = script.call(replace(args, inputs=tuple(inputs)))
+            inputs = [one if role in same else n for role, n in enumerate(args.inputs)]
+            seen = script.call(replace(args, inputs=tuple(inputs)))
+            text = ", ".join(script.adapter.inputs[role] for role in same)
+            message = f"{{place}} differs if {text} are one tensor, and no copies of it"
+            script.assert_close(expected, seen, message)
 
 
 @law(slow=True, assumes="linear")
@@ -173,6 +198,12 @@ def dropout(script: Script) -> None:
     for place in places:
         assert_weights_alone_are_dropped(script, place)
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
+    for place in places:
+        if changed[place]:
+            assert_each_path_drops(script, place)
+    for place in places:
+        if changed[place]:
+            assert_each_path_drops(script, place)
     if "weights" not in changed.values():
         for place in places:
             found = script.evaluate(f"dropout_names(attention, {place!r})")
@@ -187,6 +218,33 @@ def dropout(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_each_path_drops(script: Script, place: str) -> None:
+    """What drops, drops with a mask, too, and with or without returned weights."""
+    script.restart("train")
+    apply_dropout(script, 0.5, place)
+    usual = script.make_arguments()
+    if not script.evaluate(f"is_random(lambda: {call_source(script, usual)})"):
+        return
+    paths = [
+        (call_source(script, usual, **given), names_of(given))
+        for given in names.weights_flags(script.adapter)
+    ]
+    for allowed, mask in script.mask_cases():
+        if mask is not None and mask != script.adapter.required_mask:
+            masked = script.make_arguments(allowed, mask)
+            paths.append((call_source(script, masked), f"a `{mask.name}`"))
+    for call, what in paths:
+        with script.attempt(), script.rollback():
+            script.assign("y", call)  # it may be refused
+            message = f"dropout has no effect in training with {what}"
+            script.assert_true(f"is_random(lambda: {call})", message)
+
+
+def call_source(script: Script, args: CallArguments, **more: str) -> str:
+    """A call of the attention, as source text."""
+    return f"attention({script.argument_source(args, **more)})"
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
