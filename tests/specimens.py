@@ -3703,6 +3703,66 @@ class GainsOfOwnBackward(Correct):
         return OwnProduct.apply(super().join(context), self.gains)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class BlockwiseProduct(torch.autograd.Function):
+    """Weights and values are multiplied in blocks of keys, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, v)
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weights, v = ctx.saved_tensors
+        parts = [
+            weights[..., n : n + 64, :].mT @ grad[..., n : n + 64, :]
+            for n in range(0, grad.shape[-2], 64)
+        ]
+        return grad @ v.mT, sum(parts)
+
+
+class ProductOfFirstBlock(BlockwiseProduct):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weights, v = ctx.saved_tensors
+        return grad @ v.mT, weights[..., :64, :].mT @ grad[..., :64, :]
+
+
+class BlockwiseBackward(SelfAttention):
+    product: Any = BlockwiseProduct
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        product: Tensor = self.product.apply(weights, v)
+        return product
+
+
+class BackwardOfFirstBlock(BlockwiseBackward):
+    product = ProductOfFirstBlock
+
+
+class OverlappingWindows(SelfAttention):
+    """Windows of 8 tokens share 3 with the next; their outputs have a mean."""
+
+    def forward(self, x: Tensor) -> Any:
+        length = x.shape[1]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        context, counts = torch.zeros_like(q), q.new_zeros(length, 1)
+        for start in range(0, max(1, length - 3), 5):
+            part = slice(start, start + 8)
+            weights = self.score(q[:, :, part], k[:, :, part]).softmax(dim=-1)
+            context[:, :, part] += weights @ v[:, :, part]
+            counts[part] += 1
+        return self.join(self.share(context, counts))
+
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context / counts
+
+
+class AddsOverlappingWindows(OverlappingWindows):
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -3823,6 +3883,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "equal_values": [
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
+        (AddsOverlappingWindows, {}),
     ],
     "allowed_keys_attended": [
         (HidesFirstKey, {}),
@@ -3862,6 +3923,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DetachesQueries, {}),
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
+        (BackwardOfFirstBlock, {}),
     ],
     "large_scores": [
         (FillValueTooHigh, {}),
@@ -4150,6 +4212,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
+    ("equal_values", OverlappingWindows),
+    ("gradients", BlockwiseBackward),
     ("image_windows", ShiftedWindows),
     ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),

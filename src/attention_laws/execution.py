@@ -149,7 +149,7 @@ def memory_layout(script: Script) -> None:
 
 
 def assert_same_as_copies(script: Script) -> None:
-    """One tensor that is given as several inputs gives the same output as its copies."""
+    """One tensor given as several inputs gives the same output as its copies."""
     length, roles = script.sizes.k_len, [*range(len(script.adapter.inputs))]
     for same in [roles, roles[1:]] if len(roles) == 3 else [roles]:
         script.restart()
