@@ -3763,6 +3763,51 @@ class AddsOverlappingWindows(OverlappingWindows):
         return context
 
 
+class CacheOfBlocks(WithCache):
+    """Memory for 64 tokens is allocated, and copied to a larger one when it is full."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        kept, count = past or (x.new_zeros(len(x), 64, x.shape[2]), 0)
+        stop = count + x.shape[1]
+        kept = kept.clone()
+        if stop > kept.shape[1]:
+            more = x.new_zeros(len(x), stop, x.shape[2])
+            kept = torch.cat([self.copied(kept), more], dim=1)
+        kept[:, count:stop] = x
+        return super().forward(x, kept[:, :count])[0], (kept, stop)
+
+    def copied(self, kept: Tensor) -> Tensor:
+        return kept
+
+
+class CacheLosesLastOfBlock(CacheOfBlocks):
+    def copied(self, kept: Tensor) -> Tensor:
+        return kept * (torch.arange(kept.shape[1]) < kept.shape[1] - 1)[:, None]
+
+
+class CacheOfFloat32(WithCache):
+    """The cache is allocated with the default dtype."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        return output, torch.zeros(seen.shape).copy_(seen)
+
+
+class RotaryInHalfAfterPast(Rotary):
+    """The positions of new tokens are counted in the dtype of the tokens."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        self.seen, self.dtype = seen.shape[1], x.dtype
+        return Correct.forward(self, x, seen, seen, mask), seen
+
+    def places(self, x: Tensor) -> Tensor:
+        places = torch.arange(self.seen)[-x.shape[2] :]
+        return places.to(self.dtype) if x.shape[2] < self.seen else places
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -3977,6 +4022,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (StoresPrompt, CACHE),
         (SegmentsWithoutGradient, MEMORY),
         (CacheCutTooEarly, {**CACHE, "window": 4}),
+        (CacheLosesLastOfBlock, CACHE),
+        (CacheOfFloat32, CACHE),
+        (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -4197,6 +4245,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", MemoryOfSegments),
     ("incremental_decoding", MaskOfSegment),
     ("incremental_decoding", PaddingInCache),
+    ("incremental_decoding", CacheOfBlocks),
     ("fully_masked_rows", DividesBySum),
     ("gradients", RecomputesDropout),
     ("batch_independence", HidesInWindows),
