@@ -3808,6 +3808,50 @@ class RotaryInHalfAfterPast(Rotary):
         return places.to(self.dtype) if x.shape[2] < self.seen else places
 
 
+class RowsAndColumns(SelfAttention):
+    """Each pixel of a sequence gets a vector of its row and one of its column."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.row_embed = nn.Embedding(40, d_model)
+        self.col_embed = nn.Embedding(40, d_model)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Any:  # type: ignore[override]
+        pixel, width = torch.arange(x.shape[1]), self.width(height, width)
+        rows, columns = self.row_embed(pixel // width), self.col_embed(pixel % width)
+        return super().forward(x + rows + columns)
+
+    def width(self, height: int, width: int) -> int:
+        return width
+
+
+class RowsAndColumnsByHeight(RowsAndColumns):
+    def width(self, height: int, width: int) -> int:
+        return height
+
+
+class GlobalFirstToken(SelfAttention):
+    """Near tokens attend to each other, and all to the first."""
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 320) -> None:
+        super().__init__(d_model, heads)
+        place = torch.arange(max_len)
+        near = (place - place[:, None]).abs() < 3
+        self.register_buffer("near", near | (place == 0), persistent=False)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        near = self.crop(k.shape[2])
+        return super().score(q, k).masked_fill(~near, -torch.inf)
+
+    def crop(self, length: int) -> Any:
+        return self.near[:length, :length]
+
+
+class GlobalFirstOfLongest(GlobalFirstToken):
+    def crop(self, length: int) -> Any:
+        return self.near[-length:, -length:]
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -4034,9 +4078,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
         (forgets_to_rescale_late, {}),
+        (GlobalFirstOfLongest, {}),
     ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
+        (RowsAndColumnsByHeight, {}),
     ],
     "distant_positions": [
         (BiasOfKeys, {"positions": "alibi"}),
@@ -4271,6 +4317,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", ForgetsInChunks),
     ("sliding_window", WindowOnEachSide),
     ("positions_matter", SlowColumns),
+    ("positions_matter", RowsAndColumns),
+    ("long_sequences", GlobalFirstToken),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
