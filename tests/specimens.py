@@ -3852,6 +3852,25 @@ class GlobalFirstOfLongest(GlobalFirstToken):
         return self.near[-length:, -length:]
 
 
+class AddsBias(SelfAttention):
+    """The caller gives a bias for all pairs of tokens, and may train it."""
+
+    def forward(self, x: Tensor, pair_bias: Tensor) -> Any:  # type: ignore[override]
+        self.bias = self.prepare(pair_bias)
+        return super().forward(x)
+
+    def prepare(self, bias: Tensor) -> Tensor:
+        return bias
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class DetachesBias(AddsBias):
+    def prepare(self, bias: Tensor) -> Tensor:
+        return bias.detach()
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -4013,6 +4032,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
         (BackwardOfFirstBlock, {}),
+        (DetachesBias, {}),
     ],
     "large_scores": [
         (FillValueTooHigh, {}),
@@ -4309,6 +4329,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("equal_values", NormalizedImage),
     ("equal_values", OverlappingWindows),
     ("gradients", BlockwiseBackward),
+    ("gradients", AddsBias),
     ("image_windows", ShiftedWindows),
     ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),

@@ -46,7 +46,8 @@ def gradients(script: Script) -> None:
     with a step that is large enough for implementations whose softmax is always in
     float32. In training, the backward pass must have the dropout masks of the forward
     pass, even if it computes them again. A backward pass in blocks has to add up their
-    parts, which a long sequence shows.
+    parts, which a long sequence shows. A bias that is given with each call may be
+    learned, too.
     """
     usual, script.dtype = script.dtype, torch.float64
     try:
@@ -59,10 +60,46 @@ def gradients(script: Script) -> None:
             args = script.make_arguments()
             if can_repeat_dropout(script, args):
                 assert_gradients_are_slopes(script, args, seed="torch.manual_seed(0)")
+        assert_biases_have_gradients(script)
         if script.adapter.fixed_length is None:
             assert_long_gradients_are_slopes(script)
     finally:
         script.dtype = usual
+
+
+def assert_biases_have_gradients(script: Script) -> None:
+    """Other tensors of numbers, such as a bias, receive a gradient if they matter.
+
+    They do if a small change of them changes the output: that of a number which is only
+    compared with a threshold does not.
+    """
+    script.restart()
+    length = script.sizes.k_len
+    args = script.make_arguments(script.all_allowed(length, length))
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    texts = {n: text for n, text in sized.items() if n in script.adapter.extra_args}
+    for mask in script.adapter.masks:
+        if mask.kind.startswith("additive") and "bias" in mask.name:
+            encoded = script.encode_mask(args.allowed | True, mask)
+            texts |= [encoded] if encoded else []
+    for name in args.inputs if texts else ():
+        script.exec_line(f"{name}.requires_grad_()")
+    for argument, text in texts.items():
+        value = script.evaluate(text)
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            continue
+        bias = script.random_tensor(argument, *value.shape)
+        script.exec_line(f"{bias}.requires_grad_()")
+        near = script.assign(
+            argument, f"{bias} + 1e-4 * seeded_randn(9, *{bias}.shape)"
+        )
+        with script.attempt():  # its values may have a meaning
+            alone = replace(args, mask=None)
+            one, other = (script.call(alone, **{argument: x}) for x in (bias, near))
+            if not script.evaluate(f"torch.equal({one}, {other})"):
+                grad = script.gradient(one, bias)
+                message = f"`{argument}` changes the output, and receives no gradient"
+                script.assert_true(f"{grad}.any()", message)
 
 
 def assert_long_gradients_are_slopes(script: Script) -> None:
