@@ -264,20 +264,23 @@ def convolves_single_tokens(module: nn.Module) -> bool:
     return widths == {1} and not any(map(pools.search, identifiers(module)))
 
 
-def mixes_pixels(module: nn.Module) -> bool:
+def mixes_pixels(attention: Any) -> bool:
     r"""Whether pixels influence each other beside the attention.
 
-    They do in a convolution of several, and where groups of channels are normalized.
+    They do in a convolution of several, and where groups of channels are normalized. A
+    function has no layers.
 
     >>> layers = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, (1, 3)), nn.GroupNorm(2, 4)
-    >>> [mixes_pixels(layer) for layer in layers]
-    [False, True, True]
+    >>> [mixes_pixels(layer) for layer in (*layers, len)]
+    [False, True, True, False]
     """
+    if not isinstance(attention, nn.Module):
+        return False
     norms = nn.GroupNorm, nn.modules.instancenorm._InstanceNorm
     return any(
         isinstance(part, norms)
         or (isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1)
-        for part in module.modules()
+        for part in attention.modules()
     )
 
 
