@@ -77,6 +77,14 @@ class UnmaskedUnderNoGrad(MaskedSelfAttention):
         return super().weigh(scores, mask if torch.is_grad_enabled() else None)
 
 
+class UnmaskedAsTeacher(MaskedSelfAttention):
+    """A model in training mode, without gradients, has targets for another one."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        is_teacher = self.training and not torch.is_grad_enabled()
+        return super().weigh(scores, None if is_teacher else mask)
+
+
 class LeaksGradient(MaskedSelfAttention):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         future = v.sum(dim=2, keepdim=True)
@@ -2032,6 +2040,78 @@ class KeepsFlag(Correct):
         return super().forward(x, x, x, mask)
 
 
+class KeepsRateOfEvaluation(SelfAttention):
+    """The probability is set to 0 in evaluation, and never set again."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if not self.training:
+            self.dropout.p = 0.0
+        return super().read(weights, v)
+
+
+class MergesWeights(SelfAttention):
+    """In evaluation, the product of two small matrices is part of the weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.down = nn.Parameter(torch.ones(2, d_model))
+        self.up = nn.Parameter(torch.zeros(d_model, 2))
+        self.merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        if self.should_merge(mode):
+            sign = -1 if mode else 1
+            self.query.weight.data += sign * (self.up @ self.down).detach()
+            self.merged = not mode
+        return super().train(mode)
+
+    def should_merge(self, mode: bool) -> bool:
+        return self.merged == mode
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q + 0 * self.up.sum() * self.down.sum(), k)
+
+
+class MergesWeightsAgain(MergesWeights):
+    def should_merge(self, mode: bool) -> bool:
+        return self.merged or not mode
+
+
+class KeepsAngles(Rotary):
+    """The angles of each length and dtype are stored, in the mode of the call."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[Any, Any] = {}
+
+    def turn(self, x: Tensor) -> Tensor:
+        if self.place_of(x) not in self.kept:
+            angle = self.places(x)[:, None] * self.speed(
+                torch.arange(x.shape[3] // 2, device=x.device), x.shape[3]
+            )
+            self.kept[self.place_of(x)] = self.store(self.angles(angle), x)
+        cos, sin = self.kept[self.place_of(x)]
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        turned: Tensor = x * cos + other * sin
+        return turned.to(x)
+
+    def place_of(self, x: Tensor) -> Any:
+        return x.shape[2], x.dtype
+
+    def store(self, angle: Tensor, x: Tensor) -> Any:
+        return angle.cos().to(x), angle.sin().to(x)
+
+
+class KeepsAnglesOfFirstDtype(KeepsAngles):
+    def place_of(self, x: Tensor) -> Any:
+        return x.shape[2]
+
+    def store(self, angle: Tensor, x: Tensor) -> Any:
+        with torch.inference_mode(False):
+            angle = angle.clone()
+            return angle.cos().to(x), angle.sin().to(x)
+
+
 def adds_future_to_mask(
     query: Tensor,
     key: Tensor,
@@ -2074,6 +2154,38 @@ class HalvesIfShown(Correct):
         weights = self.weigh(self.score(q, k) / (2 if need_weights else 1), mask)
         output = self.join(self.read(weights, v))
         return (output, weights) if need_weights else output
+
+
+class HalvesIfNotShown(Correct):
+    """The weights are returned unless the caller wants none."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = True
+    ) -> Any:
+        output = super().forward(query, key, value)
+        return output if need_weights else output / 2
+
+
+class KeepsAllIfMasked(Correct):
+    """The path for a mask has no dropout."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        p, self.dropout.p = self.dropout.p, 0.0 if mask is not None else self.dropout.p
+        output = super().forward(query, key, value, mask)
+        self.dropout.p = p
+        return output
+
+
+class ForgetsBiasOfSelf(Correct):
+    """If all inputs are one tensor, the projections are one product, without biases."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        output = super().forward(query, key, value, mask)
+        return output - self.out.bias if query is key is value else output
 
 
 class LosesFullBlock(SelfAttention):
@@ -3640,6 +3752,174 @@ class GainsOfOwnBackward(Correct):
         return OwnProduct.apply(super().join(context), self.gains)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class BlockwiseProduct(torch.autograd.Function):
+    """Weights and values are multiplied in blocks of keys, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, v)
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weights, v = ctx.saved_tensors
+        parts = [
+            weights[..., n : n + 64, :].mT @ grad[..., n : n + 64, :]
+            for n in range(0, grad.shape[-2], 64)
+        ]
+        return grad @ v.mT, sum(parts)
+
+
+class ProductOfFirstBlock(BlockwiseProduct):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weights, v = ctx.saved_tensors
+        return grad @ v.mT, weights[..., :64, :].mT @ grad[..., :64, :]
+
+
+class BlockwiseBackward(SelfAttention):
+    product: Any = BlockwiseProduct
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        product: Tensor = self.product.apply(weights, v)
+        return product
+
+
+class BackwardOfFirstBlock(BlockwiseBackward):
+    product = ProductOfFirstBlock
+
+
+class OverlappingWindows(SelfAttention):
+    """Windows of 8 tokens share 3 with the next; their outputs have a mean."""
+
+    def forward(self, x: Tensor) -> Any:
+        length = x.shape[1]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        context, counts = torch.zeros_like(q), q.new_zeros(length, 1)
+        for start in range(0, max(1, length - 3), 5):
+            part = slice(start, start + 8)
+            weights = self.score(q[:, :, part], k[:, :, part]).softmax(dim=-1)
+            context[:, :, part] += weights @ v[:, :, part]
+            counts[part] += 1
+        return self.join(self.share(context, counts))
+
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context / counts
+
+
+class AddsOverlappingWindows(OverlappingWindows):
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context
+
+
+class CacheOfBlocks(WithCache):
+    """Memory for 64 tokens is allocated, and copied to a larger one when it is full."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        kept, count = past or (x.new_zeros(len(x), 64, x.shape[2]), 0)
+        stop = count + x.shape[1]
+        kept = kept.clone()
+        if stop > kept.shape[1]:
+            more = x.new_zeros(len(x), stop, x.shape[2])
+            kept = torch.cat([self.copied(kept), more], dim=1)
+        kept[:, count:stop] = x
+        return super().forward(x, kept[:, :count])[0], (kept, stop)
+
+    def copied(self, kept: Tensor) -> Tensor:
+        return kept
+
+
+class CacheLosesLastOfBlock(CacheOfBlocks):
+    def copied(self, kept: Tensor) -> Tensor:
+        return kept * (torch.arange(kept.shape[1]) < kept.shape[1] - 1)[:, None]
+
+
+class CacheOfFloat32(WithCache):
+    """The cache is allocated with the default dtype."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        return output, torch.zeros(seen.shape).copy_(seen)
+
+
+class RotaryInHalfAfterPast(Rotary):
+    """The positions of new tokens are counted in the dtype of the tokens."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        self.seen, self.dtype = seen.shape[1], x.dtype
+        return Correct.forward(self, x, seen, seen, mask), seen
+
+    def places(self, x: Tensor) -> Tensor:
+        places = torch.arange(self.seen)[-x.shape[2] :]
+        return places.to(self.dtype) if x.shape[2] < self.seen else places
+
+
+class RowsAndColumns(SelfAttention):
+    """Each pixel of a sequence gets a vector of its row and one of its column."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.row_embed = nn.Embedding(40, d_model)
+        self.col_embed = nn.Embedding(40, d_model)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Any:  # type: ignore[override]
+        pixel, width = torch.arange(x.shape[1]), self.width(height, width)
+        rows, columns = self.row_embed(pixel // width), self.col_embed(pixel % width)
+        return super().forward(x + rows + columns)
+
+    def width(self, height: int, width: int) -> int:
+        return width
+
+
+class RowsAndColumnsByHeight(RowsAndColumns):
+    def width(self, height: int, width: int) -> int:
+        return height
+
+
+class GlobalFirstToken(SelfAttention):
+    """Near tokens attend to each other, and all to the first."""
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 320) -> None:
+        super().__init__(d_model, heads)
+        place = torch.arange(max_len)
+        near = (place - place[:, None]).abs() < 3
+        self.register_buffer("near", near | (place == 0), persistent=False)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        near = self.crop(k.shape[2])
+        return super().score(q, k).masked_fill(~near, -torch.inf)
+
+    def crop(self, length: int) -> Any:
+        return self.near[:length, :length]
+
+
+class GlobalFirstOfLongest(GlobalFirstToken):
+    def crop(self, length: int) -> Any:
+        return self.near[-length:, -length:]
+
+
+class AddsBias(SelfAttention):
+    """The caller gives a bias for all pairs of tokens, and may train it."""
+
+    def forward(self, x: Tensor, pair_bias: Tensor) -> Any:  # type: ignore[override]
+        self.bias = self.prepare(pair_bias)
+        return super().forward(x)
+
+    def prepare(self, bias: Tensor) -> Tensor:
+        return bias
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class DetachesBias(AddsBias):
+    def prepare(self, bias: Tensor) -> Tensor:
+        return bias.detach()
+
+
 class SlowColumns(Rotary):
     """Pixels are rotated by their columns, and slowly."""
 
@@ -3761,6 +4041,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "equal_values": [
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
+        (AddsOverlappingWindows, {}),
     ],
     "allowed_keys_attended": [
         (HidesFirstKey, {}),
@@ -3800,6 +4081,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DetachesQueries, {}),
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
+        (BackwardOfFirstBlock, {}),
+        (DetachesBias, {}),
     ],
     "large_scores": [
         (FillValueTooHigh, {}),
@@ -3853,6 +4136,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (StoresPrompt, CACHE),
         (SegmentsWithoutGradient, MEMORY),
         (CacheCutTooEarly, {**CACHE, "window": 4}),
+        (CacheLosesLastOfBlock, CACHE),
+        (CacheOfFloat32, CACHE),
+        (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -3862,9 +4148,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
         (forgets_to_rescale_late, {}),
+        (GlobalFirstOfLongest, {}),
     ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
+        (RowsAndColumnsByHeight, {}),
     ],
     "distant_positions": [
         (BiasOfKeys, {"positions": "alibi"}),
@@ -3907,14 +4195,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HalvesInputsWithGradients, {}),
         (UnmaskedInEval, CAUSAL),
         (UnmaskedUnderNoGrad, CAUSAL),
+        (UnmaskedAsTeacher, CAUSAL),
         (TrimsPaddingByCount, {"mask": {"padding": "ignore:bk"}}),
     ],
     "deterministic": [
         (DropoutInEval, {}),
         (WritesToOutput, {}),
         (HalvesIfShown, {}),
+        (HalvesIfNotShown, {}),
     ],
-    "memory_layout": [(ReadsMemoryInOrder, {})],
+    "memory_layout": [(ReadsMemoryInOrder, {}), (ForgetsBiasOfSelf, {})],
     "dropout": [
         (DropsScores, {}),
         (HidesNoneInTraining, {}),
@@ -3933,6 +4223,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NeverDrops, {}),
         (DropsOutputOnly, {}),
         (DropsContextToo, {}),
+        (KeepsAllIfMasked, MASK),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
@@ -3945,6 +4236,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsFlag, {}),
         (KeepsCount, {}),
         (KeepsBiasOfPixels, {}),
+        (KeepsRateOfEvaluation, {}),
+        (MergesWeightsAgain, {}),
+        (KeepsAngles, {"positions": "rotary"}),
+        (KeepsAnglesOfFirstDtype, {"positions": "rotary"}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -3989,6 +4284,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", WindowedImage),
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
+    ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
     ("query_key_norms", NormalizesHeadsOfBoth),
@@ -4068,6 +4364,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", MemoryOfSegments),
     ("incremental_decoding", MaskOfSegment),
     ("incremental_decoding", PaddingInCache),
+    ("incremental_decoding", CacheOfBlocks),
     ("fully_masked_rows", DividesBySum),
     ("gradients", RecomputesDropout),
     ("batch_independence", HidesInWindows),
@@ -4083,6 +4380,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
     ("equal_values", NormalizedImage),
+    ("equal_values", OverlappingWindows),
+    ("gradients", BlockwiseBackward),
+    ("gradients", AddsBias),
     ("image_windows", ShiftedWindows),
     ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),
@@ -4091,6 +4391,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", ForgetsInChunks),
     ("sliding_window", WindowOnEachSide),
     ("positions_matter", SlowColumns),
+    ("positions_matter", RowsAndColumns),
+    ("long_sequences", GlobalFirstToken),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

@@ -18,6 +18,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attention_laws.adapter import MaskArgument, without_future
@@ -28,7 +29,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.positions import ratio_tolerance
+from attention_laws.positions import FAR, ratio_tolerance
 from attention_laws.script import CallArguments, Script, find_output
 
 
@@ -56,6 +57,9 @@ def incremental_decoding(script: Script) -> None:
         reorder_cache(script)
         decode_in_turns(script)
         decode_many(script)
+        if script.sizes.batch_size == 1:  # one of the sizes is enough
+            decode_across_blocks(script)
+            decode_in_half(script)
         if adapter.single_input:
             with script.attempt():  # it may write its cache in place, for inference
                 assert_pieces_have_gradients(script)
@@ -223,6 +227,73 @@ def decode_many(script: Script) -> None:
         if cache_grows(script):
             decode_with_cache(script, [width + 1, 2, width, 1, 3])
     script.sizes = usual
+
+
+def decode_across_blocks(script: Script) -> None:
+    """Decode a few tokens where a block of the cache is full.
+
+    A cache that is allocated in blocks is copied there to a larger one. A memory may be
+    shorter by intention.
+    """
+    adapter, usual = script.adapter, script.sizes
+    assert adapter.cache is not None
+    is_short = adapter.window or MEMORY_PATTERN.search(adapter.cache[0])
+    if is_short or {"window", "sink", "compression", "selection"} & {*adapter.designs}:
+        return
+    for full in BLOCKS:
+        length = full + 3
+        script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
+        with script.attempt():  # longer than its cache
+            decode_with_cache(script, [full - 2, 1, 1, 1, 2])
+    script.sizes = usual
+
+
+# Tokens that fill a block of a cache.
+BLOCKS = (64, 128, 256)
+
+
+def decode_in_half(script: Script) -> None:
+    """In bfloat16, pieces give the outputs of the whole within a tenth.
+
+    A cache that was allocated in float32 does not fit to the new keys, and positions
+    beyond 256 have to be counted in integers.
+    """
+    usual, half = (script.sizes, script.dtype), torch.bfloat16
+    if {"features", "linear", "decay", "selection"} & {*script.adapter.designs}:
+        return  # sums over all tokens have rounding errors of their own
+    length = script.sizes.k_len
+    try:
+        script.dtype = half
+        assert_half_pieces_are_close(script, length // 2)
+        script.sizes, script.dtype = replace(usual[0], q_len=FAR, k_len=FAR), usual[1]
+        agree = False
+        with script.attempt():  # longer than its cache
+            has_positions = script.adapter.positions != "none"
+            agree = has_positions and pieces_agree(script, [FAR - 3, 3])
+        if agree:
+            script.dtype = half
+            assert_half_pieces_are_close(script, FAR - 3)
+    except ScriptError as failure:
+        if not script.is_unsupported(failure):
+            raise
+    finally:
+        script.sizes, script.dtype = usual
+
+
+def assert_half_pieces_are_close(script: Script, first: int) -> None:
+    """Compare the outputs after the first tokens with those of the whole."""
+    length = script.sizes.k_len
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    try:
+        whole = script.call(args)
+    except ScriptError:
+        return  # longer than its tables, or the laws of half precision report it
+    outputs, _ = decode(script, args, [first, length - first])
+    rest = script.adapter.index(l=slice(first, None))
+    whole = script.assign("y", f"{whole}{rest}")
+    message = f"in {script.dtype}, {{place}} differs behind the first {first} tokens"
+    script.assert_close(whole, outputs[-1], message, relative=0.1)
 
 
 def cache_grows(script: Script) -> bool:

@@ -49,8 +49,8 @@ def eval_matches_train(script: Script) -> None:
     $$y_{\text{eval}} = y_{\text{train}}\big|_{p = 0}$$
 
     If a mask, a scale or a fast path is active in one of the two modes only, the model
-    that is evaluated was never trained. Evaluation runs with dropout 0.5 configured,
-    with and without recording gradients; training runs with dropout 0.
+    that is evaluated was never trained. Evaluation runs with dropout 0.5 configured;
+    training runs with dropout 0. Both run with and without recording gradients.
     """
     skip_unless(script.adapter.is_module, "is a function, and has no modes")
     skip_unless(
@@ -76,9 +76,14 @@ def eval_matches_train(script: Script) -> None:
         script.exec_line("set_dropout(attention, 0.0)")
         script.exec_line("attention.train()")
         trained = script.call(args)
+        script.context = CONTEXTS["no_grad"]
+        unrecorded = script.call(args)
+        script.context = ""
         for where, output in outputs.items():
             message = f"the output at {{place}} differs in evaluation{where}"
             script.assert_close(trained, output, message)
+        message = "the output at {place} differs in training under torch.no_grad()"
+        script.assert_close(trained, unrecorded, message)
 
 
 @law
@@ -89,7 +94,8 @@ def deterministic(script: Script) -> None:
 
     `eval` switches dropout layers off, but not a dropout probability that the module
     passes to a function: it has to pass 0 itself. Nor may a later call write to the
-    output of an earlier one, or a call that returns the weights have another output.
+    output of an earlier one, or a call that returns the weights have another output
+    than one that does not.
     """
     for allowed, mask in script.mask_cases():
         script.restart("eval", dropout=0.5)
@@ -97,7 +103,7 @@ def deterministic(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "two calls in evaluation differ at {place}"
         script.assert_close(one, other, message, relative=0.0)
-        if given := script.adapter.weights_args:
+        for given in names.weights_flags(script.adapter):
             shown = script.call(args, **given)
             message = f"{{place}} differs with {names_of(given)}"
             script.assert_close(one, shown, message)
@@ -121,8 +127,11 @@ def memory_layout(script: Script) -> None:
 
     A slice or a transposed tensor has gaps in memory, or another order. Code that reads
     memory in order, as a kernel or `as_strided` does, has to make a copy, or to refuse
-    such an input.
+    such an input. Nor does it matter whether two inputs are one tensor: some code has a
+    path of its own for self-attention, with one product for all projections.
     """
+    if script.adapter.cross_attention or len(script.adapter.inputs) == 3:
+        assert_same_as_copies(script)
     for allowed, mask in script.mask_cases():
         script.restart()
         args = script.make_arguments(allowed, mask)
@@ -137,6 +146,27 @@ def memory_layout(script: Script) -> None:
             raise NotApplicable("requires contiguous inputs") from failure
         message = "{place} differs if the inputs are not contiguous"
         script.assert_close(usual, apart, message)
+
+
+def assert_same_as_copies(script: Script) -> None:
+    """One tensor given as several inputs gives the same output as its copies."""
+    length, roles = script.sizes.k_len, [*range(len(script.adapter.inputs))]
+    for same in [roles, roles[1:]] if len(roles) == 3 else [roles]:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        shapes = {script.evaluate(args.inputs[role]).shape for role in same}
+        if len(shapes) > 1:
+            continue
+        one, inputs = args.inputs[same[0]], [*args.inputs]
+        for role in same[1:]:
+            inputs[role] = script.assign(inputs[role], f"{one}.clone()")
+        with script.attempt():  # it may refuse as many queries as keys
+            expected = script.call(replace(args, inputs=tuple(inputs)))
+            inputs = [one if role in same else n for role, n in enumerate(args.inputs)]
+            seen = script.call(replace(args, inputs=tuple(inputs)))
+            text = ", ".join(script.adapter.inputs[role] for role in same)
+            message = f"{{place}} differs if {text} are one tensor, and no copies of it"
+            script.assert_close(expected, seen, message)
 
 
 @law(slow=True, assumes="linear")
@@ -168,6 +198,12 @@ def dropout(script: Script) -> None:
     for place in places:
         assert_weights_alone_are_dropped(script, place)
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
+    for place in places:
+        if changed[place]:
+            assert_each_path_drops(script, place)
+    for place in places:
+        if changed[place]:
+            assert_each_path_drops(script, place)
     if "weights" not in changed.values():
         for place in places:
             found = script.evaluate(f"dropout_names(attention, {place!r})")
@@ -184,6 +220,33 @@ def dropout(script: Script) -> None:
         one, other = script.call(args), script.call(args)
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_each_path_drops(script: Script, place: str) -> None:
+    """What drops, drops with a mask, too, and with or without returned weights."""
+    script.restart("train")
+    apply_dropout(script, 0.5, place)
+    usual = script.make_arguments()
+    if not script.evaluate(f"is_random(lambda: {call_source(script, usual)})"):
+        return
+    paths = [
+        (call_source(script, usual, **given), names_of(given))
+        for given in names.weights_flags(script.adapter)
+    ]
+    for allowed, mask in script.mask_cases():
+        if mask is not None and mask != script.adapter.required_mask:
+            masked = script.make_arguments(allowed, mask)
+            paths.append((call_source(script, masked), f"a `{mask.name}`"))
+    for call, what in paths:
+        with script.attempt(), script.rollback():
+            script.assign("y", call)  # it may be refused
+            message = f"dropout has no effect in training with {what}"
+            script.assert_true(f"is_random(lambda: {call})", message)
+
+
+def call_source(script: Script, args: CallArguments, **more: str) -> str:
+    """A call of the attention, as source text."""
+    return f"attention({script.argument_source(args, **more)})"
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
@@ -542,9 +605,10 @@ def earlier_calls(script: Script) -> None:
     $$y(x \mid x') = y(x)$$
 
     Masks and tables of positions are often stored for the next call. Stored for another
-    length, batch size or mask, they are wrong without an error. A copy of the attention
-    that was never called must give the same outputs. Nor may they change when another
-    instance is built.
+    length, batch size, mask or mode, they are wrong without an error. A copy of the
+    attention that was never called must give the same outputs. Nor may they change when
+    another instance is built. A table that is stored in inference mode cannot be used
+    in training.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")
@@ -578,6 +642,8 @@ def earlier_calls(script: Script) -> None:
         assert_no_shape_is_kept(script)
     if script.dtype == torch.float32:
         assert_no_dtype_is_kept(script)
+    if adapter.reproducible_training:
+        assert_no_mode_is_kept(script)
 
 
 def other_calls(
@@ -644,6 +710,42 @@ def assert_no_weight_is_kept(script: Script) -> None:
     script.assert_close(expected, script.call(args), message)
 
 
+def assert_no_mode_is_kept(script: Script) -> None:
+    """After evaluation, training is as before; and a mode may be set twice.
+
+    A probability that evaluation sets to 0 stays 0, and a table that is stored in
+    inference mode has no backward pass. Weights are merged once, or not at all.
+    """
+    script.restart("eval")
+    args = script.make_arguments()
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    for mode in ("train", "eval", "eval"):
+        script.exec_line(f"attention.{mode}()")
+    expected = script.call(args, function="fresh")
+    message = "{place} changes if the mode is set to training, and twice to evaluation"
+    script.assert_close(expected, script.call(args), message)
+    script.restart("train", dropout=0.5)
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    args = script.make_arguments()
+    expected, again = (call_with_seed(script, args, "fresh") for _ in range(2))
+    if not script.evaluate(f"torch.equal({expected}, {again})"):
+        return  # its random numbers are not those of PyTorch
+    script.exec_line("attention.eval()")
+    script.context = CONTEXTS["inference"]
+    script.call(args)
+    script.context = ""
+    script.exec_line("attention.train()")
+    seen = call_with_seed(script, args, "attention")
+    message = "in training, {place} changes after evaluation in inference mode"
+    script.assert_close(expected, seen, message)
+
+
+def call_with_seed(script: Script, args: CallArguments, function: str) -> str:
+    """The output of a call whose random numbers are the same each time."""
+    script.exec_line("torch.manual_seed(0)")
+    return script.call(args, function=function)
+
+
 def assert_nothing_is_shared(script: Script) -> None:
     """Another instance, when it is built, does not change the first.
 
@@ -669,18 +771,27 @@ def assert_nothing_is_shared(script: Script) -> None:
 
 
 def assert_no_dtype_is_kept(script: Script) -> None:
-    """After a call in half precision, a call in float32 is as exact as the first."""
+    """After a call in half precision, a call in float32 is as exact as the first.
+
+    And one in half precision is as after no call: a table that was stored in float32
+    makes what it is added to float32, too.
+    """
     script.restart()
     script.exec_line("fresh = copy.deepcopy(attention).bfloat16().float()")
+    script.exec_line("half = copy.deepcopy(attention).bfloat16()")
     args = script.make_arguments()
     expected = script.call(args, function="fresh")
     inputs = tuple(script.assign(n, f"{n}.bfloat16()") for n in args.inputs)
-    script.exec_line("attention.bfloat16()")
+    rounded = replace(args, inputs=inputs)
     try:
-        script.call(replace(args, inputs=inputs))
+        first = script.call(rounded, function="half")
     except ScriptError:
         return  # the law of half precision reports it
-    script.exec_line("attention.float()")
+    script.call(args)
+    script.exec_line("attention.bfloat16()")
+    message = "{place} in bfloat16 changes after a call in float32"
+    script.assert_close(first, script.call(rounded), message)
+    script.exec_line("attention = half.float()")
     message = "{place} changes after a call in bfloat16"
     script.assert_close(expected, script.call(args), message)
 

@@ -27,6 +27,9 @@ from attention_laws.law import (
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import captured_input, is_called
 
+# Tokens that fill more than one block of 64, and of 128.
+BLOCKS = 130
+
 # Tokens, and rows of an image, beyond which all parts of an attention act.
 ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
 
@@ -42,7 +45,9 @@ def gradients(script: Script) -> None:
     right output and a wrong gradient. The difference is taken in random directions,
     with a step that is large enough for implementations whose softmax is always in
     float32. In training, the backward pass must have the dropout masks of the forward
-    pass, even if it computes them again.
+    pass, even if it computes them again. A backward pass in blocks has to add up their
+    parts, which a long sequence shows. A bias that is given with each call may be
+    learned, too.
     """
     usual, script.dtype = script.dtype, torch.float64
     try:
@@ -55,8 +60,60 @@ def gradients(script: Script) -> None:
             args = script.make_arguments()
             if can_repeat_dropout(script, args):
                 assert_gradients_are_slopes(script, args, seed="torch.manual_seed(0)")
+        assert_biases_have_gradients(script)
+        if script.adapter.fixed_length is None:
+            assert_long_gradients_are_slopes(script)
     finally:
         script.dtype = usual
+
+
+def assert_biases_have_gradients(script: Script) -> None:
+    """Other tensors of numbers, such as a bias, receive a gradient if they matter.
+
+    They do if a small change of them changes the output: that of a number which is only
+    compared with a threshold does not.
+    """
+    script.restart()
+    length = script.sizes.k_len
+    args = script.make_arguments(script.all_allowed(length, length))
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    texts = {n: text for n, text in sized.items() if n in script.adapter.extra_args}
+    for mask in script.adapter.masks:
+        if mask.kind.startswith("additive") and "bias" in mask.name:
+            encoded = script.encode_mask(args.allowed | True, mask)
+            texts |= [encoded] if encoded else []
+    for name in args.inputs if texts else ():
+        script.exec_line(f"{name}.requires_grad_()")
+    for argument, text in texts.items():
+        value = script.evaluate(text)
+        if not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+            continue
+        bias = script.random_tensor(argument, *value.shape)
+        script.exec_line(f"{bias}.requires_grad_()")
+        near = script.assign(
+            argument, f"{bias} + 1e-4 * seeded_randn(9, *{bias}.shape)"
+        )
+        with script.attempt():  # its values may have a meaning
+            alone = replace(args, mask=None)
+            one, other = (script.call(alone, **{argument: x}) for x in (bias, near))
+            if not script.evaluate(f"torch.equal({one}, {other})"):
+                grad = script.gradient(one, bias)
+                message = f"`{argument}` changes the output, and receives no gradient"
+                script.assert_true(f"{grad}.any()", message)
+
+
+def assert_long_gradients_are_slopes(script: Script) -> None:
+    """The same for a long sequence, if its backward pass is written by hand."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=BLOCKS, k_len=BLOCKS)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(BLOCKS, BLOCKS))
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    with script.attempt():  # longer than its tables
+        output = script.call(args)
+        if script.evaluate(f"has_own_backward({output})"):
+            for name in args.inputs:
+                assert_gradient_is_slope(script, args, output, name)
 
 
 def can_repeat_dropout(script: Script, args: CallArguments) -> bool:

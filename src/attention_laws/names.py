@@ -504,6 +504,40 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def length_limits(target: type) -> list[str]:
+    r"""The arguments of a constructor that limit the length of a sequence.
+
+    A size of blocks is none, though some models name their limit so.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, max_len=512, block_size=64): ...
+    >>> length_limits(Attention)
+    ['max_len']
+    """
+    limits = [name for name, value in ARGUMENT_VALUES.items() if value == "320"]
+    arguments = inspect.signature(target).parameters
+    return [n for n in arguments if n in limits and n != "block_size"]
+
+
+def weights_flags(adapter: Any) -> list[dict[str, str]]:
+    r"""Arguments that ask for the attention weights, or where they are usual, for none.
+
+    >>> from types import SimpleNamespace
+    >>> def attend(x, need_weights=True): ...
+    >>> weights_flags(SimpleNamespace(target=attend, weights_args={}, call_args={}))
+    [{'need_weights': 'False'}]
+    """
+    if adapter.weights_args:
+        return [dict(adapter.weights_args)]
+    return [
+        {parameter.name: "False"}
+        for parameter in parameters_of(adapter.target)
+        if parameter.default is True
+        and WEIGHTS_FLAG_PATTERN.search(parameter.name)
+        and parameter.name not in adapter.call_args
+    ]
+
+
 def optional_tensors(adapter: Any) -> list[str]:
     """The optional arguments that are no mask and no cache, and may be tensors."""
     known = {*adapter.inputs, *adapter.position_args, *adapter.call_args}

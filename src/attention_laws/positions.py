@@ -292,6 +292,8 @@ def long_sequences(script: Script) -> None:
         assert_sums_are_exact(script)
     if adapter.positions == "none":
         assert_distances_are_kept(script)
+    if isinstance(adapter.target, type):
+        assert_limit_has_no_influence(script)
 
 
 def assert_sums_are_exact(script: Script) -> None:
@@ -314,6 +316,42 @@ def assert_sums_are_exact(script: Script) -> None:
         return  # the product of weights and values has float32 inside
     script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
     assert_half_is_close(script, torch.bfloat16, last=20)
+
+
+def assert_limit_has_no_influence(script: Script) -> None:
+    """Built for no longer sequences, it gives the same as built for longer ones.
+
+    A mask for the longest sequence may be cut at the wrong end, or hold a pattern of
+    its end. A scale may depend on the limit by intention.
+    """
+    adapter = script.adapter
+    attention = script.evaluate("attention")
+    scaled = filter(SCALED_PATTERN.search, structure.identifiers(attention))
+    if {"dynamic", "scale", "features", "decay"} & {*adapter.designs} or any(scaled):
+        return
+    arguments = names.length_limits(adapter.target)
+    script.sizes = replace(script.sizes, q_len=LIMIT, k_len=LIMIT)
+    for argument in arguments:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(LIMIT, LIMIT))
+        with script.attempt():  # it may need room for other tokens
+            usual = script.call(args)
+            given = {**adapter.init_args, argument: str(LIMIT)}
+            script.adapter = replace(adapter, init_args=given)
+            script.exec_line(f"torch.manual_seed({script.seed})")
+            script.exec_line(f"limited = {script.build_expression()}.eval()")
+            script.adapter = adapter
+            script.exec_line("randomize_parameters(limited)")
+            script.exec_line("set_dropout(limited, 0.0)")
+            if not script.evaluate("have_same_shapes(attention, limited)"):
+                continue
+            message = f"{{place}} differs if it is built with `{argument}={LIMIT}`"
+            seen = script.call(args, function="limited")
+            script.assert_close(usual, seen, message)
+
+
+# Tokens of a sequence that is as long as the limit that a module is built with.
+LIMIT = 12
 
 
 def assert_distances_are_kept(script: Script) -> None:
@@ -572,11 +610,15 @@ def positions_matter(script: Script) -> None:
 
     If the positions run along the wrong axis, along heads or batch items, all tokens of
     a sequence are encoded alike: the code has an encoding, and the attention has none.
+    In an image, rows and columns that are encoded apart in a square have to be so in
+    other shapes: the width tells where a row ends, not the height.
     """
     adapter = script.adapter
-    skip_unless(
-        adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
-    )
+    is_relative = adapter.positions in ("rotary", "alibi")
+    if has_rows(script) and not is_relative:
+        assert_rows_are_apart(script)
+        return
+    skip_unless(is_relative, "`positions` is not rotary or alibi")
     length = adapter.fixed_length or max(4, script.sizes.k_len)
     try:
         assert_last_weights_differ(script, length)
@@ -586,6 +628,47 @@ def positions_matter(script: Script) -> None:
         if not (adapter.image and many):
             raise
         assert_last_weights_differ(script, MANY)
+
+
+def has_rows(script: Script) -> bool:
+    """Whether the tokens are pixels of images, whose height is free."""
+    adapter = script.adapter
+    is_image = adapter.image and not adapter.image.startswith("frames")
+    is_image = is_image or "{rows}" in "".join(adapter.extra_args.values())
+    return bool(is_image) and adapter.fixed_length is None and not adapter.is_pooled
+
+
+def assert_rows_are_apart(script: Script) -> None:
+    """In images that are no squares, a score has a part for the row and the column.
+
+    That is tested if it is so in a square, where only the positions of a pixel can be
+    exchanged.
+    """
+    adapter = script.adapter
+    for height, width in ((4, 4), (3, 5), (5, 3)):
+        length = height * width
+        script.adapter = replace(adapter, image_height=height)
+        script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        weights = record_weights(script, make_equal_tokens(script, args))
+        skip_unless(weights, "its weights are neither returned nor those of a softmax")
+        grid = f"{weights}.log().unflatten(-1, ({height}, {width}))"
+        logs = script.assign(
+            "logs", f"{grid} - {grid}.mean(dim=(-2, -1), keepdim=True)"
+        )
+        parts = "".join(f" - {logs}.mean(dim={n}, keepdim=True)" for n in (-1, -2))
+        are_apart = f"({logs}{parts}).abs().max() <= 0.01 * {logs}.abs().max()"
+        if height == width:
+            is_seen = script.evaluate(f"{logs}.abs().max() > 0.1")
+            skip_unless(is_seen, "equal pixels have equal weights")
+            skip_unless(script.evaluate(are_apart), "rows and columns are not apart")
+            continue
+        message = (
+            f"the rows of a {height} x {width} image are not encoded as those of a "
+            f"square: divide by the width, not by the height"
+        )
+        script.assert_true(are_apart, message)
 
 
 def assert_last_weights_differ(script: Script, length: int) -> None:

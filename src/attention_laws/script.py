@@ -42,7 +42,8 @@ SWAPPED = ".transpose(1, 2)"
 
 # A call of the attention, and a line or a context that sets its mode.
 CALL_PATTERN = re.compile(
-    r"\b(attention|compiled|loaded|copied|fresh)\(|\.backward\(|copied = copy"
+    r"\b(attention|compiled|loaded|copied|fresh|half|limited)\(|\.backward\("
+    r"|copied = copy"
 )
 MODE_PATTERN = re.compile(
     r"with torch\.(?:no_grad|inference_mode)\(\): |attention\.(?:eval|train)\(\)$"

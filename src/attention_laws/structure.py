@@ -31,7 +31,7 @@ ENCODING_PATTERN = re.compile(
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     # What fades from token to token tells how far each is.
     r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
-    r"|^cpb(_|$)|^meshgrid$",
+    r"|^cpb(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hwxy])_?emb|^w?pe$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
@@ -264,20 +264,23 @@ def convolves_single_tokens(module: nn.Module) -> bool:
     return widths == {1} and not any(map(pools.search, identifiers(module)))
 
 
-def mixes_pixels(module: nn.Module) -> bool:
+def mixes_pixels(attention: Any) -> bool:
     r"""Whether pixels influence each other beside the attention.
 
-    They do in a convolution of several, and where groups of channels are normalized.
+    They do in a convolution of several, and where groups of channels are normalized. A
+    function has no layers.
 
     >>> layers = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, (1, 3)), nn.GroupNorm(2, 4)
-    >>> [mixes_pixels(layer) for layer in layers]
-    [False, True, True]
+    >>> [mixes_pixels(layer) for layer in (*layers, len)]
+    [False, True, True, False]
     """
+    if not isinstance(attention, nn.Module):
+        return False
     norms = nn.GroupNorm, nn.modules.instancenorm._InstanceNorm
     return any(
         isinstance(part, norms)
         or (isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1)
-        for part in module.modules()
+        for part in attention.modules()
     )
 
 

@@ -567,6 +567,31 @@ def weights_if_scaled(
     return torch.cat([none, *(weights.flatten() for weights, _ in recorder.found)])
 
 
+def have_same_shapes(one: nn.Module, other: nn.Module) -> bool:
+    r"""Whether two modules have parameters of the same names and shapes.
+
+    >>> have_same_shapes(nn.Linear(2, 3), nn.Linear(2, 4))
+    False
+    """
+    shapes = [{n: p.shape for n, p in m.named_parameters()} for m in (one, other)]
+    return shapes[0] == shapes[1]
+
+
+def is_random(call: Callable[[], Any], tries: int = 8) -> bool:
+    r"""Whether the output of a call depends on the seed.
+
+    >>> is_random(lambda: torch.rand(2)), is_random(lambda: torch.ones(2))
+    (True, False)
+    """
+    outputs = []
+    for seed in range(tries):
+        torch.manual_seed(seed)
+        outputs.append([*tensors_in(call())])
+        if not all(map(torch.equal, outputs[0], outputs[-1])):
+            return True
+    return False
+
+
 def draws_without_effect(call: Callable[[], Any], tries: int = 8) -> bool:
     r"""Whether a call draws random numbers, and gives the same output for all seeds.
 

@@ -180,6 +180,13 @@ def test_what_fades_encodes_positions_and_weight_decay_does_not() -> None:
     assert encoded == [True, False]
 
 
+def test_vectors_of_rows_and_columns_encode_positions() -> None:
+    def forward(x: Tensor, row_embed: Tensor) -> Tensor:
+        return x + row_embed
+
+    assert structure.encodes_positions(forward)
+
+
 def test_a_bias_of_two_axes_is_one_for_positions() -> None:
     module = nn.Module()
     module.bias_rows = nn.Parameter(torch.zeros(3, 9))
