@@ -184,7 +184,7 @@ assert verdicts(WRONG) == ["unverified", "wrong"]
 # `--shapes-strict` they fail. There are several reasons:
 #
 # A different comment would have been right, too, because two sizes are equal in all
-# examples. Add an example with other sizes:
+# examples. The message names the two. Add an example in which they differ:
 
 # %% hide="true"
 WEAK = f'''
@@ -272,6 +272,16 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # comment that compute a tensor of a new shape, which none of the tensors named in the
 # line has.
 #
+# ## How reliable it is
+#
+# A test of this project has 12 excerpts in the notations of public repositories, among
+# them nanoGPT, Llama, Swin Transformer, CLIP, fairseq and d2l. The code is ours. The
+# comments are right, and stand where the authors put theirs: 76 comments are verified,
+# 12 unverified, and none fails. Then each verified comment is altered in one entry, which
+# is renamed, swapped with another, removed or added. 2,193 of 2,195 alterations (99.9%)
+# are noticed: the comment, or another one, is no longer verified. In a clone of the
+# repository, `pytest -s tests/sidenotes/test_excerpts.py` prints these figures.
+#
 # ## Limits
 #
 # - What one shape means beside a whole statement is a convention: a comment that speaks
@@ -281,8 +291,11 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.
 # - `...` may hide an axis: `[..., d]` is right wherever `[n, d]` is.
-# - Two sizes that are equal in all examples are noticed if comments name both, or if both
-#   are parameters or entries of one configuration. Otherwise the comment may name the
-#   wrong one, for example if the length of the keys has no name, is a variable that no
-#   comment names, or if `d // heads` equals the length.
+# - Two sizes that are equal in all examples are noticed only if both have names: two names
+#   in comments, two parameters, two entries of one configuration, two sizes that the
+#   function takes from shapes (`b, n, d = x.shape`, `m = k.size(1)`), two attributes that
+#   `__init__` sets from different parameters, or a number and a name in the same code. A
+#   comment that names the wrong one still passes if the other has no name, as the length
+#   of the keys in `query @ key.mT  # [b, n, n]`; if it is an argument of a layer, as in
+#   `nn.Linear(width, 6)`; or if it is the value of an expression, as `d // heads`.
 # - A tensor of the right shape may hold wrong numbers.

@@ -15,7 +15,8 @@ from functools import cache
 from itertools import combinations
 
 from sidenotes.notations import ANY, OPERATORS, Axes, Shape, entry_of, shapes_of
-from sidenotes.split import scope_of_lines
+from sidenotes.rivals import Drawn, Pairs, attributes
+from sidenotes.split import named, scope_of_lines
 
 # The types of jaxtyping that take a shape.
 ARRAYS = {"Bool", "Complex", "Float", "Inexact", "Int", "Integer", "Num", "Real"}
@@ -42,6 +43,8 @@ class Claim:
     until: int = 0  # the last line of the code that it describes, if several
     earlier: bool = False  # whether it may describe the value before the statement
     guessed: bool = False  # whether it may describe another value
+    used: frozenset[str] = frozenset()  # names in the code that computes its value
+    rivals: Pairs = frozenset()  # sizes of the code that it may name by mistake
 
 
 def claims(source: str) -> list[Claim]:
@@ -72,10 +75,31 @@ def claims(source: str) -> list[Claim]:
         elif shapes := shapes_of(token.string):
             claim = Claim(number, "", (), token.line.strip(), column=column)
             found += claims_beside(claim, shapes, statements)
-    return sorted(
-        (replace(c, symbol=c.symbol or scopes[c.line]) for c in found),
-        key=lambda claim: (claim.line, claim.column),
-    )
+    found = [replace(c, symbol=c.symbol or scopes[c.line]) for c in found]
+    found.sort(key=lambda claim: (claim.line, claim.column))
+    return [*with_rivals(found, tree)]
+
+
+def with_rivals(found: list[Claim], tree: ast.Module) -> Iterator[Claim]:
+    """Claims with the sizes that they may name by mistake."""
+    nodes = dict(named(tree))
+    drawn: dict[str, Drawn] = {}
+    own: dict[str, Pairs] = {}
+    for claim in found:
+        symbol = claim.symbol
+        function, around = nodes.get(symbol), symbol.rpartition(".")[0]
+        if not isinstance(function, FUNCTIONS):
+            yield claim
+            continue
+        if symbol not in drawn:
+            drawn[symbol] = Drawn(function)
+            cls = nodes.get(around)
+            own[symbol] = attributes(cls) if isinstance(cls, ast.ClassDef) else Pairs()
+        lines = range(claim.statement, max(claim.statement, claim.until) + 1)
+        used = drawn[symbol].used(lines, claim.targets)
+        rivals = drawn[symbol].rivals(used) | own[symbol]
+        last = frozenset(name.rpartition(".")[2] for name in used)
+        yield replace(claim, used=last, rivals=rivals)
 
 
 def statements_in(node: ast.AST) -> Iterator[ast.stmt]:

@@ -89,7 +89,12 @@ def shapes_of(comment: str) -> list[Shape]:
         if found := list(stated(text, start)):
             if arrows and is_example(left, found[0].axes):
                 return []
-            return [replace(shape, result=bool(arrows)) for shape in found]
+            if arrows:
+                found = [
+                    replace(s, result=True, guessed=s.guessed or is_abc(s.axes))
+                    for s in found
+                ]
+            return found
     return []
 
 
@@ -109,13 +114,17 @@ def is_example(left: str, axes: Axes) -> bool:
     return same and len(repeated) == 1 and max(repeated) > 1
 
 
+def is_abc(axes: Axes) -> bool:
+    """Whether entries are a, b, c in any order, perhaps values: `[a, b] -> [b, a]`."""
+    return len(axes) > 1 and sorted(axes) == [*"abcdefgh"[: len(axes)]]
+
+
 def stated(text: str, start: int) -> Iterator[Shape]:
     """The shapes of a text, up to the first words that are a remark."""
     places = list(brackets(text))
-    if bare := BARE.search(text):
-        first, last = bare.span()
-        if all(first <= a and b <= last for a, b in places):
-            places = [(first, last)]
+    bare = [found.span() for found in BARE.finditer(text)]
+    if all(any(a <= c and d <= b for a, b in bare) for c, d in places):
+        places = bare
     end = 0
     about: Axes = ()
     for number, (first, last) in enumerate(places):

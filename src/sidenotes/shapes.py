@@ -6,6 +6,7 @@ similar, different claim would be wrong in some call. It is wrong if it contradi
 code, or other comments. Any other claim is unverified: nothing is known against it.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -115,6 +116,28 @@ class Run:
     def of(self, claim: Claim) -> list[Seen]:
         """The values that one claim describes."""
         return [seen for seen in self.seen if seen.claim == claim]
+
+    def twins(self, entry: str, claim: Claim) -> set[str]:
+        """The names in the code that have the size of an entry, and another meaning.
+
+        Only names that stand beside each other, such as two parameters: others may be
+        two names for one thing, such as `heads` and `self.heads`.
+        """
+        call, sizes = self.call, self.call.config | self.call.sizes
+        if entry.isdecimal():
+            beside = [call.parameters, {n: sizes[n] for n in claim.used & sizes.keys()}]
+            beside = [kin | {entry: int(entry)} for kin in beside]
+        else:
+            names = {other for one, other in claim.rivals if one == entry}
+            beside = [*self.kin, {n: sizes.get(n, 0) for n in {entry, *names}}]
+        found = {
+            name
+            for kin in beside
+            if kin.get(entry, 0) > 1
+            for name, size in kin.items()
+            if size == kin[entry]
+        }
+        return found - {entry}
 
     @cached_property
     def names(self) -> Names:
@@ -269,7 +292,8 @@ def observe(found: list[Claim], trace: Trace) -> tuple[list[Run], set[int]]:
             kin |= call.parameters
         if run.seen:
             # Calls with equal observations add nothing.
-            key = (tuple(run.seen), tuple(run.code.items()), tuple(run.around.items()))
+            sizes = (run.code, run.around, *run.kin)
+            key = (tuple(run.seen), *(tuple(each.items()) for each in sizes))
             runs.setdefault(key, run)
     return list(runs.values()), reached
 
@@ -402,8 +426,6 @@ def reason_unverified(
                 value = value_of(entry, names.at(seen))
                 if value != size:
                     return f"elsewhere `{entry}` is {value}, here {size}", run
-    for old, new in coincident(claim, rests):
-        return f"no example distinguishes `{old}` from `{new}`", runs[0]
     for old, new, axes in alternatives(claim.axes, words):
         known = able(axes, claim, rests)
         if known and all(right(axes, claim, run, names) for run, names in known):
@@ -411,6 +433,9 @@ def reason_unverified(
             values = [str(value_of(entry, names.sizes)) for entry in (old, new)]
             both = f" (both {values[0]})" if values[0] == values[1] else ""
             return f"no example distinguishes `{old}` from `{new}`{both}", run
+    for old, new in coincident(claim, rests):
+        both = f"(both {value_of(old, runs[0].names.sizes)})"
+        return f"no example distinguishes `{old}` from `{new}` {both}", runs[0]
     return None
 
 
@@ -440,22 +465,10 @@ def right(axes: Axes, claim: Claim, run: Run, names: Names) -> bool:
 def coincident(
     claim: Claim, rests: list[tuple[Run, Names]]
 ) -> Iterator[tuple[str, str]]:
-    """Names of a claim, and names in the code that have the same size in all calls.
-
-    Only names that stand beside each other, such as two parameters: others may be two
-    names for one thing, such as `heads` and `self.heads`.
-    """
-    for entry in words_of(claim.axes):
-        others = [
-            {
-                name
-                for kin in run.kin
-                if kin.get(entry, 0) > 1
-                for name, size in kin.items()
-                if name != entry and size == kin[entry]
-            }
-            for run, _ in rests
-        ]
+    """Sizes of a claim, and names in the code that have the same size in all calls."""
+    numbers = (e for entry in claim.axes for e in re.findall(r"\b\d+\b", entry))
+    for entry in dict.fromkeys([*words_of(claim.axes), *numbers]):
+        others = [run.twins(entry, claim) for run, _ in rests]
         yield from ((entry, other) for other in sorted(set.intersection(*others)))
 
 

@@ -23,6 +23,7 @@ def axes_in(comment: str) -> list[str]:
         ("# mb_size x len_q x (n_head*d_v)", "mb_size | len_q | n_head * d_v"),
         ("# b h n d", "b | h | n | d"),
         ("# [b h n d]", "b | h | n | d"),
+        ("# [n d]", "n | d"),
         ("# b n (h d)", "b | n | h * d"),
         ("# B, T, C", "B | T | C"),
         ("# nH, Wh*Ww, Wh*Ww", "nH | Wh * Ww | Wh * Ww"),
@@ -69,6 +70,9 @@ def test_a_shape_is_read_in_the_notations_in_use(comment: str, axes: str) -> Non
 def test_a_comment_may_state_several_shapes() -> None:
     assert axes_in("# [n, d], [n]") == ["n | d", "n"]
     assert axes_in("# (B, T) and (B,)") == ["B | T", "B"]
+    assert axes_in("# B x T, T x (B*C)") == ["B | T", "T | B * C"]
+    assert axes_in("# B x T and T x B") == ["B | T", "T | B"]
+    assert axes_in("# B x T as C x T") == ["B | T"]
     both = shapes_of("# q: (B, T), k: (B, S)")
     assert [(s.about, s.axes) for s in both] == [
         (("q",), ("B", "T")),
@@ -117,12 +121,27 @@ def test_a_comment_may_state_several_shapes() -> None:
         "# [a, b] -> [a, a, b, b]",
         "# (a, b) -> (a, b, a, b)",
         "# A B",
+        "# [see the paper]",
         "# 1, 2, 3",
         "# 16 x 16 patches",
     ],
 )
 def test_other_comments_state_no_shape(comment: str) -> None:
     assert axes_in(comment) == []
+
+
+@pytest.mark.parametrize(
+    ("comment", "guessed"),
+    [
+        ("# [a, b, c] -> [c, a, b]", True),
+        ("# [c, a, b]", False),
+        ("# [b, n, d] -> [n, b, d]", False),
+        ("# [a, b, d] -> [d, b, a]", False),
+        ("# [a, a] -> [a]", False),
+    ],
+)
+def test_letters_behind_an_arrow_may_be_values(comment: str, guessed: bool) -> None:
+    assert [shape.guessed for shape in shapes_of(comment)] == [guessed]
 
 
 def test_the_place_and_the_words_before_a_shape_are_known() -> None:

@@ -471,6 +471,105 @@ def test_a_parameter_that_no_comment_names_is_an_alternative(tmp_path: Path) -> 
     assert in_module(tmp_path, wrong, "f(zeros(3, 5), 5, 7, 2)")[2] == "wrong"
 
 
+HEAD = """
+class Layer:
+    def __init__(self, config):
+        self.width = config[0]
+        self.inner: int = config[1]
+
+    def f(self, x, k, heads=2):
+"""
+# Each claim is right only where two sizes are equal, as in the first call. The code
+# names the size that is meant, but no comment does.
+CONFUSED = {
+    "the lengths of two tensors": (
+        "b, n, d = x.shape\nm = k.size(1)\nreturn x @ k.mT  # [b, n, n]",
+        ("`n` from `m` (both 5)", "zeros(2, 5, 7), zeros(2, 5, 7)"),
+        ("[b, n, m]", "zeros(2, 5, 7), zeros(2, 3, 7)"),
+    ),
+    "a length from earlier lines": (
+        "(b, n, d), m = x.shape, len(k[0])\nw = x @ k.mT\nw = w.exp()\nw += 1\n"
+        "return w  # [b, n, n]",
+        ("`n` from `m` (both 5)", "zeros(2, 5, 7), zeros(2, 5, 7)"),
+        ("[b, n, m]", "zeros(2, 5, 7), zeros(2, 3, 7)"),
+    ),
+    "the length of another tensor": (
+        "b, n, *_, d = x.size()\n_, m = k.shape[:-1]\nreturn k * 2  # [b, n, d]",
+        ("`n` from `m` (both 5)", "zeros(2, 5, 7), zeros(2, 5, 7)"),
+        ("[b, m, d]", "zeros(2, 5, 7), zeros(2, 3, 7)"),
+    ),
+    "two axes of a tensor": (
+        "n, d = k.size(dim=1), k.size(2)\nreturn k.sum(2)  # [2, d]",
+        ("`d` from `n` (both 5)", "0, zeros(2, 5, 5), 3"),
+        ("[2, n]", "0, zeros(2, 5, 7), 3"),
+    ),
+    "a number and a parameter": (
+        "n = len(k[0])\nreturn k[0].repeat(heads, 1)  # [3 * n, 7]",
+        ("`3` from `heads` (both 3)", "0, zeros(2, 5, 7), 3"),
+        ("[heads * n, 7]", "0, zeros(2, 5, 7), 2"),
+    ),
+    "a number and an attribute": (
+        "n = len(k[0])\ny = k[0].repeat(self.width, 1)\nreturn y  # [3 * n, 7]",
+        ("`3` from `width` (both 3)", "0, zeros(2, 5, 7)"),
+        ("[width * n, 7]", "0, zeros(2, 5, 7)"),
+    ),
+    "two attributes": (
+        "n = len(k[0])\nreturn k[0, 0].new_ones(self.inner, n)  # [width, n]",
+        ("`width` from `inner` (both 3)", "0, zeros(2, 5, 7)"),
+        ("[inner, n]", "0, zeros(2, 5, 7)"),
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "same", "other"), CONFUSED.values(), ids=CONFUSED)
+def test_a_claim_that_equal_sizes_make_right_is_unverified(
+    tmp_path: Path, body: str, same: tuple[str, str], other: tuple[str, str]
+) -> None:
+    path = tmp_path / "made.py"
+
+    def found(body: str, sizes: str, arguments: str) -> list[Finding]:
+        source = f"from torch import zeros\n{HEAD}{indent(body, '        ')}\n"
+        path.write_text(source, encoding="utf-8")
+        calls = (f"Layer({sizes}).f({arguments})",)
+        return check(source, trace(path, calls=calls))
+
+    (reason, arguments), (right, others) = same, other
+    (finding,) = found(body, "(3, 3)", arguments)
+    assert finding.verdict == "unverified"
+    assert f"no example distinguishes {reason}" in finding.message
+    # Other sizes tell a wrong claim from a right one.
+    (finding,) = found(body, "(2, 11)", others)
+    assert finding.verdict == "wrong"
+    corrected = re.sub(r"\[[^]]*\]$", right, body)
+    (finding,) = found(corrected, "(2, 11)", others)
+    assert finding.verdict == "verified"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "b, n, d = x.shape\nc = len(k)\nassert c == b\nreturn x @ k.mT  # [b, n, 3]",
+        "b, n, d = x.shape\nif len(k) != b: raise ValueError\nm = k.shape[1]\n"
+        "return x @ k.mT  # [b, n, m]",
+        "b, n, d = x.shape\nc = k.shape[0]\nif c != b: raise ValueError\n"
+        "return x @ k.mT  # [b, n, 3]",
+        # The value of the one has nothing to do with the other.
+        "b, n, d = x.shape\nc = k.shape[0]\nreturn x + 1  # [b, n, d]",
+        "b, n, d = x.shape\nc = len(k)\ny, z = x + 1, k + 1  # y: [b, n, d]\nreturn z",
+        # Two names for one axis, and one name for two.
+        "b, n, d = x.shape\nc = x.size(0)\nreturn x + 1  # [b, n, d]",
+        "b, n, d = x.shape\nb, m, d = k.shape\nreturn x @ k.mT  # [b, n, m]",
+        "b, n, d = x.shape\nc = k.shape[-1]\nc = 7\nreturn x + k[:, :1]  # [b, n, d]",
+    ],
+)
+def test_sizes_that_are_always_equal_are_not_confused(
+    tmp_path: Path, body: str
+) -> None:
+    call = "f(zeros(2, 5, 7), zeros(2, 3, 7))"
+    found = findings(tmp_path, body, call, header="def f(x, k):")
+    assert [f.message for f in found if f.verdict != "verified"] == []
+
+
 CONFIGURED = """
 class Config:
     def __init__(self, width):
@@ -543,6 +642,12 @@ def test_what_may_be_no_shape_is_not_wrong(tmp_path: Path) -> None:
         *["unverified"] * 3,
         *["wrong"] * 2,
     ]
+
+
+def test_an_example_of_values_is_not_wrong(tmp_path: Path) -> None:
+    body = "a = 2\nb = 3\ny = x.roll(1, 1)  # [a, b, c] -> [c, a, b]\nreturn y  # {}"
+    found = verdicts(tmp_path, body.format("[b, a]"), "f(zeros(2, 3))")
+    assert found == ["unverified", "wrong"]
 
 
 def test_a_name_has_the_value_that_it_has_when_the_line_runs(tmp_path: Path) -> None:
