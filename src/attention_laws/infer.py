@@ -319,13 +319,12 @@ def infer_init_args(
     present = set()
     namespace: dict[str, Any] = {}
     parameters = inspect.signature(target).parameters
-    source = names.source_of(target)
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
-        value = names.pair_of(source, name, value) if value else value
+        value = names.pair_of(target, name, value) if value else value
         if not required and is_left_out(parameters[name].default, value):
             continue
         present.add(value)

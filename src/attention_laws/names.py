@@ -371,15 +371,18 @@ def source_of(target: Any) -> str:
         return ""
 
 
-def pair_of(source: str, name: str, value: str) -> str:
+def pair_of(target: Any, name: str, value: str) -> str:
     r"""The value of a size, twice if the code takes it for one of rows and columns.
 
-    >>> texts = "rows, columns = size", "n, m = size, size"
-    >>> [pair_of(text, "size", "{d}") for text in texts]
+    >>> def build(size, side_size):
+    ...     rows, columns = size
+    ...     n, m = side_size, side_size
+    >>> [pair_of(build, name, "{d}") for name in ("size", "side_size")]
     ['(3, 3)', '{d}']
     """
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
+    source = source_of(target)  # slow for a class: Python parses the whole file
     unpacked = rf"\w, *\w+ = (self\.)?{name} *(#|$)"
     is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
     if value.startswith("("):
