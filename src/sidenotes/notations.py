@@ -89,7 +89,12 @@ def shapes_of(comment: str) -> list[Shape]:
         if found := list(stated(text, start)):
             if arrows and is_example(left, found[0].axes):
                 return []
-            return [replace(shape, result=bool(arrows)) for shape in found]
+            if arrows:
+                found = [
+                    replace(s, result=True, guessed=s.guessed or is_abc(s.axes))
+                    for s in found
+                ]
+            return found
     return []
 
 
@@ -107,6 +112,11 @@ def is_example(left: str, axes: Axes) -> bool:
     repeated = {axes.count(entry) for entry in axes}
     same = len(before) > 1 and {*before} == {*axes}
     return same and len(repeated) == 1 and max(repeated) > 1
+
+
+def is_abc(axes: Axes) -> bool:
+    """Whether entries are a, b, c in any order, perhaps values: `[a, b] -> [b, a]`."""
+    return len(axes) > 1 and sorted(axes) == [*"abcdefgh"[: len(axes)]]
 
 
 def stated(text: str, start: int) -> Iterator[Shape]:

@@ -125,6 +125,20 @@ def test_other_comments_state_no_shape(comment: str) -> None:
     assert axes_in(comment) == []
 
 
+@pytest.mark.parametrize(
+    ("comment", "guessed"),
+    [
+        ("# [a, b, c] -> [c, a, b]", True),
+        ("# [c, a, b]", False),
+        ("# [b, n, d] -> [n, b, d]", False),
+        ("# [a, b, d] -> [d, b, a]", False),
+        ("# [a, a] -> [a]", False),
+    ],
+)
+def test_letters_behind_an_arrow_may_be_values(comment: str, guessed: bool) -> None:
+    assert [shape.guessed for shape in shapes_of(comment)] == [guessed]
+
+
 def test_the_place_and_the_words_before_a_shape_are_known() -> None:
     comment = "# so k, v shape:  (b, n)"
     (shape,) = shapes_of(comment)

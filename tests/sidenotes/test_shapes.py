@@ -644,6 +644,12 @@ def test_what_may_be_no_shape_is_not_wrong(tmp_path: Path) -> None:
     ]
 
 
+def test_an_example_of_values_is_not_wrong(tmp_path: Path) -> None:
+    body = "a = 2\nb = 3\ny = x.roll(1, 1)  # [a, b, c] -> [c, a, b]\nreturn y  # {}"
+    found = verdicts(tmp_path, body.format("[b, a]"), "f(zeros(2, 3))")
+    assert found == ["unverified", "wrong"]
+
+
 def test_a_name_has_the_value_that_it_has_when_the_line_runs(tmp_path: Path) -> None:
     body = "n, d = x.shape\ny = x + 1  # [n, d]\nn = 7\nreturn y[:1]  # [1, d]"
     assert verdicts(tmp_path, body, "f(zeros(2, 3))") == ["verified", "verified"]
