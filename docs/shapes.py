@@ -272,6 +272,16 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # comment that compute a tensor of a new shape, which none of the tensors named in the
 # line has.
 #
+# ## How reliable it is
+#
+# A test of this project has 12 excerpts in the notations of public repositories, among
+# them nanoGPT, Llama, Swin Transformer, CLIP, fairseq and d2l. The code is ours. The
+# comments are right, and stand where the authors put theirs: 76 comments are verified,
+# 12 unverified, and none fails. Then each verified comment is altered in one entry, which
+# is renamed, swapped with another, removed or added. 2,193 of 2,195 alterations (99.9%)
+# are noticed: the comment, or another one, is no longer verified. In a clone of the
+# repository, `pytest -s tests/sidenotes/test_excerpts.py` prints these figures.
+#
 # ## Limits
 #
 # - What one shape means beside a whole statement is a convention: a comment that speaks

@@ -189,7 +189,7 @@ def origin(tensor: ast.expr, axis: int) -> Origin:
 
 
 def integer(node: ast.expr) -> int:
-    """The value of an axis; -1, which may be any, where it is no number."""
+    """The axis; -1, which may be any, if it is not an integer in the code."""
     try:
         return int(ast.literal_eval(node))
     except (ValueError, TypeError):
