@@ -122,10 +122,9 @@ def is_abc(axes: Axes) -> bool:
 def stated(text: str, start: int) -> Iterator[Shape]:
     """The shapes of a text, up to the first words that are a remark."""
     places = list(brackets(text))
-    if bare := BARE.search(text):
-        first, last = bare.span()
-        if all(first <= a and b <= last for a, b in places):
-            places = [(first, last)]
+    bare = [found.span() for found in BARE.finditer(text)]
+    if all(any(a <= c and d <= b for a, b in bare) for c, d in places):
+        places = bare
     end = 0
     about: Axes = ()
     for number, (first, last) in enumerate(places):

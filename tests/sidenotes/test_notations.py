@@ -23,6 +23,7 @@ def axes_in(comment: str) -> list[str]:
         ("# mb_size x len_q x (n_head*d_v)", "mb_size | len_q | n_head * d_v"),
         ("# b h n d", "b | h | n | d"),
         ("# [b h n d]", "b | h | n | d"),
+        ("# [n d]", "n | d"),
         ("# b n (h d)", "b | n | h * d"),
         ("# B, T, C", "B | T | C"),
         ("# nH, Wh*Ww, Wh*Ww", "nH | Wh * Ww | Wh * Ww"),
@@ -69,6 +70,9 @@ def test_a_shape_is_read_in_the_notations_in_use(comment: str, axes: str) -> Non
 def test_a_comment_may_state_several_shapes() -> None:
     assert axes_in("# [n, d], [n]") == ["n | d", "n"]
     assert axes_in("# (B, T) and (B,)") == ["B | T", "B"]
+    assert axes_in("# B x T, T x (B*C)") == ["B | T", "T | B * C"]
+    assert axes_in("# B x T and T x B") == ["B | T", "T | B"]
+    assert axes_in("# B x T as C x T") == ["B | T"]
     both = shapes_of("# q: (B, T), k: (B, S)")
     assert [(s.about, s.axes) for s in both] == [
         (("q",), ("B", "T")),
@@ -117,6 +121,7 @@ def test_a_comment_may_state_several_shapes() -> None:
         "# [a, b] -> [a, a, b, b]",
         "# (a, b) -> (a, b, a, b)",
         "# A B",
+        "# [see the paper]",
         "# 1, 2, 3",
         "# 16 x 16 patches",
     ],

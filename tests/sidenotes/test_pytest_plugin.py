@@ -134,6 +134,19 @@ def test_wrong_comments_are_corrected_in_the_file(
     result.stdout.fnmatch_lines("my_model.py:11: B x n is now n x d")
 
 
+def test_several_comments_of_a_line_are_corrected(
+    pytester: pytest.Pytester, model: Path
+) -> None:
+    body = """
+    y = x + 1  # (n, d')
+    y, z = x.sum(0), x.T  # d' x n, n x d'
+    return z  # [d, n]
+"""
+    model.write_text(MODEL.replace("\n    return x.T  # [d, n]\n", body))
+    run(pytester, "--shapes-fix", model)
+    assert model.read_text().split("\n")[11].endswith("  # [d'], d' x n")
+
+
 def test_what_is_written_is_a_shape_comment_again(
     pytester: pytest.Pytester, model: Path
 ) -> None:
