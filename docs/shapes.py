@@ -234,11 +234,15 @@ show(UNREACHED)
 assert verdicts(UNREACHED) == ["unverified", "verified"]
 
 # %% [markdown]
-# The remaining reasons: the line computes no tensor; an entry is not understood; a number
-# above 4 differs, which may be that of another configuration, as in `(B, 3, 224, 224)`;
-# the code defines the name only after the line, perhaps with another meaning; the comment
-# was right in the first iteration of a loop; or a comment on a line of its own may describe
-# another value, such as that of the first call in a chain of several.
+# The remaining reasons:
+#
+# - the line computes no tensor, or an entry is not understood;
+# - a number above 4 differs, which may be that of another configuration, as in
+#   `(B, 3, 224, 224)`;
+# - the code defines the name only after the line, perhaps with another meaning;
+# - the comment was right in the first iteration of a loop;
+# - a comment on a line of its own may describe another value, such as that of the first
+#   call in a chain of several.
 #
 # ## Correct wrong comments
 #
@@ -291,11 +295,11 @@ assert changes == ["13: [k_len, q_len] is now [q_len, k_len]"]
 # - Code outside of functions is not traced, and neither are values without a `.shape`,
 #   such as lists of tensors.
 # - `...` may hide an axis: `[..., d]` is right wherever `[n, d]` is.
-# - Two sizes that are equal in all examples are noticed only if both have names: two names
-#   in comments, two parameters, two entries of one configuration, two sizes that the
-#   function takes from shapes (`b, n, d = x.shape`, `m = k.size(1)`), two attributes that
-#   `__init__` sets from different parameters, or a number and a name in the same code. A
-#   comment that names the wrong one still passes if the other has no name, as the length
-#   of the keys in `query @ key.mT  # [b, n, n]`; if it is an argument of a layer, as in
-#   `nn.Linear(width, 6)`; or if it is the value of an expression, as `d // heads`.
+# - Of two sizes that are equal in all examples, a comment may name the wrong one. This is
+#   noticed if both have names: in comments, as parameters, in one configuration, in lines
+#   such as `b, n, d = x.shape` and `m = k.size(1)`, or as attributes that `__init__` sets
+#   from different parameters; and if a number equals a size that the same code names.
+# - It is not noticed if the other size has no name, such as the length of the keys in
+#   `query @ key.mT  # [b, n, n]`, an argument of a layer, as in `nn.Linear(width, 6)`, or
+#   the value of an expression, such as `d // heads`.
 # - A tensor of the right shape may hold wrong numbers.
