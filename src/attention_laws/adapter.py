@@ -318,7 +318,8 @@ class Adapter:
     # Argument of the cache, and index of the new one in the result. The index is "" if
     # the cache is modified in place, and both are if the module stores it.
     cache: tuple[str, str] | None = None
-    masked_context: str = ""  # the optional argument whose keys a mask hides
+    # An optional context, and the mask that is of it and not of the input, by its name.
+    masked_context: tuple[str, str] | None = None
     memory: str = ""  # the argument that takes the tokens before the input
     context_cache: str = ""  # the argument of a dict for the projected context
     empty_cache: str = "None"  # what the first call gets, as source text

@@ -393,16 +393,11 @@ def unused_weights(script: Script) -> tuple[str, ...]:
 
 
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
-    """The same attention with the tensor that it requires and attends to, if any.
-
-    An optional one is required by a mask that is of it.
-    """
+    """The same attention with the tensor that it requires and attends to, if any."""
     if not adapter.single_input or options.inputs or adapter.image:
         return adapter
-    if adapter.masked_context:
-        inputs = (*adapter.inputs, adapter.masked_context)
-        with suppress(CallError):
-            return infer_with_inputs(adapter, options, inputs)
+    if adapter.masked_context is not None:
+        return with_masked_context(adapter, options)
     filled = adapter.filled
     if len(filled) != 1:
         return adapter
@@ -423,6 +418,19 @@ def with_required_context(adapter: Adapter, options: Options) -> Adapter:
             if is_context(Script(replace(context, layout=layout), sizes)):
                 return infer_with_inputs(adapter, options, inputs)
     return adapter  # it is something else
+
+
+def with_masked_context(adapter: Adapter, options: Options) -> Adapter:
+    """The same attention with a context, if it takes one, and its mask is of that."""
+    assert adapter.masked_context is not None
+    argument, mask = adapter.masked_context
+    try:
+        found = infer_with_inputs(adapter, options, (*adapter.inputs, argument))
+    except CallError:
+        masks = (each for each in adapter.masks if each.name != mask)
+        facts = (fact for fact in adapter.facts if fact.name != f"`{mask}`")
+        return replace(adapter, masks=tuple(masks), facts=tuple(facts))
+    return found if mask in {each.name for each in found.masks} else adapter
 
 
 def infer_with_inputs(

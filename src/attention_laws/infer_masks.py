@@ -73,10 +73,9 @@ def infer_masks(probe: CallProbe) -> None:
                 masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
-    for name in [*least]:
+    for name in least:
         if not (found[name] or given) and (context := context_of(probe, name)):
-            del least[name]
-            probe.update(masked_context=context)
+            probe.update(masked_context=(context, name))
     for name, masks in found.items():
         if not masks and name in least:
             masks.append(least[name][1])

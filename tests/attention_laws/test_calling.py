@@ -13,12 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from attention_laws import LAWS, infer
+from attention_laws import LAWS, checker, infer
 from attention_laws.adapter import Adapter, CallError, MaskArgument, Options
 from attention_laws.calling import CallProbe
-from attention_laws.checker import build_by_function, check_law, with_context
+from attention_laws.checker import (
+    build_by_function,
+    check_law,
+    with_context,
+    with_masked_context,
+)
 from attention_laws.infer import infer_adapter
-from specimens import Correct, MaskedSelfAttention, Rotary
+from specimens import BlockWithContext, Correct, MaskedSelfAttention, Rotary
 
 
 class OfOneInput(Correct):
@@ -1376,6 +1381,22 @@ def test_a_context_may_be_without_the_positions_of_self_attention() -> None:
     context = with_context(found(RotatesItself))
     assert context is not None
     assert (found(RotatesItself).positions, context.positions) == ("rotary", "none")
+
+
+@pytest.mark.slow
+def test_a_mask_of_a_context_that_is_refused_is_no_mask_of_the_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter = found(BlockWithContext)
+    assert adapter.masked_context == ("context", "context_mask")
+    assert len(with_masked_context(adapter, Options()).inputs) == 2
+
+    def refuse(*args: Any) -> Adapter:
+        raise CallError("of another width")
+
+    monkeypatch.setattr(checker, "infer_with_inputs", refuse)
+    assert adapter.masks
+    assert not with_masked_context(adapter, Options()).masks
 
 
 def test_masks_with_which_no_call_succeeds_are_refused(
