@@ -15,6 +15,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -163,11 +164,24 @@ def designs_of(target: Any) -> dict[str, str]:
         if is_bias_of_two or (not is_layer and is_table(weight.shape)):
             found["positions"] = last
     for name in sorted(identifiers(target)):
-        for design, pattern in DESIGNS.items():
-            is_position = design == "positions" and ENCODING_PATTERN.search(name)
-            if is_position or (pattern and re.search(pattern, name, re.IGNORECASE)):
-                found.setdefault(design, name)
+        for design in designs_named(name):
+            found.setdefault(design, name)
     return found
+
+
+@cache  # most modules share most names
+def designs_named(name: str) -> tuple[str, ...]:
+    r"""The designs that a name in code tells of.
+
+    >>> designs_named("window"), designs_named("query")
+    (('window',), ())
+    """
+    return tuple(
+        design
+        for design, pattern in DESIGNS.items()
+        if (design == "positions" and ENCODING_PATTERN.search(name))
+        or (pattern and re.search(pattern, name, re.IGNORECASE))
+    )
 
 
 def is_table(shape: tuple[int, ...]) -> bool:

@@ -133,13 +133,12 @@ def probabilities(part: nn.Module) -> list[str]:
     A number named `p`, `p_attn`, `rate` or `keep` is one in a dropout layer, and in
     code that is random.
     """
-    is_random = isinstance(part, nn.modules.dropout._DropoutNd) or uses_random(part)
     return [
         name
         for name, value in vars(part).items()
-        if "drop" in name.lower()
-        or (is_random and (RATE_PATTERN.fullmatch(name) or is_kept(name)))
         if type(value) in (int, float) and 0 <= value <= 1
+        if "drop" in name.lower()
+        or ((RATE_PATTERN.fullmatch(name) or is_kept(name)) and uses_random(part))
     ]
 
 
@@ -153,7 +152,9 @@ def is_kept(name: str) -> bool:
 
 
 def uses_random(part: nn.Module) -> bool:
-    """Whether a method of the class names a function that draws random numbers."""
+    """Whether it is a dropout layer, or a method of its class draws random numbers."""
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return True
     methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
     functions = [part.forward, *methods]
     codes = [c for f in functions if (c := getattr(f, "__code__", None)) is not None]
