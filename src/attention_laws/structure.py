@@ -32,7 +32,7 @@ ENCODING_PATTERN = re.compile(
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     # What fades from token to token tells how far each is.
     r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
-    r"|^cpb(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hwxy])_?emb|^w?pe$",
+    r"|^cpb(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hw])_?emb|^w?pe$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
