@@ -50,6 +50,10 @@ PLAIN = (
 )
 
 
+# It makes scores of some hundreds or thousands.
+LARGE_FACTOR = 100
+
+
 @law(assumes="norm residual gate features sink talking")
 def rows_sum_to_one(script: Script) -> None:
     r"""Each row of attention weights sums to one, over the keys that it may attend to.
@@ -79,6 +83,8 @@ def rows_sum_to_one(script: Script) -> None:
             args = script.make_arguments(allowed, mask)
             if not returns_weights:
                 assert_equal_values_pass(script, args)
+                # The scores of some rows are all far below zero.
+                assert_equal_values_pass(script, with_large_queries(script, args))
                 continue
             weights = script.call_for_weights(args)
             assert_hidden_weights_are_zero(script, args, weights)
@@ -100,23 +106,24 @@ def equal_values(script: Script) -> None:
     the columns of the weights, or a sum that was not rescaled with a larger maximum,
     have another part in each output. The output of the value projection, or its part of
     a fused one, is replaced by ones, and by zeros. Long sequences show it where weights
-    are computed in blocks. What the last projection gets is compared, if it is known:
-    no norm and no residual connection is before it. A sink, and the padding of windows,
-    may take a part, but none of them can add to it: windows that overlap have to share
-    their tokens.
+    are computed in blocks, and large scores where a maximum is not the right one. What
+    the last projection gets is compared, if it is known: no norm and no residual
+    connection is before it. A sink, and the padding of windows, may take a part, but
+    none of them can add to it: windows that overlap have to share their tokens.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
     layers, features = find_values(script)
     usual, fixed = script.sizes, adapter.fixed_length
-    for length in [fixed] if fixed else [usual.k_len, MANY_KEYS]:
+    lengths = [fixed] if fixed else [usual.k_len, MANY_KEYS]
+    for length, factor in [(lengths[0], LARGE_FACTOR), *((n, 1) for n in lengths)]:
         script.sizes = replace(usual, k_len=length)
         if adapter.single_input:
             script.sizes = replace(script.sizes, q_len=length)
         script.restart()
         script.exec_line(f"layer = attention.get_submodule({layers['value']!r})")
         try:
-            assert_equal_parts(script, features, layers.get("out", ""))
+            assert_equal_parts(script, features, layers.get("out", ""), factor)
         except LawViolation:
             excuse = adapter.designs.get("sink", adapter.designs.get("window", ""))
             if not excuse or script.insist:
@@ -168,13 +175,15 @@ def value_features_of(script: Script, args: CallArguments, name: str) -> Tensor:
     return features
 
 
-def assert_equal_parts(script: Script, features: list[int], last: str) -> None:
+def assert_equal_parts(
+    script: Script, features: list[int], last: str, factor: int
+) -> None:
     """Values of ones have the same part in what the last projection gets.
 
     Without values, that must be equal for all tokens. Otherwise, or if the projection
     is not known, the output is compared, unless there may be a norm behind it.
     """
-    calls = [call_with_values(script, features, n, last) for n in (1, 0)]
+    calls = [call_with_values(script, features, n, last, factor) for n in (1, 0)]
     message = "{place} has another part of the values, which are all equal"
     if last:
         one, zero = (context for _, context in calls)
@@ -213,11 +222,17 @@ def skip_activation(script: Script, output: str) -> None:
 
 
 def call_with_values(
-    script: Script, features: list[int], number: int, last: str
+    script: Script, features: list[int], number: int, last: str, factor: int = 1
 ) -> tuple[str, str]:
-    """The output, and the input of the last projection, if all values are a number."""
+    """The output, and the input of the last projection, if all values are a number.
+
+    The inputs are multiplied by `factor`.
+    """
     script.counters.pop("seeded_randn", None)  # the same inputs in each call
     args = script.make_arguments()
+    if factor > 1:
+        large = (script.assign(name, f"{factor} * {name}") for name in args.inputs)
+        args = replace(args, inputs=tuple(large))
     values = f"torch.full_like(v, {number})"
     if features:
         layer = script.namespace["layer"]
@@ -271,6 +286,13 @@ def assert_equal_values_pass(script: Script, args: CallArguments) -> None:
         axis = adapter.layout.index("h")
         value += f".repeat_interleave({adapter.group_size}, dim={axis})"
     script.assert_close(f"{value}{first}.expand_as({output})", output, message)
+
+
+def with_large_queries(script: Script, args: CallArguments) -> CallArguments:
+    """The same arguments, with scores in the hundreds or thousands."""
+    query, *others = args.inputs
+    large = script.assign(query, f"{LARGE_FACTOR} * {query}")
+    return replace(args, inputs=(large, *others))
 
 
 @law
@@ -388,7 +410,7 @@ def calls_relu(script: Script, args: CallArguments) -> bool:
     """Whether a call computes a ReLU."""
     with CalledFunctions() as functions:
         script.call(args)
-    return bool({"relu", "relu_"} & functions.found)
+    return bool({"relu", "relu_"} & functions.found.keys())
 
 
 def always_unattended(

@@ -17,6 +17,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 import copy
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from types import CodeType
@@ -284,15 +285,15 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
 
 
 class CalledFunctions(torch.overrides.TorchFunctionMode):
-    """Records the names of the functions of PyTorch that are called."""
+    """Records the names of the functions of PyTorch that are called, and how often."""
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
+        self.found: Counter[str] = Counter()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.found.add(getattr(function, "__name__", ""))
+        self.found[getattr(function, "__name__", "")] += 1
         return function(*args, **(kwargs or {}))
 
 
