@@ -3082,6 +3082,34 @@ class StoresPadding(WithCache):
         return Correct.forward(self, x, seen, seen, allowed), seen
 
 
+class DropsRowsBehindNorm(SelfAttention):
+    """`Dropout1d` drops channels, which are rows of weights here."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        x = self.norm(x)
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        weights = self.weigh(self.score(q, k), None)
+        rows = nn.functional.dropout1d(
+            weights.flatten(0, 1), self.dropout.p, self.training
+        )
+        return self.join(self.read(rows.view_as(weights), v))
+
+
+class StartsMaximumAtZero(Correct):
+    """A softmax by hand whose maximum is at least zero."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        largest = scores.amax(-1, keepdim=True).clamp(min=0)
+        weights = (scores - largest).exp()
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
 class StoresPrompt(WithCache):
     """The first token, which is added to all, is that of the last prompt."""
 
@@ -4043,6 +4071,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
         (AddsOverlappingWindows, {}),
+        (StartsMaximumAtZero, MASK),
     ],
     "allowed_keys_attended": [
         (HidesFirstKey, {}),
@@ -4211,6 +4240,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HidesNoneInTraining, {}),
         (DropsForAllItems, {}),
         (DropsForAllHeads, {}),
+        (DropsRowsBehindNorm, {}),
         (DropsForAllQueries, {}),
         (DropsForAllCalls, {}),
         (DropsRows, {}),

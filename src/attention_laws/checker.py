@@ -15,6 +15,7 @@ import dis
 import inspect
 import logging
 import math
+import random
 import re
 import sys
 import textwrap
@@ -671,6 +672,24 @@ def without_trace_log() -> Iterator[None]:
         logger.handlers = handlers
 
 
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the generators of PyTorch, Python and NumPy, and restore them at the end."""
+    state, of_numpy = random.getstate(), sys.modules.get("numpy.random")
+    numpy_state = of_numpy.get_state() if of_numpy else None
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if of_numpy:
+            of_numpy.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if of_numpy:
+                of_numpy.set_state(numpy_state)
+
+
 def check(
     attention: Any,
     *,
@@ -709,8 +728,7 @@ def check(
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     results = []
     quiet = warnings.catch_warnings(action="ignore")
-    with quiet, without_trace_log(), torch.random.fork_rng():
-        torch.manual_seed(stated.seed)
+    with quiet, without_trace_log(), seeded_generators(stated.seed):
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
         imports, source_name = imports or import_line(attention, name), name

@@ -201,9 +201,6 @@ def dropout(script: Script) -> None:
     for place in places:
         if changed[place]:
             assert_each_path_drops(script, place)
-    for place in places:
-        if changed[place]:
-            assert_each_path_drops(script, place)
     if "weights" not in changed.values():
         for place in places:
             found = script.evaluate(f"dropout_names(attention, {place!r})")
@@ -360,6 +357,8 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                     return ""
                 apply_dropout(script, 0.0, place)
                 usual = script.call(many)
+                if skips_layer(script, many, usual, place):
+                    return ""
                 message = "all batch items share one dropout mask"
                 claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
                 script.assert_true(claim, message)
@@ -368,6 +367,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 again = script.call(many)
                 message = "two calls in training share one dropout mask"
                 script.assert_true(f"not torch.equal({output}, {again})", message)
+                assert_keys_drop_apart(script, y, place)
                 if not (
                     is_before_scores(script, place) or has_several_attentions(script)
                 ):
@@ -425,6 +425,21 @@ def hides_keys(script: Script, many: CallArguments, place: str) -> bool:
         call = f"lambda: attention({script.argument_source(many)})"
         hidden.append(script.evaluate(f"count_zero_weights({call})"))
     return bool(hidden[0] > hidden[1])
+
+
+def skips_layer(script: Script, many: CallArguments, usual: str, place: str) -> bool:
+    """Whether a call computes either all or nothing (LayerDrop, Fan et al. 2019).
+
+    It does so for all batch items at once, and multiplies what remains by nothing.
+    """
+    calls = 12
+    with script.rollback():
+        apply_dropout(script, 0.5, place)
+        outputs = [script.call(many) for _ in range(calls)]
+    kept = [script.evaluate(f"torch.allclose({y}, {usual})") for y in outputs]
+    skipped = [y for y, is_kept in zip(outputs, kept, strict=True) if not is_kept]
+    same = (script.evaluate(f"torch.equal({y}, {skipped[0]})") for y in skipped)
+    return 0 < len(skipped) < calls and all(same)
 
 
 def drops_table(script: Script, many: CallArguments, place: str) -> bool:
@@ -596,6 +611,52 @@ def assert_masks_differ(script: Script, y: str, length: int, copies: int) -> Non
     claim = f"count_outcomes({y}[:, -1]) > {1.1 * expected:.0f}"
     if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * copies:
         script.assert_true(claim, message.format(count))
+
+
+def assert_keys_drop_apart(script: Script, y: str, place: str) -> None:
+    """No query loses all its keys in a head at once, unless all queries do.
+
+    With $h$ heads, it would have $2^h$ outcomes. A whole head may be dropped for all.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    few_keys = {"compression", "convolution", "selection"}
+    if (
+        "h" in adapter.layout
+        or adapter.is_pooled
+        or heads == 1
+        or script.sizes.d_k == 1
+        or few_keys & set(adapter.designs)
+        or is_of_part(script, place)
+        or is_before_scores(script, place)
+        or has_several_attentions(script)
+    ):
+        return
+    last, each = f"count_outcomes({y}[:, -1])", f"count_outcomes({y})"
+    message = (
+        f"a query loses all weights of a head at once: {heads} heads and "
+        f"{script.sizes.k_len} keys give only {{}} different outputs"
+    )
+    claim = f"not 2 < {last} <= {2**heads} < {each}"
+    if not script.evaluate(claim) and last_query_sees_all(script, place):
+        script.assert_true(claim, message.format(script.evaluate(last)))
+
+
+def last_query_sees_all(script: Script, place: str) -> bool:
+    """Whether the last output depends on each token, also beyond a window."""
+    last = script.adapter.index(l=slice(-1, None))
+    with script.rollback():
+        apply_dropout(script, 0.0, place)
+        args = script.make_arguments()
+        before = script.call(args)
+        seen = [
+            script.call(script.perturb(args, l=slice(n, n + 1)))
+            for n in range(script.sizes.k_len)
+        ]
+        same = [
+            script.evaluate(f"torch.equal({before}{last}, {y}{last})") for y in seen
+        ]
+        apply_dropout(script, 0.5, place)
+    return not any(same)
 
 
 @law(slow=True)

@@ -177,6 +177,8 @@ class Script:
         mode = "eval" if self.context else mode
         self.namespace = {"torch": torch, "copy": copy, adapter.name: adapter.target}
         self.namespace |= {**TOOLS, **adapter.namespace}
+        for line in structure.seeds_of_file(adapter.target):
+            self.exec_line(line.format(self.seed))
         if not adapter.is_module:
             self.exec_line(f"attention = {adapter.build_expression(self.sizes)}")
             return

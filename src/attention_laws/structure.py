@@ -341,6 +341,28 @@ def identifiers(target: Any) -> set[str]:
     return found
 
 
+# How the generators are seeded that a file may draw from besides PyTorch's.
+SEEDS = {
+    "random": "import random; random.seed({})",
+    "numpy": "import numpy; numpy.random.seed({})",
+}
+
+
+def seeds_of_file(target: Any) -> list[str]:
+    """The lines that seed the other generators that the file of `target` imports.
+
+    >>> seeds_of_file(inspect.signature), seeds_of_file(nn.Linear(2, 3))
+    ([], [])
+    """
+    module = getattr(target, "__module__", "")
+    imported = [*vars(sys.modules[module]).values()] if module in sys.modules else []
+    return [
+        line
+        for name, line in SEEDS.items()
+        if name in sys.modules and any(sys.modules[name] is each for each in imported)
+    ]
+
+
 def is_of_user(base: type) -> bool:
     """Whether a class is neither of PyTorch nor `object`."""
     return not base.__module__.startswith("torch.nn") and base is not object

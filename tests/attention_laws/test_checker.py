@@ -1,6 +1,7 @@
 """Correct attention passes, and reports are complete."""
 
 import itertools
+import random
 import re
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from attention_laws import LAWS, check, checker
+from attention_laws import LAWS, check, checker, structure
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.checker import check_law, size_grid, smaller_sizes
 from attention_laws.infer import infer_adapter
@@ -32,6 +33,7 @@ from specimens import (
     Guided,
     MultipliesByMask,
     ScalesByWidth,
+    SelfAttention,
 )
 
 OURS: list[Any] = [
@@ -389,3 +391,31 @@ def test_rounding_at_one_size_does_not_hide_a_violation_at_another() -> None:
     law = replace(LAWS["causality"], test=differ)
     adapter = infer_adapter(Correct, "Correct", "", Options())
     assert check_law(law, adapter, Options(), thorough=False).status == "fail"
+
+
+class SkipsLayer(SelfAttention):
+    """LayerDrop, by Python's generator, which PyTorch's seed does not seed."""
+
+    def __init__(self, d_model: int, heads: int, layerdrop: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.layerdrop = layerdrop
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if self.training and random.random() < self.layerdrop:
+            return x
+        return x + super().forward(x)
+
+
+def test_each_generator_that_the_file_imports_is_seeded() -> None:
+    state = random.getstate()
+    laws = ["deterministic", "dropout"]
+    seen = []
+    for _ in range(2):
+        random.seed(len(seen))
+        before = random.getstate()
+        seen.append(str(check(SkipsLayer, only=laws, seed=3)))
+        assert random.getstate() == before
+    random.setstate(state)
+    assert seen[0] == seen[1]
+    assert "FAIL" not in seen[0]
+    assert structure.seeds_of_file(SkipsLayer) == ["import random; random.seed({})"]
