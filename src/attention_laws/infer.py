@@ -877,8 +877,10 @@ def infer_behavior(probe: CallProbe) -> None:
         )
     late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
-    # A class named causal is meant to be, even if it leaks: the laws show the leak.
-    causal = "causal" in adapter.name.lower()
+    # A class named causal is meant to be, even if it leaks: the laws show the leak. One
+    # of videos may be so from frame to frame; the tokens are the pixels of one frame.
+    is_video = adapter.image.startswith("video")
+    causal = "causal" in adapter.name.lower() and not is_video
     if options.causal is not None:
         causal, source = options.causal, "given"
     elif adapter.required_mask in (None, *adapter.masks) and not (

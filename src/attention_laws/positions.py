@@ -1104,6 +1104,10 @@ def restart_with_all_distances(script: Script, rows: int) -> CallArguments | Non
     adapter, fixed = script.adapter, script.adapter.fixed_length
     # A table of all distances has nearly two rows for each token.
     lengths = [fixed] if fixed else [rows, (rows + 1) // 2]
+    if fixed and rows_of_blocks(script.evaluate("attention"), rows):
+        # Behind the borders of one block, there may be nothing.
+        adapter = replace(adapter, fixed_length=None)
+        lengths = [fixed * (9 if adapter.image else 3), fixed]
     if adapter.image and not fixed:
         # One of an image may have a row for each pair of distances.
         side = math.isqrt(rows)
@@ -1155,8 +1159,11 @@ def rows_of_blocks(module: nn.Module, rows: int) -> list[int]:
         if type(value) is int
     ]
     window = (rows + 1) // 2
-    is_stated = rows == 2 * window - 1 and window in dict(stated).values()
     blocks = {n for name, n in stated if "block" in name and 1 < n < window}
+    # A window is a block and a halo on both sides of it.
+    halos = {n for name, n in stated if "halo" in name}
+    windows = {n + 2 * halo for n in blocks for halo in halos}
+    is_stated = rows == 2 * window - 1 and window in {*dict(stated).values(), *windows}
     return sorted(n + window - 1 for n in blocks) if is_stated else []
 
 
