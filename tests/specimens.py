@@ -444,6 +444,19 @@ class QuadraticBias(LinearBias):
         return MaskedSelfAttention.score(self, q, k) - (place - place[:, None]) ** 2 / 8
 
 
+class WindowAtPrediction(SelfAttention):
+    """Each token predicts the position around which it attends, in float32."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.center = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        center = (x.shape[1] - 1) * self.center(x).float().sigmoid()
+        distance = torch.arange(x.shape[1], device=x.device) - center
+        return Correct.forward(self, x, x, x, distance.abs() <= 2)
+
+
 class BiasOfSums(MaskedSelfAttention):
     """A learned bias for each distance, whose table is indexed by the sum."""
 
@@ -4500,6 +4513,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("causality", CausalOverFrames, "is not causal"),
+    ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
     ("fully_masked_rows", NormalizesContext, "calls `normalize`"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
     ("relative_positions", RotaryImageWithMean, "pools the pixels"),

@@ -1236,7 +1236,12 @@ def distant_positions(script: Script) -> None:
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     for dtype in (torch.bfloat16, torch.float16):
-        assert_half_is_close(script, dtype)
+        try:
+            assert_half_is_close(script, dtype)
+        except LawViolation:
+            reason = f"tokens rounded to {dtype} alone give others of its outputs"
+            skip_unless(script.insist or not jumps_if_rounded(script, dtype), reason)
+            raise
     if adapter.positions in ("rotary", "alibi"):
         assert_last_weights_differ(script, FAR)
     if has_rows and adapter.positions in ("rotary", "alibi", "relative"):
@@ -1251,6 +1256,22 @@ def distant_positions(script: Script) -> None:
             assert_weights_shift(script, weights, near, factor=10)
             if adapter.positions == "alibi":
                 assert_bias_is_exact(script)
+
+
+def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
+    """Whether in float32, too, the outputs change if the tokens are rounded.
+
+    The tokens may choose the position of a window, whose borders are at other keys if
+    a number is rounded. No position has to be rounded for that.
+    """
+    script.restart()
+    args = script.make_arguments()
+    usual = script.call(args)
+    inputs = tuple(script.assign(n, f"{n}.to({dtype}).float()") for n in args.inputs)
+    rounded = script.call(replace(args, inputs=inputs))
+    largest = f"torch.maximum({usual}.abs(), {rounded}.abs()).max()"
+    difference = f"({rounded} - {usual}).abs().max()"
+    return bool(script.evaluate(f"{difference} > 0.1 * {largest}"))
 
 
 def assert_bias_is_exact(script: Script) -> None:
