@@ -498,6 +498,34 @@ class Rotary(MaskedSelfAttention):
         return angle.repeat_interleave(2, dim=-1)
 
 
+class RotaryOfDevices(Rotary):
+    """Two devices have half of the heads each: their queries, values and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        if heads % 4:
+            raise ValueError("each device has the same number of heads")
+        self.devices = 2
+        del self.query, self.key, self.value
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        parts = self.qkv(x).unflatten(-1, (self.devices, -1)).chunk(3, -1)
+        q, v, k = (self.split(part.flatten(2)) for part in parts)
+        later = torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1).bool()
+        scores = self.score(q, k).masked_fill(later, -torch.inf)
+        weights = scores.softmax(dim=-1)
+        return self.join(weights @ v), weights
+
+
+class RotaryOfManyDevices(RotaryOfDevices):
+    """Each device has one head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.devices = heads
+
+
 class RotaryUnscaled(Rotary):
     """The scale is part of the weights, as the class states."""
 
@@ -4424,6 +4452,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", ReordersDict),
     ("score_scale", RotaryAfterNorms),
     ("relative_positions", RotaryAfterNorms),
+    ("relative_positions", RotaryOfManyDevices),
+    ("relative_positions", RotaryOfDevices),
+    ("formula", RotaryOfDevices),
     ("rotary_angles", Rotary),
     ("rotary_angles", RotaryWithBase),
     ("distant_positions", BiasOfLaterKeys),
@@ -4512,6 +4543,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
+    ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
+    ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("causality", CausalOverFrames, "is not causal"),
     ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
     ("fully_masked_rows", NormalizesContext, "calls `normalize`"),

@@ -1293,7 +1293,9 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
     Parts of a fused projection come in many orders. A module may not tell how many
     heads it has.
     """
-    for name, projections in structure.other_fused_orders(adapter.projections):
+    orders = structure.other_fused_orders(adapter.projections)
+    devices = structure.orders_of_devices(adapter.projections, adapter.heads)
+    for name, projections in itertools.chain(orders, devices):
         yield "fused projection", f"[{name}]", {"projections": projections}
     if adapter.heads == 1 and adapter.is_module:
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):
