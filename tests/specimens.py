@@ -445,6 +445,19 @@ class QuadraticBias(LinearBias):
         return MaskedSelfAttention.score(self, q, k) - (place - place[:, None]) ** 2 / 8
 
 
+class WindowAtPrediction(SelfAttention):
+    """Each token predicts the position around which it attends, in float32."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.center = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        center = (x.shape[1] - 1) * self.center(x).float().sigmoid()
+        distance = torch.arange(x.shape[1], device=x.device) - center
+        return Correct.forward(self, x, x, x, distance.abs() <= 2)
+
+
 class BiasOfSums(MaskedSelfAttention):
     """A learned bias for each distance, whose table is indexed by the sum."""
 
@@ -484,6 +497,34 @@ class Rotary(MaskedSelfAttention):
 
     def angles(self, angle: Tensor) -> Tensor:
         return angle.repeat_interleave(2, dim=-1)
+
+
+class RotaryOfDevices(Rotary):
+    """Two devices have half of the heads each: their queries, values and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        if heads % 4:
+            raise ValueError("each device has the same number of heads")
+        self.devices = 2
+        del self.query, self.key, self.value
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        parts = self.qkv(x).unflatten(-1, (self.devices, -1)).chunk(3, -1)
+        q, v, k = (self.split(part.flatten(2)) for part in parts)
+        later = torch.ones(x.shape[1], x.shape[1], device=x.device).triu(1).bool()
+        scores = self.score(q, k).masked_fill(later, -torch.inf)
+        weights = scores.softmax(dim=-1)
+        return self.join(weights @ v), weights
+
+
+class RotaryOfManyDevices(RotaryOfDevices):
+    """Each device has one head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.devices = heads
 
 
 class RotaryUnscaled(Rotary):
@@ -1193,6 +1234,56 @@ class TableOfWindows(RelativeTable):
         place = torch.arange(self.win_size, device=q.device)
         rows = self.rows(place[None] - place[: self.block_size, None])
         return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
+class TableOfHalos(SelfAttention):
+    """Blocks of 4 x 4 pixels attend to a halo of two pixels, too, in an image.
+
+    Each row and each column of a window has a bias by its distance. An image of one
+    block has no pixels in its halo.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.block_size, self.halo_size = 4, 2
+        self.rel_rows = nn.Parameter(torch.randn(15, 1))
+        self.rel_columns = nn.Parameter(torch.randn(15, 1))
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, *sides = image.shape
+        if any(side % 4 for side in sides):
+            raise ValueError("an image is made of blocks of 4 x 4 pixels")
+        count = sides[0] * sides[1] // 16
+        split = image.unflatten(3, (-1, 4)).unflatten(2, (-1, 4))
+        blocks = split.permute(0, 2, 4, 3, 5, 1).reshape(b * count, 16, c)
+        ones = torch.ones_like(image[:, :1])
+        keys, seen = (
+            nn.functional.unfold(x, kernel_size=8, stride=4, padding=2)
+            .unflatten(1, (-1, 64))
+            .permute(0, 3, 2, 1)
+            .flatten(0, 1)
+            for x in (image, ones)
+        )
+        y = Correct.forward(self, blocks, keys, keys, seen.mT.bool())
+        rows = y.reshape(b, sides[0] // 4, sides[1] // 4, 4, 4, c)
+        return rows.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(8, device=q.device)
+        index = self.rows(place[None] - place[:4, None])
+        rows = self.rel_rows[index][:, None]
+        bias = rows + self.rel_columns[index].squeeze(-1)[None, :, None]
+        return super().score(q, k) + bias.reshape(16, 64)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return distance + 7
+
+
+class TableOfHalosLast(TableOfHalos):
+    """The rows of several distances are the last one."""
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return (distance + 12).clamp(max=14)
 
 
 class FirstRowIsLast(RelativeTable):
@@ -2641,6 +2732,34 @@ class DropsTableAndWeights(DropsTable):
         super().__init__(d_model, heads, shared=True)
 
 
+class DropsFeaturesOfPositions(SelfAttention):
+    """Keys are moved by features of the positions, of which some are dropped."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pos_dropout = nn.Dropout(0.1)
+        self.move = nn.Linear(6, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        place = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)
+        fading = torch.exp(-place[:, None] / torch.arange(1, 7).to(place))
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        q, k, v = (
+            self.split(each) for each in (q, k + self.move(self.pos_dropout(fading)), v)
+        )
+        return self.join(self.read(self.dropout(self.weigh(self.score(q, k), None)), v))
+
+
+class DropsBiasForAllItems(SelfAttention):
+    """The dropout that is meant for the weights gets a bias of the distances."""
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(p(x)) for p in (self.query, self.key, self.value))
+        place = torch.arange(x.shape[1], device=x.device)
+        bias = self.dropout((place[:, None] - place).abs().to(x))
+        return self.join(self.read(self.weigh(self.score(q, k) - bias, None), v))
+
+
 class GlobalTokens(SelfAttention):
     """Tokens whose mask is 2 have keys of a projection of their own."""
 
@@ -2865,6 +2984,18 @@ class OverFrames(SelfAttention):
         return video.permute(0, 3, 4, 2, 1)
 
 
+class CausalOverFrames(SelfAttention):
+    """Each pixel of a video attends to all pixels of its frame and of the first one."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        frames, (height, width) = video.shape[1], video.shape[2:4]
+        x = video.flatten(2, 3)
+        first = x[:, :1].expand_as(x)
+        keys = torch.cat([first, x], dim=2).flatten(0, 1)
+        y = Correct.forward(self, x.flatten(0, 1), keys, keys)
+        return y.unflatten(1, (height, width)).unflatten(0, (-1, frames))
+
+
 class OverFewFrames(OverFrames):
     """With a table of 24 frames, and a norm over all tokens of a frame before."""
 
@@ -2984,6 +3115,13 @@ class DividesBySum(Correct):
         if mask is not None:
             weights = weights * mask[:, None]
         return weights / (weights.sum(dim=-1, keepdim=True) + self.least)
+
+
+class NormalizesContext(DividesBySum):
+    """The context vectors have a length of one; that of a fully masked row is zero."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return nn.functional.normalize(super().read(weights, v), dim=-1)
 
 
 class SumIsZeroInHalf(DividesBySum):
@@ -4218,6 +4356,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BucketsOfLargestDistance, {}),
         (BucketsThatEndEarly, {}),
         (TableOfRowsAlone, {}),
+        (TableOfHalosLast, {}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -4239,6 +4378,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsScores, {}),
         (HidesNoneInTraining, {}),
         (DropsForAllItems, {}),
+        (DropsBiasForAllItems, {}),
         (DropsForAllHeads, {}),
         (DropsRowsBehindNorm, {}),
         (DropsForAllQueries, {}),
@@ -4343,6 +4483,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", ReordersDict),
     ("score_scale", RotaryAfterNorms),
     ("relative_positions", RotaryAfterNorms),
+    ("relative_positions", RotaryOfManyDevices),
+    ("relative_positions", RotaryOfDevices),
+    ("formula", RotaryOfDevices),
     ("rotary_angles", Rotary),
     ("rotary_angles", RotaryWithBase),
     ("distant_positions", BiasOfLaterKeys),
@@ -4350,6 +4493,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", Buckets),
     ("relative_table", TableOfBothDirections),
     ("relative_table", TableOfWindows),
+    ("relative_table", TableOfHalos),
     ("parameter_gradients", BiasOfItself),
     ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),
@@ -4406,6 +4550,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", AddsUp),
     ("dropout", DropsTable),
     ("dropout", DropsTableAndWeights),
+    ("dropout", DropsFeaturesOfPositions),
     ("parameter_gradients", GlobalTokens),
     ("parameter_gradients", ZeroWhereLeftOut),
     ("allowed_keys_attended", RectifiesOutput),
@@ -4429,6 +4574,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
+    ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
+    ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
+    ("causality", CausalOverFrames, "is not causal"),
+    ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
+    ("fully_masked_rows", NormalizesContext, "calls `normalize`"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
     ("relative_positions", RotaryImageWithMean, "pools the pixels"),
     ("equal_values", Prefix, "3 keys of its own"),

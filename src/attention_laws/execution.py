@@ -443,11 +443,12 @@ def skips_layer(script: Script, many: CallArguments, usual: str, place: str) -> 
 
 
 def drops_table(script: Script, many: CallArguments, place: str) -> bool:
-    """Whether a dropout layer gets what is computed from weights alone.
+    """Whether a dropout layer gets what is computed from weights or positions alone.
 
     That is a table of positions, or the output of a network for their biases: all
     batch items share what remains of it, and scores that it is part of keep no mean. A
-    mask that is dropped by mistake, for all items alike, has no gradient.
+    mask that is dropped by mistake, for all items alike, has no gradient, and is made
+    of two numbers, or has rows and columns of tokens.
     """
     if not script.adapter.is_module:
         return False
@@ -466,13 +467,22 @@ def drops_table(script: Script, many: CallArguments, place: str) -> bool:
             call = f"captured_inputs(lambda: attention({given}), {layer})"
             for seen in script.evaluate(call):
                 tensors = [script.evaluate(name) for name in inputs]
-                if seen.requires_grad and not depends_on(seen, tensors):
+                is_table = seen.requires_grad or are_features(seen, many.allowed)
+                if is_table and not depends_on(seen, tensors):
                     return True
     return False
 
 
+def are_features(values: Tensor, allowed: Tensor) -> bool:
+    """Whether values without a gradient are features of positions, and no mask."""
+    is_of_pairs = values.shape[-2:] == allowed.shape[:2]
+    return not is_of_pairs and len({*values.flatten().tolist()}) > 2
+
+
 def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
     """Whether any of the inputs is in the graph of an output."""
+    if not output.requires_grad:
+        return False
     grads = torch.autograd.grad(
         output.sum(), inputs, retain_graph=True, allow_unused=True
     )

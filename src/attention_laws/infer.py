@@ -877,8 +877,10 @@ def infer_behavior(probe: CallProbe) -> None:
         )
     late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
-    # A class named causal is meant to be, even if it leaks: the laws show the leak.
-    causal = "causal" in adapter.name.lower()
+    # A class named causal is meant to be, even if it leaks: the laws show the leak. One
+    # of videos may be so from frame to frame; the tokens are the pixels of one frame.
+    is_video = adapter.image.startswith("video")
+    causal = "causal" in adapter.name.lower() and not is_video
     if options.causal is not None:
         causal, source = options.causal, "given"
     elif adapter.required_mask in (None, *adapter.masks) and not (
@@ -1291,7 +1293,9 @@ def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]
     Parts of a fused projection come in many orders. A module may not tell how many
     heads it has.
     """
-    for name, projections in structure.other_fused_orders(adapter.projections):
+    orders = structure.other_fused_orders(adapter.projections)
+    devices = structure.orders_of_devices(adapter.projections, adapter.heads)
+    for name, projections in itertools.chain(orders, devices):
         yield "fused projection", f"[{name}]", {"projections": projections}
     if adapter.heads == 1 and adapter.is_module:
         for heads in (n for n in range(2, adapter.d_k + 1) if adapter.d_k % n == 0):

@@ -20,7 +20,13 @@ from torch import Tensor
 from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import record_weights, value_features_of
-from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
 from attention_laws.script import CallArguments, Script
 
 
@@ -747,7 +753,14 @@ def assert_finite_in_half(
         except ScriptError:
             continue  # the laws of half precision report it
         message = "the output of a fully masked row is NaN or infinite in float16"
-        script.assert_finite(output, message)
+        try:
+            script.assert_finite(output, message)
+        except LawViolation:
+            # So is PyTorch's `normalize` of what is zero.
+            is_torchs = "normalize" in structure.identifiers(script.adapter.target)
+            reason = "calls `normalize`, whose epsilon is 0 in float16"
+            skip_unless(script.insist or not is_torchs, reason)
+            raise
     script.dtype = usual
 
 

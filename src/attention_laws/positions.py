@@ -23,6 +23,7 @@ from attention_laws.algebra import (
     PLAIN,
     assert_formula,
     assert_shares_equal,
+    has_unknown_order,
     make_equal_tokens,
     record_weights,
     score_gradients,
@@ -956,6 +957,8 @@ def assert_rotation_starts_at_zero(script: Script) -> None:
 
     Keys that are one position ahead have rotations that depend on distances, too.
     """
+    if has_unknown_order(script):
+        return
     script.sizes = replace(script.sizes, batch_size=1, q_len=3, k_len=3)
     script.restart()
     args = make_equal_tokens(script, script.make_arguments(script.all_allowed(3, 3)))
@@ -1121,6 +1124,10 @@ def restart_with_all_distances(script: Script, rows: int) -> CallArguments | Non
     adapter, fixed = script.adapter, script.adapter.fixed_length
     # A table of all distances has nearly two rows for each token.
     lengths = [fixed] if fixed else [rows, (rows + 1) // 2]
+    if fixed and rows_of_blocks(script.evaluate("attention"), rows):
+        # Behind the borders of one block, there may be nothing.
+        adapter = replace(adapter, fixed_length=None)
+        lengths = [fixed * (9 if adapter.image else 3), fixed]
     if adapter.image and not fixed:
         # One of an image may have a row for each pair of distances.
         side = math.isqrt(rows)
@@ -1172,8 +1179,11 @@ def rows_of_blocks(module: nn.Module, rows: int) -> list[int]:
         if type(value) is int
     ]
     window = (rows + 1) // 2
-    is_stated = rows == 2 * window - 1 and window in dict(stated).values()
     blocks = {n for name, n in stated if "block" in name and 1 < n < window}
+    # A window is a block and a halo on both sides of it.
+    halos = {n for name, n in stated if "halo" in name}
+    windows = {n + 2 * halo for n in blocks for halo in halos}
+    is_stated = rows == 2 * window - 1 and window in {*dict(stated).values(), *windows}
     return sorted(n + window - 1 for n in blocks) if is_stated else []
 
 
@@ -1246,7 +1256,12 @@ def distant_positions(script: Script) -> None:
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     for dtype in (torch.bfloat16, torch.float16):
-        assert_half_is_close(script, dtype)
+        try:
+            assert_half_is_close(script, dtype)
+        except LawViolation:
+            reason = f"tokens rounded to {dtype} alone give others of its outputs"
+            skip_unless(script.insist or not jumps_if_rounded(script, dtype), reason)
+            raise
     if adapter.positions in ("rotary", "alibi"):
         assert_last_weights_differ(script, FAR)
     if has_rows and adapter.positions in ("rotary", "alibi", "relative"):
@@ -1261,6 +1276,22 @@ def distant_positions(script: Script) -> None:
             assert_weights_shift(script, weights, near, factor=10)
             if adapter.positions == "alibi":
                 assert_bias_is_exact(script)
+
+
+def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
+    """Whether in float32, too, the outputs change if the tokens are rounded.
+
+    The tokens may choose the position of a window, whose borders are at other keys if
+    a number is rounded. No position has to be rounded for that.
+    """
+    script.restart()
+    args = script.make_arguments()
+    usual = script.call(args)
+    inputs = tuple(script.assign(n, f"{n}.to({dtype}).float()") for n in args.inputs)
+    rounded = script.call(replace(args, inputs=inputs))
+    largest = f"torch.maximum({usual}.abs(), {rounded}.abs()).max()"
+    difference = f"({rounded} - {usual}).abs().max()"
+    return bool(script.evaluate(f"{difference} > 0.1 * {largest}"))
 
 
 def assert_bias_is_exact(script: Script) -> None:

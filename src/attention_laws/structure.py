@@ -724,6 +724,31 @@ def other_fused_orders(
         yield "of the output: features, heads", {**projections, "out": out}
 
 
+def orders_of_devices(
+    projections: Mapping[str, str], heads: int
+) -> Iterator[tuple[str, dict[str, str]]]:
+    r"""The same projections, with a fused one laid out for several devices.
+
+    Each device has the queries, keys and values of some heads, or their values before
+    their keys, as those of CodeGen.
+
+    >>> split = {"query": "qkv({}).chunk(3, -1)[0]", "key": "qkv({}).chunk(3, -1)[1]"}
+    >>> [name for name, found in orders_of_devices(split, heads=4)]
+    ['2 devices, 3, features', '2 devices, 3 (values before keys), features']
+    """
+    for count in (n for n in range(2, heads) if heads % n == 0):
+        for order, note in (((0, 1, 2), ""), ((0, 2, 1), " (values before keys)")):
+            changed = dict(projections)
+            for n, place in enumerate(order):
+                new = (
+                    f".unflatten(-1, ({count}, 3, -1)).select(-2, {place}).flatten(-2)"
+                )
+                old = f".chunk(3, -1)[{n}]"
+                changed = {r: text.replace(old, new) for r, text in changed.items()}
+            if changed != projections:
+                yield f"{count} devices, 3{note}, features", changed
+
+
 def named_part(module: nn.Module, name: str) -> Any:
     """A parameter or a submodule, without a suffix such as `:h3d`."""
     name = name.partition(":")[0]
