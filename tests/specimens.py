@@ -2177,31 +2177,15 @@ class KeepsAngles(Rotary):
         self.kept: dict[Any, Any] = {}
 
     def turn(self, x: Tensor) -> Tensor:
-        if self.place_of(x) not in self.kept:
-            angle = self.places(x)[:, None] * self.speed(
-                torch.arange(x.shape[3] // 2, device=x.device), x.shape[3]
-            )
-            self.kept[self.place_of(x)] = self.store(self.angles(angle), x)
-        cos, sin = self.kept[self.place_of(x)]
+        place = x.shape[2], x.dtype
+        if place not in self.kept:
+            speed = self.speed(torch.arange(x.shape[3] // 2), x.shape[3])
+            angle = self.angles(self.places(x)[:, None] * speed.to(x.device))
+            self.kept[place] = angle.cos().to(x), angle.sin().to(x)
+        cos, sin = self.kept[place]
         other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
         turned: Tensor = x * cos + other * sin
-        return turned.to(x)
-
-    def place_of(self, x: Tensor) -> Any:
-        return x.shape[2], x.dtype
-
-    def store(self, angle: Tensor, x: Tensor) -> Any:
-        return angle.cos().to(x), angle.sin().to(x)
-
-
-class KeepsAnglesOfFirstDtype(KeepsAngles):
-    def place_of(self, x: Tensor) -> Any:
-        return x.shape[2]
-
-    def store(self, angle: Tensor, x: Tensor) -> Any:
-        with torch.inference_mode(False):
-            angle = angle.clone()
-            return angle.cos().to(x), angle.sin().to(x)
+        return turned
 
 
 def adds_future_to_mask(
@@ -4409,8 +4393,6 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsBiasOfPixels, {}),
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
-        (KeepsAngles, {"positions": "rotary"}),
-        (KeepsAnglesOfFirstDtype, {"positions": "rotary"}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -4455,6 +4437,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", WindowedImage),
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
+    ("earlier_calls", KeepsAngles),
     ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),

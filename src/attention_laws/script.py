@@ -42,7 +42,7 @@ SWAPPED = ".transpose(1, 2)"
 
 # A call of the attention, and a line or a context that sets its mode.
 CALL_PATTERN = re.compile(
-    r"\b(attention|compiled|loaded|copied|fresh|half|limited)\(|\.backward\("
+    r"\b(attention|compiled|loaded|copied|fresh|limited)\(|\.backward\("
     r"|copied = copy"
 )
 MODE_PATTERN = re.compile(
