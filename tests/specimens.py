@@ -576,6 +576,21 @@ def attention_of_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     )
 
 
+def attention_of_new_tokens(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+) -> Tensor:
+    """The keys and values of new tokens, if any, replace the last ones."""
+    if k is not None and v is not None:
+        place = torch.arange(k_cache.shape[2] - k.shape[2], k_cache.shape[2])
+        k_cache, v_cache = k_cache.clone(), v_cache.clone()
+        k_cache[:, :, place], v_cache[:, :, place] = k, v
+    return nn.functional.scaled_dot_product_attention(q, k_cache, v_cache)
+
+
 # Laws of execution.
 
 
@@ -3966,6 +3981,39 @@ class ValuesOfNeighbors(Correct):
         return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
 
 
+class BehindPrefix(Correct):
+    """All tokens are keys, but the first two are no queries. It is causal."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        if length < 3:
+            raise ValueError("a prefix only")
+        ones = torch.ones(length, length, dtype=torch.bool, device=x.device)
+        return super().forward(x[:, 2:], x, x, ones.tril()[None, 2:])
+
+
+class CausalBehindPrefix(BehindPrefix):
+    """Its name tells that it is causal."""
+
+
+class AttendsToImages(Correct):
+    """Each pixel of one tensor attends to that of several images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        images = t.permute(1, 2, 0, 3).flatten(0, 1)
+        images = images.repeat(len(z), 1, 1)
+        query = z.reshape(-1, 1, z.shape[-1])
+        return super().forward(query, images, images).reshape(z.shape)
+
+
+class MixesImages(SelfAttention):
+    """The pixels of an image attend to each other, and to those of other images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        y = super().forward(t.reshape(1, -1, t.shape[-1])).reshape(t.shape)
+        return y + z
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -3995,6 +4043,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (GuessesMask, MASK),
         (EdgesInTurns, {}),
         (OverFramesInOrder, {"layout": "video"}),
+        (MixesImages, {"layout": "image_channels_last"}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -4394,6 +4443,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("positions_matter", SlowColumns),
     ("positions_matter", RowsAndColumns),
     ("long_sequences", GlobalFirstToken),
+    ("allowed_keys_attended", BehindPrefix),
+    ("linear_in_value", attention_of_new_tokens),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -4419,6 +4470,9 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
     ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
+    ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),
+    ("causality", CausalBehindPrefix, "has not one output for each token"),
+    ("causal_gradient", CausalBehindPrefix, "has not one output for each token"),
 ]
 
 # Modules that pass all laws.

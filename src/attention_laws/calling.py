@@ -617,6 +617,30 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     return tokens - items * ("b" in script.adapter.layout)
 
 
+def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
+    """Whether the outputs are those of the last tokens, and causal among these.
+
+    The others are a prefix, which all of them see.
+    """
+    length = script.batch_and_length(args.inputs[0])[1]
+    if script.adapter.output_index != "[:, :1]":
+        return False  # not one of several outputs
+    calls = [
+        args,
+        script.perturb(args, l=slice(0, 1)),
+        script.perturb(args, l=slice(length - 1, None)),
+    ]
+    usual, *others = (
+        script.evaluate(f"attention({script.argument_source(each)})") for each in calls
+    )
+    of_first, of_last = ((y - usual).abs().sum((0, 2)) for y in others)
+    return bool(
+        1 < usual.shape[1] < length
+        and of_last[0] < 1e-6 < of_last[-1]
+        and (of_first > 1e-6).all()
+    )
+
+
 def queries_meet(script: Script, args: CallArguments) -> bool:
     """Whether queries that have a context as their keys depend on each other, too."""
     if len(args.inputs) != 2:

@@ -48,6 +48,7 @@ from attention_laws.calling import (
     error_location,
     has_one_axis_of_tokens,
     influence,
+    is_causal_behind_prefix,
     mask_candidates,
     order_matters,
     output_of,
@@ -885,6 +886,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal or adapter.image  # whose pixels may be pooled
     ):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
+        causal |= is_causal_behind_prefix(*call)
     text = "yes" if causal else "no"
     if options.causal and queries_meet(*call):
         # Of the two attentions of a decoder, that is the one of the queries.
