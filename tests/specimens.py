@@ -4006,6 +4006,18 @@ class AttendsToImages(Correct):
         return super().forward(query, images, images).reshape(z.shape)
 
 
+class LearnedSegments(SelfAttention):
+    """A vector is added to each of six segments of several series at most."""
+
+    def __init__(self, d_model: int, heads: int, segments: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.place = nn.Parameter(torch.randn(segments, d_model))
+
+    def forward(self, x: Tensor) -> Any:
+        y = (x + self.place[: x.shape[2]]).flatten(0, 1)
+        return super().forward(y).reshape(x.shape)
+
+
 class MixesImages(SelfAttention):
     """The pixels of an image attend to each other, and to those of other images."""
 
@@ -4445,6 +4457,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", GlobalFirstToken),
     ("allowed_keys_attended", BehindPrefix),
     ("linear_in_value", attention_of_new_tokens),
+    ("deterministic", LearnedSegments),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

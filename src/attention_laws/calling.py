@@ -9,6 +9,7 @@ shape in which tokens influence each other.
 Source: the [dictionary](names.md) of names, and the signatures of public code.
 """
 
+import inspect
 import itertools
 import math
 import re
@@ -43,6 +44,9 @@ MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k"
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
+
+# The largest limit of the length that is looked for among arguments of any name.
+LONGEST_LIMIT = 64
 
 # Sizes with which an argument that depends on them is shown in the report.
 ARGUMENT_EXAMPLE: dict[str, Any] = {
@@ -615,6 +619,35 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
     return tokens - items * ("b" in script.adapter.layout)
+
+
+def limit_of_length(probe: CallProbe) -> str:
+    """The optional argument of a class whose default is the longest length; "" if none.
+
+    Up to that number, calls of each length succeed, and with a larger one, longer ones.
+    """
+    adapter, target = probe.adapter, probe.adapter.target
+    if not isinstance(target, type) or adapter.fixed_length is not None:
+        return ""
+    for name, parameter in inspect.signature(target).parameters.items():
+        n = parameter.default
+        if (
+            type(n) is not int
+            or not 5 < n <= LONGEST_LIMIT
+            or name in adapter.init_args
+        ):
+            continue
+        init_args = {**adapter.init_args, name: "320"}
+        if (
+            probe.try_call(k_len=n + 1) is None
+            and all(probe.try_call(k_len=length) for length in (n, n - 1))
+            and all(
+                probe.try_call(k_len=length, init_args=init_args)
+                for length in (5, n + 1, 2 * n + 1)
+            )
+        ):
+            return name
+    return ""
 
 
 def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
