@@ -4018,6 +4018,15 @@ class LearnedSegments(SelfAttention):
         return super().forward(y).reshape(x.shape)
 
 
+class ImageBesideText(Correct):
+    """Pixels attend to each other and to the tokens of a text, in one softmax."""
+
+    def forward(self, image: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        x = image.flatten(2).mT
+        both = torch.cat([text, x], dim=1)
+        return super().forward(x, both, both).mT.reshape(image.shape)
+
+
 class MixesImages(SelfAttention):
     """The pixels of an image attend to each other, and to those of other images."""
 
@@ -4458,6 +4467,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("allowed_keys_attended", BehindPrefix),
     ("linear_in_value", attention_of_new_tokens),
     ("deterministic", LearnedSegments),
+    ("batch_independence", ImageBesideText),
+    ("allowed_keys_attended", ImageBesideText),
+    ("key_permutation", ImageBesideText),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

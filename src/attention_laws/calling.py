@@ -353,6 +353,8 @@ def ways_to_call(
             likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
         tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
+        if "designs" in variant:  # of a constant context
+            tried = [group for group in tried if group[0] in IMAGES]
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
             pairs += itertools.permutations(structure.layer_widths(probe.built), 2)
@@ -402,6 +404,7 @@ def variants_and_masks(
         sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
+    yield from itertools.product(constant_context(probe), [None])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
 
 
@@ -489,6 +492,24 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         )
     for is_pooled in (False, True):
         yield fields | {"extra_args": texts, "is_pooled": is_pooled}
+
+
+def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """The context as seven tokens, the same in all calls, beside an image.
+
+    The pixels may be keys, too.
+    """
+    adapter = probe.adapter
+    if len(adapter.inputs) != 2 or probe.options.inputs:
+        return
+    first, context = adapter.inputs
+    tokens = "seeded_randn(8, 1, 7, {d_model}).expand({batch_size}, -1, -1){dtype}"
+    yield {
+        "inputs": (first,),
+        "by_keyword": True,
+        "extra_args": {context: tokens},
+        "designs": {"sink": f"`{context}`"},
+    }
 
 
 def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
