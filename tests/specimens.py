@@ -617,6 +617,21 @@ def attention_of_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     )
 
 
+def attention_of_new_tokens(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+) -> Tensor:
+    """The keys and values of new tokens, if any, replace the last ones."""
+    if k is not None and v is not None:
+        place = torch.arange(k_cache.shape[2] - k.shape[2], k_cache.shape[2])
+        k_cache, v_cache = k_cache.clone(), v_cache.clone()
+        k_cache[:, :, place], v_cache[:, :, place] = k, v
+    return nn.functional.scaled_dot_product_attention(q, k_cache, v_cache)
+
+
 # Laws of execution.
 
 
@@ -4116,6 +4131,60 @@ class ValuesOfNeighbors(Correct):
         return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
 
 
+class BehindPrefix(Correct):
+    """All tokens are keys, but the first two are no queries. It is causal."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        if length < 3:
+            raise ValueError("a prefix only")
+        ones = torch.ones(length, length, dtype=torch.bool, device=x.device)
+        return super().forward(x[:, 2:], x, x, ones.tril()[None, 2:])
+
+
+class CausalBehindPrefix(BehindPrefix):
+    """Its name tells that it is causal."""
+
+
+class AttendsToImages(Correct):
+    """Each pixel of one tensor attends to that of several images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        images = t.permute(1, 2, 0, 3).flatten(0, 1)
+        images = images.repeat(len(z), 1, 1)
+        query = z.reshape(-1, 1, z.shape[-1])
+        return super().forward(query, images, images).reshape(z.shape)
+
+
+class LearnedSegments(SelfAttention):
+    """A vector is added to each of six segments of several series at most."""
+
+    def __init__(self, d_model: int, heads: int, segments: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.place = nn.Parameter(torch.randn(segments, d_model))
+
+    def forward(self, x: Tensor) -> Any:
+        y = (x + self.place[: x.shape[2]]).flatten(0, 1)
+        return super().forward(y).reshape(x.shape)
+
+
+class ImageBesideText(Correct):
+    """Pixels attend to each other and to the tokens of a text, in one softmax."""
+
+    def forward(self, image: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        x = image.flatten(2).mT
+        both = torch.cat([text, x], dim=1)
+        return super().forward(x, both, both).mT.reshape(image.shape)
+
+
+class MixesImages(SelfAttention):
+    """The pixels of an image attend to each other, and to those of other images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        y = super().forward(t.reshape(1, -1, t.shape[-1])).reshape(t.shape)
+        return y + z
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -4145,6 +4214,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (GuessesMask, MASK),
         (EdgesInTurns, {}),
         (OverFramesInOrder, {"layout": "video"}),
+        (MixesImages, {"layout": "image_channels_last"}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -4552,6 +4622,12 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("positions_matter", SlowColumns),
     ("positions_matter", RowsAndColumns),
     ("long_sequences", GlobalFirstToken),
+    ("allowed_keys_attended", BehindPrefix),
+    ("linear_in_value", attention_of_new_tokens),
+    ("deterministic", LearnedSegments),
+    ("batch_independence", ImageBesideText),
+    ("allowed_keys_attended", ImageBesideText),
+    ("key_permutation", ImageBesideText),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -4582,6 +4658,9 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
     ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
+    ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),
+    ("causality", CausalBehindPrefix, "has not one output for each token"),
+    ("causal_gradient", CausalBehindPrefix, "has not one output for each token"),
 ]
 
 # Modules that pass all laws.

@@ -608,9 +608,10 @@ def formula(script: Script) -> None:
 
 
 def tokens_meet(script: Script) -> bool:
-    """Whether the last output of an attention without a batch depends on other tokens.
+    """Whether the last output depends on the first token.
 
-    What it takes may be one token of each sequence, whose past it has stored.
+    What an attention without a batch takes may be one token of each sequence, whose
+    past it has stored.
     """
     script.restart()
     args = script.make_arguments(script.all_allowed(script.sizes.k_len))

@@ -9,6 +9,7 @@ shape in which tokens influence each other.
 Source: the [dictionary](names.md) of names, and the signatures of public code.
 """
 
+import inspect
 import itertools
 import math
 import re
@@ -43,6 +44,9 @@ MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k"
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
+
+# The largest limit of the length that is looked for among arguments of any name.
+LONGEST_LIMIT = 64
 
 # Sizes with which an argument that depends on them is shown in the report.
 ARGUMENT_EXAMPLE: dict[str, Any] = {
@@ -349,6 +353,8 @@ def ways_to_call(
             likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
         tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
+        if "designs" in variant:  # of a constant context
+            tried = [group for group in tried if group[0] in IMAGES]
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
             pairs += itertools.permutations(structure.layer_widths(probe.built), 2)
@@ -398,6 +404,7 @@ def variants_and_masks(
         sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
+    yield from itertools.product(constant_context(probe), [None])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
 
 
@@ -485,6 +492,24 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         )
     for is_pooled in (False, True):
         yield fields | {"extra_args": texts, "is_pooled": is_pooled}
+
+
+def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
+    """The context as seven tokens, the same in all calls, beside an image.
+
+    The pixels may be keys, too.
+    """
+    adapter = probe.adapter
+    if len(adapter.inputs) != 2 or probe.options.inputs:
+        return
+    first, context = adapter.inputs
+    tokens = "seeded_randn(8, 1, 7, {d_model}).expand({batch_size}, -1, -1){dtype}"
+    yield {
+        "inputs": (first,),
+        "by_keyword": True,
+        "extra_args": {context: tokens},
+        "designs": {"sink": f"`{context}`"},
+    }
 
 
 def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -615,6 +640,59 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     tokens += influence(script, args, late, early)
     items = influence(script, args, {"b": slice(0, 1)}, {"b": slice(1, None)})
     return tokens - items * ("b" in script.adapter.layout)
+
+
+def limit_of_length(probe: CallProbe) -> str:
+    """The optional argument of a class whose default is the longest length; "" if none.
+
+    Up to that number, calls of each length succeed, and with a larger one, longer ones.
+    """
+    adapter, target = probe.adapter, probe.adapter.target
+    if not isinstance(target, type) or adapter.fixed_length is not None:
+        return ""
+    for name, parameter in inspect.signature(target).parameters.items():
+        n = parameter.default
+        if (
+            type(n) is not int
+            or not 5 < n <= LONGEST_LIMIT
+            or name in adapter.init_args
+        ):
+            continue
+        init_args = {**adapter.init_args, name: "320"}
+        if (
+            probe.try_call(k_len=n + 1) is None
+            and all(probe.try_call(k_len=length) for length in (n, n - 1))
+            and all(
+                probe.try_call(k_len=length, init_args=init_args)
+                for length in (5, n + 1, 2 * n + 1)
+            )
+        ):
+            return name
+    return ""
+
+
+def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
+    """Whether the outputs are those of the last tokens, and causal among these.
+
+    The others are a prefix, which all of them see.
+    """
+    length = script.batch_and_length(args.inputs[0])[1]
+    if script.adapter.output_index != "[:, :1]":
+        return False  # not one of several outputs
+    calls = [
+        args,
+        script.perturb(args, l=slice(0, 1)),
+        script.perturb(args, l=slice(length - 1, None)),
+    ]
+    usual, *others = (
+        script.evaluate(f"attention({script.argument_source(each)})") for each in calls
+    )
+    of_first, of_last = ((y - usual).abs().sum((0, 2)) for y in others)
+    return bool(
+        1 < usual.shape[1] < length
+        and of_last[0] < 1e-6 < of_last[-1]
+        and (of_first > 1e-6).all()
+    )
 
 
 def queries_meet(script: Script, args: CallArguments) -> bool:

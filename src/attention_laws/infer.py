@@ -48,6 +48,8 @@ from attention_laws.calling import (
     error_location,
     has_one_axis_of_tokens,
     influence,
+    is_causal_behind_prefix,
+    limit_of_length,
     mask_candidates,
     order_matters,
     output_of,
@@ -144,6 +146,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             correct_group_size(probe)
             free_or_fix_sizes(probe)
             leave_out_layers(probe)
+            raise_limit(probe)
             return probe
         except CallError as error:
             if probe.takes_ids or isinstance(error, SlowCallError):
@@ -529,12 +532,25 @@ def leave_out_layers(probe: CallProbe) -> None:
         if other is None or name in adapter.init_args:
             continue
         if used == {*dict(other[0].evaluate("attention").named_parameters())}:
-            designs = {**adapter.designs, "left_out": name}
-            probe.update(init_args=init_args, designs=designs)
-            built_as = probe.adapter.build_expression(other[0].sizes)
-            facts = [f for f in adapter.facts if f.name != "built as"]
-            probe.update(facts=(Fact("built as", built_as, "inferred"), *facts))
+            probe.update(designs={**adapter.designs, "left_out": name})
+            build_with(probe, init_args)
             return
+
+
+def raise_limit(probe: CallProbe) -> None:
+    """Set a small limit of the length that the constructor has under any name."""
+    if name := limit_of_length(probe):
+        build_with(probe, {**probe.adapter.init_args, name: "320"})
+
+
+def build_with(probe: CallProbe, init_args: dict[str, str]) -> None:
+    """Build the class with these arguments from now on, and correct the fact."""
+    probe.update(init_args=init_args)
+    adapter = probe.adapter
+    built_as = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    facts = [f for f in adapter.facts if f.name != "built as"]
+    source = "given" if probe.options.init_args else "inferred"
+    probe.update(facts=(Fact("built as", built_as, source), *facts))
 
 
 def build(probe: CallProbe, heads: int) -> nn.Module:
@@ -887,6 +903,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal or adapter.image  # whose pixels may be pooled
     ):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
+        causal |= is_causal_behind_prefix(*call)
     text = "yes" if causal else "no"
     if options.causal and queries_meet(*call):
         # Of the two attentions of a decoder, that is the one of the queries.

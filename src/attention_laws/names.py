@@ -481,12 +481,10 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ('features',)
     >>> find_inputs({"key": True, "value": True, "query": True})
     ('query', 'key', 'value')
+    >>> find_inputs({"q": True, "k_all": True, "v_all": True, "k": False, "v": False})
+    ('q', 'k_all', 'v_all')
     """
     order = list(required)
-    for triple in INPUT_NAMES:
-        if set(triple) <= set(order) and (required[triple[0]] or order[0] in triple):
-            # Key and value may default to the query.
-            return triple
     needed = [
         name
         for name, is_required in required.items()
@@ -498,9 +496,13 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ]
     # Behind an input, such names are those of sizes.
     needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]
-    if len(needed) >= 3 and [n.lower().strip("x_in")[:1] for n in needed[:3]] == [
-        *"qkv"
-    ]:
+    are_qkv = [n.lower().strip("x_in")[:1] for n in needed[:3]] == [*"qkv"]
+    for triple in INPUT_NAMES:
+        if set(triple) <= set(order) and (required[triple[0]] or order[0] in triple):
+            # Key and value may default to the query, or be those of new tokens, beside
+            # the ones that are required.
+            return tuple(needed[:3]) if are_qkv else triple
+    if are_qkv:
         return tuple(needed[:3])
     if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
         return tuple(needed[:2])
