@@ -105,6 +105,7 @@ FAMILIES = {
     "gradients": "Gradients",
     "decoding": "Decoding",
     "positions": "Order and positions",
+    "lengths": "Long sequences",
     "execution": "Execution",
 }
 

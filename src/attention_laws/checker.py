@@ -35,6 +35,7 @@ from attention_laws import (
     decoding,
     execution,
     gradients,
+    lengths,
     masking,
     names,
     positions,
@@ -56,7 +57,7 @@ from attention_laws.script import Script
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
     each.name: each
-    for family in (masking, algebra, gradients, decoding, positions, execution)
+    for family in (masking, algebra, gradients, decoding, positions, lengths, execution)
     for each in vars(family).values()
     if isinstance(each, Law)
 }

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from attention_laws import names, structure
 from attention_laws.adapter import (
-    AXES,
     LAYOUTS,
     Adapter,
     CallError,
@@ -64,6 +63,7 @@ from attention_laws.decoding import (
     restart_with_cache,
 )
 from attention_laws.infer_masks import infer_masks, mask_leakage
+from attention_laws.infer_weights import infer_weights
 from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
@@ -89,8 +89,6 @@ GROUP_SIZE = 2
 
 # Tokens among which a sliding window is looked for.
 WINDOW_LENGTH = 40
-
-WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
 
 
 def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> Adapter:
@@ -797,88 +795,6 @@ def record_layout(
         probe.record("output", "not one for each token", "inferred")
     if probe.adapter.fixed_length is not None:
         probe.record("length", f"only {probe.adapter.fixed_length}", "inferred")
-
-
-def infer_weights(probe: CallProbe) -> None:
-    """Where the attention weights are, in the result or in an attribute.
-
-    Raises `CallError` if the option `weights` names a place where there are none.
-    """
-    adapter, options = probe.adapter, probe.options
-    if options.weights == "none":
-        return
-    flags = [
-        {parameter.name: "True"}
-        for parameter in names.parameters_of(adapter.target)
-        if parameter.default is False
-        and names.WEIGHTS_FLAG_PATTERN.search(parameter.name)
-        and parameter.name not in options.call_args
-    ]
-    for more in ({}, *flags):
-        if not probe.adapter.weights_source:
-            infer_weights_of_call(probe, more)
-
-
-def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
-    """Where the weights are if these arguments are given."""
-    options = probe.options
-    call = probe.try_call(more=more)
-    if call is None:
-        return
-    script, args = call
-    script.exec_line(f"result = attention({script.argument_source(args, **more)})")
-    given, _, axes = options.weights.partition(":")
-    candidates = [given] if given else [*weights_candidates(script)]
-    sizes = script.sizes.lengths()
-    for source in candidates:
-        value = None
-        with suppress(LookupError, AttributeError, TypeError):
-            owner = {"[": "result", ".": "attention"}.get(source[0], "")
-            value = script.evaluate(owner + source)
-        for letters in [axes] if axes else WEIGHTS_AXES:
-            shape = [sizes[letter] for letter in letters]
-            if isinstance(value, Tensor) and list(value.shape) == shape:
-                if not given and not are_weights(value, letters):
-                    continue
-                probe.record(
-                    "weights",
-                    f"{source} [{', '.join(AXES[axis] for axis in letters)}]",
-                    "given" if options.weights else "inferred",
-                    weights_source=source,
-                    weights_axes=letters,
-                    weights_args=more,
-                )
-                return
-        if given:
-            seen = (
-                f"a tensor of {list(value.shape)}"
-                if isinstance(value, Tensor)
-                else "no tensor"
-            )
-            raise CallError(
-                f"`weights` (={options.weights!r}) is {seen}, where the sizes are "
-                f"{', '.join(f'{letter}={size}' for letter, size in sizes.items())}"
-            )
-
-
-def are_weights(value: Tensor, axes: str) -> bool:
-    """Whether numbers may be attention weights, rather than scores."""
-    if not value.is_floating_point():
-        return False
-    sums = value.sum(axes.index("k"))
-    return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
-
-
-def weights_candidates(script: Script) -> Iterator[str]:
-    """Where weights could be: items of the result, and attributes of the module."""
-    for index in parts_of(script.evaluate("result")):
-        yield index if index.startswith("[") else f"result{index}"
-    if script.adapter.is_module:
-        for path, module in script.evaluate("attention").named_modules():
-            is_one = not re.search(r"\d", path)  # not one of several layers
-            for name, value in vars(module).items():
-                if isinstance(value, Tensor) and is_one:
-                    yield f".{path}.{name}" if path else f".{name}"
 
 
 def infer_behavior(probe: CallProbe) -> None:

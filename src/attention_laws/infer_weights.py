@@ -1,0 +1,107 @@
+r"""# Inferring the place of the weights
+
+Attention weights may be an item of the result or an attribute of the module, alone or
+behind an argument such as `need_weights=True`. A tensor whose axes have their lengths,
+and whose numbers are not negative or sum to one, is taken for them.
+
+Source: the conventions of
+[PyTorch](https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html)
+and of Hugging Face's transformers.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from attention_laws import names
+from attention_laws.adapter import AXES, CallError
+from attention_laws.calling import CallProbe
+from attention_laws.script import Script, parts_of
+
+# The orders of axes that are tried.
+WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
+
+
+def infer_weights(probe: CallProbe) -> None:
+    """Where the attention weights are, in the result or in an attribute.
+
+    Raises `CallError` if the option `weights` names a place where there are none.
+    """
+    adapter, options = probe.adapter, probe.options
+    if options.weights == "none":
+        return
+    flags = [
+        {parameter.name: "True"}
+        for parameter in names.parameters_of(adapter.target)
+        if parameter.default is False
+        and names.WEIGHTS_FLAG_PATTERN.search(parameter.name)
+        and parameter.name not in options.call_args
+    ]
+    for more in ({}, *flags):
+        if not probe.adapter.weights_source:
+            infer_weights_of_call(probe, more)
+
+
+def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
+    """Where the weights are if these arguments are given."""
+    options = probe.options
+    call = probe.try_call(more=more)
+    if call is None:
+        return
+    script, args = call
+    script.exec_line(f"result = attention({script.argument_source(args, **more)})")
+    given, _, axes = options.weights.partition(":")
+    candidates = [given] if given else [*weights_candidates(script)]
+    sizes = script.sizes.lengths()
+    for source in candidates:
+        value = None
+        with suppress(LookupError, AttributeError, TypeError):
+            owner = {"[": "result", ".": "attention"}.get(source[0], "")
+            value = script.evaluate(owner + source)
+        for letters in [axes] if axes else WEIGHTS_AXES:
+            shape = [sizes[letter] for letter in letters]
+            if isinstance(value, Tensor) and list(value.shape) == shape:
+                if not given and not are_weights(value, letters):
+                    continue
+                probe.record(
+                    "weights",
+                    f"{source} [{', '.join(AXES[axis] for axis in letters)}]",
+                    "given" if options.weights else "inferred",
+                    weights_source=source,
+                    weights_axes=letters,
+                    weights_args=more,
+                )
+                return
+        if given:
+            seen = (
+                f"a tensor of {list(value.shape)}"
+                if isinstance(value, Tensor)
+                else "no tensor"
+            )
+            raise CallError(
+                f"`weights` (={options.weights!r}) is {seen}, where the sizes are "
+                f"{', '.join(f'{letter}={size}' for letter, size in sizes.items())}"
+            )
+
+
+def are_weights(value: Tensor, axes: str) -> bool:
+    """Whether numbers may be attention weights, rather than scores."""
+    if not value.is_floating_point():
+        return False
+    sums = value.sum(axes.index("k"))
+    return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
+
+
+def weights_candidates(script: Script) -> Iterator[str]:
+    """Where weights could be: items of the result, and attributes of the module."""
+    for index in parts_of(script.evaluate("result")):
+        yield index if index.startswith("[") else f"result{index}"
+    if script.adapter.is_module:
+        for path, module in script.evaluate("attention").named_modules():
+            is_one = not re.search(r"\d", path)  # not one of several layers
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor) and is_one:
+                    yield f".{path}.{name}" if path else f".{name}"

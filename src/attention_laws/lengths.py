@@ -1,0 +1,350 @@
+r"""# Laws of long sequences
+
+Fast implementations compute in blocks, and have paths of their own for one query, for a
+last block that is not full, and for sequences that fit into one block. The other laws
+use short sequences, because their counterexamples can be read.
+
+Source: [FlashAttention](https://arxiv.org/abs/2205.14135), Dao et al. 2022, section
+3.1, for attention in blocks.
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+
+from attention_laws import names, structure
+from attention_laws.adapter import MaskArgument, without_future
+from attention_laws.algebra import (
+    PLAIN,
+    assert_formula,
+    make_equal_tokens,
+    record_weights,
+)
+from attention_laws.execution import assert_half_is_close
+from attention_laws.law import LawViolation, ScriptError, law, skip_unless
+from attention_laws.positions import (
+    FAR,
+    LONGEST,
+    SCALED_PATTERN,
+    assert_weights_shift,
+)
+from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.tools import CalledFunctions, WeightsRecorder
+
+# Lengths at which a path for blocks, or for one token, begins or ends.
+EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 513, 1025)
+
+# Lengths that are tried, until one is not beyond the tables of the attention.
+LONG_LENGTHS = (260, 130, 66, 34)
+
+# If a call with one of `LONG_LENGTHS` has more functions of PyTorch, it is a loop over
+# small tiles, and would take ten seconds for the longest sequence.
+MANY_FUNCTIONS = 20_000
+
+# Designs that weigh a token given twice in another way than the token once.
+NO_MEAN = (
+    *("norm", "features", "sink", "window", "selection", "convolution", "talking"),
+    *("channels", "decay"),
+)
+
+
+@law(slow=True, assumes="dynamic")
+def long_sequences(script: Script) -> None:
+    r"""A sequence gives the same outputs if hidden keys follow.
+
+    $$y_i(x_1, \dots, x_n) = y_i(x_1, \dots, x_n, \text{hidden}, \dots)$$
+
+    Fast implementations work in blocks of 64 or 128 keys, and have a path of their own
+    for one query, for a last block that is not full, and for sequences that fit in one
+    block. Lengths around the edges of such blocks are compared with a sequence of 260
+    tokens, whose rest is hidden by the causal mask or by one for padding. Without a
+    mask, each token is given twice, which changes no weighted mean.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
+    script.sizes = replace(script.sizes, batch_size=min(2, script.sizes.batch_size))
+    accepted = (
+        length
+        for length in LONG_LENGTHS
+        if assert_long_is_right(script, length, [n for n in EDGES if n < length])
+    )
+    length = next(accepted, 0)
+    skip_unless(length > 0, "takes no longer sequences")
+    if loops_over_tiles(script, length):
+        return
+    script.sizes = replace(script.sizes, batch_size=1)
+    if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
+        assert_sums_are_exact(script)
+    if adapter.positions == "none":
+        assert_distances_are_kept(script)
+    if isinstance(adapter.target, type):
+        assert_limit_has_no_influence(script)
+
+
+def loops_over_tiles(script: Script, length: int) -> bool:
+    """Whether a call of this length is a loop of Python over many small tiles."""
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    with CalledFunctions() as functions, script.attempt():
+        script.call(args)
+    return bool(functions.found.total() > MANY_FUNCTIONS)
+
+
+def assert_sums_are_exact(script: Script) -> None:
+    """The last of many outputs in bfloat16 are those of float32, within a fifth.
+
+    A sum over the tokens has to be in float32: bfloat16 has 8 bits, and once the sum is
+    256 times as large as what is added, it stays as it is.
+    """
+    adapter = script.adapter
+    if adapter.is_pooled or script.dtype != torch.float32:
+        return
+    # Positions, and what fades, have rounding errors of their own.
+    if adapter.positions != "none" or "decay" in adapter.designs:
+        return
+    script.sizes = replace(script.sizes, q_len=16, k_len=16)
+    script.restart()
+    with WeightsRecorder() as recorder:
+        script.call(script.make_arguments())
+    if recorder.found:
+        return  # the product of weights and values has float32 inside
+    script.sizes = replace(script.sizes, q_len=LONGEST, k_len=LONGEST)
+    assert_half_is_close(script, torch.bfloat16, last=20)
+
+
+def assert_limit_has_no_influence(script: Script) -> None:
+    """Built for no longer sequences, it gives the same as built for longer ones.
+
+    A mask for the longest sequence may be cut at the wrong end, or hold a pattern of
+    its end. A scale may depend on the limit by intention.
+    """
+    adapter = script.adapter
+    attention = script.evaluate("attention")
+    scaled = filter(SCALED_PATTERN.search, structure.identifiers(attention))
+    if {"dynamic", "scale", "features", "decay"} & {*adapter.designs} or any(scaled):
+        return
+    arguments = names.length_limits(adapter.target)
+    script.sizes = replace(script.sizes, q_len=LIMIT, k_len=LIMIT)
+    for argument in arguments:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(LIMIT, LIMIT))
+        with script.attempt():  # it may need room for other tokens
+            usual = script.call(args)
+            given = {**adapter.init_args, argument: str(LIMIT)}
+            script.adapter = replace(adapter, init_args=given)
+            script.exec_line(f"torch.manual_seed({script.seed})")
+            script.exec_line(f"limited = {script.build_expression()}.eval()")
+            script.adapter = adapter
+            script.exec_line("randomize_parameters(limited)")
+            script.exec_line("set_dropout(limited, 0.0)")
+            if not script.evaluate("have_same_shapes(attention, limited)"):
+                continue
+            message = f"{{place}} differs if it is built with `{argument}={LIMIT}`"
+            seen = script.call(args, function="limited")
+            script.assert_close(usual, seen, message)
+
+
+# Tokens of a sequence that is as long as the limit that a module is built with.
+LIMIT = 12
+
+
+def assert_distances_are_kept(script: Script) -> None:
+    """If weights depend on distances, they do so in a long sequence, too.
+
+    Equal tokens of a short sequence show whether they do. The positions of a block of
+    queries may be counted from the start of the block by mistake.
+    """
+    for length in (16, FAR):
+        script.sizes = replace(script.sizes, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        with script.attempt():
+            weights = record_weights(script, make_equal_tokens(script, args))
+            if not weights:
+                return
+            if length == FAR:
+                assert_weights_shift(script, weights, range(1, 20), factor=10)
+                return
+            last = script.evaluate(f"{weights}[:, -1]")
+            if bool((last.amax(dim=-1) < 1.001 * last.amin(dim=-1)).all()):
+                return
+            try:
+                assert_weights_shift(script, weights, range(1, length - 1))
+            except LawViolation:
+                return
+
+
+def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
+    """Compare a long sequence with its parts; return whether it is accepted.
+
+    The longest is compared with the formula only, where there is one: it takes longest.
+    """
+    adapter = script.adapter
+    has_formula = adapter.projections or not adapter.is_module
+    has_formula = has_formula and not set(PLAIN.split()) & set(adapter.designs)
+    only_formula = has_formula and length == LONGEST
+    script.restart()
+    allowed = script.all_allowed(length, length)
+    causal = without_future(allowed)
+    mask = adapter.required_mask
+    if not (adapter.causal or adapter.mixes_queries):
+        mask = next(iter(script.masks_for(causal)), mask)
+    is_causal = adapter.causal or mask is not adapter.required_mask
+    given = causal if is_causal and not adapter.causal else allowed
+    args = script.make_arguments(given, mask)
+    try:
+        whole = script.call(args)
+        others = {} if only_formula else call_without_gradients(script, args)
+    except ScriptError:
+        return False  # longer than its tables
+    message = "the output of a long sequence is NaN or infinite"
+    script.assert_finite(whole, message)
+    if not has_formula:
+        with script.rollback():
+            assert_equal_tokens_give_equal(script, args)
+    for context, other in others.items():
+        message = f"{{place}} of a long sequence differs under {context}"
+        script.assert_close(whole, other, message)
+    # A length that is no multiple of a block, and one that is.
+    full = {length & -64} - {0} if length < LONGEST else set()
+    for n in sorted({length} | full) if has_formula else ():
+        with script.rollback():
+            start = prefix(script, args, n)
+            encoded = script.encode_mask(start.allowed, mask)
+            start = replace(start, allowed=args.allowed[:n, :n], mask=encoded)
+            # The weights depend on positions, but not the mean of equal values.
+            is_equal = adapter.positions != "none"
+            same = make_equal_tokens(script, start) if is_equal else start
+            assert_formula(script, same, script.call(same), relative=rounding(script))
+    for n in () if only_formula else edges:
+        with script.rollback():
+            if is_causal:
+                compare_prefix(script, args, whole, mask, n)
+            else:
+                compare_hidden(script, args, n)
+    return True
+
+
+# Names in code that computes in blocks, which may be padded with zeros.
+BLOCK_PATTERN = re.compile(r"block|chunk|bucket|window|(^l|_l|[a-z]L)ocal")
+
+
+def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
+    """Equal tokens give equal outputs, whichever of them a query attends to.
+
+    Blocks may be padded with zeros, to which queries must not attend. Where the
+    projections are not known, it shows at the first tokens. The last outputs have to be
+    equal, and all parameters be those of layers: others may be values of their own.
+    """
+    adapter = script.adapter
+    # What fades adds up, until as much fades as each token adds.
+    own_values = {"sink", "features", "convolution", "decay"} & set(adapter.designs)
+    if own_values or not adapter.is_module or adapter.is_pooled:
+        return
+    if not any(map(BLOCK_PATTERN.search, structure.identifiers(adapter.target))):
+        return
+    parts = script.evaluate("attention").modules()
+    if not all(map(structure.is_linear_or_norm, parts)):
+        return
+    equal = make_equal_tokens(script, args)
+    call = f"lambda: attention({script.argument_source(equal)})"
+    if not script.evaluate(f"calls_softmax({call})"):
+        return
+    output = script.call(equal)
+    last = script.adapter.index(l=slice(-1, None))
+    first = script.assign("last", f"{output}{last}.expand_as({output})")
+    end = script.adapter.index(l=slice(-20, None))
+    if script.evaluate(f"torch.allclose({output}{end}, {first}{end}, atol=1e-5)"):
+        message = "{place} of a long sequence differs, though all tokens are equal"
+        script.assert_close(first, output, message, relative=rounding(script))
+
+
+def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:
+    """The outputs in each context that records no gradients."""
+    outputs = {}
+    for context in CONTEXTS.values():
+        script.context = context
+        try:
+            outputs[context] = script.call(args)
+        finally:
+            script.context = ""
+    return outputs
+
+
+def rounding(script: Script) -> float:
+    """How much longer sums may differ, relative to the largest entry."""
+    return max(1e-4, 16 * torch.finfo(script.dtype).eps)
+
+
+def prefix(script: Script, args: CallArguments, n: int) -> CallArguments:
+    """The first `n` tokens of each input, contiguous as the tokens of a batch are."""
+    index = script.adapter.index(l=slice(0, n))
+    inputs = tuple(
+        script.assign(name, f"{name}{index}.contiguous()") for name in args.inputs
+    )
+    allowed = args.allowed[:n, :n]
+    if script.adapter.causal:
+        allowed = script.all_allowed(n, n)
+    return replace(args, inputs=inputs, allowed=allowed)
+
+
+def compare_prefix(
+    script: Script,
+    args: CallArguments,
+    whole: str,
+    mask: MaskArgument | None,
+    n: int,
+) -> None:
+    """A causal attention gives a prefix the same outputs as alone."""
+    start = prefix(script, args, n)
+    start = replace(start, mask=script.encode_mask(start.allowed, mask))
+    alone = script.call(start)
+    first = script.assign("y", f"{whole}{script.adapter.index(l=slice(0, n))}")
+    message = f"{{place}} of a sequence of {n} differs if future tokens follow"
+    script.assert_close(first, alone, message, relative=rounding(script))
+
+
+def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
+    """Padding after `n` tokens, or the same tokens again, give the same outputs."""
+    adapter = script.adapter
+    queries = args.inputs[0]
+    start = prefix(script, args, n)
+    if adapter.cross_attention:
+        few = adapter.index(l=slice(0, 3))
+        queries = script.assign("query", f"{queries}{few}.contiguous()")
+        start = replace(start, inputs=(queries, *start.inputs[1:]))
+    q_len = 3 if adapter.cross_attention else n
+    start = replace(start, allowed=script.all_allowed(q_len, n))
+    start = replace(start, mask=script.encode_mask(start.allowed))
+    longer = script.all_allowed(
+        q_len if adapter.cross_attention else len(args.allowed), len(args.allowed)
+    )
+    longer[:, n:] = False
+    masks = script.masks_for(longer)
+    if "ends" in adapter.designs:
+        return  # the tokens of a sequence end elsewhere if padding follows
+    is_mean = adapter.window is None and not set(NO_MEAN) & set(adapter.designs)
+    first = adapter.index(l=slice(0, q_len))
+    message = f"{{place}} of a sequence of {n} differs if"
+    if masks:
+        alone = script.call(start)
+        inputs = (queries, *args.inputs[1:])
+        encoded = script.encode_mask(longer, masks[0])
+        padded = script.call(CallArguments(inputs, encoded, longer))
+        if not adapter.is_pooled:
+            padded = script.assign("y", f"{padded}{first}")
+        message += " padding follows"
+        script.assert_close(alone, padded, message, relative=rounding(script))
+    elif adapter.positions == "none" and is_mean and not adapter.mixes_queries:
+        alone = script.call(start)
+        twice = list(start.inputs)
+        for role in adapter.key_roles:
+            twice[role] = script.concatenate(twice[role], twice[role])
+        allowed = script.all_allowed(q_len * (1 + adapter.single_input), 2 * n)
+        again = CallArguments(tuple(twice), script.encode_mask(allowed), allowed)
+        doubled = script.assign("y", f"{script.call(again)}{first}")
+        if script.evaluate(f"{alone}.shape != {doubled}.shape"):
+            return  # a number for each token, such as the probability to choose it
+        message += " each token is given twice"
+        script.assert_close(alone, doubled, message, relative=rounding(script))
