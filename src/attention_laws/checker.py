@@ -22,7 +22,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -676,19 +676,15 @@ def without_trace_log() -> Iterator[None]:
 @contextmanager
 def seeded_generators(seed: int) -> Iterator[None]:
     """Seed the generators of PyTorch, Python and NumPy, and restore them at the end."""
-    state, of_numpy = random.getstate(), sys.modules.get("numpy.random")
-    numpy_state = of_numpy.get_state() if of_numpy else None
-    with torch.random.fork_rng():
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
         torch.manual_seed(seed)
+        stack.callback(random.setstate, random.getstate())
         random.seed(seed)
-        if of_numpy:
+        if (of_numpy := sys.modules.get("numpy.random")) is not None:
+            stack.callback(of_numpy.set_state, of_numpy.get_state())
             of_numpy.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if of_numpy:
-                of_numpy.set_state(numpy_state)
+        yield
 
 
 def check(
