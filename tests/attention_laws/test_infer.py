@@ -19,7 +19,7 @@ from attention_laws.infer import (
     infer_inputs,
 )
 from attention_laws.script import find_output
-from specimens import Correct, MaskedSelfAttention, PoolsByWeights
+from specimens import Correct, ImageBesideText, MaskedSelfAttention, PoolsByWeights
 
 
 def call_probe(attention: Any, **options: Any) -> CallProbe:
@@ -303,6 +303,11 @@ def test_images_pooling_and_sizes_of_a_config_are_inferred() -> None:
     assert found(Pooled).is_pooled
     adapter = found(OfItsOwnSize)
     assert (adapter.heads, adapter.d_k, adapter.fixed_size) == (5, 4, True)
+
+
+def test_pixels_beside_the_tokens_of_a_text_are_an_image() -> None:
+    adapter = found(ImageBesideText)
+    assert (adapter.inputs, adapter.image) == (("image",), "image")
 
 
 @pytest.mark.slow
