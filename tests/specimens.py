@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -4673,6 +4675,21 @@ PASSING: list[tuple[type[nn.Module], dict[str, Any]]] = [
     (LinearBias, {"positions": "alibi"}),
     (Rotary, {"positions": "rotary"}),
 ]
+
+
+def make_test_of_laws(family: ModuleType) -> Callable[[str, torch.device], None]:
+    """A test that each law of a module fails on the implementations that violate it."""
+    from attention_laws import LAWS
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "name",
+        [name for name, law in LAWS.items() if law.test.__module__ == family.__name__],
+    )
+    def test(name: str, device: torch.device) -> None:
+        assert_caught(name, device.type)
+
+    return test
 
 
 def assert_caught(law: str, device: str) -> None:

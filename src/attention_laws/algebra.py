@@ -189,7 +189,7 @@ def has_unknown_order(script: Script) -> bool:
 def value_features_of(script: Script, args: CallArguments, name: str) -> Tensor:
     """Which features of a layer are values; the arguments are of one token."""
     layer = f"attention.get_submodule({name!r})"
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     index = script.adapter.output_index
     found = script.assign("features", f"value_features({call}, {layer}, {index!r})")
     features: Tensor = script.evaluate(found)
@@ -264,7 +264,7 @@ def call_with_values(
     output, context = script.call(args), ""
     if last:
         layer = f"attention.get_submodule({last!r})"
-        call = f"lambda: attention({script.argument_source(args)})"
+        call = f"lambda: {script.call_source(args)}"
         context = script.assign("context", f"captured_input({call}, {layer})")
         context = script.assign("context", f"rows_of_layer({context}, {layer})")
     script.exec_line("hook.remove()")
@@ -510,8 +510,8 @@ def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
         script.restart("train")
         script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
         args = script.make_arguments()
-        given = script.argument_source(args, **adapter.weights_args)
-        result = script.assign("result", f"attention({given})")
+        call = script.call_source(args, **adapter.weights_args)
+        result = script.assign("result", call)
         value, query = script.namespace[result], script.evaluate(args.inputs[0])
         output = script.assign("y", f"{result}{find_output(value, query, adapter)}")
         source = adapter.weights_source.removeprefix("result")
@@ -574,7 +574,7 @@ def takes_heads(script: Script, args: CallArguments) -> bool:
     part = attention.get_submodule(layer[1])
     if isinstance(part, nn.Linear):
         return False
-    call = eval(f"lambda: attention({script.argument_source(args)})", script.namespace)
+    call = eval(f"lambda: {script.call_source(args)}", script.namespace)
     if not is_called(call, part):
         return False  # its weight is used without the layer
     inputs = captured_input(call, part)
@@ -757,7 +757,7 @@ def query_key_norms(script: Script) -> None:
     has_table = has_table or bool(structure.table_sizes(attention))
     skip_unless(not has_table, "its queries may meet a table of positions, too")
     args = script.make_arguments()
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     norms = [
         (query, key)
         for query, key in structure.norms_of_scores(attention)
@@ -825,7 +825,7 @@ def sinks(script: Script) -> None:
         for name in found:
             script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
         args = script.make_arguments()
-        call = f"lambda: attention({script.argument_source(args)})"
+        call = f"lambda: {script.call_source(args)}"
         contexts.append(script.assign("context", f"captured_input({call}, {last})"))
     low, one, other = contexts
     claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
@@ -973,7 +973,7 @@ def own_context(script: Script) -> None:
     layers = plain_layers(script)
     is_known = {"query", "key", "out"} <= {*layers} and heads > 1
     skip_unless(is_known, "has no projections for several heads")
-    call = f"lambda: attention({script.argument_source(script.make_arguments())})"
+    call = f"lambda: {script.call_source(script.make_arguments())}"
     last, d_k = f"attention.get_submodule({layers['out']!r})", script.sizes.d_k
     is_found = script.evaluate(f"is_called({call}, {last})") and (
         script.evaluate(f"captured_input({call}, {last})").shape[-1] == heads * d_k
@@ -1046,7 +1046,7 @@ def assert_linear_in_value_weights(script: Script) -> None:
         are_values = script.evaluate(f"{rows}.sum()") == width
         skip_unless(are_values, "the rows of its values were not found")
         rows = f"[{rows}]"
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     scaled = [f"layer.weight.data{rows}"]
     if "query" in layers:
         query = layers["query"]
@@ -1097,7 +1097,7 @@ def record_weights(script: Script, args: CallArguments) -> str:
     Empty where they are not found.
     """
     q_len, k_len, _ = args.allowed.shape
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     weights = script.assign(
         "weights",
         f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len})",

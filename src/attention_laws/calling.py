@@ -158,9 +158,7 @@ class CallProbe:
             if hide is not None:
                 allowed[hide] = False
             args = script.make_arguments(allowed, mask)
-            result = script.evaluate(
-                f"attention({script.argument_source(args, **more or {})})"
-            )
+            result = script.evaluate(script.call_source(args, **more or {}))
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
             is_of_ids = "'indices' to have" in str(cause)
@@ -684,9 +682,7 @@ def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
         script.perturb(args, l=slice(0, 1)),
         script.perturb(args, l=slice(length - 1, None)),
     ]
-    usual, *others = (
-        script.evaluate(f"attention({script.argument_source(each)})") for each in calls
-    )
+    usual, *others = (script.evaluate(f"{script.call_source(each)}") for each in calls)
     of_first, of_last = ((y - usual).abs().sum((0, 2)) for y in others)
     return bool(
         1 < usual.shape[1] < length

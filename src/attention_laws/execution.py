@@ -224,26 +224,21 @@ def assert_each_path_drops(script: Script, place: str) -> None:
     script.restart("train")
     apply_dropout(script, 0.5, place)
     usual = script.make_arguments()
-    if not script.evaluate(f"is_random(lambda: {call_source(script, usual)})"):
+    if not script.evaluate(f"is_random(lambda: {script.call_source(usual)})"):
         return
     paths = [
-        (call_source(script, usual, **given), names_of(given))
+        (script.call_source(usual, **given), names_of(given))
         for given in names.weights_flags(script.adapter)
     ]
     for allowed, mask in script.mask_cases():
         if mask is not None and mask != script.adapter.required_mask:
             masked = script.make_arguments(allowed, mask)
-            paths.append((call_source(script, masked), f"a `{mask.name}`"))
+            paths.append((script.call_source(masked), f"a `{mask.name}`"))
     for call, what in paths:
         with script.attempt(), script.rollback():
             script.assign("y", call)  # it may be refused
             message = f"dropout has no effect in training with {what}"
             script.assert_true(f"is_random(lambda: {call})", message)
-
-
-def call_source(script: Script, args: CallArguments, **more: str) -> str:
-    """A call of the attention, as source text."""
-    return f"attention({script.argument_source(args, **more)})"
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
@@ -261,7 +256,7 @@ def assert_draws_have_an_effect(script: Script) -> None:
     if not has_rate:
         return
     args = script.make_arguments()
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     message = "random numbers are drawn in training, and have no effect"
     script.assert_true(f"not draws_without_effect({call})", message)
 
@@ -280,7 +275,7 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
         return
     path = place.replace("*", "0")
     args = script.make_arguments()
-    call = f"lambda: attention({script.argument_source(args)})"
+    call = f"lambda: {script.call_source(args)}"
     layer = f"attention.get_submodule({path!r})"
     if script.evaluate(f"isinstance({layer}, torch.nn.Dropout)"):
         seen = script.assign("seen", f"captured_inputs({call}, {layer})")
@@ -406,7 +401,7 @@ def packs_batch(script: Script) -> bool:
     for copies in (2, 4, 6):
         script.restart("train")
         args = repeat_item(script, script.make_arguments(), copies)
-        call = f"lambda: attention({script.argument_source(args)})"
+        call = f"lambda: {script.call_source(args)}"
         try:
             sizes.append(script.evaluate(f"count_entries({call})"))
         except ScriptError:
@@ -422,7 +417,7 @@ def hides_keys(script: Script, many: CallArguments, place: str) -> bool:
     hidden = []
     for p in (0.5, 0.0):
         apply_dropout(script, p, place)
-        call = f"lambda: attention({script.argument_source(many)})"
+        call = f"lambda: {script.call_source(many)}"
         hidden.append(script.evaluate(f"count_zero_weights({call})"))
     return bool(hidden[0] > hidden[1])
 
@@ -462,9 +457,9 @@ def drops_table(script: Script, many: CallArguments, place: str) -> bool:
             inputs = [script.assign(n, f"{n}.detach().clone()") for n in many.inputs]
             for name in inputs:
                 script.exec_line(f"{name}.requires_grad_()")
-            given = script.argument_source(replace(many, inputs=tuple(inputs)))
+            given = script.call_source(replace(many, inputs=tuple(inputs)))
             layer = f"attention.get_submodule({path!r})"
-            call = f"captured_inputs(lambda: attention({given}), {layer})"
+            call = f"captured_inputs(lambda: {given}, {layer})"
             for seen in script.evaluate(call):
                 tensors = [script.evaluate(name) for name in inputs]
                 is_table = seen.requires_grad or are_features(seen, many.allowed)
@@ -557,9 +552,7 @@ def assert_mean_is_kept(
         if "out" not in layers or "talking" in script.adapter.designs:
             return
         last = f"attention.get_submodule({layers['out']!r})"
-        call = (
-            f"captured_input(lambda: attention({script.argument_source(many)}), {last})"
-        )
+        call = f"captured_input(lambda: {script.call_source(many)}, {last})"
         if script.evaluate(call).dim() != 3 or is_normalized(script, call):
             return
         y = script.assign("y", f"{call}{first}.detach()")
@@ -1195,7 +1188,7 @@ def vmapped(script: Script) -> None:
     pairs = zip(first.inputs, second.inputs, strict=True)
     stacked = ", ".join(f"torch.stack([{a}, {b}])" for a, b in pairs)
     output_index = script.adapter.output_index
-    call = f"attention({script.argument_source(first)}){output_index}"
+    call = f"{script.call_source(first)}{output_index}"
     try:
         both = script.assign(
             "both", f"torch.func.vmap(lambda {names}: {call})({stacked})"
@@ -1228,7 +1221,7 @@ def autocast(script: Script) -> None:
         args = script.make_arguments(allowed, mask)
         usual = script.call(args)
         output_index = script.adapter.output_index
-        call = f"attention({script.argument_source(args)}){output_index}"
+        call = f"{script.call_source(args)}{output_index}"
         device = script.device.partition(":")[0]
         context = f"with torch.autocast({device!r}, torch.bfloat16): "
         try:

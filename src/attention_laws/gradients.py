@@ -27,10 +27,8 @@ from attention_laws.law import (
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import captured_input, is_called
 
-# Tokens that fill more than one block of 64, and of 128.
-BLOCKS = 130
-
-# Tokens, and rows of an image, beyond which all parts of an attention act.
+# Tokens, more than a block of 128 has, and rows of an image, with which all parts of an
+# attention act.
 ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
 
 
@@ -104,9 +102,10 @@ def assert_biases_have_gradients(script: Script) -> None:
 
 def assert_long_gradients_are_slopes(script: Script) -> None:
     """The same for a long sequence, if its backward pass is written by hand."""
-    script.sizes = replace(script.sizes, batch_size=1, q_len=BLOCKS, k_len=BLOCKS)
+    length = ENOUGH_TOKENS
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
-    args = script.make_arguments(script.all_allowed(BLOCKS, BLOCKS))
+    args = script.make_arguments(script.all_allowed(length, length))
     for name in args.inputs:
         script.exec_line(f"{name}.requires_grad_()")
     with script.attempt():  # longer than its tables
@@ -145,7 +144,7 @@ def assert_gradients_are_slopes(
             with script.rollback():
                 assert_gradient_is_slope(script, args, output, name, seed)
     if script.adapter.is_module and not seed:
-        call = f"lambda: attention({script.argument_source(args)})"
+        call = f"lambda: {script.call_source(args)}"
         index = script.adapter.output_index
         found = script.assign("wrong", f"wrong_gradients({call}, attention, {index!r})")
         wrong = script.evaluate(found)
@@ -273,12 +272,12 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
         name, value = script.encode_mask(script.all_allowed(), marks) or ("", "")
         first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
         args = replace(args, mask=(name, f"{value}.long() + {first}"))
-    result = script.assign("result", f"attention({script.argument_source(args)})")
+    result = script.assign("result", f"{script.call_source(args)}")
     losses = [f"loss({output})" for output in script.all_outputs(args, result)]
     script.exec_line(f"({' + '.join(losses)}).backward()")
     for name, part in script.evaluate("attention").named_modules():
         if structure.is_norm_without_weight(part):
-            call = f"lambda: attention({script.argument_source(args)})"
+            call = f"lambda: {script.call_source(args)}"
             claim = f"is_called({call}, attention.get_submodule({name!r}))"
             script.assert_true(claim, f"the norm `{name}` is never applied")
     optional = names.optional_tensors(adapter)
@@ -303,7 +302,7 @@ def gets_zeros(script: Script, args: CallArguments, name: str) -> bool:
     """Whether the layer that a weight belongs to gets zeros only."""
     attention = script.evaluate("attention")
     layer = attention.get_submodule(name.rpartition(".")[0])
-    call = eval(f"lambda: attention({script.argument_source(args)})", script.namespace)
+    call = eval(f"lambda: {script.call_source(args)}", script.namespace)
     return is_called(call, layer) and not captured_input(call, layer).any()
 
 

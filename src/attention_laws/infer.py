@@ -1029,8 +1029,8 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
         call = probe.try_call(more={argument: "None", **first})
         if call is not None:
             script, args = call
-            source = script.argument_source(args, **{argument: "None"}, **first)
-            result = script.evaluate(f"attention({source})")
+            source = script.call_source(args, **{argument: "None"}, **first)
+            result = script.evaluate(source)
             for index, value in parts_of(result).items():
                 if value is not None and index != script.adapter.output_index:
                     fields = {"cache": (argument, index), "cache_args": use}

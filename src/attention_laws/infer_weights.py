@@ -33,14 +33,8 @@ def infer_weights(probe: CallProbe) -> None:
     adapter, options = probe.adapter, probe.options
     if options.weights == "none":
         return
-    flags = [
-        {parameter.name: "True"}
-        for parameter in names.parameters_of(adapter.target)
-        if parameter.default is False
-        and names.WEIGHTS_FLAG_PATTERN.search(parameter.name)
-        and parameter.name not in options.call_args
-    ]
-    for more in ({}, *flags):
+    flags = names.flags_of_weights(adapter.target, False, options.call_args)
+    for more in ({}, *({name: "True"} for name in flags)):
         if not probe.adapter.weights_source:
             infer_weights_of_call(probe, more)
 
@@ -52,7 +46,7 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
     if call is None:
         return
     script, args = call
-    script.exec_line(f"result = attention({script.argument_source(args, **more)})")
+    script.exec_line(f"result = {script.call_source(args, **more)}")
     given, _, axes = options.weights.partition(":")
     candidates = [given] if given else [*weights_candidates(script)]
     sizes = script.sizes.lengths()

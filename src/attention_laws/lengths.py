@@ -248,7 +248,7 @@ def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
     if not all(map(structure.is_linear_or_norm, parts)):
         return
     equal = make_equal_tokens(script, args)
-    call = f"lambda: attention({script.argument_source(equal)})"
+    call = f"lambda: {script.call_source(equal)}"
     if not script.evaluate(f"calls_softmax({call})"):
         return
     output = script.call(equal)

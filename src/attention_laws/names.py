@@ -534,12 +534,18 @@ def weights_flags(adapter: Any) -> list[dict[str, str]]:
     """
     if adapter.weights_args:
         return [dict(adapter.weights_args)]
+    flags = flags_of_weights(adapter.target, True, adapter.call_args)
+    return [{name: "False"} for name in flags]
+
+
+def flags_of_weights(target: Any, default: bool, given: Mapping[str, Any]) -> list[str]:
+    """The flags of this default that ask for the weights, without those `given`."""
     return [
-        {parameter.name: "False"}
-        for parameter in parameters_of(adapter.target)
-        if parameter.default is True
+        parameter.name
+        for parameter in parameters_of(target)
+        if parameter.default is default
         and WEIGHTS_FLAG_PATTERN.search(parameter.name)
-        and parameter.name not in adapter.call_args
+        and parameter.name not in given
     ]
 
 

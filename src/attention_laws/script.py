@@ -486,8 +486,13 @@ class Script:
         self, args: CallArguments, function: str = "attention", **more: str
     ) -> str:
         """Call the attention; return the variable of its output."""
-        result = f"{function}({self.argument_source(args, **more)})"
-        return self.assign_output(result, args)
+        return self.assign_output(self.call_source(args, function, **more), args)
+
+    def call_source(
+        self, args: CallArguments, function: str = "attention", /, **more: str
+    ) -> str:
+        """A call of the attention, as source text."""
+        return f"{function}({self.argument_source(args, **more)})"
 
     def assign_output(self, call: str, args: CallArguments) -> str:
         """Assign the output of a call to a new variable.
@@ -527,9 +532,8 @@ class Script:
         """Call the attention; return the variable of its attention weights."""
         source = self.adapter.weights_source
         if not source.startswith("."):
-            given = self.argument_source(args, **self.adapter.weights_args)
-            index = source.removeprefix("result")
-            return self.assign("weights", f"attention({given}){index}")
+            call = self.call_source(args, **self.adapter.weights_args)
+            return self.assign("weights", call + source.removeprefix("result"))
         self.call(args)
         return self.assign("weights", f"attention{source}")
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from attention_laws import LAWS, check
+from attention_laws import LAWS, algebra, check
 from attention_laws.adapter import Adapter, Sizes
-from attention_laws.algebra import __name__ as family
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
 from specimens import (
@@ -17,18 +16,10 @@ from specimens import (
     ForgetsInChunks,
     NormalizesTokens,
     ScalesByWidth,
-    assert_caught,
+    make_test_of_laws,
 )
 
-NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_each_law_fails_on_implementations_that_violate_it(
-    name: str, device: torch.device
-) -> None:
-    assert_caught(name, device.type)
+test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(algebra)
 
 
 class DoesNotScale(Correct):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attention_laws import LAWS, check
+from attention_laws import LAWS, check, execution
 from attention_laws.adapter import Adapter, Sizes
-from attention_laws.execution import __name__ as family
 from attention_laws.execution import packs_batch
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
@@ -18,10 +17,8 @@ from specimens import (
     HeadsInWeights,
     ReturnsOnCpu,
     SelfAttention,
-    assert_caught,
+    make_test_of_laws,
 )
-
-NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
 
 
 class FillsWithLeastOfInput(SelfAttention):
@@ -83,12 +80,7 @@ def test_dropout_is_sampled_less_where_cost_grows_with_the_square_of_the_batch(
     assert packs_batch(script) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_each_law_fails_on_implementations_that_violate_it(
-    name: str, device: torch.device
-) -> None:
-    assert_caught(name, device.type)
+test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(execution)
 
 
 @pytest.mark.slow

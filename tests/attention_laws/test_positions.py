@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-import torch
 
-from attention_laws import LAWS, check
+from attention_laws import LAWS, check, positions
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
-from attention_laws.positions import __name__ as family
 from attention_laws.script import Script
 from specimens import (
     BiasOfPixels,
@@ -18,18 +16,10 @@ from specimens import (
     RotaryOfQuarter,
     SelfAttention,
     ValuesOfNeighbors,
-    assert_caught,
+    make_test_of_laws,
 )
 
-NAMES = [name for name, law in LAWS.items() if law.test.__module__ == family]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_each_law_fails_on_implementations_that_violate_it(
-    name: str, device: torch.device
-) -> None:
-    assert_caught(name, device.type)
+test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(positions)
 
 
 @pytest.mark.parametrize(
