@@ -16,10 +16,16 @@ from specimens import (
     ForgetsInChunks,
     NormalizesTokens,
     ScalesByWidth,
-    make_test_of_laws,
+    assert_caught,
+    each_law_of,
 )
 
-test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(algebra)
+
+@each_law_of(algebra)
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
+    assert_caught(name, device.type)
 
 
 class DoesNotScale(Correct):

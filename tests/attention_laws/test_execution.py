@@ -17,7 +17,8 @@ from specimens import (
     HeadsInWeights,
     ReturnsOnCpu,
     SelfAttention,
-    make_test_of_laws,
+    assert_caught,
+    each_law_of,
 )
 
 
@@ -80,7 +81,11 @@ def test_dropout_is_sampled_less_where_cost_grows_with_the_square_of_the_batch(
     assert packs_batch(script) == expected
 
 
-test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(execution)
+@each_law_of(execution)
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
+    assert_caught(name, device.type)
 
 
 @pytest.mark.slow

@@ -1,6 +1,13 @@
 """Laws of gradients: each fails on attention that violates it."""
 
-from attention_laws import gradients
-from specimens import make_test_of_laws
+import torch
 
-test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(gradients)
+from attention_laws import gradients
+from specimens import assert_caught, each_law_of
+
+
+@each_law_of(gradients)
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
+    assert_caught(name, device.type)

@@ -1,9 +1,16 @@
 """Laws of masking: each fails on attention that violates it."""
 
-from attention_laws import check, masking
-from specimens import NeighborsOfThreeInputs, make_test_of_laws
+import torch
 
-test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(masking)
+from attention_laws import check, masking
+from specimens import NeighborsOfThreeInputs, assert_caught, each_law_of
+
+
+@each_law_of(masking)
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
+    assert_caught(name, device.type)
 
 
 def test_padded_queries_of_windows_are_not_compared() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from attention_laws import LAWS, check, positions
 from attention_laws.adapter import Adapter, Sizes
@@ -16,10 +17,16 @@ from specimens import (
     RotaryOfQuarter,
     SelfAttention,
     ValuesOfNeighbors,
-    make_test_of_laws,
+    assert_caught,
+    each_law_of,
 )
 
-test_each_law_fails_on_implementations_that_violate_it = make_test_of_laws(positions)
+
+@each_law_of(positions)
+def test_each_law_fails_on_implementations_that_violate_it(
+    name: str, device: torch.device
+) -> None:
+    assert_caught(name, device.type)
 
 
 @pytest.mark.parametrize(
