@@ -979,6 +979,16 @@ class DropsWithoutScale(NeverDrops):
         return weights * kept @ v
 
 
+class KeepsWhatItShouldDrop(NeverDrops):
+    """The dropout probability is used as the probability to keep."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if not self.training or self.dropout.p == 0:
+            return weights @ v
+        keep = self.dropout.p
+        return weights * (torch.rand_like(weights) < keep) / keep @ v
+
+
 class DropsWithoutScaleAfterNorm(DropsWithoutScale):
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
@@ -4444,6 +4454,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsWithoutScaleAfterNorm, {}),
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
+        (KeepsWhatItShouldDrop, {}),
         (drops_without_scale, {}),
         (never_drops, {}),
         (NeverDrops, {}),

@@ -363,6 +363,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 message = "two calls in training share one dropout mask"
                 script.assert_true(f"not torch.equal({output}, {again})", message)
                 assert_keys_drop_apart(script, y, place)
+                assert_less_drops_less(script, many, y, place)
                 if not (
                     is_before_scores(script, place) or has_several_attentions(script)
                 ):
@@ -381,6 +382,25 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 )
                 return "weights" if rank <= script.sizes.heads else "output"
     return "weights"  # or not known
+
+
+def assert_less_drops_less(
+    script: Script, many: CallArguments, y: str, place: str
+) -> None:
+    """A probability of 0.1 changes the copies less than that of 0.5, which gave `y`.
+
+    At 0.5, a module that keeps what it should drop passes the other tests. At 0.1, its
+    deviation is three times as large, and that of a right one three times as small.
+    """
+    with script.rollback():
+        apply_dropout(script, 0.1, place)
+        first = f"movedim({copies_first(script)}, [0, 1]).detach()"
+        little = script.assign("little", f"{script.call(many)}.{first}")
+        message = "a dropout of 0.1 changes the output more than one of 0.5"
+        spread = "{}.std(0).square().mean().sqrt()"
+        claim = f"{spread.format(little)} <= 1.5 * {spread.format(y)}"
+        script.assert_true(claim, message)
+        apply_dropout(script, 0.5, place)
 
 
 def repeat_item(script: Script, args: CallArguments, copies: int) -> CallArguments:
