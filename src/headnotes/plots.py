@@ -210,17 +210,16 @@ def draw_scaling(
     """Draw scores, sorted weights and Jacobians of `[samples, k_len]`, one an axis."""
     # Outlines, so that neither distribution hides the other.
     outline: dict[str, Any] = style | {"histtype": "step", "linewidth": 1.5}
-    share = [1 / scores.numel()] * scores.numel()
-    ends = (-limit, limit)
-    axes[0].hist(scores.flatten().tolist(), 141, range=ends, weights=share, **outline)
+    outline["weights"] = torch.full_like(scores, 1 / scores.numel()).flatten().numpy()
+    axes[0].hist(scores.flatten().numpy(), 141, range=(-limit, limit), **outline)
 
     weights = scores.softmax(dim=-1)
     mean = weights.sort(descending=True).values.mean(dim=0).tolist()
     axes[1].plot(range(1, len(mean) + 1), mean, "o-", markersize=4, **style)
 
-    norms = jacobian_norms(weights).tolist()
-    share = [1 / len(norms)] * len(norms)
-    axes[2].hist(norms, 26, range=(0, 0.52), weights=share, **outline)
+    norms = jacobian_norms(weights)
+    outline["weights"] = torch.full_like(norms, 1 / len(norms)).numpy()
+    axes[2].hist(norms.numpy(), 26, range=(0, 0.52), **outline)
 
 
 def jacobian_norms(weights: Tensor) -> Tensor:

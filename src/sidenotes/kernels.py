@@ -128,6 +128,8 @@ def serve(setup: str) -> None:
     from ipykernel.kernelapp import IPKernelApp
 
     exec(setup, {})
+    if "matplotlib" in sys.modules:
+        draw_when_shown()
     # IPython collects garbage at its exit, which would copy the memory of the server,
     # object by object.
     gc.collect()
@@ -151,6 +153,18 @@ def serve(setup: str) -> None:
         # object: two thirds of the time of a kernel.
         atexit._run_exitfuncs()
         os._exit(0)
+
+
+def draw_when_shown() -> None:
+    """Do not draw a figure at the end of its cell, for a window that does not exist.
+
+    IPython asks for it in each cell. The figure is drawn again for the page.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    FigureCanvasBase.draw_idle = (  # type: ignore[method-assign]
+        lambda *arguments, **options: None
+    )
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ folder of `mkdocs.yml`.
 """
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from os import cpu_count
+from multiprocessing import get_context
 from pathlib import Path
+from threading import active_count
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemBytecodeCache
@@ -39,6 +42,9 @@ ASSETS = Path(__file__).parent / "assets"
 
 # A lesson is a script in the percent format. Other scripts are copied as files.
 PERCENT = re.compile(r"# %%(\s|$)")
+
+# From this number of pages on, a second process helps to render them.
+MANY = 30
 
 # The title of a module: the first line of its docstring.
 TITLE = re.compile(r'(?:#.*\n|\s)*r?"""\s*# (.+)')
@@ -189,7 +195,7 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
 
         try:
             with (
-                ThreadPoolExecutor(max_workers=cpu_count()) as threads,
+                ThreadPoolExecutor(max_workers=os.cpu_count()) as threads,
                 # Closed before the threads, which an interrupt thus ends at once.
                 Kernels(self.config.setup, self.sources.imports) as kernels,
             ):
@@ -219,17 +225,52 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                     inputs |= found
         return inputs
 
+    @event_priority(-100)  # MkDocs renders the pages after the last plugin
     def on_nav(
         self, nav: Navigation, *, config: MkDocsConfig, files: Files
     ) -> Navigation:
         """Compute what all pages depend on: the set of pages is complete now."""
         self.site_key = site_key(config, files)
+        pages = [file.page for file in files.documentation_pages() if file.page]
+        # Only Linux forks safely, and only a process of one thread.
+        can_fork = sys.platform == "linux" and active_count() == 1
+        self.helper = None
+        if self.site_key and can_fork and len(pages) > MANY:
+            options = (pages[::-1], config, files)
+            self.helper = get_context("fork").Process(
+                target=self.render_ahead, args=options, daemon=True
+            )
+            self.helper.start()
         return nav
+
+    def render_ahead(
+        self, pages: list[Page], config: MkDocsConfig, files: Files
+    ) -> None:
+        """In a second process: render pages into the cache, from the last one on.
+
+        It ends at the first page that is cached: either all are, or MkDocs, which
+        begins with the first page, has come as far. Errors and warnings are left to
+        MkDocs, because such a page is not cached.
+        """
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        for page in pages:
+            page.read_source(config)
+            page.markdown = config.plugins.on_page_markdown(
+                page.markdown or "", page=page, config=config, files=files
+            )
+            own = vars(page)["render"]
+            if isinstance(own, partial) and self.render(page, config, files):
+                return
 
     def on_env(
         self, env: Environment, *, config: MkDocsConfig, files: Files
     ) -> Environment:
         """Compile the templates of the theme once for all builds."""
+        if self.helper:
+            self.helper.kill()
+            self.helper.join()
         folder = self.cache / "templates"
         folder.mkdir(parents=True, exist_ok=True)
         env.bytecode_cache = FileSystemBytecodeCache(str(folder))
@@ -246,19 +287,20 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
                 page.meta.update(meta)
         # A page that another plugin renders, such as a notebook, keeps its renderer.
         if "render" not in vars(page):
-            page.render = partial(self.render, page)  # type: ignore[method-assign]
+            page.render = partial(self.render, page)  # type: ignore[assignment]
         return markdown
 
-    def render(self, page: Page, config: MkDocsConfig, files: Files) -> None:
-        """Called by MkDocs instead of `page.render`."""
+    def render(self, page: Page, config: MkDocsConfig, files: Files) -> bool:
+        """Called by MkDocs instead of `page.render`; whether the page was cached."""
         try:
             if self.site_key is None:
                 Page.render(page, config, files)
-                return
+                return False
             inputs = self.sources.inputs(page.markdown or "")
             parts = [self.site_key, *inputs]
             memory = self.sources.imports.memory
-            render_cached(page, config, files, parts, memory, self.cache / "pages")
+            folder = self.cache / "pages"
+            return render_cached(page, config, files, parts, memory, folder)
         except LiterateError as error:
             raise PluginError(str(error)) from None
 

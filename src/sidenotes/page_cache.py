@@ -56,13 +56,16 @@ def render_cached(
     parts: list[str],
     memory: Memory,
     folder: Path,
-) -> None:
-    """Render a page, or use its cached HTML for the same text and `parts`."""
+) -> bool:
+    """Render a page, or use its cached HTML for the same text and `parts`.
+
+    Returns whether it was cached.
+    """
     text = page.markdown or ""
     sources = documented(text, config, memory)
     if sources is None:
         Page.render(page, config, files)
-        return
+        return False
     name = page.file.src_uri
     key = hash_of([name, text, *parts, *sources])
     stored = path_for(folder, name.replace("/", "-"), key, ".json")
@@ -77,6 +80,7 @@ def render_cached(
         if not logged:
             store(stored, json.dumps(content))
     register(page, config, content)
+    return found is not None
 
 
 def are_pure(config: MkDocsConfig) -> bool:

@@ -1,6 +1,7 @@
 """Lessons: executed for real, never stale, and never wrong in silence."""
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,6 +178,29 @@ def test_a_figure_is_part_of_the_page(write) -> None:  # type: ignore[no-untyped
     for target in re.findall(r'(?:url\(|href=")#([^")]+)', page):
         assert target in ids
     assert "<style" not in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are not forked")
+def test_a_figure_is_drawn_for_the_page_only(write) -> None:  # type: ignore[no-untyped-def]
+    page = write(
+        """\
+        # %% alt="A line"
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        canvases, draw = [], Figure.draw
+        def counted(figure, renderer):
+            canvases.append(type(figure.canvas).__name__)
+            return draw(figure, renderer)
+        Figure.draw = counted
+        plt = __import__("matplotlib.pyplot").pyplot
+        _ = plt.plot([1, 2])
+        # %%
+        print({*canvases})
+        """
+    )
+    assert "<svg" in page
+    assert "{'FigureCanvasSVG'}" in page
 
 
 def test_figures_take_the_ink_of_the_page() -> None:

@@ -3,6 +3,9 @@
 import json
 import logging
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -224,6 +227,58 @@ def test_a_broken_link_is_reported_by_each_build(site: Build, tmp_path: Path) ->
     for _ in range(2):
         with pytest.raises(Abort, match="1 warning"):
             site(validation={"links": {"anchors": "warn"}})
+
+
+# A build in a process of one thread, which prints the pages that it renders itself.
+BUILD = """
+import logging
+import sys
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.structure.pages import Page
+from sidenotes import mkdocs_plugin
+mkdocs_plugin.MANY = int(sys.argv[1])
+render = Page.render
+def shown(page, *args):
+    print(page.file.src_uri)
+    render(page, *args)
+Page.render = shown
+logging.basicConfig()
+build(load_config(config_file=sys.argv[2], strict=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the build does not fork")
+def test_a_second_process_helps_to_render_many_pages(
+    site: Build, tmp_path: Path
+) -> None:
+    names = [f"m{n:02}" for n in range(41)]
+    code = "def g(x):\n    # Why\n    return [x + 1, x * 2]\n\n\n" * 97
+    for name in names:
+        (tmp_path / f"src/p/{name}.py").write_text(f'"""# Module {name}"""\n{code}')
+
+    def built(many: int) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+        for folder in ("site", ".cache/sidenotes/pages"):
+            shutil.rmtree(tmp_path / folder, ignore_errors=True)
+        command = [sys.executable, "-c", BUILD, str(many), f"{tmp_path}/mkdocs.yml"]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        pages = sorted(tmp_path.glob("site/**/index.html"))
+        return run, {str(page): page.read_text() for page in pages}
+
+    site()  # writes the configuration; executes the lesson and the examples
+    alone, pages = built(1000)
+    assert sorted(alone.stdout.split()) == sorted(
+        [*ALL, *(f"source/{name}.md" for name in names)]
+    )
+    both, same = built(1)
+    assert same == pages
+    assert len(both.stdout.split()) < len(alone.stdout.split())
+
+    edit(tmp_path / "src/p/m40.py", "# Why", "# [Why](nowhere.md)")
+    broken, _ = built(1)
+    assert broken.returncode
+    assert "contains a link 'nowhere.md'" in broken.stderr
 
 
 @pytest.mark.slow
