@@ -186,14 +186,13 @@ def test_a_figure_is_drawn_for_the_page_only(write) -> None:  # type: ignore[no-
     page = write(
         """\
         # %% alt="A line"
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        import matplotlib.pyplot as plt
         from matplotlib.figure import Figure
         canvases, draw = [], Figure.draw
-        def counted(figure, renderer):
+        def recorded(figure, renderer):
             canvases.append(type(figure.canvas).__name__)
             return draw(figure, renderer)
-        Figure.draw = counted
-        plt = __import__("matplotlib.pyplot").pyplot
+        Figure.draw = recorded
         _ = plt.plot([1, 2])
         # %%
         print({*canvases})
