@@ -1205,6 +1205,38 @@ class ReversedOnRequest(WeightsOnRequest):
         return self.kept[0].flip(1)
 
 
+def keep_some(weights: Tensor, p: float, shape: torch.Size) -> Tensor:
+    return weights * (torch.rand(shape, device=weights.device) >= p) / (1 - p)
+
+
+class DropsInFunction(NeverDrops):
+    """A function of the file draws the random numbers, and an attribute is `p`."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.p = dropout
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.drop(weights) @ v if self.training else weights @ v
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return keep_some(weights, self.p, weights.shape)
+
+
+class DropsForAllInFunction(DropsInFunction):
+    def drop(self, weights: Tensor) -> Tensor:
+        return keep_some(weights, self.p, weights.shape[-2:])
+
+
+class NoiseInTraining(Correct):
+    """Its training is random, also with dropout 0."""
+
+    def join(self, context: Tensor) -> Tensor:
+        noise = torch.rand_like(context) if self.training else 0
+        return super().join(context + noise)
+
+
 class KeepsWithoutScale(NeverDrops):
     """Its attribute is the probability to keep a weight."""
 
@@ -4461,6 +4493,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsOutputOnly, {}),
         (DropsContextToo, {}),
         (KeepsAllIfMasked, MASK),
+        (DropsForAllInFunction, {}),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
@@ -4526,6 +4559,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("query_key_norms", NormalizesHeadsOfBoth),
     ("eval_matches_train", TrimsPadding),
     ("dropout", EncodesPositions),
+    ("dropout", DropsInFunction),
+    ("rows_sum_to_one", NoiseInTraining),
     ("sinks_compete", Sinks),
     ("key_independence", SelfAttention),
     ("own_context", DividesByOwnSum),
