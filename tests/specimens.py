@@ -3998,6 +3998,46 @@ class BackwardOfFirstBlock(BlockwiseBackward):
     product = ProductOfFirstBlock
 
 
+class CausalSoftmax(torch.autograd.Function):
+    """The last query is that of the last key, in the backward pass, too."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        q_len, k_len = scores.shape[-2:]
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1 + k_len - q_len)
+        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (weights,) = ctx.saved_tensors
+        return weights * (grad - (weights * grad).sum(dim=-1, keepdim=True))
+
+
+class CausalSoftmaxOfFirst(CausalSoftmax):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return CausalSoftmax.backward(ctx, grad).tril()
+
+
+class LastQueries(Correct):
+    """Fewer queries than keys are the last ones."""
+
+    softmax: Any = CausalSoftmax
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, value)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights: Tensor = self.softmax.apply(scores)
+        return weights
+
+
+class LastQueriesFirstInBackward(LastQueries):
+    softmax = CausalSoftmaxOfFirst
+
+
 class OverlappingWindows(SelfAttention):
     """Windows of 8 tokens share 3 with the next; their outputs have a mean."""
 
@@ -4347,6 +4387,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
         (BackwardOfFirstBlock, {}),
+        (LastQueriesFirstInBackward, CAUSAL),
         (DetachesBias, {}),
     ],
     "large_scores": [
@@ -4658,6 +4699,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("equal_values", NormalizedImage),
     ("equal_values", OverlappingWindows),
     ("gradients", BlockwiseBackward),
+    ("gradients", LastQueries),
     ("gradients", AddsBias),
     ("image_windows", ShiftedWindows),
     ("image_windows", ShiftedUnlessSmall),
