@@ -3625,7 +3625,10 @@ class WindowsOfImage(SelfAttention):
             raise ValueError("height and width must be even")
         split = image.reshape(b, h // 2, 2, w // 2, 2, c).transpose(2, 3)
         x = split.reshape(-1, 4, c)
-        return self.merge(Correct.forward(self, x, x, x), h, w)
+        return self.merge(self.attend(x, image), h, w)
+
+    def attend(self, x: Tensor, image: Tensor) -> Any:
+        return Correct.forward(self, x, x, x)
 
     def merge(self, y: Tensor, h: int, w: int) -> Tensor:
         split = y.reshape(-1, h // 2, w // 2, 2, 2, y.shape[-1]).transpose(2, 3)
@@ -3636,6 +3639,30 @@ class WindowsInColumns(WindowsOfImage):
     def merge(self, y: Tensor, h: int, w: int) -> Tensor:
         split = y.reshape(-1, w // 2, h // 2, 2, 2, y.shape[-1]).transpose(2, 3)
         return split.reshape(-1, h, w, y.shape[-1])
+
+
+class HalosOfImage(WindowsOfImage):
+    """Each window attends to a halo of one pixel, too, but not beyond the image."""
+
+    def attend(self, x: Tensor, image: Tensor) -> Any:
+        halos = self.unfold(image.movedim(3, 1)).unflatten(1, (-1, 16))
+        halos = halos.transpose(1, 3).flatten(0, 1)
+        inside = self.to_rows(self.unfold(torch.ones_like(image[:, None, ..., 0])))
+        mask = inside.flatten(0, 1)[:, None] > 0
+        return Correct.forward(self, x, halos, halos, mask)
+
+    def unfold(self, image: Tensor) -> Tensor:
+        return nn.functional.unfold(image, 4, stride=2, padding=1)
+
+    def to_rows(self, inside: Tensor) -> Tensor:
+        return inside.mT
+
+
+class HalosOfOtherWindows(HalosOfImage):
+    """The mask is viewed as one row for each window, without a transpose."""
+
+    def to_rows(self, inside: Tensor) -> Tensor:
+        return inside.reshape(inside.mT.shape)
 
 
 class ShiftedWindows(SelfAttention):
@@ -4357,6 +4384,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
+        (HalosOfOtherWindows, {"layout": "image_channels_last"}),
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
     "image_windows": [
@@ -4687,6 +4715,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("linear_in_value", KeyNormOfContext),
     ("own_key_attended", Neighborhood),
     ("own_key_attended", WindowsOfImage),
+    ("own_key_attended", HalosOfImage),
+    ("image_windows", HalosOfImage),
     ("long_sequences", FadesInBlocks),
     ("long_sequences", AddsUp),
     ("dropout", DropsTable),
