@@ -2371,6 +2371,64 @@ class CacheOfWindowFromZero(CacheOfWindow):
         return 0
 
 
+class RingOfTokens(Correct):
+    """Causal in a window of 4, whose tokens are in a ring buffer, or an empty one."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        empty = x.new_zeros(len(x), 4, x.shape[2]), torch.full((4,), -4), 0
+        tokens, places, count = past or empty
+        now = torch.arange(count, count + x.shape[1])
+        seen = torch.cat([tokens, x], dim=1)
+        ago = now[:, None] - torch.cat([places, now])
+        y = super().forward(x, seen, seen, ((ago >= 0) & (ago < 4))[None].to(x.device))
+        slots = self.slots(now[-4:], count)
+        tokens, places = tokens.clone(), places.clone()
+        tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
+        return y, (tokens, places, count + x.shape[1])
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4
+
+
+class RingFromFirstSlot(RingOfTokens):
+    """The first piece, however long it is, fills the buffer from its start."""
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4 if count else torch.arange(len(now))
+
+
+class StoresDistances(Correct):
+    """A bias of the distances, which are stored for each number of queries and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.distances: dict[Any, Tensor] = {}
+
+    def name(self, q_len: int, k_len: int) -> Any:
+        return q_len, k_len
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q_len, k_len = q.shape[2], k.shape[2]
+        first = k_len - q_len
+        query, key = (torch.arange(n, device=q.device) for n in (q_len, k_len))
+        distances = key - first - query[:, None]
+        distances = self.distances.setdefault(self.name(q_len, k_len), distances)
+        return super().score(q, k) + distances[-q_len:].cos()
+
+
+class StoresDistancesByKeys(StoresDistances):
+    def name(self, q_len: int, k_len: int) -> Any:
+        return k_len
+
+
+class StoresDistancesWithCache(StoresDistances, WithCache):
+    pass
+
+
+class StoresDistancesByKeysWithCache(StoresDistancesByKeys, WithCache):
+    pass
+
+
 # Correct modules that a law may take for wrong.
 
 
@@ -4471,6 +4529,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SegmentsWithoutGradient, MEMORY),
         (CacheCutTooEarly, {**CACHE, "window": 4}),
         (CacheLosesLastOfBlock, CACHE),
+        (RingFromFirstSlot, {**CACHE, "window": 4}),
+        (StoresDistancesByKeysWithCache, CACHE),
         (CacheOfFloat32, CACHE),
         (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
     ],
@@ -4574,6 +4634,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsBias, {}),
         (KeepsFlag, {}),
         (KeepsCount, {}),
+        (StoresDistancesByKeys, {}),
         (KeepsBiasOfPixels, {}),
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
@@ -4622,6 +4683,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("earlier_calls", KeepsAngles),
+    ("earlier_calls", StoresDistances),
     ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
@@ -4690,6 +4752,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", TwoStreams),
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
+    ("incremental_decoding", RingOfTokens),
+    ("incremental_decoding", StoresDistancesWithCache),
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
