@@ -1205,6 +1205,38 @@ class ReversedOnRequest(WeightsOnRequest):
         return self.kept[0].flip(1)
 
 
+def keep_some(weights: Tensor, p: float, shape: torch.Size) -> Tensor:
+    return weights * (torch.rand(shape, device=weights.device) >= p) / (1 - p)
+
+
+class DropsInFunction(NeverDrops):
+    """A function of the file draws the random numbers, and an attribute is `p`."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.p = dropout
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.drop(weights) @ v if self.training else weights @ v
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return keep_some(weights, self.p, weights.shape)
+
+
+class DropsForAllInFunction(DropsInFunction):
+    def drop(self, weights: Tensor) -> Tensor:
+        return keep_some(weights, self.p, weights.shape[-2:])
+
+
+class NoiseInTraining(Correct):
+    """Its training is random, also with dropout 0."""
+
+    def join(self, context: Tensor) -> Tensor:
+        noise = torch.rand_like(context) if self.training else 0
+        return super().join(context + noise)
+
+
 class KeepsWithoutScale(NeverDrops):
     """Its attribute is the probability to keep a weight."""
 
@@ -2337,6 +2369,64 @@ class CacheOfWindow(SelfAttention):
 class CacheOfWindowFromZero(CacheOfWindow):
     def position_of_first(self, count: int, stored: int) -> int:
         return 0
+
+
+class RingOfTokens(Correct):
+    """Causal in a window of 4, whose tokens are in a ring buffer, or an empty one."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        empty = x.new_zeros(len(x), 4, x.shape[2]), torch.full((4,), -4), 0
+        tokens, places, count = past or empty
+        now = torch.arange(count, count + x.shape[1])
+        seen = torch.cat([tokens, x], dim=1)
+        ago = now[:, None] - torch.cat([places, now])
+        y = super().forward(x, seen, seen, ((ago >= 0) & (ago < 4))[None].to(x.device))
+        slots = self.slots(now[-4:], count)
+        tokens, places = tokens.clone(), places.clone()
+        tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
+        return y, (tokens, places, count + x.shape[1])
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4
+
+
+class RingFromFirstSlot(RingOfTokens):
+    """The first piece, however long it is, fills the buffer from its start."""
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4 if count else torch.arange(len(now))
+
+
+class StoresDistances(Correct):
+    """A bias of the distances, which are stored for each number of queries and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.distances: dict[Any, Tensor] = {}
+
+    def name(self, q_len: int, k_len: int) -> Any:
+        return q_len, k_len
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q_len, k_len = q.shape[2], k.shape[2]
+        first = k_len - q_len
+        query, key = (torch.arange(n, device=q.device) for n in (q_len, k_len))
+        distances = key - first - query[:, None]
+        distances = self.distances.setdefault(self.name(q_len, k_len), distances)
+        return super().score(q, k) + distances[-q_len:].cos()
+
+
+class StoresDistancesByKeys(StoresDistances):
+    def name(self, q_len: int, k_len: int) -> Any:
+        return k_len
+
+
+class StoresDistancesWithCache(StoresDistances, WithCache):
+    pass
+
+
+class StoresDistancesByKeysWithCache(StoresDistancesByKeys, WithCache):
+    pass
 
 
 # Correct modules that a law may take for wrong.
@@ -3593,7 +3683,10 @@ class WindowsOfImage(SelfAttention):
             raise ValueError("height and width must be even")
         split = image.reshape(b, h // 2, 2, w // 2, 2, c).transpose(2, 3)
         x = split.reshape(-1, 4, c)
-        return self.merge(Correct.forward(self, x, x, x), h, w)
+        return self.merge(self.attend(x, image), h, w)
+
+    def attend(self, x: Tensor, image: Tensor) -> Any:
+        return Correct.forward(self, x, x, x)
 
     def merge(self, y: Tensor, h: int, w: int) -> Tensor:
         split = y.reshape(-1, h // 2, w // 2, 2, 2, y.shape[-1]).transpose(2, 3)
@@ -3604,6 +3697,30 @@ class WindowsInColumns(WindowsOfImage):
     def merge(self, y: Tensor, h: int, w: int) -> Tensor:
         split = y.reshape(-1, w // 2, h // 2, 2, 2, y.shape[-1]).transpose(2, 3)
         return split.reshape(-1, h, w, y.shape[-1])
+
+
+class HalosOfImage(WindowsOfImage):
+    """Each window attends to a halo of one pixel, too, but not beyond the image."""
+
+    def attend(self, x: Tensor, image: Tensor) -> Any:
+        halos = self.unfold(image.movedim(3, 1)).unflatten(1, (-1, 16))
+        halos = halos.transpose(1, 3).flatten(0, 1)
+        inside = self.to_rows(self.unfold(torch.ones_like(image[:, None, ..., 0])))
+        mask = inside.flatten(0, 1)[:, None] > 0
+        return Correct.forward(self, x, halos, halos, mask)
+
+    def unfold(self, image: Tensor) -> Tensor:
+        return nn.functional.unfold(image, 4, stride=2, padding=1)
+
+    def to_rows(self, inside: Tensor) -> Tensor:
+        return inside.mT
+
+
+class HalosOfOtherWindows(HalosOfImage):
+    """The mask is viewed as one row for each window, without a transpose."""
+
+    def to_rows(self, inside: Tensor) -> Tensor:
+        return inside.reshape(inside.mT.shape)
 
 
 class ShiftedWindows(SelfAttention):
@@ -3966,6 +4083,46 @@ class BackwardOfFirstBlock(BlockwiseBackward):
     product = ProductOfFirstBlock
 
 
+class CausalSoftmax(torch.autograd.Function):
+    """The last query is that of the last key, in the backward pass, too."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor) -> Tensor:
+        q_len, k_len = scores.shape[-2:]
+        future = torch.ones_like(scores, dtype=torch.bool).triu(1 + k_len - q_len)
+        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (weights,) = ctx.saved_tensors
+        return weights * (grad - (weights * grad).sum(dim=-1, keepdim=True))
+
+
+class CausalSoftmaxOfFirst(CausalSoftmax):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return CausalSoftmax.backward(ctx, grad).tril()
+
+
+class LastQueries(Correct):
+    """Fewer queries than keys are the last ones."""
+
+    softmax: Any = CausalSoftmax
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, value)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights: Tensor = self.softmax.apply(scores)
+        return weights
+
+
+class LastQueriesFirstInBackward(LastQueries):
+    softmax = CausalSoftmaxOfFirst
+
+
 class OverlappingWindows(SelfAttention):
     """Windows of 8 tokens share 3 with the next; their outputs have a mean."""
 
@@ -4285,6 +4442,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "own_key_attended": [
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
+        (HalosOfOtherWindows, {"layout": "image_channels_last"}),
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
     "image_windows": [
@@ -4315,6 +4473,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
         (BackwardOfFirstBlock, {}),
+        (LastQueriesFirstInBackward, CAUSAL),
         (DetachesBias, {}),
     ],
     "large_scores": [
@@ -4370,6 +4529,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SegmentsWithoutGradient, MEMORY),
         (CacheCutTooEarly, {**CACHE, "window": 4}),
         (CacheLosesLastOfBlock, CACHE),
+        (RingFromFirstSlot, {**CACHE, "window": 4}),
+        (StoresDistancesByKeysWithCache, CACHE),
         (CacheOfFloat32, CACHE),
         (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
     ],
@@ -4461,6 +4622,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsOutputOnly, {}),
         (DropsContextToo, {}),
         (KeepsAllIfMasked, MASK),
+        (DropsForAllInFunction, {}),
     ],
     "earlier_calls": [
         (KeepsFirstMask, CAUSAL),
@@ -4472,6 +4634,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsBias, {}),
         (KeepsFlag, {}),
         (KeepsCount, {}),
+        (StoresDistancesByKeys, {}),
         (KeepsBiasOfPixels, {}),
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
@@ -4520,12 +4683,15 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("earlier_calls", KeepsAngles),
+    ("earlier_calls", StoresDistances),
     ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
     ("query_key_norms", NormalizesHeadsOfBoth),
     ("eval_matches_train", TrimsPadding),
     ("dropout", EncodesPositions),
+    ("dropout", DropsInFunction),
+    ("rows_sum_to_one", NoiseInTraining),
     ("sinks_compete", Sinks),
     ("key_independence", SelfAttention),
     ("own_context", DividesByOwnSum),
@@ -4586,6 +4752,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", TwoStreams),
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
+    ("incremental_decoding", RingOfTokens),
+    ("incremental_decoding", StoresDistancesWithCache),
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
@@ -4611,6 +4779,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("linear_in_value", KeyNormOfContext),
     ("own_key_attended", Neighborhood),
     ("own_key_attended", WindowsOfImage),
+    ("own_key_attended", HalosOfImage),
+    ("image_windows", HalosOfImage),
     ("long_sequences", FadesInBlocks),
     ("long_sequences", AddsUp),
     ("dropout", DropsTable),
@@ -4623,6 +4793,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("equal_values", NormalizedImage),
     ("equal_values", OverlappingWindows),
     ("gradients", BlockwiseBackward),
+    ("gradients", LastQueries),
     ("gradients", AddsBias),
     ("image_windows", ShiftedWindows),
     ("image_windows", ShiftedUnlessSmall),

@@ -79,7 +79,7 @@ def rows_sum_to_one(script: Script) -> None:
         "returns no weights, and its values may have positions",
     )
     modes = [("eval", 0.0), ("train", dropout)]
-    for mode, dropout in modes if adapter.is_module else modes[:1]:
+    for mode, dropout in modes[: len(script.modes())]:
         for allowed, mask in script.mask_cases():
             script.restart(mode, dropout)
             args = script.make_arguments(allowed, mask)

@@ -129,9 +129,29 @@ def decode_in_pieces(script: Script) -> None:
     half = script.sizes.k_len // 2
     two = [half, script.sizes.k_len - half]
     decode_with_cache(script, two, "no_grad")
+    assert_pieces_leave_whole(script)
     # A KV cache may be left out in training, but not a memory.
     if MEMORY_PATTERN.search(script.adapter.cache[0]) and "train" in script.modes():
         decode_with_cache(script, two, "train")
+
+
+def assert_pieces_leave_whole(script: Script) -> None:
+    """A module that has decoded tokens one by one gives the whole as a new one.
+
+    It has not seen so many tokens at once: a table that is stored for the number of
+    keys is then that of one query.
+    """
+    assert script.adapter.cache is not None
+    length = script.sizes.k_len
+    if script.adapter.cache == ("", ""):
+        return  # each sequence begins with a new copy
+    script.restart()
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    args = script.make_arguments(script.all_allowed(length, length))
+    expected = script.call(args, function="fresh")
+    decode(script, args, [1] * length)
+    message = "{place} differs in a module that has decoded the tokens one by one"
+    script.assert_close(expected, script.call(args), message)
 
 
 # Names of caches that pass no gradient on, but are used in training.
@@ -217,13 +237,15 @@ def piece_lengths(length: int) -> Iterator[list[int]]:
 def decode_many(script: Script) -> None:
     """Decode more tokens than fit into a window, so that the oldest are dropped.
 
-    The positions of the others are not those in the cache. Only where the cache grows
-    with the tokens do several come in one piece: a ring buffer may take no longer ones.
+    The positions of the others are not those in the cache, and a ring buffer may begin
+    at any of its places. Only where the cache grows with the tokens do several come in
+    one piece: a ring buffer may take no longer ones.
     """
     usual, width = script.sizes, script.adapter.window or 8
     script.sizes = replace(usual, q_len=2 * width + 7, k_len=2 * width + 7)
     with script.attempt():  # longer than its cache
-        decode_with_cache(script, [width + 1, *[1] * (width + 6)])
+        for first in (width + 1, width + 2):
+            decode_with_cache(script, [first, *[1] * (2 * width + 7 - first)])
         if cache_grows(script):
             decode_with_cache(script, [width + 1, 2, width, 1, 3])
     script.sizes = usual

@@ -747,6 +747,9 @@ def other_calls(
             encoded = script.encode_mask(causal, other)
             yield replace(first, mask=encoded, allowed=causal)
     q_len, k_len = padded.shape[:2]
+    if adapter.cross_attention and adapter.fixed_length is None:
+        # What is stored for the number of keys may be that of other queries.
+        yield script.make_arguments(script.all_allowed(q_len + 1, k_len))
     for batch_size, length in ((1, 0), (3, -1), (3, 2), (2, 1 - k_len), (1, LONG)):
         change = 0 if adapter.fixed_length else max(length, 1 - k_len)
         if "b" in adapter.layout:

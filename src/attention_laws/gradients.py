@@ -44,7 +44,8 @@ def gradients(script: Script) -> None:
     with a step that is large enough for implementations whose softmax is always in
     float32. In training, the backward pass must have the dropout masks of the forward
     pass, even if it computes them again. A backward pass in blocks has to add up their
-    parts, which a long sequence shows. A bias that is given with each call may be
+    parts, which a long sequence shows, and to align a causal mask as the forward pass
+    does, which fewer queries than keys show. A bias that is given with each call may be
     learned, too.
     """
     usual, script.dtype = script.dtype, torch.float64
@@ -59,6 +60,7 @@ def gradients(script: Script) -> None:
             if can_repeat_dropout(script, args):
                 assert_gradients_are_slopes(script, args, seed="torch.manual_seed(0)")
         assert_biases_have_gradients(script)
+        assert_gradients_of_few_queries_are_slopes(script)
         if script.adapter.fixed_length is None:
             assert_long_gradients_are_slopes(script)
     finally:
@@ -98,6 +100,24 @@ def assert_biases_have_gradients(script: Script) -> None:
                 grad = script.gradient(one, bias)
                 message = f"`{argument}` changes the output, and receives no gradient"
                 script.assert_true(f"{grad}.any()", message)
+
+
+def assert_gradients_of_few_queries_are_slopes(script: Script) -> None:
+    """The same for fewer causal queries than keys, however the mask is aligned."""
+    adapter, k_len = script.adapter, script.sizes.k_len
+    if adapter.single_input or k_len < 2:
+        return
+    flags = [(mask.name, "True") for mask in adapter.masks if mask.kind == "causal"]
+    for flag in [None, *flags] if adapter.causal else flags:
+        script.restart()
+        args = script.make_arguments(script.all_allowed(k_len // 2, k_len))
+        args = replace(args, mask=flag or args.mask)
+        for name in args.inputs:
+            script.exec_line(f"{name}.requires_grad_()")
+        with script.attempt():  # it may refuse unequal lengths
+            output = script.call(args)
+            for name in args.inputs:
+                assert_gradient_is_slope(script, args, output, name)
 
 
 def assert_long_gradients_are_slopes(script: Script) -> None:

@@ -29,6 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
+from attention_laws.structure import codes_of
 
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
@@ -153,12 +154,14 @@ def is_kept(name: str) -> bool:
 
 
 def uses_random(part: nn.Module) -> bool:
-    """Whether it is a dropout layer, or a method of its class draws random numbers."""
+    """Whether it is a dropout layer, or code of its class draws random numbers.
+
+    That is a method, or a function of its file that one calls.
+    """
     if isinstance(part, nn.modules.dropout._DropoutNd):
         return True
     methods = [f for name, f in vars(type(part)).items() if name != "__init__"]
-    functions = [part.forward, *methods]
-    codes = [c for f in functions if (c := getattr(f, "__code__", None)) is not None]
+    codes = (code for f in (part.forward, *methods) for code in codes_of(f))
     return any(map(names_random, codes))
 
 
