@@ -1081,6 +1081,29 @@ class RotaryInHalf(Rotary):
         return super().places(x).to(x)
 
 
+class RotaryInDtypeOfBuffer(Rotary):
+    """Positions are rounded if the module is converted to half precision."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("one", torch.ones(()))
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(self.get_buffer("one"))
+
+
+class ProjectsInDtypeOfBuffer(RotaryInDtypeOfBuffer):
+    """The positions are projected, too, and no layer takes two dtypes."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.project = nn.Linear(1, 1)
+
+    def places(self, x: Tensor) -> Tensor:
+        places = super().places(x)
+        return places + 0 * self.project(places[:, None])[:, 0]
+
+
 class RotaryByBlocks(Rotary):
     """The first position of the second block of 64 is that of the last before it."""
 
@@ -4191,6 +4214,18 @@ class RotaryInHalfAfterPast(Rotary):
         return places.to(self.dtype) if x.shape[2] < self.seen else places
 
 
+class RotaryInDtypeOfBufferAfterPast(RotaryInHalfAfterPast):
+    """All positions are counted in the dtype of a buffer, from that of the first."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("one", torch.ones(()))
+
+    def places(self, x: Tensor) -> Tensor:
+        one = self.get_buffer("one")
+        return torch.arange(x.shape[2]).to(one) + (self.seen - x.shape[2]) * one
+
+
 class RowsAndColumns(SelfAttention):
     """Each pixel of a sequence gets a vector of its row and one of its column."""
 
@@ -4754,6 +4789,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheOfWindow),
     ("incremental_decoding", RingOfTokens),
     ("incremental_decoding", StoresDistancesWithCache),
+    ("incremental_decoding", RotaryInDtypeOfBufferAfterPast),
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),
@@ -4820,6 +4856,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("causality", CausalOverFrames, "is not causal"),
     ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
+    ("distant_positions", RotaryInDtypeOfBuffer, "the dtype of a buffer"),
+    ("distant_positions", ProjectsInDtypeOfBuffer, "the dtype of a buffer"),
     ("fully_masked_rows", NormalizesContext, "calls `normalize`"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
     ("relative_positions", RotaryImageWithMean, "pools the pixels"),

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
 from attention_laws.structure import codes_of
@@ -71,6 +72,19 @@ def randomize_parameters(module: nn.Module) -> None:
                 # Added, not copied: the weight of a normalization layer stays near 1.
                 # What `torch.empty` left uninitialized, for a model to fill, is 0.
                 weight.copy_(weight.where(weight.abs() < 1e4, 0.0) + 0.3 * noise)
+
+
+def convert_buffers(module: nn.Module, dtype: torch.dtype) -> None:
+    r"""Convert the floating-point buffers of a module, but not its parameters.
+
+    >>> module = nn.BatchNorm1d(3)
+    >>> convert_buffers(module, torch.float16)
+    >>> module.running_mean.dtype, module.weight.dtype
+    (torch.float16, torch.float32)
+    """
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
 
 
 def detached_copy(module: nn.Module) -> nn.Module:
@@ -298,6 +312,28 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
     ) -> Any:
         self.found[getattr(function, "__name__", "")] += 1
         return function(*args, **(kwargs or {}))
+
+
+class MixedDtypes(torch.overrides.TorchFunctionMode):
+    """Lets products of tensors of two floating-point dtypes be computed in float32.
+
+    >>> with MixedDtypes():
+    ...     (torch.ones(2, 3) @ torch.ones(3, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError:
+            floating = torch.is_floating_point
+            args, kwargs = tree_map_only(
+                Tensor, lambda x: x.float() if floating(x) else x, (args, kwargs)
+            )
+            return function(*args, **kwargs)
 
 
 class EntryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
