@@ -28,6 +28,7 @@ from attention_laws.positions import (
     LONGEST,
     SCALED_PATTERN,
     assert_weights_shift,
+    fits_in_memory,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
 from attention_laws.tools import CalledFunctions, WeightsRecorder
@@ -67,13 +68,14 @@ def long_sequences(script: Script) -> None:
     accepted = (
         length
         for length in LONG_LENGTHS
-        if assert_long_is_right(script, length, [n for n in EDGES if n < length])
+        if fits_in_memory(script, length)
+        and assert_long_is_right(script, length, [n for n in EDGES if n < length])
     )
     length = next(accepted, 0)
     skip_unless(length > 0, "takes no longer sequences")
-    if loops_over_tiles(script, length):
-        return
     script.sizes = replace(script.sizes, batch_size=1)
+    if loops_over_tiles(script, length) or not fits_in_memory(script, LONGEST):
+        return
     if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
         assert_sums_are_exact(script)
     if adapter.positions == "none":
