@@ -3879,6 +3879,36 @@ class ForgetsInChunks(Correct):
         return torch.cat(outputs, dim=2)
 
 
+class LinearInChunks(Correct):
+    """Causal linear attention in chunks of 4, with two sums over earlier chunks."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        q, k = (nn.functional.elu(part) + 1 for part in (q, k))
+        state, norm, outputs = 0, 0, []
+        chunks = (part.split(4, dim=2) for part in (q, k, v))
+        for q_part, k_part, v_part in zip(*chunks, strict=True):
+            inner = (q_part @ k_part.mT).tril()
+            if outputs:
+                context = inner @ v_part + q_part @ state
+                total = inner.sum(-1, keepdim=True) + q_part @ norm
+            else:
+                context, total = inner @ v_part, inner.sum(-1, keepdim=True)
+            outputs.append(context / total)
+            state = state + k_part.mT @ v_part
+            norm = self.add(norm, k_part.sum(2)[..., None])
+        return self.join(torch.cat(outputs, dim=2))
+
+    def add(self, norm: Any, new: Tensor) -> Tensor:
+        total: Tensor = norm + new
+        return total
+
+
+class LinearByLastChunk(LinearInChunks):
+    def add(self, norm: Any, new: Tensor) -> Tensor:
+        return new
+
+
 class EveryThirdToken(SelfAttention):
     """Keys are at distances of 0, 3, 6, …: in a short sequence, each is alone."""
 
@@ -4386,6 +4416,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsUpInHalf, CAUSAL),
         (FadesFromBlocks, {}),
         (AttendsToEmptyBlock, {}),
+        (LinearByLastChunk, CAUSAL),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
@@ -4639,6 +4670,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("finite_in_half", RectifiedLinear),
     ("long_sequences", LocalAndGlobalBlocks),
     ("long_sequences", ForgetsInChunks),
+    ("long_sequences", LinearInChunks),
     ("half_precision", EveryThirdToken),
     ("sliding_window", WindowOnEachSide),
     ("positions_matter", SlowColumns),
