@@ -3787,6 +3787,38 @@ class WeightlessNormOfAllHeads(WithWeightlessNorm):
         return Correct.score(self, self.split(normed), k)
 
 
+class NormOfHeads(nn.Module):
+    """A norm of the features of each head, with a gain for each head and feature."""
+
+    axes: tuple[int, ...] = (-1,)
+
+    def __init__(self, heads: int, d_k: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(heads, 1, d_k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x * x.square().mean(self.axes, keepdim=True).rsqrt()
+
+
+class NormOverHeads(NormOfHeads):
+    axes = (1, -1)
+
+
+class WithNormOfHeads(SelfAttention):
+    norm: type[NormOfHeads] = NormOfHeads
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = self.norm(heads, d_model // heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WithNormOverHeads(WithNormOfHeads):
+    norm = NormOverHeads
+
+
 class UnusedLayerBesideMask(MaskedSelfAttention):
     """Causal, with a mask of padding."""
 
@@ -4343,6 +4375,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesOverHeads, {}),
         (NormalizesCausally, CAUSAL),
         (WeightlessNormOfAllHeads, {}),
+        (WithNormOverHeads, {}),
     ],
     "linear_in_value": [
         (NonlinearInValues, {}),
@@ -4580,6 +4613,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),
     ("head_independence", WithWeightlessNorm),
+    ("head_independence", WithNormOfHeads),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
