@@ -3927,6 +3927,38 @@ class WeightlessNormOfAllHeads(WithWeightlessNorm):
         return Correct.score(self, self.split(normed), k)
 
 
+class NormOfHeads(nn.Module):
+    """A norm of the features of each head, with a gain for each head and feature."""
+
+    axes: tuple[int, ...] = (-1,)
+
+    def __init__(self, heads: int, d_k: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(heads, 1, d_k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x * x.square().mean(self.axes, keepdim=True).rsqrt()
+
+
+class NormOverHeads(NormOfHeads):
+    axes = (1, -1)
+
+
+class WithNormOfHeads(SelfAttention):
+    norm: type[NormOfHeads] = NormOfHeads
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = self.norm(heads, d_model // heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WithNormOverHeads(WithNormOfHeads):
+    norm = NormOverHeads
+
+
 class UnusedLayerBesideMask(MaskedSelfAttention):
     """Causal, with a mask of padding."""
 
@@ -4017,6 +4049,45 @@ class ForgetsInChunks(Correct):
             state = state * kept[..., n, None, None] + new
             outputs.append(q[:, :, n : n + 1] @ state)
         return torch.cat(outputs, dim=2)
+
+
+class LinearInChunks(Correct):
+    """Causal linear attention in chunks of 4, with two sums over earlier chunks."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        q, k = (nn.functional.elu(part) + 1 for part in (q, k))
+        state, norm, outputs = 0, 0, []
+        chunks = (part.split(4, dim=2) for part in (q, k, v))
+        for q_part, k_part, v_part in zip(*chunks, strict=True):
+            inner = (q_part @ k_part.mT).tril()
+            if outputs:
+                context = inner @ v_part + q_part @ state
+                total = inner.sum(-1, keepdim=True) + q_part @ norm
+            else:
+                context, total = inner @ v_part, inner.sum(-1, keepdim=True)
+            outputs.append(context / total)
+            state = state + k_part.mT @ v_part
+            norm = self.add(norm, k_part.sum(2)[..., None])
+        return self.join(torch.cat(outputs, dim=2))
+
+    def add(self, norm: Any, new: Tensor) -> Tensor:
+        total: Tensor = norm + new
+        return total
+
+
+class LinearByLastChunk(LinearInChunks):
+    def add(self, norm: Any, new: Tensor) -> Tensor:
+        return new
+
+
+class EveryThirdToken(SelfAttention):
+    """Keys are at distances of 0, 3, 6, …: in a short sequence, each is alone."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device) % 3
+        hidden = place[:, None] != place
+        return super().score(q, k).masked_fill(hidden, -torch.inf)
 
 
 class WindowOnEachSide(SelfAttention):
@@ -4497,6 +4568,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesOverHeads, {}),
         (NormalizesCausally, CAUSAL),
         (WeightlessNormOfAllHeads, {}),
+        (WithNormOverHeads, {}),
     ],
     "linear_in_value": [
         (NonlinearInValues, {}),
@@ -4573,6 +4645,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AddsUpInHalf, CAUSAL),
         (FadesFromBlocks, {}),
         (AttendsToEmptyBlock, {}),
+        (LinearByLastChunk, CAUSAL),
         (LosesLastBlock, {}),
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
@@ -4741,6 +4814,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),
     ("head_independence", WithWeightlessNorm),
+    ("head_independence", WithNormOfHeads),
     ("linear_in_value", NormalizesQueriesAndKeys),
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
@@ -4837,6 +4911,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("finite_in_half", RectifiedLinear),
     ("long_sequences", LocalAndGlobalBlocks),
     ("long_sequences", ForgetsInChunks),
+    ("long_sequences", LinearInChunks),
+    ("half_precision", EveryThirdToken),
     ("sliding_window", WindowOnEachSide),
     ("positions_matter", SlowColumns),
     ("positions_matter", RowsAndColumns),

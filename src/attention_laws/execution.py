@@ -944,7 +944,8 @@ def with_large_tokens(script: Script, name: str) -> str:
 def scores_are_bounded(script: Script) -> bool:
     """Whether tokens of any size give the same weights, none of them zero.
 
-    So it is if queries and keys, or the tokens, are normalized.
+    So it is if queries and keys, or the tokens, are normalized. A key that is alone has
+    a weight of one, whatever its score is.
     """
     usual = script.sizes
     if usual.k_len < 3:
@@ -962,7 +963,8 @@ def scores_are_bounded(script: Script) -> bool:
     small, large, larger = found
     are_equal = f"torch.allclose({large}, {larger}, atol=1e-2)"
     are_seen = f"torch.equal({small} > 0, {large} > 0)"
-    return bool(script.evaluate(f"{are_equal} and {are_seen}"))
+    are_shared = f"(({small} > 0.01) & ({small} < 0.99)).any()"
+    return bool(script.evaluate(f"{are_equal} and {are_seen} and {are_shared}"))
 
 
 def assert_half_is_close(

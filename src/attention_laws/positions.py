@@ -1031,8 +1031,34 @@ def assert_bias_is_exact(script: Script) -> None:
         script.dtype = usual
 
 
+# The entries of all tensors that a call may compute: about a gigabyte in float32.
+MANY_ENTRIES = 3e8
+
+
+def fits_in_memory(script: Script, length: int) -> bool:
+    """Whether the tensors of a call of this length are not too large.
+
+    They grow with the square of the length, or with its cube if an axis is broadcast by
+    mistake. How fast is estimated from two short sequences.
+    """
+    counts = []
+    for short in (32, 64):
+        script.restart()
+        args = script.make_arguments(script.all_allowed(short, short))
+        call = f"lambda: {script.call_source(args)}"
+        with script.attempt():  # it may take other lengths only
+            count = script.assign("count", f"count_entries({call})")
+            counts.append(script.evaluate(count))
+    if len(counts) < 2:
+        return True
+    growth = counts[1] / counts[0]
+    return bool(counts[1] * growth ** math.log2(length / 64) <= MANY_ENTRIES)
+
+
 def takes_length(script: Script, length: int) -> bool:
     """Whether a sequence of this length can be computed."""
+    if not fits_in_memory(script, length):
+        return False
     script.restart()
     args = script.make_arguments(script.all_allowed(length, length))
     try:

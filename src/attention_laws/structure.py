@@ -650,15 +650,22 @@ def has_dropout_of_its_own(module: nn.Module) -> bool:
 def has_wide_norm(module: nn.Module, d_k: int, weightless: bool = True) -> bool:
     r"""Whether there is a normalization layer that is not for single heads.
 
-    One without weights, whose width is unknown, counts if `weightless`.
+    One without weights, whose width is unknown, counts if `weightless`. One whose gain
+    has an axis of heads is for single heads; PyTorch's own norms are over all its axes.
 
     >>> norm = nn.LayerNorm(4)
     >>> has_wide_norm(norm, d_k=4), has_wide_norm(norm, d_k=2)
     (False, True)
     """
+
+    def is_wide(weight: nn.Parameter, norm: nn.Module) -> bool:
+        is_torchs = type(norm).__module__.startswith("torch.")
+        has_heads = weight.dim() > 1 and weight.shape[-1] == d_k and not is_torchs
+        return weight.numel() != d_k and not has_heads
+
     norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
     return any(
-        [w.numel() for w in norm.parameters() if w.numel() != d_k]
+        any(is_wide(weight, norm) for weight in norm.parameters())
         or (weightless and not any(True for _ in norm.parameters()))
         for norm in norms
         if norm is not module or not any(True for _ in norm.children())

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from attention_laws import LAWS, check, positions
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
+from attention_laws.positions import LONGEST, fits_in_memory
 from attention_laws.script import Script
 from specimens import (
     BiasOfPixels,
@@ -39,6 +41,27 @@ def test_each_law_fails_on_implementations_that_violate_it(
 )
 def test_a_bias_of_pixels_or_of_near_keys_is_relative(law: str, attention: Any) -> None:
     assert check(attention, only=law, positions="relative").passed
+
+
+class ScoresOfTriples(SelfAttention):
+    """One more axis of keys is made by broadcasting, and then averaged."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        mask = torch.ones(k.shape[2], 1, 1, device=k.device)
+        return (scores[:, :, None] * mask).mean(dim=2)
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"), [(SelfAttention, True), (ScoresOfTriples, False)]
+)
+def test_a_long_sequence_is_not_tried_if_memory_grows_with_its_cube(
+    attention: type[SelfAttention], expected: bool
+) -> None:
+    adapter = Adapter(attention(12, 3), "Attention", "", {}, inputs=("x",))
+    script = Script(adapter, Sizes(1, 3, 3, 3, 4))
+    assert fits_in_memory(script, LONGEST) == expected
+    assert fits_in_memory(script, 64)
 
 
 def test_points_have_no_distant_positions() -> None:
