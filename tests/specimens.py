@@ -4863,7 +4863,6 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheOfWindow),
     ("incremental_decoding", RingOfTokens),
     ("incremental_decoding", StoresDistancesWithCache),
-    ("incremental_decoding", RotaryInDtypeOfBufferAfterPast),
     ("long_sequences", PoolsChannelsFirst),
     ("parameter_gradients", FadesWithDistance),
     ("parameter_gradients", OverFrames),

@@ -3,11 +3,15 @@
 import pytest
 import torch
 
-from attention_laws import LAWS
+from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import ConvolvesWithoutState, assert_caught
+from specimens import (
+    ConvolvesWithoutState,
+    RotaryInDtypeOfBufferAfterPast,
+    assert_caught,
+)
 
 
 @pytest.mark.slow
@@ -28,3 +32,13 @@ def test_a_cache_may_be_without_the_state_of_a_convolution() -> None:
     )
     with pytest.raises(NotApplicable, match="state of its convolution"):
         LAWS["incremental_decoding"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
+
+
+@pytest.mark.slow
+def test_positions_in_the_dtype_of_a_buffer_fail_only_on_request() -> None:
+    attention = RotaryInDtypeOfBufferAfterPast
+    name = "incremental_decoding"
+    report = check(attention, skip=[law for law in LAWS if law != name])
+    assert [result.law.name for result in report.passed] == [name], report
+    report = check(attention, only=name)
+    assert [result.law.name for result in report.failed] == [name], report
