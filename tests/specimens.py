@@ -1491,6 +1491,15 @@ class OneLayerForBoth(Correct):
         self.key = self.query
 
 
+class RepeatsOneLayer(OneLayerForBoth):
+    """One layer for both, if it is wanted so."""
+
+    def __init__(self, d_model: int, heads: int, share_layers: bool = True) -> None:
+        super().__init__(d_model, heads)
+        if not share_layers:
+            self.key = copy.deepcopy(self.key)
+
+
 class TiedKeys(Correct):
     """Two layers with one weight, by intention."""
 
@@ -2788,6 +2797,15 @@ class GlobalTokens(SelfAttention):
         return self.join(self.read(self.dropout(weights), v))
 
 
+class AddedGlobalTokens(GlobalTokens):
+    """Tokens are marked by a number above zero; one below zero hides them."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = 1 + mask.sign()
+        return super().forward(x, mask)
+
+
 class ZeroWhereLeftOut(SelfAttention):
     """Scores have a term for an optional argument, which is zero by default."""
 
@@ -2806,6 +2824,53 @@ class RectifiesOutput(SelfAttention):
 
     def join(self, context: Tensor) -> Tensor:
         return (super().join(context) - 1).relu()
+
+
+class SteepKinks(SelfAttention):
+    """Kinks lie within a small step of each input."""
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = (40 * super().join(context)).remainder(2) - 1
+        return joined.abs()
+
+
+class SaturatesSecondSoftmax(SelfAttention):
+    """The second of two attentions gets large numbers: its softmax has no gradient."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.second = SelfAttention(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.second(500 * super().forward(x))
+
+
+class ScaleInInitialWeights(SelfAttention):
+    """Scores are not divided by the root of the width, but the initial queries are."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        nn.init.normal_(self.query.weight, std=(d_model * d_model / heads) ** -0.5)
+        nn.init.normal_(self.key.weight, std=d_model**-0.5)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+class QueriesBeforeHeads(Rotary):
+    """Four heads, whose axis is behind that of the queries in the weights."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        least = torch.finfo(scores.dtype).min
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], least)
+        return scores.transpose(1, 2).softmax(dim=-1)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.transpose(1, 2) @ v
 
 
 class NeverCallsDropoutOfZero(NeverDrops):
@@ -4617,6 +4682,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsTableAndWeights),
     ("dropout", DropsFeaturesOfPositions),
     ("parameter_gradients", GlobalTokens),
+    ("parameter_gradients", AddedGlobalTokens),
+    ("parameter_gradients", SaturatesSecondSoftmax),
+    ("gradients", SteepKinks),
+    ("formula", ScaleInInitialWeights),
+    ("relative_positions", QueriesBeforeHeads),
     ("parameter_gradients", ZeroWhereLeftOut),
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
@@ -4645,6 +4715,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
+    ("own_layers", RepeatsOneLayer, "share_layers"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("causality", CausalOverFrames, "is not causal"),

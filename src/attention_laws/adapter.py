@@ -297,6 +297,7 @@ class Adapter:
     weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
     weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them
+    queries_first: bool = False  # whether its softmax has queries in front of heads
     heads: int = 3
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k

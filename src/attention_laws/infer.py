@@ -274,8 +274,8 @@ def infer_heads(probe: CallProbe) -> None:
     heads = options.heads or structure.size_attribute(target, "{heads}")
     kv_heads = options.kv_heads or structure.size_attribute(target, "{kv_heads}")
     if heads is None:
-        heads = 1 if is_instance else 2 * kv_heads if kv_heads else 3
-    group_size = heads // kv_heads if kv_heads else 1
+        heads = kv_heads or 1 if is_instance else 2 * kv_heads if kv_heads else 3
+    group_size = max(1, heads // kv_heads) if kv_heads else 1
     probe.update(heads=heads, group_size=group_size, fixed_size=is_instance)
     if kv_heads:
         source = "given" if options.kv_heads else "inferred"
@@ -1143,6 +1143,13 @@ def infer_module_behavior(probe: CallProbe) -> None:
             designs["compression"] = "keys that are not the tokens"
     if structure.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
+    # The weights of the module that was called are random; these are the initial ones.
+    initial = call[0].evaluate(call[0].build_expression())
+    adapter = probe.adapter
+    if name := structure.folds_scale_into(
+        initial, adapter.heads * adapter.d_k, adapter.d_k
+    ):
+        designs["scale"] = f"{name}.weight"
     if projections and not structure.normalizes(module):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
@@ -1223,9 +1230,14 @@ def infer_formula(probe: CallProbe) -> None:
 def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """A fact, its text, and fields with which the formula may hold.
 
-    Parts of a fused projection come in many orders. A module may not tell how many
-    heads it has.
+    The scale of the scores may be in the initial weights, as in T5. Parts of a fused
+    projection come in many orders. A module may not tell how many heads it has.
     """
+    if "scale" in adapter.designs:
+        designs = {n: name for n, name in adapter.designs.items() if n != "scale"}
+        query = f"({adapter.projections['query']} * d_k ** 0.5)"
+        unscaled = {"projections": {**adapter.projections, "query": query}}
+        yield "scores", "not divided by sqrt(d_k)", {**unscaled, "designs": designs}
     orders = structure.other_fused_orders(adapter.projections)
     devices = structure.orders_of_devices(adapter.projections, adapter.heads)
     for name, projections in itertools.chain(orders, devices):

@@ -86,7 +86,7 @@ DESIGNS = {
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
-    r"|attention_multiplier|floor_scale|temperature_tun"
+    r"|(?-i:T5)|attention_multiplier|floor_scale|temperature_tun"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     # Series that are standardized by statistics without a gradient.
     "stationary": r"stationar|revin|^stdev$",
@@ -96,7 +96,8 @@ DESIGNS = {
     "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
     r"|downsample|sr_ratio",
     "positions": "",  # by `ENCODING_PATTERN`
-    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
+    "tied": r"^tied?(_|$)|weight_tie|(tie|share)_?(layer|block)s?|^to_qk$"
+    r"|shared?_?(qk|kv|key|query|value|weight)",
     "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
     r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
@@ -258,6 +259,23 @@ def is_unscaled(module: nn.Module) -> bool:
     """
     given = [getattr(module, name, None) for name in ("scaling", "scale")]
     return any(isinstance(scale, int | float) and scale == 1 for scale in given)
+
+
+def folds_scale_into(module: nn.Module, width: int, d_k: int) -> str:
+    """The projection of queries that is initialized with the scale of the scores.
+
+    Its initial weights are smaller than those of the keys by the root of `d_k`, as in
+    T5, whose scores are not divided by it. Empty if there is none.
+    """
+    layers = layers_by_role(module, width)
+    if not {"query", "key"} <= {*layers} or d_k < 4:
+        return ""
+    weights = [module.get_submodule(layers[role]).weight for role in ("query", "key")]
+    if any(map(nn.parameter.is_lazy, weights)):
+        return ""
+    of_query, of_key = (weight.detach().std().item() for weight in weights)
+    is_folded = abs(of_query * d_k**0.5 - of_key) < 0.3 * of_key
+    return layers["query"] if is_folded else ""
 
 
 def convolves_single_tokens(module: nn.Module) -> bool:
@@ -432,8 +450,9 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 def size_attribute(target: Any, size: str) -> int | None:
     """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
     for owner in (target, *(getattr(target, name, None) for name in CONFIG_ATTRIBUTES)):
+        is_dict = isinstance(owner, Mapping)
         for name in ARGUMENT_NAMES[size].split():
-            value = getattr(owner, name, None)
+            value = owner.get(name) if is_dict else getattr(owner, name, None)
             if type(value) is int:
                 return value
     return None

@@ -133,6 +133,17 @@ def takes_none() -> None: ...
 def takes_args(*inputs: Tensor, context: Any = None) -> None: ...
 
 
+def test_heads_are_those_of_a_config_in_a_dict_or_as_many_as_have_keys() -> None:
+    module = Correct(12, 4)
+    del module.heads
+    module.kv_heads = 2  # type: ignore[assignment]
+    for config, heads, group_size in (({"n_heads": 6}, 6, 3), ({}, 2, 1)):
+        module.config = config  # type: ignore[assignment]
+        probe = call_probe(module)
+        infer_heads(probe)
+        assert (probe.adapter.heads, probe.adapter.group_size) == (heads, group_size)
+
+
 @pytest.mark.parametrize(
     ("function", "inputs", "by_keyword", "call_args"),
     [
