@@ -270,8 +270,9 @@ def folds_scale_into(module: nn.Module, width: int, d_k: int) -> str:
     layers = layers_by_role(module, width)
     if not {"query", "key"} <= {*layers} or d_k < 4:
         return ""
-    weights = [module.get_submodule(layers[role]).weight for role in ("query", "key")]
-    if any(map(nn.parameter.is_lazy, weights)):
+    linear = {n: p for n, p in module.named_modules() if isinstance(p, nn.Linear)}
+    weights = [linear[layers[role]].weight for role in ("query", "key")]
+    if any(nn.parameter.is_lazy(weight) for weight in weights):
         return ""
     of_query, of_key = (weight.detach().std().item() for weight in weights)
     is_folded = abs(of_query * d_k**0.5 - of_key) < 0.3 * of_key
