@@ -2873,6 +2873,15 @@ class QueriesBeforeHeads(Rotary):
         return weights.transpose(1, 2) @ v
 
 
+class ClassBeforePixels(SelfAttention):
+    """A token for the class is in front of an image, and no key of its pixels."""
+
+    def forward(self, x: Tensor, B: int, H: int, W: int) -> Any:  # type: ignore[override] # noqa: N803
+        first, pixels = x.split([1, H * W], dim=1)
+        pixels = super().forward(pixels).reshape(B, H * W, -1)
+        return torch.cat([first + pixels.mean(dim=1, keepdim=True), pixels], dim=1)
+
+
 class NeverCallsDropoutOfZero(NeverDrops):
     """Its layer of dropout only keeps the names of weights in a list."""
 
@@ -4685,6 +4694,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", AddedGlobalTokens),
     ("parameter_gradients", SaturatesSecondSoftmax),
     ("gradients", SteepKinks),
+    ("key_permutation", ClassBeforePixels),
+    ("query_permutation", ClassBeforePixels),
     ("formula", ScaleInInitialWeights),
     ("relative_positions", QueriesBeforeHeads),
     ("parameter_gradients", ZeroWhereLeftOut),

@@ -82,6 +82,25 @@ class CallError(ValueError):
     """The module could not be called; the message names the option to set."""
 
 
+class ModelError(CallError):
+    """A model takes token ids or images, and embeds them; its attentions take vectors.
+
+    `source` is the expression that builds the model, with the lines that it `imports`.
+    """
+
+    def __init__(
+        self, name: str, takes: str, model: Any, source: str, imports: str
+    ) -> None:
+        super().__init__(
+            f"`{name}` takes {takes}, which it embeds, and no vectors; check the "
+            f"attentions within it with `--inside`, or a function of vectors"
+        )
+        self.takes = takes
+        self.model = model
+        self.source = source
+        self.imports = imports
+
+
 class UnsupportedMaskError(ValueError):
     """A mask that this mask argument cannot express."""
 

@@ -30,6 +30,7 @@ from attention_laws.adapter import (
     CallError,
     Fact,
     MaskArgument,
+    ModelError,
     Options,
     Sizes,
     check_divisible,
@@ -650,17 +651,37 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         raise unknown_argument(adapter.target, probe.guessed)
     if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
         raise unknown_argument(adapter.target, adapter.inputs[0])
-    if probe.takes_ids:
-        raise CallError(
-            f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "
-            f"the attentions within it with `--inside`, or a function of vectors"
-        )
+    raise_if_model(probe)
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def raise_if_model(probe: CallProbe) -> None:
+    """Raise `ModelError` if what could not be called is a model that embeds its input.
+
+    It is built anew, with the sizes and the dropout that it has by default.
+    """
+    adapter = probe.adapter
+    if not adapter.is_module:
+        return
+    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    script.restart()
+    source = adapter.build_expression(sizes)
+    if isinstance(adapter.target, nn.Module):
+        source = adapter.name
+    elif not probe.options.init_args:
+        parameters = inspect.signature(adapter.target).parameters.values()
+        has_required = any(names.required_by_name(parameters).values())
+        source = source if has_required else f"{adapter.name}()"
+    model = script.evaluate(source)
+    if probe.takes_ids or structure.embeds_pixels(model):
+        takes = "token ids" if probe.takes_ids else "images"
+        raise ModelError(adapter.name, takes, model, source, adapter.imports)
 
 
 def accepts_other_batch(

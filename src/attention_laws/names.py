@@ -123,7 +123,7 @@ CONTEXT_WIDTH_PATTERN = re.compile(
 # Flags with which a class has fewer layers.
 OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
-COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$")
+COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
 )

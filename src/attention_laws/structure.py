@@ -641,6 +641,22 @@ def attention_paths(module: nn.Module) -> list[str]:
     ]
 
 
+def embeds_pixels(module: nn.Module) -> bool:
+    r"""Whether a convolution cuts images of a few channels into patches.
+
+    >>> embeds_pixels(nn.Conv2d(3, 8, kernel_size=4, stride=4))
+    True
+    >>> embeds_pixels(nn.Conv2d(8, 8, kernel_size=4, stride=4))
+    False
+    """
+    return any(
+        isinstance(part, nn.Conv2d | nn.Conv3d)
+        and part.in_channels <= 4
+        and part.kernel_size == part.stride != (1,) * len(part.stride)
+        for part in module.modules()
+    )
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether there are statistics over the items of a batch."""
     kind = nn.modules.batchnorm._BatchNorm

@@ -376,7 +376,9 @@ def test_a_learned_token_before_the_others_is_left_out_of_the_output() -> None:
 
 
 class CountsAndWidths(Correct):
-    def __init__(self, query_size: int, num_heads: int, num_seeds: int) -> None:
+    def __init__(
+        self, query_size: int, num_heads: int, num_seeds: int, item_num: int
+    ) -> None:
         super().__init__(query_size, num_heads)
         self.seeds = nn.Parameter(torch.zeros(num_seeds, query_size))
 
@@ -390,7 +392,8 @@ def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks(
 ):
     adapter = found(CountsAndWidths)
     assert facts(adapter)["built as"] == (
-        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2) (inferred)"
+        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2, item_num=2) "
+        "(inferred)"
     )
     assert adapter.is_pooled
     assert facts(adapter)["mask"] == "none (inferred)"
