@@ -2873,6 +2873,17 @@ class QueriesBeforeHeads(Rotary):
         return weights.transpose(1, 2) @ v
 
 
+class ConvolvesValues(Correct):
+    """Beside the padding of a convolution, equal values are not equal any more."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, d_model, 3, padding=1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, self.convolution(value.mT).mT)
+
+
 class ClassBeforePixels(SelfAttention):
     """A token for the class is in front of an image, and no key of its pixels."""
 
@@ -4727,6 +4738,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("own_layers", RepeatsOneLayer, "share_layers"),
+    ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("causality", CausalOverFrames, "is not causal"),

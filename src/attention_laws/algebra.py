@@ -78,6 +78,11 @@ def rows_sum_to_one(script: Script) -> None:
         returns_weights or adapter.positions not in ("relative", "unknown"),
         "returns no weights, and its values may have positions",
     )
+    convolves = adapter.designs.get("convolution", "")
+    skip_unless(
+        returns_weights or script.insist or not convolves,
+        f"returns no weights, and `{convolves}` may mix its values with padding",
+    )
     modes = [("eval", 0.0), ("train", dropout)]
     for mode, dropout in modes if adapter.is_module else modes[:1]:
         for allowed, mask in script.mask_cases():

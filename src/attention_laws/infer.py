@@ -373,6 +373,8 @@ def init_argument(
         if config is not None:
             return config
     if required and not given:
+        if (part := names.part_named(target, name)) is not None:
+            return f"{part.__name__}()", {part.__name__: part}
         given = guessed_by_type(probe, parameter)
     return given, {}
 

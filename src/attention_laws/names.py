@@ -1049,6 +1049,23 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     return min(candidates, key=lambda config: count_missing(config, read))
 
 
+def part_named(target: Any, name: str) -> type | None:
+    """A class of the file that is named as an argument of the constructor of another.
+
+    An instance without arguments may be given, as of `FullAttention` for `attention`.
+    """
+    module, word = sys.modules.get(target.__module__), name.replace("_", "").lower()
+    for each in vars(module).values() if module else ():
+        is_part = isinstance(each, type) and hasattr(each, "forward")
+        if not is_part or each is target or each.__module__ != target.__module__:
+            continue
+        if each.__name__.lower().endswith(word):
+            parameters = inspect.signature(each).parameters.values()
+            if not any(required_by_name(parameters).values()):
+                return each
+    return None
+
+
 def count_missing(config: type, fields: Iterable[str]) -> int:
     """How many of these fields the objects of a class do not have."""
     known = {*dir(config), *getattr(config, "attribute_map", ())}

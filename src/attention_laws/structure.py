@@ -94,7 +94,7 @@ DESIGNS = {
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
-    r"|downsample|sr_ratio",
+    r"|downsample|sr_ratio|^i?r?fft",  # a product of spectra is a convolution
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|weight_tie|(tie|share)_?(layer|block)s?|^to_qk$"
     r"|shared?_?(qk|kv|key|query|value|weight)",

@@ -399,6 +399,26 @@ def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks(
     assert facts(adapter)["mask"] == "none (inferred)"
 
 
+class MeanCore(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1, keepdim=True)
+
+
+class WithCore(Correct):
+    def __init__(self, core: nn.Module, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.core = core
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x) + self.core(x)
+
+
+def test_a_part_that_is_required_is_one_of_its_file_of_this_name() -> None:
+    assert facts(found(WithCore))["built as"] == (
+        "WithCore(core=MeanCore(), d_model=12, heads=3) (inferred)"
+    )
+
+
 def test_key_and_value_may_be_given_as_one_argument() -> None:
     class Cross(Correct):
         def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
