@@ -563,6 +563,17 @@ def build(probe: CallProbe, heads: int) -> nn.Module:
     return built
 
 
+def built_by(probe: CallProbe, source: str) -> nn.Module:
+    """What an expression builds, with its initial weights and its own dropout."""
+    adapter = probe.adapter
+    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    script.restart()
+    script.namespace[adapter.name] = adapter.target  # it may be named `attention`
+    built: nn.Module = script.evaluate(source)
+    return built
+
+
 def infer_inputs(probe: CallProbe) -> None:
     """Which arguments are inputs, and whether they are passed by keyword."""
     adapter, options = probe.adapter, probe.options
@@ -670,17 +681,14 @@ def raise_if_model(probe: CallProbe) -> None:
     adapter = probe.adapter
     if not adapter.is_module:
         return
-    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
-    script = Script(adapter, sizes, **probe.options.script_options())
-    script.restart()
-    source = adapter.build_expression(sizes)
+    source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     if isinstance(adapter.target, nn.Module):
         source = adapter.name
     elif not probe.options.init_args:
         parameters = inspect.signature(adapter.target).parameters.values()
         has_required = any(names.required_by_name(parameters).values())
         source = source if has_required else f"{adapter.name}()"
-    model = script.evaluate(source)
+    model = built_by(probe, source)
     if probe.takes_ids or structure.embeds_pixels(model):
         takes = "token ids" if probe.takes_ids else "images"
         raise ModelError(adapter.name, takes, model, source, adapter.imports)
@@ -1166,9 +1174,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
             designs["compression"] = "keys that are not the tokens"
     if structure.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
-    # The weights of the module that was called are random; these are the initial ones.
-    initial = call[0].evaluate(call[0].build_expression())
     adapter = probe.adapter
+    # The weights of the module that was called are random; these are the initial ones.
+    initial = built_by(probe, call[0].build_expression())
     if name := structure.folds_scale_into(
         initial, adapter.heads * adapter.d_k, adapter.d_k
     ):
