@@ -1062,7 +1062,8 @@ def part_named(target: Any, name: str) -> type | None:
         if each.__name__.lower().endswith(word):
             parameters = inspect.signature(each).parameters.values()
             if not any(required_by_name(parameters).values()):
-                return each
+                part: type = each
+                return part
     return None
 
 
