@@ -1546,6 +1546,15 @@ class OneLayerForBoth(Correct):
         self.key = self.query
 
 
+class RepeatsOneLayer(OneLayerForBoth):
+    """One layer for both, if it is wanted so."""
+
+    def __init__(self, d_model: int, heads: int, share_layers: bool = True) -> None:
+        super().__init__(d_model, heads)
+        if not share_layers:
+            self.key = copy.deepcopy(self.key)
+
+
 class TiedKeys(Correct):
     """Two layers with one weight, by intention."""
 
@@ -2901,6 +2910,15 @@ class GlobalTokens(SelfAttention):
         return self.join(self.read(self.dropout(weights), v))
 
 
+class AddedGlobalTokens(GlobalTokens):
+    """Tokens are marked by a number above zero; one below zero hides them."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = 1 + mask.sign()
+        return super().forward(x, mask)
+
+
 class ZeroWhereLeftOut(SelfAttention):
     """Scores have a term for an optional argument, which is zero by default."""
 
@@ -2919,6 +2937,73 @@ class RectifiesOutput(SelfAttention):
 
     def join(self, context: Tensor) -> Tensor:
         return (super().join(context) - 1).relu()
+
+
+class SteepKinks(SelfAttention):
+    """Kinks lie within a small step of each input."""
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = (40 * super().join(context)).remainder(2) - 1
+        return joined.abs()
+
+
+class SaturatesSecondSoftmax(SelfAttention):
+    """The second of two attentions gets large numbers: its softmax has no gradient."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.second = SelfAttention(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.second(500 * super().forward(x))
+
+
+class ScaleInInitialWeights(SelfAttention):
+    """Scores are not divided by the root of the width, but the initial queries are."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        nn.init.normal_(self.query.weight, std=(d_model * d_model / heads) ** -0.5)
+        nn.init.normal_(self.key.weight, std=d_model**-0.5)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+class QueriesBeforeHeads(Rotary):
+    """Four heads, whose axis is behind that of the queries in the weights."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        least = torch.finfo(scores.dtype).min
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], least)
+        return scores.transpose(1, 2).softmax(dim=-1)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.transpose(1, 2) @ v
+
+
+class ConvolvesValues(Correct):
+    """Beside the padding of a convolution, equal values are not equal any more."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, d_model, 3, padding=1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, self.convolution(value.mT).mT)
+
+
+class ClassBeforePixels(SelfAttention):
+    """A token for the class is in front of an image, and no key of its pixels."""
+
+    def forward(self, x: Tensor, B: int, H: int, W: int) -> Any:  # type: ignore[override] # noqa: N803
+        first, pixels = x.split([1, H * W], dim=1)
+        pixels = super().forward(pixels).reshape(B, H * W, -1)
+        return torch.cat([first + pixels.mean(dim=1, keepdim=True), pixels], dim=1)
 
 
 class NeverCallsDropoutOfZero(NeverDrops):
@@ -4896,6 +4981,13 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsTableAndWeights),
     ("dropout", DropsFeaturesOfPositions),
     ("parameter_gradients", GlobalTokens),
+    ("parameter_gradients", AddedGlobalTokens),
+    ("parameter_gradients", SaturatesSecondSoftmax),
+    ("gradients", SteepKinks),
+    ("key_permutation", ClassBeforePixels),
+    ("query_permutation", ClassBeforePixels),
+    ("formula", ScaleInInitialWeights),
+    ("relative_positions", QueriesBeforeHeads),
     ("parameter_gradients", ZeroWhereLeftOut),
     ("allowed_keys_attended", RectifiesOutput),
     ("large_scores", KeysFromFirst),
@@ -4927,6 +5019,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
+    ("own_layers", RepeatsOneLayer, "share_layers"),
+    ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
     ("causality", CausalOverFrames, "is not causal"),

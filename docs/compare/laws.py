@@ -53,7 +53,8 @@
 # ```
 #
 # With `inside`, or `--inside` on the command line, each attention within a model is
-# checked as it was built. A workflow of GitHub Actions, and a hook of
+# checked as it was built. Where a model takes token ids or images, this is inferred,
+# and each report says so. A workflow of GitHub Actions, and a hook of
 # [pre-commit](https://pre-commit.com/) that runs if the file has changed:
 #
 # ```yaml

@@ -82,6 +82,25 @@ class CallError(ValueError):
     """The module could not be called; the message names the option to set."""
 
 
+class ModelError(CallError):
+    """A model takes token ids or images, and embeds them; its attentions take vectors.
+
+    `source` is the expression that builds the model, with the lines that it `imports`.
+    """
+
+    def __init__(
+        self, name: str, takes: str, model: Any, source: str, imports: str
+    ) -> None:
+        super().__init__(
+            f"`{name}` takes {takes}, which it embeds, and no vectors; check the "
+            f"attentions within it with `--inside`, or a function of vectors"
+        )
+        self.takes = takes
+        self.model = model
+        self.source = source
+        self.imports = imports
+
+
 class UnsupportedMaskError(ValueError):
     """A mask that this mask argument cannot express."""
 
@@ -297,6 +316,7 @@ class Adapter:
     weights_source: str = ""
     weights_axes: str = ""  # their letters, such as "bhqk"
     weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them
+    queries_first: bool = False  # whether its softmax has queries in front of heads
     heads: int = 3
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k

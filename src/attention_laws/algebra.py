@@ -78,6 +78,11 @@ def rows_sum_to_one(script: Script) -> None:
         returns_weights or adapter.positions not in ("relative", "unknown"),
         "returns no weights, and its values may have positions",
     )
+    convolves = adapter.designs.get("convolution", "")
+    skip_unless(
+        returns_weights or script.insist or not convolves,
+        f"returns no weights, and `{convolves}` may mix its values with padding",
+    )
     modes = [("eval", 0.0), ("train", dropout)]
     for mode, dropout in modes[: len(script.modes())]:
         for allowed, mask in script.mask_cases():
@@ -469,7 +474,7 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         )
         script.exec_line("attention64 = detached_copy(attention).double()")
         sizes = adapter.named_sizes(script.sizes)
-        for name in ("heads", "kv_heads"):
+        for name in ("heads", "kv_heads", "d_k"):
             if re.search(rf"\b{name}\b", str(adapter.projections)):
                 script.exec_line(f"{name} = {sizes[name]}")
     else:
@@ -1098,9 +1103,10 @@ def record_weights(script: Script, args: CallArguments) -> str:
     """
     q_len, k_len, _ = args.allowed.shape
     call = f"lambda: {script.call_source(args)}"
+    more = ", queries_first=True" if script.adapter.queries_first else ""
     weights = script.assign(
         "weights",
-        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len})",
+        f"recorded_weights({call}, {script.sizes.heads}, {q_len}, {k_len}{more})",
     )
     return weights if script.evaluate(f"{weights} is not None") else ""
 

@@ -25,6 +25,9 @@ of each failure, not of the first only. Verdicts are colored on a terminal, unle
 $ headnotes check my_model.py:build_model --inside
 ```
 
+So does the command without it, where a model takes token ids or images, which it embeds
+before they are attended to. Each report says so then.
+
 Options may be written into `pyproject.toml`, under the names that `check` has for them.
 `headnotes check` then checks all targets that are listed there; flags take precedence.
 
@@ -54,7 +57,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,6 +73,8 @@ from attention_laws.adapter import (
     MASK_KINDS,
     POSITIONS,
     CallError,
+    Fact,
+    ModelError,
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
@@ -106,7 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--inside",
         action="store_true",
-        help="check each attention within a model; NAME is the model, or builds it",
+        help="check each attention within a model; NAME is the model, or builds it; "
+        "inferred for a model that takes token ids or images",
     )
     add_call_arguments(parser)
     add("--heads", type=int, metavar="N", help="number of query heads")
@@ -305,24 +311,49 @@ def check_target(target: str, options: dict[str, Any], progress: Progress) -> Ou
 def check_loaded(
     outcome: Outcome, loaded: tuple[str, str, Any], **options: Any
 ) -> None:
-    """Check an attention, or each one inside a model, given as by `load_attention`."""
+    """Check an attention, or each one inside a model, given as by `load_attention`.
+
+    A model that takes token ids or images is checked as if `--inside` were given.
+    """
     parts = [loaded]
     if outcome.inside:
         init_args = options.pop("init_args", {})
         with redirect_stdout(sys.stderr):
-            parts = [*attentions_inside(*loaded, init_args)]
-    for name, imports, attention in parts:
-        try:
-            report = check(attention, name=name, imports=imports, **options)
-            outcome.reports.append(report)
-        except CallError as error:
-            outcome.errors[name] = str(error)
+            parts = attentions_inside(*loaded, init_args)
+    check_parts(outcome, parts, options)
     results = [result for report in outcome.reports for result in report.results]
     if results and all(result.status == "not applicable" for result in results):
         outcome.errors[outcome.target] = (
             f"no law was tested on `{outcome.target}`: each is skipped, such as "
             f"`{results[0].law.name}` ({results[0].detail})"
         )
+
+
+def check_parts(
+    outcome: Outcome,
+    parts: Iterable[tuple[str, str, Any]],
+    options: dict[str, Any],
+    facts: tuple[Fact, ...] = (),
+) -> None:
+    """Check each part, or each attention within a part that is a model.
+
+    The reports begin with the given facts.
+    """
+    for name, imports, attention in parts:
+        try:
+            report = check(attention, name=name, imports=imports, **options)
+            outcome.reports.append(replace(report, facts=(*facts, *report.facts)))
+        except ModelError as model:
+            within = [*parts_of_model(name, model.imports, model.model, model.source)]
+            if outcome.inside or not within:
+                outcome.errors[name] = str(model)
+                continue
+            outcome.inside = True
+            text = f"`{name}`, which takes {model.takes}, and no vectors"
+            more = {n: value for n, value in options.items() if n != "init_args"}
+            check_parts(outcome, within, more, (Fact("within", text, "inferred"),))
+        except CallError as error:
+            outcome.errors[name] = str(error)
 
 
 def chosen_targets(
@@ -597,10 +628,10 @@ def load_attention(target: str) -> tuple[str, str, Any]:
 
 def attentions_inside(
     name: str, imports: str, model: Any, init_args: dict[str, Any]
-) -> Iterator[tuple[str, str, nn.Module]]:
+) -> list[tuple[str, str, nn.Module]]:
     """Each attention within a model, as `load_attention` returns it.
 
-    Of those with the same class and shapes, such as that of each layer, the first.
+    Raises `CallError` where there is none, and where the model cannot be built.
     """
     built = name
     if not isinstance(model, nn.Module):
@@ -615,6 +646,22 @@ def attentions_inside(
             ) from error
     if not isinstance(model, nn.Module):
         raise CallError(f"`{built}` is no module, but a {type(model).__name__}")
+    parts = [*parts_of_model(name, imports, model, built)]
+    if not parts:
+        raise CallError(
+            f"no attention was found inside `{built}`; check its class, without "
+            f"`--inside`"
+        )
+    return parts
+
+
+def parts_of_model(
+    name: str, imports: str, model: nn.Module, built: str
+) -> Iterator[tuple[str, str, nn.Module]]:
+    """Each attention within a model that the expression `built` builds.
+
+    Of those with the same class and shapes, such as that of each layer, the first.
+    """
     seen = set()
     for path in paths_of_attention(model):
         part = model.get_submodule(path)
@@ -623,11 +670,6 @@ def attentions_inside(
             seen.add(kind)
             own = "_".join([name, *path.split(".")])
             yield own, f"{imports}\n{own} = {built}.get_submodule({path!r})\n", part
-    if not seen:
-        raise CallError(
-            f"no attention was found inside `{built}`; check its class, without "
-            f"`--inside`"
-        )
 
 
 def paths_of_attention(model: nn.Module) -> list[str]:

@@ -11,6 +11,7 @@ Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Noc
 Wright 2006, section 8.1.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -42,10 +43,11 @@ def gradients(script: Script) -> None:
     Hand-written backward passes, detached tensors and in-place operations can give a
     right output and a wrong gradient. The difference is taken in random directions,
     with a step that is large enough for implementations whose softmax is always in
-    float32. In training, the backward pass must have the dropout masks of the forward
-    pass, even if it computes them again. A backward pass in blocks has to add up their
-    parts, which a long sequence shows, and to align a causal mask as the forward pass
-    does, which fewer queries than keys show. A bias that is given with each call may be
+    float32; if it differs, with smaller ones, which hardly meet the kinks of a ReLU.
+    In training, the backward pass must have the dropout masks of the forward pass, even
+    if it computes them again. A backward pass in blocks has to add up their parts,
+    which a long sequence shows, and to align a causal mask as the forward pass does,
+    which fewer queries than keys show. A bias that is given with each call may be
     learned, too.
     """
     usual, script.dtype = script.dtype, torch.float64
@@ -182,13 +184,37 @@ def call_with_seed(script: Script, args: CallArguments, seed: str) -> str:
 def assert_gradient_is_slope(
     script: Script, args: CallArguments, output: str, name: str, seed: str = ""
 ) -> None:
-    """Compare the gradient in a random direction with a central difference."""
+    """Compare the gradient in a random direction with a central difference.
+
+    A kink, such as that of a ReLU, or a curve may lie within a step. A wrong gradient
+    differs from the slope over each step, however small.
+    """
     grad = script.gradient(output, name)
     u = script.random_tensor("u", *script.evaluate(name).shape)
     script.exec_line(f"{u} /= {u}.norm()")
-    losses = []
     # Dropout makes the output steeper and more curved; wrong masks change it by much.
     step, share = (0.001, 0.3) if seed else (0.01, 0.05)
+    for smaller in (step, step / 100):
+        with script.rollback(), suppress(LawViolation):
+            assert_slope(script, args, (name, grad, u), seed, smaller, share)
+            return
+    assert_slope(script, args, (name, grad, u), seed, step / 10000, share)
+
+
+def assert_slope(
+    script: Script,
+    args: CallArguments,
+    names_of: tuple[str, str, str],
+    seed: str,
+    step: float,
+    share: float,
+) -> None:
+    """Compare the gradient of an input in a direction with a difference of two steps.
+
+    `names_of` are the variables of the input, of its gradient and of the direction.
+    """
+    name, grad, u = names_of
+    losses = []
     for sign in "+-":
         moved = script.assign(name, f"{name} {sign} {step} * {u}")
         inputs = tuple(moved if each == name else each for each in args.inputs)
@@ -222,22 +248,34 @@ def parameter_gradients(script: Script) -> None:
     try:
         assert_gradients_arrive(script)
     except LawViolation:
-        marks = [m for m in adapter.masks if m.kind.startswith("attend")]
-        if not any(do_gradients_arrive_with_marks(script, mask) for mask in marks):
-            if not do_gradients_arrive_in_long(script):
-                raise
+        marks = [m for m in adapter.masks if m.kind.startswith(("attend", "additive"))]
+        if not (
+            any(do_gradients_arrive_with_marks(script, mask) for mask in marks)
+            or do_gradients_arrive(script, factor=0.3)
+            or do_gradients_arrive_in_long(script)
+        ):
+            raise
 
 
 def do_gradients_arrive_with_marks(script: Script, mask: MaskArgument) -> bool:
     """Whether all parameters receive a gradient if a mask has a 2 for all keys but one.
 
-    Such a mark is that of a token with global attention, which may have projections of
-    its own.
+    Such a mark, or a 1 that is added, is that of a token with global attention, which
+    may have projections of its own.
     """
-    if not mask.axes.endswith("k"):
-        return False
+    return mask.axes.endswith("k") and do_gradients_arrive(script, marks=mask)
+
+
+def do_gradients_arrive(
+    script: Script, factor: float = 1.0, marks: MaskArgument | None = None
+) -> bool:
+    """Whether all parameters receive a gradient if their weights are multiplied.
+
+    In a stack of attentions, scores may be so large that a softmax has no gradient:
+    smaller weights show whether a parameter has influence.
+    """
     try:
-        assert_gradients_arrive(script, mask)
+        assert_gradients_arrive(script, marks, factor)
     except (LawViolation, ScriptError):
         return False
     return True
@@ -263,18 +301,18 @@ def do_gradients_arrive_in_long(script: Script) -> bool:
         script.sizes = replace(
             script.sizes, batch_size=1, heads=adapter.heads, q_len=n, k_len=n
         )
-        try:
-            assert_gradients_arrive(script)
-        except (LawViolation, ScriptError):
-            continue
-        return True
+        if do_gradients_arrive(script):
+            return True
     return False
 
 
-def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -> None:
-    """Each trainable parameter receives a gradient that is not zero.
+def assert_gradients_arrive(
+    script: Script, marks: MaskArgument | None = None, factor: float = 1.0
+) -> None:
+    """Each trainable parameter, times a factor, receives a gradient that is not zero.
 
-    With `marks`, this mask has a 1 for the first key and a 2 for the others.
+    With `marks`, this mask has a 1 for the first key and a 2 for the others, or a 0 and
+    a 1 if it is added to the scores.
     """
     adapter = script.adapter
     # What is the same for all pairs of tokens would cancel in the softmax.
@@ -284,6 +322,9 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
     }
     script.adapter = adapter = replace(adapter, extra_args=extra_args)
     script.restart("train" if adapter.reproducible_training else "eval")
+    if factor != 1:
+        change = f"weight.data.mul_({factor})"
+        script.exec_line(f"for weight in attention.parameters(): {change}")
     script.exec_line("weights = dict(attention.named_parameters())")
     trainable = script.evaluate("[n for n, w in weights.items() if w.requires_grad]")
     skip_unless(trainable, "has no trainable parameters")
@@ -291,7 +332,8 @@ def assert_gradients_arrive(script: Script, marks: MaskArgument | None = None) -
     if marks:
         name, value = script.encode_mask(script.all_allowed(), marks) or ("", "")
         first = f"(torch.arange({args.allowed.shape[1]}){script.to_device()} > 0)"
-        args = replace(args, mask=(name, f"{value}.long() + {first}"))
+        value += ".long()" if marks.kind.startswith("attend") else ""
+        args = replace(args, mask=(name, f"{value} + {first}"))
     result = script.assign("result", f"{script.call_source(args)}")
     losses = [f"loss({output})" for output in script.all_outputs(args, result)]
     script.exec_line(f"({' + '.join(losses)}).backward()")

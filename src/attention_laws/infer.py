@@ -30,6 +30,7 @@ from attention_laws.adapter import (
     CallError,
     Fact,
     MaskArgument,
+    ModelError,
     Options,
     Sizes,
     check_divisible,
@@ -274,8 +275,8 @@ def infer_heads(probe: CallProbe) -> None:
     heads = options.heads or structure.size_attribute(target, "{heads}")
     kv_heads = options.kv_heads or structure.size_attribute(target, "{kv_heads}")
     if heads is None:
-        heads = 1 if is_instance else 2 * kv_heads if kv_heads else 3
-    group_size = heads // kv_heads if kv_heads else 1
+        heads = kv_heads or 1 if is_instance else 2 * kv_heads if kv_heads else 3
+    group_size = max(1, heads // kv_heads) if kv_heads else 1
     probe.update(heads=heads, group_size=group_size, fixed_size=is_instance)
     if kv_heads:
         source = "given" if options.kv_heads else "inferred"
@@ -372,6 +373,8 @@ def init_argument(
         if config is not None:
             return config
     if required and not given:
+        if (part := names.part_named(target, name)) is not None:
+            return f"{part.__name__}()", {part.__name__: part}
         given = guessed_by_type(probe, parameter)
     return given, {}
 
@@ -560,6 +563,17 @@ def build(probe: CallProbe, heads: int) -> nn.Module:
     return built
 
 
+def built_by(probe: CallProbe, source: str) -> nn.Module:
+    """What an expression builds, with its initial weights and its own dropout."""
+    adapter = probe.adapter
+    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    script.restart()
+    script.namespace[adapter.name] = adapter.target  # it may be named `attention`
+    built: nn.Module = script.evaluate(source)
+    return built
+
+
 def infer_inputs(probe: CallProbe) -> None:
     """Which arguments are inputs, and whether they are passed by keyword."""
     adapter, options = probe.adapter, probe.options
@@ -650,17 +664,34 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         raise unknown_argument(adapter.target, probe.guessed)
     if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
         raise unknown_argument(adapter.target, adapter.inputs[0])
-    if probe.takes_ids:
-        raise CallError(
-            f"`{adapter.name}` takes token ids, which it embeds, and no vectors; check "
-            f"the attentions within it with `--inside`, or a function of vectors"
-        )
+    raise_if_model(probe)
     raise CallError(
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+
+
+def raise_if_model(probe: CallProbe) -> None:
+    """Raise `ModelError` if what could not be called is a model that embeds its input.
+
+    It is built anew, with the sizes and the dropout that it has by default.
+    """
+    adapter = probe.adapter
+    if not adapter.is_module:
+        return
+    source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    if isinstance(adapter.target, nn.Module):
+        source = adapter.name
+    elif not probe.options.init_args:
+        parameters = inspect.signature(adapter.target).parameters.values()
+        has_required = any(names.required_by_name(parameters).values())
+        source = source if has_required else f"{adapter.name}()"
+    model = built_by(probe, source)
+    if probe.takes_ids or structure.embeds_pixels(model):
+        takes = "token ids" if probe.takes_ids else "images"
+        raise ModelError(adapter.name, takes, model, source, adapter.imports)
 
 
 def accepts_other_batch(
@@ -1143,6 +1174,13 @@ def infer_module_behavior(probe: CallProbe) -> None:
             designs["compression"] = "keys that are not the tokens"
     if structure.is_unscaled(module):
         designs["scale"] = "scaling = 1.0"
+    adapter = probe.adapter
+    # The weights of the module that was called are random; these are the initial ones.
+    initial = built_by(probe, call[0].build_expression())
+    if name := structure.folds_scale_into(
+        initial, adapter.heads * adapter.d_k, adapter.d_k
+    ):
+        designs["scale"] = f"{name}.weight"
     if projections and not structure.normalizes(module):
         designs.pop("norm", None)  # all its norms are those of queries and keys
     if softcap is not None:
@@ -1223,9 +1261,14 @@ def infer_formula(probe: CallProbe) -> None:
 def other_formulas(adapter: Adapter) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """A fact, its text, and fields with which the formula may hold.
 
-    Parts of a fused projection come in many orders. A module may not tell how many
-    heads it has.
+    The scale of the scores may be in the initial weights, as in T5. Parts of a fused
+    projection come in many orders. A module may not tell how many heads it has.
     """
+    if "scale" in adapter.designs:
+        designs = {n: name for n, name in adapter.designs.items() if n != "scale"}
+        query = f"({adapter.projections['query']} * d_k ** 0.5)"
+        unscaled = {"projections": {**adapter.projections, "query": query}}
+        yield "scores", "not divided by sqrt(d_k)", {**unscaled, "designs": designs}
     orders = structure.other_fused_orders(adapter.projections)
     devices = structure.orders_of_devices(adapter.projections, adapter.heads)
     for name, projections in itertools.chain(orders, devices):

@@ -20,6 +20,7 @@ from attention_laws import names
 from attention_laws.adapter import AXES, CallError
 from attention_laws.calling import CallProbe
 from attention_laws.script import Script, parts_of
+from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
@@ -31,12 +32,29 @@ def infer_weights(probe: CallProbe) -> None:
     Raises `CallError` if the option `weights` names a place where there are none.
     """
     adapter, options = probe.adapter, probe.options
+    probe.update(queries_first=puts_queries_first(probe))
     if options.weights == "none":
         return
     flags = names.flags_of_weights(adapter.target, False, options.call_args)
     for more in ({}, *({name: "True"} for name in flags)):
         if not probe.adapter.weights_source:
             infer_weights_of_call(probe, more)
+
+
+def puts_queries_first(probe: CallProbe) -> bool:
+    """Whether each softmax has the axis of queries in front of that of heads.
+
+    The shape tells it only where there are not as many queries as heads.
+    """
+    heads = probe.adapter.heads
+    call = probe.try_call(k_len=5 + (heads == 5))
+    if call is None:
+        return False
+    q_len = call[1].allowed.shape[0]
+    with WeightsRecorder() as recorder:
+        call[0].call(call[1])
+    are_first = [[*w.shape[-3:-1]] == [q_len, heads] for w, _ in recorder.found]
+    return q_len != heads and bool(are_first) and all(are_first)
 
 
 def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:

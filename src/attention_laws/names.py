@@ -38,7 +38,7 @@ ARGUMENT_NAMES = {
     "num_groups kv_groups "
     "n_kv_groups",
     "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
-    "head_dimension dim_per_head hidden_size_per_head head_width",
+    "query_pre_attn_scalar head_dimension dim_per_head hidden_size_per_head head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length",
@@ -123,7 +123,7 @@ CONTEXT_WIDTH_PATTERN = re.compile(
 # Flags with which a class has fewer layers.
 OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
-COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$")
+COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
 )
@@ -164,14 +164,19 @@ WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 EXTRA_ARGUMENTS = {
-    r"h|height|(n_?|num_?)?rows|(grid|patch)_h": ["{rows}"],
-    r"w|width|(n_?|num_?)?(cols|columns)|(grid|patch)_w": ["{columns}"],
+    # The latter of both is for the pixels behind a class token.
+    r"h|height|(n_?|num_?)?rows|(grid|patch)_h": ["{rows}", "1"],
+    r"w|width|(n_?|num_?)?(cols|columns)|(grid|patch)_w": [
+        "{columns}",
+        "{length} - 1",
+    ],
     r"((\w+_)?(size|shape|resolution)|hw|thw|grid)s?(_hw)?": [
         "({rows}, {columns})",
         "(1, {rows}, {columns})",
         "(1, 1, {length} - 1)",  # behind a class token
     ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
+    r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
     r"cu_?seq_?len\w*(?<!_kv)(?<!_k)": ["torch.tensor([0, {length}])"],
     r"cu_?seq_?len\w*": ["torch.tensor([0, {k_len}])"],
@@ -841,7 +846,7 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     or batch items need not know which is whose.
 
     >>> extra_templates("W", int), extra_templates("layer_past", None)
-    (['{columns}'], ['{{}}', ''])
+    (['{columns}', '{length} - 1'], ['{{}}', ''])
     """
     for pattern, texts in EXTRA_ARGUMENTS.items():
         if re.fullmatch(pattern, name, re.IGNORECASE):
@@ -935,7 +940,7 @@ def config_source(
         sizes = config_sizes(config, [*read])
         text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
-    values = {n: value_of(n) or guess_value(n) for n in read}
+    values = {n: value_of(n) or guess_value(n, target) for n in read}
     if keys:
         text = ", ".join(f'"{n}": {value}' for n, value in values.items())
         return f"{{{{{text}}}}}", {}
@@ -1044,6 +1049,24 @@ def find_config_class(target: Any, parameter: inspect.Parameter) -> type | None:
     return min(candidates, key=lambda config: count_missing(config, read))
 
 
+def part_named(target: Any, name: str) -> type | None:
+    """A class of the file that is named as an argument of the constructor of another.
+
+    An instance without arguments may be given, as of `FullAttention` for `attention`.
+    """
+    module, word = sys.modules.get(target.__module__), name.replace("_", "").lower()
+    for each in vars(module).values() if module else ():
+        is_part = isinstance(each, type) and hasattr(each, "forward")
+        if not is_part or each is target or each.__module__ != target.__module__:
+            continue
+        if each.__name__.lower().endswith(word):
+            parameters = inspect.signature(each).parameters.values()
+            if not any(required_by_name(parameters).values()):
+                part: type = each
+                return part
+    return None
+
+
 def count_missing(config: type, fields: Iterable[str]) -> int:
     """How many of these fields the objects of a class do not have."""
     known = {*dir(config), *getattr(config, "attribute_map", ())}
@@ -1053,10 +1076,24 @@ def count_missing(config: type, fields: Iterable[str]) -> int:
     return sum(name not in known for name in fields)
 
 
-def guess_value(name: str) -> str:
-    """A value for a field of a config that is no size."""
+def guess_value(name: str, target: Any) -> str:
+    r"""A value for a field of a config that is no size.
+
+    It is a number if the code calculates with it, which None would refuse.
+
+    >>> def build(config):
+    ...     return config.scalar**-0.5, 1 / config.factor, config.cap or 2
+    >>> [guess_value(name, build) for name in ("scalar", "factor", "cap")]
+    ['1', '1', 'None']
+    """
     if "drop" in name or "prob" in name:
         return "0.1"
+    # Of the config, not of the module, which may have a field that is left out.
+    field = rf"\b\w+(?<!\bself)[.\[\"']+{name}\b[\"'\]]*"
+    calculation = rf"{field} *[-+*/%<>]|[\w)\]] *[-+*/%<>]+ *(self\.)?{field}"
+    source = source_of(target)
+    if re.search(calculation, source) and not re.search(f"{field} is ", source):
+        return "1"
     return "False" if re.search(r"bias|^use|^is_|norm|flash", name) else "None"
 
 

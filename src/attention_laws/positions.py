@@ -41,6 +41,19 @@ def reorder(script: Script, name: str, order: list[int]) -> str:
     return script.assign(name, f"{name}{script.adapter.index(l=order)}")
 
 
+def rotated_order(script: Script, length: int) -> list[int]:
+    """An order in which all tokens have another place, but for that of a class.
+
+    The sides of an image that it is in front of tell of it.
+    """
+    first = int("{length} - 1" in str(script.adapter.extra_args))
+    return [
+        *range(first),
+        *range(first + 1, length),
+        *range(first, min(1 + first, length)),
+    ]
+
+
 @law(assumes="positions decay compression convolution window selection")
 def key_permutation(script: Script) -> None:
     r"""Without positional encoding, the order of the keys does not matter.
@@ -59,12 +72,13 @@ def key_permutation(script: Script) -> None:
     script.restart()
     if not (adapter.single_input or adapter.causal):
         args = script.make_arguments()
-        order, compared = [*range(1, length), 0], slice(None)
+        order, compared = rotated_order(script, length), slice(None)
     else:
         # The tokens are queries, too: the last one stays, and is compared. A causal
         # query attends to all keys only if it is the last.
         args = script.make_arguments(script.all_allowed(length, length))
-        order, compared = [*range(1, length - 1), 0, length - 1], slice(-1, None)
+        order = [*rotated_order(script, length - 1), length - 1]
+        compared = slice(-1, None)
     before = script.call(args)
     inputs = list(args.inputs)
     for role in adapter.key_roles:
@@ -96,7 +110,7 @@ def query_permutation(script: Script) -> None:
     script.restart()
     args = script.make_arguments(script.all_allowed(length))
     together = script.call(args)
-    order = [*range(1, length), 0]
+    order = rotated_order(script, length)
     query = reorder(script, args.inputs[0], order)
     after = script.call(replace(args, inputs=(query, *args.inputs[1:])))
     before = reorder(script, together, order)
@@ -329,7 +343,8 @@ def has_rows(script: Script) -> bool:
     """Whether the tokens are pixels of images, whose height is free."""
     adapter = script.adapter
     is_image = adapter.image and not adapter.image.startswith("frames")
-    is_image = is_image or "{rows}" in "".join(adapter.extra_args.values())
+    sides = "".join(adapter.extra_args.values())
+    is_image = is_image or ("{rows}" in sides and "{columns}" in sides)
     return bool(is_image) and adapter.fixed_length is None and not adapter.is_pooled
 
 

@@ -10,7 +10,8 @@ def test_my_attention_satisfies_the_laws(attention_laws):
 
 The test fails if a law does, and shows the table of results; it also fails if each law
 is skipped. With `inside=True`, each attention within a model is checked, and the
-fixture returns the list of their reports. The fixture takes its options from the call
+fixture returns the list of their reports; so it is for a model that takes token ids or
+images. The fixture takes its options from the call
 alone: it ignores `pyproject.toml`. It imports torch and the laws at its first call
 only, so other tests of your project start as fast as before.
 
@@ -28,7 +29,8 @@ class AttentionLaws:
     def __call__(self, attention: Any, *, inside: bool = False, **options: Any) -> Any:
         """Check `attention`; takes the options of `check`, and returns its report.
 
-        With `inside`, it checks each attention within a model, and returns a list.
+        With `inside`, or if it is a model that takes token ids or images, it checks
+        each attention within it, and returns a list.
         """
         __tracebackhide__ = True  # of pytest: the error is in the line of the test
         from attention_laws.adapter import CallError
@@ -53,7 +55,7 @@ class AttentionLaws:
             raise CallError(shown)
         if outcome.failed or outcome.errors:
             pytest.fail(shown, pytrace=False)
-        return outcome.reports if inside else outcome.reports[0]
+        return outcome.reports if outcome.inside else outcome.reports[0]
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ DESIGNS = {
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
-    r"|attention_multiplier|floor_scale|temperature_tun"
+    r"|(?-i:T5)|attention_multiplier|floor_scale|temperature_tun"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     # Series that are standardized by statistics without a gradient.
     "stationary": r"stationar|revin|^stdev$",
@@ -94,9 +94,10 @@ DESIGNS = {
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
     "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
-    r"|downsample|sr_ratio",
+    r"|downsample|sr_ratio|^i?r?fft",  # a product of spectra is a convolution
     "positions": "",  # by `ENCODING_PATTERN`
-    "tied": r"^tied?(_|$)|shared?_?(qk|kv|key|query|value|weight)|^to_qk$",
+    "tied": r"^tied?(_|$)|weight_tie|(tie|share)_?(layer|block)s?|^to_qk$"
+    r"|shared?_?(qk|kv|key|query|value|weight)",
     "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
     r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
@@ -258,6 +259,24 @@ def is_unscaled(module: nn.Module) -> bool:
     """
     given = [getattr(module, name, None) for name in ("scaling", "scale")]
     return any(isinstance(scale, int | float) and scale == 1 for scale in given)
+
+
+def folds_scale_into(module: nn.Module, width: int, d_k: int) -> str:
+    """The projection of queries that is initialized with the scale of the scores.
+
+    Its initial weights are smaller than those of the keys by the root of `d_k`, as in
+    T5, whose scores are not divided by it. Empty if there is none.
+    """
+    layers = layers_by_role(module, width)
+    if not {"query", "key"} <= {*layers} or d_k < 4:
+        return ""
+    linear = {n: p for n, p in module.named_modules() if isinstance(p, nn.Linear)}
+    weights = [linear[layers[role]].weight for role in ("query", "key")]
+    if any(nn.parameter.is_lazy(weight) for weight in weights):
+        return ""
+    of_query, of_key = (weight.detach().std().item() for weight in weights)
+    is_folded = abs(of_query * d_k**0.5 - of_key) < 0.3 * of_key
+    return layers["query"] if is_folded else ""
 
 
 def convolves_single_tokens(module: nn.Module) -> bool:
@@ -432,8 +451,9 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
 def size_attribute(target: Any, size: str) -> int | None:
     """A size that a module, or its config, has under a name in `ARGUMENT_NAMES`."""
     for owner in (target, *(getattr(target, name, None) for name in CONFIG_ATTRIBUTES)):
+        is_dict = isinstance(owner, Mapping)
         for name in ARGUMENT_NAMES[size].split():
-            value = getattr(owner, name, None)
+            value = owner.get(name) if is_dict else getattr(owner, name, None)
             if type(value) is int:
                 return value
     return None
@@ -619,6 +639,22 @@ def attention_paths(module: nn.Module) -> list[str]:
         if isinstance(part, nn.MultiheadAttention)
         or role_of(path.rpartition(".")[2], part) in ("query", "fused")
     ]
+
+
+def embeds_pixels(module: nn.Module) -> bool:
+    r"""Whether a convolution cuts images of a few channels into patches.
+
+    >>> embeds_pixels(nn.Conv2d(3, 8, kernel_size=4, stride=4))
+    True
+    >>> embeds_pixels(nn.Conv2d(8, 8, kernel_size=4, stride=4))
+    False
+    """
+    return any(
+        isinstance(part, nn.Conv2d | nn.Conv3d)
+        and part.in_channels <= 4
+        and part.kernel_size == part.stride != (1,) * len(part.stride)
+        for part in module.modules()
+    )
 
 
 def has_batch_norm(module: nn.Module) -> bool:

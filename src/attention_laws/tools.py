@@ -392,12 +392,17 @@ def sdpa_weights(
 
 
 def recorded_weights(
-    call: Callable[[], Any], heads: int, q_len: int, k_len: int
+    call: Callable[[], Any],
+    heads: int,
+    q_len: int,
+    k_len: int,
+    queries_first: bool = False,
 ) -> Tensor | None:
     r"""The weights of a call with one batch item, `[heads, q_len, k_len]`.
 
     None unless exactly one softmax of the call has results of this shape, in any order
-    of the axes, or several have it together, each for some of the queries.
+    of the axes, or several have it together, each for some of the queries. Where there
+    are as many queries as heads, `queries_first` tells which axis is which.
 
     >>> scores = torch.zeros(1, 2, 3, 5)
     >>> recorded_weights(lambda: scores.softmax(-1), 2, 3, 5).shape
@@ -421,25 +426,33 @@ def recorded_weights(
         ]
         known = [part for part in parts if part is not None]
         return torch.cat(known, dim=1) if len(known) == len(parts) else None
-    every = [weights_by_head(w, dim, heads, q_len, k_len) for w, dim in recorder.found]
+    every = [
+        weights_by_head(weights, dim, heads, q_len, k_len, queries_first)
+        for weights, dim in recorder.found
+    ]
     found = [each for each in every if each is not None]
     return found[0] if len(found) == 1 else None
 
 
 def weights_by_head(
-    weights: Tensor, dim: int, heads: int, q_len: int, k_len: int
+    weights: Tensor,
+    dim: int,
+    heads: int,
+    q_len: int,
+    k_len: int,
+    queries_first: bool = False,
 ) -> Tensor | None:
     """Weights as `[heads, q_len, k_len]`; None if they have another shape.
 
-    `dim` is the axis of the keys.
+    `dim` is the axis of the keys. `queries_first` is as for `recorded_weights`.
     """
     if weights.shape[dim] != k_len or weights.numel() != heads * q_len * k_len:
         return None
     by_key = weights.movedim(dim, -1).squeeze()
     # Keys are the last axis, behind heads and queries, or are between the two.
     is_last = dim in (-1, weights.dim() - 1)
-    queries_first = by_key.dim() == 3 and [*by_key.shape[:2]] == [q_len, heads]
-    if queries_first and not (is_last and q_len == heads):
+    may_be_first = by_key.dim() == 3 and [*by_key.shape[:2]] == [q_len, heads]
+    if may_be_first and (queries_first or not (is_last and q_len == heads)):
         by_key = by_key.transpose(0, 1)
     expected = [n for n in (heads, q_len, k_len) if n > 1]
     if [n for n in by_key.shape if n > 1] != expected:

@@ -460,6 +460,64 @@ def build():
     assert "give `--init-args`" in capsys.readouterr().err
 
 
+MODELS = """
+
+class GoodAttention(Good):
+    pass
+
+
+class OfIds(nn.Module):
+    def __init__(self, vocabulary: int = 7, dim: int = 12):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, dim)
+        self.attn = GoodAttention(dim, 3)
+
+    def forward(self, tokens):
+        return self.attn(self.embed(tokens))
+
+    def embed(self, tokens):
+        return self.embedding(tokens)
+
+
+class OfPixels(OfIds):
+    def __init__(self, dim: int = 12):
+        super().__init__(dim=dim)
+        self.patches = nn.Conv2d(3, dim, 2, stride=2)
+
+    def embed(self, image):
+        batch_size, _channels, height, width = image.shape
+        assert height == width == 6
+        return self.patches(image).flatten(2).mT
+
+
+class WithoutAttention(OfIds):
+    def __init__(self, dim: int = 12):
+        super().__init__(dim=dim)
+        self.attn = nn.Identity()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "takes"), [("OfIds", "token ids"), ("OfPixels", "images")]
+)
+def test_attentions_in_a_model_that_embeds_its_input_are_checked_without_a_flag(
+    name: str, takes: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(model, "a", encoding="utf-8") as file:
+        file.write(MODELS)
+    flags = ["--causal", "--only", "causality"]
+    assert main(["check", f"{model}:{name}", *flags]) == 0
+    assert capsys.readouterr().out.startswith(
+        f"{name}_attn\n  within: `{name}`, which takes {takes}, and no vectors (inf"
+    )
+    assert main(["check", f"{model}:{name}", *flags, "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"] == f"{name}_attn"
+    assert main(["check", f"{model}:WithoutAttention", *flags]) == 2
+    assert "takes token ids, which it embeds" in capsys.readouterr().err
+
+
 def test_an_attention_that_cannot_be_called_does_not_hide_the_others(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,6 +133,17 @@ def takes_none() -> None: ...
 def takes_args(*inputs: Tensor, context: Any = None) -> None: ...
 
 
+def test_heads_are_those_of_a_config_in_a_dict_or_as_many_as_have_keys() -> None:
+    module = Correct(12, 4)
+    del module.heads
+    module.kv_heads = 2  # type: ignore[assignment]
+    for config, heads, group_size in (({"n_heads": 6}, 6, 3), ({}, 2, 1)):
+        module.config = config  # type: ignore[assignment]
+        probe = call_probe(module)
+        infer_heads(probe)
+        assert (probe.adapter.heads, probe.adapter.group_size) == (heads, group_size)
+
+
 @pytest.mark.parametrize(
     ("function", "inputs", "by_keyword", "call_args"),
     [
@@ -365,7 +376,9 @@ def test_a_learned_token_before_the_others_is_left_out_of_the_output() -> None:
 
 
 class CountsAndWidths(Correct):
-    def __init__(self, query_size: int, num_heads: int, num_seeds: int) -> None:
+    def __init__(
+        self, query_size: int, num_heads: int, num_seeds: int, item_num: int
+    ) -> None:
         super().__init__(query_size, num_heads)
         self.seeds = nn.Parameter(torch.zeros(num_seeds, query_size))
 
@@ -379,10 +392,31 @@ def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks(
 ):
     adapter = found(CountsAndWidths)
     assert facts(adapter)["built as"] == (
-        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2) (inferred)"
+        "CountsAndWidths(query_size=12, num_heads=3, num_seeds=2, item_num=2) "
+        "(inferred)"
     )
     assert adapter.is_pooled
     assert facts(adapter)["mask"] == "none (inferred)"
+
+
+class MeanCore(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(dim=1, keepdim=True)
+
+
+class WithCore(Correct):
+    def __init__(self, core: nn.Module, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.core = core
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x) + self.core(x)
+
+
+def test_a_part_that_is_required_is_one_of_its_file_of_this_name() -> None:
+    assert facts(found(WithCore))["built as"] == (
+        "WithCore(core=MeanCore(), d_model=12, heads=3) (inferred)"
+    )
 
 
 def test_key_and_value_may_be_given_as_one_argument() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import Correct
+from specimens import Correct, QueriesBeforeHeads, Rotary
 
 
 def found(attention: Any, **options: Any) -> Adapter:
@@ -53,3 +53,8 @@ def test_output_and_weights_are_found_in_a_dataclass() -> None:
         ".output",
         "result.weights",
     )
+
+
+def test_which_of_queries_and_heads_comes_first_is_found_where_they_differ() -> None:
+    assert found(QueriesBeforeHeads).queries_first
+    assert not found(Rotary).queries_first
