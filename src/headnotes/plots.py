@@ -217,7 +217,7 @@ def draw_scaling(
     mean = weights.sort(descending=True).values.mean(dim=0).tolist()
     axes[1].plot(range(1, len(mean) + 1), mean, "o-", markersize=4, **style)
 
-    norms = jacobian_norms(weights)
+    norms = jacobian_norms(weights)  # [samples]
     outline["weights"] = torch.full_like(norms, 1 / len(norms)).numpy()
     axes[2].hist(norms.numpy(), 26, range=(0, 0.52), **outline)
 

@@ -253,8 +253,8 @@ build(load_config(config_file=sys.argv[2], strict=True))
 def test_a_second_process_helps_to_render_many_pages(
     site: Build, tmp_path: Path
 ) -> None:
-    names = [f"m{n:02}" for n in range(41)]
-    code = "def g(x):\n    # Why\n    return [x + 1, x * 2]\n\n\n" * 97
+    names = [f"m{n:02}" for n in range(37)]
+    code = "def g(x):\n    # Why\n    return [x + 1, x * 2]\n\n\n" * 29
     for name in names:
         (tmp_path / f"src/p/{name}.py").write_text(f'"""# Module {name}"""\n{code}')
 
@@ -275,7 +275,7 @@ def test_a_second_process_helps_to_render_many_pages(
     assert same == pages
     assert len(both.stdout.split()) < len(alone.stdout.split())
 
-    edit(tmp_path / "src/p/m40.py", "# Why", "# [Why](nowhere.md)")
+    edit(tmp_path / "src/p/m36.py", "# Why", "# [Why](nowhere.md)")
     broken, _ = built(1)
     assert broken.returncode
     assert "contains a link 'nowhere.md'" in broken.stderr
