@@ -208,6 +208,7 @@ def draw_scaling(
     axes: Sequence["Axes"], scores: Tensor, limit: float, style: dict[str, Any]
 ) -> None:
     """Draw scores, sorted weights and Jacobians of `[samples, k_len]`, one an axis."""
+    samples, k_len = scores.shape
     # Outlines, so that neither distribution hides the other.
     outline: dict[str, Any] = style | {"histtype": "step", "linewidth": 1.5}
     outline["weights"] = torch.full_like(scores, 1 / scores.numel()).flatten().numpy()
@@ -215,10 +216,10 @@ def draw_scaling(
 
     weights = scores.softmax(dim=-1)
     mean = weights.sort(descending=True).values.mean(dim=0).tolist()
-    axes[1].plot(range(1, len(mean) + 1), mean, "o-", markersize=4, **style)
+    axes[1].plot(range(1, k_len + 1), mean, "o-", markersize=4, **style)
 
     norms = jacobian_norms(weights)  # [samples]
-    outline["weights"] = torch.full_like(norms, 1 / len(norms)).numpy()
+    outline["weights"] = torch.full_like(norms, 1 / samples).numpy()
     axes[2].hist(norms.numpy(), 26, range=(0, 0.52), **outline)
 
 
