@@ -1582,6 +1582,23 @@ def drops_without_scale(
     return weights * (torch.rand_like(weights) >= dropout_p) @ value
 
 
+def attention_of_flax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout_rate: float = 0.0,
+    deterministic: bool = True,
+    broadcast_dropout: bool = True,
+) -> Tensor:
+    """Drops in training only, and by default with one mask for all batch items."""
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    if not deterministic and dropout_rate:
+        shape = weights.shape[-2:] if broadcast_dropout else weights.shape
+        weights = keep_some(weights, dropout_rate, shape)
+    return weights @ value
+
+
 class Store:
     """A cache of tokens."""
 

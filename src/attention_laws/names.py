@@ -102,6 +102,10 @@ WEIGHTS_FLAG_PATTERN = re.compile(
 WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
 RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
+# Flags of a function that drops in training only, and for one mask of all heads.
+TRAINING_FLAGS = {"training": True, "is_training": True, "train": True}
+TRAINING_FLAGS |= {"deterministic": False, "inference": False}
+SHARED_PATTERN = re.compile(r"(broadcast|shared?)_\w*drop")
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
@@ -779,6 +783,17 @@ def dropout_of_function(function: Any) -> str:
         if is_number and ARGUMENT_VALUES.get(parameter.name) == "0.1":
             return parameter.name
     return ""
+
+
+def dropout_flags(function: Any) -> dict[str, bool]:
+    r"""The flags of a function with which it drops, and each weight independently.
+
+    >>> dropout_flags(lambda query, deterministic=True, broadcast_dropout=True: None)
+    {'deterministic': False, 'broadcast_dropout': False}
+    """
+    arguments = required_by_name(parameters_of(function))
+    training = {n: flag for n, flag in TRAINING_FLAGS.items() if n in arguments}
+    return training | dict.fromkeys(filter(SHARED_PATTERN.match, arguments), False)
 
 
 def dropout_arguments(target: Any) -> dict[str, str]:
