@@ -1617,6 +1617,30 @@ class CacheOfClass(CacheTopLeft):
         return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
 
 
+class Slots:
+    """A cache with a place for each token, of a dtype that the caller gives."""
+
+    def __init__(
+        self, batch_size: int, max_len: int, d_model: int, dtype: Any = torch.float32
+    ) -> None:
+        self.kept = torch.zeros(batch_size, max_len, d_model, dtype=dtype)
+        self.count = 0
+
+    def append(self, x: Tensor) -> Tensor:
+        start, self.count = self.count, self.count + x.shape[1]
+        self.kept = self.kept.clone()
+        self.kept[:, torch.arange(start, self.count)] = x
+        return self.kept[:, : self.count]
+
+
+class CacheOfSlots(WithCache):
+    def forward(self, x: Tensor, cache: Slots | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask)
+
+
 class BlockWithContext(SelfAttention):
     """Self-attention, then attention to a context, or without one, to itself again."""
 

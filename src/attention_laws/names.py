@@ -902,7 +902,8 @@ def empty_caches(
         found = getattr(module, name, None)
         if isinstance(found, type) and found.__module__ == target.__module__:
             given = required_by_name(inspect.signature(found).parameters.values())
-            sizes = {n: cache_size(n) for n, required in given.items() if required}
+            used = [n for n in given if given[n] or n in ("dtype", "device")]
+            sizes = {n: cache_size(n) for n in used}
             if all(sizes.values()):
                 text = ", ".join(f"{n}={value}" for n, value in sizes.items())
                 yield f"{name}({text})", {name: found}
@@ -914,6 +915,8 @@ def cache_size(name: str) -> str:
     >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
     ('{batch_size}', '320', '')
     """
+    if name in ("dtype", "device"):
+        return f"{{{name}}}"
     is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
     return "{batch_size}" if is_batch else value_of(name)
 
