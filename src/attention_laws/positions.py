@@ -27,6 +27,7 @@ from attention_laws.algebra import (
 )
 from attention_laws.execution import assert_half_is_close
 from attention_laws.law import (
+    Excused,
     LawViolation,
     NotApplicable,
     ScriptError,
@@ -962,10 +963,6 @@ def distant_positions(script: Script) -> None:
     has_points = "%" in "".join(adapter.position_args.values())
     skip_unless(not has_points, "its tokens are points, at coordinates that recur")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
-    if adapter.positions == "alibi" and not adapter.fixed_size:
-        # The slope of one head is so small that its bias is exact.
-        heads = max(4 * adapter.group_size, script.sizes.heads)
-        script.sizes = replace(script.sizes, heads=heads)
     has_rows = adapter.image and not adapter.image.startswith("frames")
     if has_rows:
         # No image has a side so long, and tables of rows and columns end before.
@@ -999,11 +996,11 @@ def distant_positions(script: Script) -> None:
             weights = weights_of_equal_tokens(script, LONGEST)
             assert_weights_shift(script, weights, near, factor=10)
             is_coarse |= adapter.positions == "alibi" and has_coarse_bias(script)
-    reason = (
-        "its linear bias grows with the length and has the dtype of its scores, as in "
-        "published models; in half precision, compute it and add it in float32"
-    )
-    skip_unless(not is_coarse, reason)
+    if is_coarse:
+        raise Excused(
+            "its linear bias grows with the length and has the dtype of its scores, as "
+            "in published models; in half precision, compute it and add it in float32"
+        )
 
 
 def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
