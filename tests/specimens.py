@@ -1582,6 +1582,23 @@ def drops_without_scale(
     return weights * (torch.rand_like(weights) >= dropout_p) @ value
 
 
+def attention_of_flax(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    dropout_rate: float = 0.0,
+    deterministic: bool = True,
+    broadcast_dropout: bool = True,
+) -> Tensor:
+    """Drops in training only, and by default with one mask for all batch items."""
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    if not deterministic and dropout_rate:
+        shape = weights.shape[-2:] if broadcast_dropout else weights.shape
+        weights = keep_some(weights, dropout_rate, shape)
+    return weights @ value
+
+
 class Store:
     """A cache of tokens."""
 
@@ -1598,6 +1615,30 @@ class CacheOfClass(CacheTopLeft):
         seen = x if cache is None else cache.append(x)
         ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
         return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
+
+
+class Slots:
+    """A cache with a place for each token, of a dtype that the caller gives."""
+
+    def __init__(
+        self, batch_size: int, max_len: int, d_model: int, dtype: Any = torch.float32
+    ) -> None:
+        self.kept = torch.zeros(batch_size, max_len, d_model, dtype=dtype)
+        self.count = 0
+
+    def append(self, x: Tensor) -> Tensor:
+        start, self.count = self.count, self.count + x.shape[1]
+        self.kept = self.kept.clone()
+        self.kept[:, torch.arange(start, self.count)] = x
+        return self.kept[:, : self.count]
+
+
+class CacheOfSlots(WithCache):
+    def forward(self, x: Tensor, cache: Slots | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask)
 
 
 class BlockWithContext(SelfAttention):
@@ -4136,6 +4177,46 @@ class ForgetsInChunks(Correct):
         return torch.cat(outputs, dim=2)
 
 
+class BesideState(SelfAttention):
+    """Attention, and beside it a state of products, as in a state space model."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.ssm = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        state = (10 * self.ssm(x)).pow(3).cumsum(dim=1)
+        return super().forward(x) + nn.functional.layer_norm(state, state.shape[-1:])
+
+
+class ReweightsByCosine(Correct):
+    """Linear attention whose weights fall with the distance, from the first key on."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        layers = (self.query, self.key)
+        q, k = (self.split(f(x)) for f, x in zip(layers, (query, key), strict=True))
+        weights = self.at_angles(q.relu()) @ self.at_angles(k.relu()).mT
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1e-6)
+        return self.join(weights @ self.split(self.value(value)))
+
+    def at_angles(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[2], device=x.device)[:, None] / 300
+        return torch.cat([x * angles.cos(), x * angles.sin()], dim=-1)
+
+
+class Landmarks(Correct):
+    """Attends to the means of two segments, of their tokens that are no padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        keep = x.new_ones(x.shape[:2]) if mask is None else mask.to(x)
+        odd = x.shape[1] % 2
+        padded = nn.functional.pad(x * keep[..., None], (0, 0, 0, odd))
+        counts = nn.functional.pad(keep, (0, odd)).unflatten(1, (2, -1)).sum(dim=2)
+        sums = padded.unflatten(1, (2, -1)).sum(dim=2)
+        means = sums / counts.clamp(min=1)[..., None]
+        return super().forward(x, means, means, (counts > 0)[:, None])
+
+
 class LinearInChunks(Correct):
     """Causal linear attention in chunks of 4, with two sums over earlier chunks."""
 
@@ -5014,6 +5095,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", ImageBesideText),
     ("allowed_keys_attended", ImageBesideText),
     ("key_permutation", ImageBesideText),
+    ("dropout", attention_of_flax),
+    ("incremental_decoding", CacheOfSlots),
+    ("query_independence", ReweightsByCosine),
+    ("long_sequences", Landmarks),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -5052,6 +5137,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),
     ("causality", CausalBehindPrefix, "has not one output for each token"),
     ("causal_gradient", CausalBehindPrefix, "has not one output for each token"),
+    ("distant_positions", BiasOfKeys, "its linear bias grows with the length"),
+    ("large_scores", BesideState, "its state overflows, and not its scores"),
 ]
 
 # Modules that pass all laws.

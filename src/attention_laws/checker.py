@@ -44,6 +44,7 @@ from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import order_matters
 from attention_laws.infer import infer_adapter
 from attention_laws.law import (
+    Excused,
     Law,
     LawViolation,
     NotApplicable,
@@ -493,6 +494,8 @@ def check_law(
             passed = True
         except NotApplicable as refusal:
             reason = reason or str(refusal)
+            if isinstance(refusal, Excused):
+                break
             continue
         except LawViolation as violation:
             # A wrong output is more informative than an exception: try other sizes,

@@ -531,7 +531,8 @@ def empty_cache(script: Script) -> str:
     if script.adapter.cache == ("", ""):
         script.exec_line("attention = copy.deepcopy(unused)")
     sizes = script.adapter.named_sizes(script.sizes)
-    text = script.adapter.empty_cache.format(**sizes)
+    given = {"dtype": script.dtype, "device": repr(script.device)}
+    text = script.adapter.empty_cache.format(**sizes, **given)
     return text if text == "None" else script.assign("cache", text)
 
 

@@ -549,9 +549,7 @@ def apply_dropout(script: Script, p: float, place: str) -> None:
         where = f", {place!r}" if p else ""
         script.exec_line(f"set_dropout(attention, {p}{where})")
         return
-    given = {place: p}
-    if "training" in names.required_by_name(names.parameters_of(adapter.target)):
-        given["training"] = True
+    given = {place: p, **names.dropout_flags(adapter.target)}
     script.adapter = replace(adapter, call_args={**adapter.call_args, **given})
 
 

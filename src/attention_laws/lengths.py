@@ -334,7 +334,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
     longer[:, n:] = False
     masks = script.masks_for(longer)
     if "ends" in adapter.designs:
-        return  # the tokens of a sequence end elsewhere if padding follows
+        return  # its blocks or segments end elsewhere if padding follows
     is_mean = adapter.window is None and not set(NO_MEAN) & set(adapter.designs)
     first = adapter.index(l=slice(0, q_len))
     message = f"{{place}} of a sequence of {n} differs if"

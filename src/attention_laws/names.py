@@ -102,6 +102,10 @@ WEIGHTS_FLAG_PATTERN = re.compile(
 WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
 RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
+# Flags of a function that drops in training only, and for one mask of all heads.
+TRAINING_FLAGS = {"training": True, "is_training": True, "train": True}
+TRAINING_FLAGS |= {"deterministic": False, "inference": False}
+SHARED_PATTERN = re.compile(r"(broadcast|shared?)_\w*drop")
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
@@ -781,6 +785,17 @@ def dropout_of_function(function: Any) -> str:
     return ""
 
 
+def dropout_flags(function: Any) -> dict[str, bool]:
+    r"""The flags of a function with which it drops, and each weight independently.
+
+    >>> dropout_flags(lambda query, deterministic=True, broadcast_dropout=True: None)
+    {'deterministic': False, 'broadcast_dropout': False}
+    """
+    arguments = required_by_name(parameters_of(function))
+    training = {n: flag for n, flag in TRAINING_FLAGS.items() if n in arguments}
+    return training | dict.fromkeys(filter(SHARED_PATTERN.match, arguments), False)
+
+
 def dropout_arguments(target: Any) -> dict[str, str]:
     r"""The arguments of a constructor that switch dropout off, and their values.
 
@@ -887,7 +902,8 @@ def empty_caches(
         found = getattr(module, name, None)
         if isinstance(found, type) and found.__module__ == target.__module__:
             given = required_by_name(inspect.signature(found).parameters.values())
-            sizes = {n: cache_size(n) for n, required in given.items() if required}
+            used = [n for n in given if given[n] or n in ("dtype", "device")]
+            sizes = {n: cache_size(n) for n in used}
             if all(sizes.values()):
                 text = ", ".join(f"{n}={value}" for n, value in sizes.items())
                 yield f"{name}({text})", {name: found}
@@ -899,6 +915,8 @@ def cache_size(name: str) -> str:
     >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
     ('{batch_size}', '320', '')
     """
+    if name in ("dtype", "device"):
+        return f"{{{name}}}"
     is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
     return "{batch_size}" if is_batch else value_of(name)
 

@@ -71,7 +71,8 @@ DESIGNS = {
     r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
     # Tokens fade from step to step, by a number that others may have influence on.
     "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
-    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm",
+    r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm"
+    r"|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
     # Keys whose weight is exactly zero.
     "zeros": r"sparsemax|entmax",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
@@ -79,8 +80,9 @@ DESIGNS = {
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
     r"|neighbou?r|big_?bird|longformer",
-    # All tokens attend to the last block, or to random ones, wherever these are.
-    "ends": r"big_?bird|(global|rand(om)?)_block",
+    # All tokens attend to the last block, or to random ones, or to means of segments,
+    # wherever these are.
+    "ends": r"big_?bird|(global|rand(om)?)_block|landmark|nystr",
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",

@@ -314,6 +314,27 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class ScoresOfZero(torch.overrides.TorchFunctionMode):
+    """Makes all scores zero, of each `softmax` and of PyTorch's attention.
+
+    >>> with ScoresOfZero() as mode:
+    ...     torch.tensor([1.0, torch.inf]).softmax(0), mode.count
+    (tensor([0.5000, 0.5000]), 1)
+    """
+
+    count = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        is_fused = function is torch.nn.functional.scaled_dot_product_attention
+        if is_fused or getattr(function, "__name__", "") == "softmax":
+            self.count += 1
+            given = 2 if is_fused else 1  # queries and keys, or scores
+            args = (*map(torch.zeros_like, args[:given]), *args[given:])
+        return function(*args, **(kwargs or {}))
+
+
 class MixedDtypes(torch.overrides.TorchFunctionMode):
     """Lets products of tensors of two floating-point dtypes be computed in float32.
 

@@ -14,6 +14,8 @@ from attention_laws.script import Script
 from specimens import (
     BiasOfPixels,
     BiasWithoutSoftmax,
+    Correct,
+    LinearBias,
     NearKeysOnly,
     RotaryImageOfTable,
     RotaryOfQuarter,
@@ -77,6 +79,24 @@ def test_points_have_no_distant_positions() -> None:
     )
     with pytest.raises(NotApplicable, match="coordinates"):
         LAWS["distant_positions"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
+
+
+class PlacesEndInHalf(LinearBias):
+    """In bfloat16, the places end where it has not each whole number."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        if k.dtype == torch.bfloat16:
+            place = place.clamp(max=256)
+        bias = self.slopes(k.shape[1])[:, None, None] * (place - place[:, None])
+        return Correct.score(self, q, k) + bias.to(k)
+
+
+@pytest.mark.slow
+def test_wrong_places_are_no_rounding_of_a_linear_bias() -> None:
+    law = "distant_positions"
+    report = check(PlacesEndInHalf, skip=[name for name in LAWS if name != law])
+    assert [result.law.name for result in report.failed] == [law], report
 
 
 def test_a_rotation_of_a_part_of_each_head_gets_room() -> None:
