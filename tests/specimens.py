@@ -1030,6 +1030,35 @@ def forgets_to_rescale_late(query: Tensor, key: Tensor, value: Tensor) -> Tensor
     return context / norm
 
 
+class SumsBlocks(Correct):
+    """An online softmax over blocks of 64 keys; its layers have names of their own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.asks, self.query = self.query, nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.asks, self.key, self.value))
+        scores = self.score(q, k).masked_fill(~mask[:, None, None], -1e4)
+        largest = torch.full_like(scores[..., :1], -1e5)
+        norm, context = torch.zeros_like(largest), torch.zeros_like(q)
+        for s, part in zip(scores.split(64, -1), v.split(64, -2), strict=True):
+            larger = s.amax(-1, keepdim=True).maximum(largest)
+            weights, scale = (s - larger).exp(), (largest - larger).exp()
+            norm = norm * scale + weights.sum(-1, keepdim=True)
+            context = self.rescale(context, scale) + weights @ part
+            largest = larger
+        return self.join(context / norm)
+
+    def rescale(self, context: Tensor, scale: Tensor) -> Tensor:
+        return context * scale
+
+
+class SumsBlocksUnscaled(SumsBlocks):
+    def rescale(self, context: Tensor, scale: Tensor) -> Tensor:
+        return context
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -4788,6 +4817,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
         (forgets_to_rescale_late, {}),
+        (SumsBlocksUnscaled, {}),
         (GlobalFirstOfLongest, {}),
     ],
     "positions_matter": [
@@ -4993,6 +5023,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", TwoAttentions),
     ("dropout", DropsWeightsAndContext),
     ("long_sequences", NearPast),
+    ("long_sequences", SumsBlocks),
     ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
     ("dropout", DropsQueries),
