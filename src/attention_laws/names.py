@@ -656,7 +656,7 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
 
 
 def begins_empty(target: Any, argument: str) -> bool:
-    r"""Whether the caller is told to begin with a new or empty dict, and when.
+    r"""Whether the documentation tells the caller to begin with a new or empty dict.
 
     >>> def attend(query, memory, state=None):
     ...     "`state` is a new dict for each memory."
