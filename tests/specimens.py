@@ -1030,6 +1030,35 @@ def forgets_to_rescale_late(query: Tensor, key: Tensor, value: Tensor) -> Tensor
     return context / norm
 
 
+class SumsBlocks(Correct):
+    """An online softmax over blocks of 64 keys; its layers have names of their own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.asks, self.query = self.query, nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.asks, self.key, self.value))
+        scores = self.score(q, k).masked_fill(~mask[:, None, None], -1e4)
+        largest = torch.full_like(scores[..., :1], -1e5)
+        norm, context = torch.zeros_like(largest), torch.zeros_like(q)
+        for s, part in zip(scores.split(64, -1), v.split(64, -2), strict=True):
+            larger = s.amax(-1, keepdim=True).maximum(largest)
+            weights, scale = (s - larger).exp(), (largest - larger).exp()
+            norm = norm * scale + weights.sum(-1, keepdim=True)
+            context = self.rescale(context, scale) + weights @ part
+            largest = larger
+        return self.join(context / norm)
+
+    def rescale(self, context: Tensor, scale: Tensor) -> Tensor:
+        return context * scale
+
+
+class SumsBlocksUnscaled(SumsBlocks):
+    def rescale(self, context: Tensor, scale: Tensor) -> Tensor:
+        return context
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -1293,6 +1322,32 @@ class RelativeTable(SelfAttention):
         return distance.clamp(-self.limit, self.limit) + self.limit
 
 
+class FusedWithBias(SelfAttention):
+    """The kernel of PyTorch gets a bias; the weights are computed a second time."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.strength = nn.Parameter(torch.ones(heads, 1, 1))
+
+    def forward(self, x: Tensor, need_weights: bool = False) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        place = torch.arange(x.shape[1], device=x.device)
+        bias = (-self.strength * (place[:, None] - place).abs()).expand(
+            len(x), -1, -1, -1
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        shown = (self.score(q, k) + self.shown(bias)).softmax(-1)
+        return (self.join(y), shown) if need_weights else self.join(y)
+
+    def shown(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+class WeightsWithoutBias(FusedWithBias):
+    def shown(self, bias: Tensor) -> Tensor:
+        return torch.zeros_like(bias)
+
+
 class LastRowUnused(RelativeTable):
     def rows(self, distance: Tensor) -> Tensor:
         return super().rows(distance).clamp(max=2 * self.limit - 1)
@@ -1526,6 +1581,14 @@ class CachesContext(Correct):
 class CachesContextOfOneShape(CachesContext):
     def is_same(self, one: Tensor, other: Tensor) -> bool:
         return one.shape == other.shape
+
+
+class CachesContextOfCaller(CachesContextOfOneShape):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        """Attend to the context; `cache` is a new dict for each context."""
+        return super().forward(x, context, cache)
 
 
 class KeepProbabilityAsDropout(Correct):
@@ -2461,6 +2524,23 @@ class RingOfTokens(Correct):
 
     def slots(self, now: Tensor, count: int) -> Tensor:
         return now % 4
+
+
+class RingLosesKeys(RingOfTokens):
+    """A later piece is in the buffer before its queries attend."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        if past is None:
+            return super().forward(x)
+        tokens, places, count = past
+        now = torch.arange(count, count + x.shape[1])
+        slots = self.slots(now[-4:], count)
+        tokens, places = tokens.clone(), places.clone()
+        tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
+        ago = now[:, None] - places
+        allowed = ((ago >= 0) & (ago < 4))[None].to(x.device)
+        y = Correct.forward(self, x, tokens, tokens, allowed)
+        return y, (tokens, places, count + x.shape[1])
 
 
 class RingFromFirstSlot(RingOfTokens):
@@ -4687,6 +4767,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReturnsOtherHeads, {}),
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
+        (WeightsWithoutBias, {}),
     ],
     "weights_axes": [(DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"})],
     "query_key_norms": [
@@ -4803,6 +4884,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheCutTooEarly, {**CACHE, "window": 4}),
         (CacheLosesLastOfBlock, CACHE),
         (RingFromFirstSlot, {**CACHE, "window": 4}),
+        (RingLosesKeys, {**CACHE, "window": 4}),
         (StoresDistancesByKeysWithCache, CACHE),
         (CacheOfFloat32, CACHE),
         (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
@@ -4816,6 +4898,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (LosesFullBlock, {}),
         (forgets_to_rescale, {}),
         (forgets_to_rescale_late, {}),
+        (SumsBlocksUnscaled, {}),
         (GlobalFirstOfLongest, {}),
     ],
     "positions_matter": [
@@ -4977,6 +5060,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_positions", RotaryUnlessMasked),
     ("formula", attention_of_heads),
     ("weights_match_output", WeightsOnRequest),
+    ("weights_match_output", FusedWithBias),
     ("head_independence", NormalizesHeads),
     ("head_independence", FusedMultiQuery),
     ("head_independence", WithWeightlessNorm),
@@ -5020,6 +5104,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", TwoAttentions),
     ("dropout", DropsWeightsAndContext),
     ("long_sequences", NearPast),
+    ("long_sequences", SumsBlocks),
     ("batch_independence", EdgesOfItems),
     ("dropout", TwelveHeads),
     ("dropout", DropsQueries),
@@ -5119,6 +5204,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("equal_values", Prefix, "3 keys of its own"),
     ("score_independence", StrongestTokens, "topk"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
+    ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),
     ("query_independence", ShortDecoder, "its queries attend to each other"),
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),

@@ -365,15 +365,14 @@ def weights_match_output(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
     skip_unless("h" in adapter.weights_axes, "returns no weights of single heads")
-    skip_unless(
-        (adapter.is_module and "out" in adapter.projections) or not adapter.is_module,
-        "projections not found; name them with `projections`",
-    )
     order = [
         adapter.weights_axes.index(axis)
         for axis in "bhqk"
         if axis in adapter.weights_axes
     ]
+    if adapter.is_module and "out" not in adapter.projections:
+        assert_fused_weights_match(script, order)
+        return
     skip_unless(not has_unknown_order(script), UNKNOWN_ORDER)
     for mode in script.modes():
         for allowed, mask in script.mask_cases():
@@ -497,6 +496,28 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         norm = adapter.projections.get(f"{role}_norm", "{}")
         found.append(script.assign(role[0], norm.replace("{}", text)))
     return tuple(found)
+
+
+def assert_fused_weights_match(script: Script, order: list[int]) -> None:
+    """The returned weights are those of PyTorch's attention, if it is called once.
+
+    It returns none, so they are computed a second time, with all that is added to the
+    scores. This needs no projections, which a table of biases may hide.
+    """
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        call = f"fused_weights(lambda: {script.call_source(args)})"
+        fused = script.assign("fused", call)
+        weights = f"{script.call_for_weights(args)}.permute({order})"
+        same_shape = f"{fused} is not None and {fused}.shape == {weights}.shape"
+        skip_unless(
+            script.evaluate(same_shape),
+            "projections not found; name them with `projections`",
+        )
+        claim = f"torch.allclose({weights}, {fused}, atol=1e-4, equal_nan=True)"
+        message = "the returned weights are not those of `scaled_dot_product_attention`"
+        script.assert_true(claim, message)
 
 
 def assert_dropped_weights_match(script: Script, order: list[int]) -> None:

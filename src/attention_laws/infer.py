@@ -454,7 +454,9 @@ def infer_sizes(
         group_size=heads // kv_heads if kv_heads else 1,
         fixed_size=bool(heads_given or d_model),
     )
-    if d_model or heads_given:
+    # Another width than that of all heads may be given under a name of its own.
+    may_differ = probe.options.init_args and "{d_k}" not in present
+    if d_model or (heads_given and not may_differ):
         return
     with suppress(Exception):
         if not {"{heads}", "{kv_heads}"} & present and "{d_k}" in present:
@@ -467,7 +469,8 @@ def infer_sizes(
             built = build(probe, heads)
             if any(True for _ in built.parameters()):
                 probe.built = built
-                infer_heads(probe)
+                if not heads_given:
+                    infer_heads(probe)
 
 
 def context_width(probe: CallProbe, d_model: int | None) -> int | None:

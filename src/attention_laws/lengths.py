@@ -18,6 +18,7 @@ from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
     PLAIN,
     assert_formula,
+    gradient_of_query,
     make_equal_tokens,
     record_weights,
 )
@@ -26,6 +27,7 @@ from attention_laws.law import LawViolation, ScriptError, law, skip_unless
 from attention_laws.positions import (
     FAR,
     LONGEST,
+    ORDERED,
     SCALED_PATTERN,
     assert_weights_shift,
     fits_in_memory,
@@ -205,6 +207,9 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
     if not has_formula:
         with script.rollback():
             assert_equal_tokens_give_equal(script, args)
+        if length < LONGEST:
+            with script.rollback(), script.attempt():
+                assert_order_is_free(script, length)
     for context, other in others.items():
         message = f"{{place}} of a long sequence differs under {context}"
         script.assert_close(whole, other, message)
@@ -269,6 +274,48 @@ def assert_equal_tokens_give_equal(script: Script, args: CallArguments) -> None:
     if script.evaluate(f"torch.allclose({output}{index}, {one}{index}, atol=1e-5)"):
         message = "{place} of a long sequence differs, though all tokens are equal"
         script.assert_close(one, output, message, relative=rounding(script))
+
+
+def assert_order_is_free(script: Script, length: int) -> None:
+    """The last query gives the same output if the keys before it are reversed.
+
+    An online softmax has to rescale what it has added up so far when a later block has
+    a larger score. In 16 tokens the order must not matter either, or there are
+    positions. That query has to attend to all keys: it may be by intention that blocks
+    do not meet.
+    """
+    adapter = script.adapter
+    is_ordered = {*ORDERED.split()} & {*adapter.designs} or adapter.positions != "none"
+    if is_ordered or adapter.window is not None or adapter.is_pooled or adapter.image:
+        return
+    axis, last = adapter.layout.index("l"), adapter.index(l=slice(-1, None))
+    usual, moved, _ = reverse_keys(script, 16)
+    if not script.evaluate(f"torch.allclose({usual}{last}, {moved}{last}, atol=1e-5)"):
+        return
+    usual, moved, values = reverse_keys(script, length)
+    grad = gradient_of_query(script, usual, values, length - 1)
+    if not script.evaluate(f"{grad}.movedim({axis}, 0).flatten(1).any(dim=1).all()"):
+        return
+    message = "{place} of a long sequence changes if the keys before it are reversed"
+    relative, compared = rounding(script), slice(-1, None)
+    script.assert_close(usual, moved, message, relative=relative, l=compared)
+
+
+def reverse_keys(script: Script, length: int) -> tuple[str, str, str]:
+    """Outputs before and after all keys but the last are reversed, and the values."""
+    adapter = script.adapter
+    args = script.make_arguments(script.all_allowed(length, length))
+    inputs, axis = list(args.inputs), adapter.layout.index("l")
+    before, last = (adapter.index(l=part) for part in (slice(-1), slice(-1, None)))
+    for name in inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    usual = script.call(args)
+    for role in adapter.key_roles:
+        name = inputs[role]
+        past = script.assign(name, f"{name}{before}.flip({axis})")
+        inputs[role] = script.concatenate(past, script.assign(name, f"{name}{last}"))
+    moved = script.call(replace(args, inputs=tuple(inputs)))
+    return usual, moved, args.inputs[-1]
 
 
 def call_without_gradients(script: Script, args: CallArguments) -> dict[str, str]:

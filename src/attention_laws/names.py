@@ -659,6 +659,22 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
+def begins_empty(target: Any, argument: str) -> bool:
+    r"""Whether the documentation tells the caller to begin with a new or empty dict.
+
+    >>> def attend(query, memory, state=None):
+    ...     "`state` is a new dict for each memory."
+    >>> begins_empty(attend, "state"), begins_empty(attend, "memory")
+    (True, False)
+    """
+    is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
+    pattern = rf"\b{argument}\b.*{is_new}"
+    functions = [target, getattr(target, "forward", None)]
+    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    sentences = re.split(r"[.;]\s", " ".join(" ".join(texts).split()))
+    return any(re.search(pattern, each) for each in sentences)
+
+
 def documented_sizes(axes: tuple[str, ...]) -> dict[str, str]:
     r"""The sizes that the axes of an input are: batch items, positions and features.
 

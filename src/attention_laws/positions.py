@@ -55,7 +55,11 @@ def rotated_order(script: Script, length: int) -> list[int]:
     ]
 
 
-@law(assumes="positions decay compression convolution window selection")
+# Designs whose tokens are in an order, though no positions are encoded.
+ORDERED = "positions decay compression convolution window selection"
+
+
+@law(assumes=ORDERED)
 def key_permutation(script: Script) -> None:
     r"""Without positional encoding, the order of the keys does not matter.
 
@@ -89,7 +93,7 @@ def key_permutation(script: Script) -> None:
     script.assert_close(before, after, message, l=compared)
 
 
-@law(assumes="positions decay compression convolution window selection")
+@law(assumes=ORDERED)
 def query_permutation(script: Script) -> None:
     r"""Each query has its own output, at its own position.
 

@@ -282,11 +282,13 @@ def count_outcomes(samples: Tensor) -> int:
 class WeightsRecorder(torch.overrides.TorchFunctionMode):
     """Records the results of `softmax`, and the weights of PyTorch's attention.
 
-    Beside them is the axis that was normalized, that of the keys.
+    Beside them is the axis that was normalized, that of the keys. Those of PyTorch's
+    attention are `fused`, too.
     """
 
     def __init__(self) -> None:
         self.found: list[tuple[Tensor, int]] = []
+        self.fused: list[Tensor] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -294,7 +296,8 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if function is torch.nn.functional.scaled_dot_product_attention:
-            self.found.append((sdpa_weights(*args, **kwargs), -1))
+            self.fused.append(sdpa_weights(*args, **kwargs))
+            self.found.append((self.fused[-1], -1))
         elif getattr(function, "__name__", "") == "softmax":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             self.found.append((result, dim))
@@ -453,6 +456,21 @@ def recorded_weights(
     ]
     found = [each for each in every if each is not None]
     return found[0] if len(found) == 1 else None
+
+
+def fused_weights(call: Callable[[], Any]) -> Tensor | None:
+    r"""The weights of PyTorch's attention, if a call computes that exactly once.
+
+    >>> from torch.nn.functional import scaled_dot_product_attention as attend
+    >>> x = torch.zeros(1, 2, 4, 3)
+    >>> fused_weights(lambda: attend(x, x, x)).shape
+    torch.Size([1, 2, 4, 4])
+    >>> fused_weights(lambda: x.softmax(-1)) is None
+    True
+    """
+    with WeightsRecorder() as recorder:
+        call()
+    return recorder.fused[0] if len(recorder.fused) == 1 else None
 
 
 def weights_by_head(

@@ -19,7 +19,13 @@ from attention_laws.infer import (
     infer_inputs,
 )
 from attention_laws.script import find_output
-from specimens import Correct, ImageBesideText, MaskedSelfAttention, PoolsByWeights
+from specimens import (
+    Correct,
+    ImageBesideText,
+    MaskedSelfAttention,
+    PoolsByWeights,
+    SelfAttention,
+)
 
 
 def call_probe(attention: Any, **options: Any) -> CallProbe:
@@ -499,6 +505,17 @@ def test_sizes_vary_only_where_a_call_with_others_succeeds(
     adapter = found(attention, **options)
     assert (adapter.free_heads, adapter.context_width) == (is_free, width)
     assert adapter.fixed_size == bool(options)
+
+
+class OfSensors(SelfAttention):
+    def __init__(self, n_sensors: int, n_heads: int) -> None:
+        super().__init__(n_sensors, n_heads)
+
+
+def test_a_width_that_is_given_under_an_unknown_name_is_that_of_a_layer() -> None:
+    adapter = found(OfSensors, init_args={"n_sensors": 16, "n_heads": 2})
+    seen = adapter.layout, adapter.fixed_length, adapter.heads, adapter.d_k
+    assert seen == ("bld", None, 2, 8)
 
 
 @pytest.mark.slow
