@@ -83,19 +83,17 @@ class CallError(ValueError):
 
 
 class ModelError(CallError):
-    """A model takes token ids or images, and embeds them; its attentions take vectors.
+    """A model cannot be called with vectors; attentions within it may.
 
-    `source` is the expression that builds the model, with the lines that it `imports`.
+    `why` is a relative clause, such as "takes images, and no vectors". `source` is the
+    expression that builds the model, with the lines that it `imports`.
     """
 
     def __init__(
-        self, name: str, takes: str, model: Any, source: str, imports: str
+        self, message: str, why: str, model: Any, source: str, imports: str
     ) -> None:
-        super().__init__(
-            f"`{name}` takes {takes}, which it embeds, and no vectors; check the "
-            f"attentions within it with `--inside`, or a function of vectors"
-        )
-        self.takes = takes
+        super().__init__(message)
+        self.why = why
         self.model = model
         self.source = source
         self.imports = imports

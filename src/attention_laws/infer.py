@@ -664,34 +664,47 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         raise unknown_argument(adapter.target, probe.guessed)
     if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
         raise unknown_argument(adapter.target, adapter.inputs[0])
-    raise_if_model(probe)
-    raise CallError(
+    message = (
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
+    raise_if_model(probe, message)
+    raise CallError(message)
 
 
-def raise_if_model(probe: CallProbe) -> None:
-    """Raise `ModelError` if what could not be called is a model that embeds its input.
+def raise_if_model(probe: CallProbe, message: str) -> None:
+    """Raise `ModelError` if what could not be called is a model with attentions in it.
 
-    It is built anew, with the sizes and the dropout that it has by default.
+    It may embed its input, or be called in a way that is unknown. It is built anew,
+    with the sizes and the dropout that it has by default.
     """
-    adapter = probe.adapter
+    adapter, options = probe.adapter, probe.options
     if not adapter.is_module:
         return
     source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
     if isinstance(adapter.target, nn.Module):
         source = adapter.name
-    elif not probe.options.init_args:
+    elif not options.init_args:
         parameters = inspect.signature(adapter.target).parameters.values()
         has_required = any(names.required_by_name(parameters).values())
         source = source if has_required else f"{adapter.name}()"
     model = built_by(probe, source)
     if probe.takes_ids or structure.embeds_pixels(model):
         takes = "token ids" if probe.takes_ids else "images"
-        raise ModelError(adapter.name, takes, model, source, adapter.imports)
+        why = f"takes {takes}, and no vectors"
+        message = (
+            f"`{adapter.name}` takes {takes}, which it embeds, and no vectors; check "
+            f"the attentions within it with `--inside`, or a function of vectors"
+        )
+        raise ModelError(message, why, model, source, adapter.imports)
+    # What is named attention is to be checked itself, as is what a call is given for.
+    is_attention = names.ATTENTION_PATTERN.search(type(model).__name__)
+    is_described = options.layout or options.inputs or options.mask or options.call_args
+    if not (is_attention or is_described) and structure.paths_of_attention(model):
+        why = "could not be called itself"
+        raise ModelError(message, why, model, source, adapter.imports)
 
 
 def accepts_other_batch(

@@ -79,6 +79,8 @@ CONTEXT_PATTERN = re.compile(
     r"|cross|latent|image|text|media|target|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
+# Classes that are attention.
+ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha", re.IGNORECASE)
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
@@ -125,7 +127,9 @@ OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
-    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
+    r"(^|_)(dim|size|width|features|channels|hiddens|planes)(_\w)?$|^dim_[a-z]+$"
+    r"|^(inp|oup|inplanes)$",
+    re.IGNORECASE,
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
     r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
@@ -141,7 +145,7 @@ GUESSED_VALUES = {
     r"eps": "1e-5",
     r"resolution|^(img|image|input|feat\w*|map)_(size|shape)$": "(3, 3)",
     r"kernel": "3",
-    r"stride|dilation|depth|layers$|groups$": "1",
+    r"stride|dilation|depth|layers?$|blocks?$|groups$": "1",
     r"norm_layer": "torch.nn.LayerNorm",
     r"act_layer": "torch.nn.GELU",
     r"act": "torch.nn.functional.gelu",
@@ -388,7 +392,7 @@ def pair_of(target: Any, name: str, value: str) -> str:
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
     source = source_of(target)  # slow for a class: Python parses the whole file
-    unpacked = rf"\w, *\w+ = (self\.)?{name} *(#|$)"
+    unpacked = rf"\w, *(self\.)?\w+ = (self\.)?{name} *(#|$)"
     is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
     if value.startswith("("):
         return value if is_pair else value.strip("()").split(",")[0]

@@ -22,10 +22,10 @@ from attention_laws.cli import (
     module_name,
     parse_keywords,
     parse_pair,
-    paths_of_attention,
     read_settings,
     with_color,
 )
+from attention_laws.structure import paths_of_attention
 from headnotes.cli import main
 from sidenotes.examples import name_of
 
