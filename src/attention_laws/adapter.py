@@ -44,6 +44,7 @@ LAYOUTS = {
 IMAGES = {
     "image": "bdl",
     "image_channels_last": "bld",
+    "image_rows_first": "lbd",
     "video": "bdl",
     "video_channels_last": "bld",
     "frames": "bdl",
@@ -301,9 +302,10 @@ class Adapter:
     position_ids: str = ""
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
-    # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
-    # last, have `image_height` rows, or only one column if it is 0, or are squares if
-    # the length is fixed. Videos have one frame, or frames of one pixel.
+    # One of `IMAGES`. Images, [batch_size, channels, height, width], channels
+    # last, or rows first, [height, width, batch_size, channels], have `image_height`
+    # rows, or only one column if it is 0, or are squares if the length is fixed. Videos
+    # have one frame, or frames of one pixel.
     image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
