@@ -717,7 +717,12 @@ def outputs_of_own_queries(
 
 def unknown_arguments(probe: CallProbe) -> str:
     """What to do about the required arguments of a call that are unknown, if any."""
-    given = probe.options.call_args
+    given, first = probe.options.call_args, probe.adapter.inputs[0]
+    if parts := names.unpacked_parts(probe.adapter.target, first):
+        return (
+            f"it unpacks `{first}` into {', '.join(parts)}: write a function of one "
+            f"of them that passes the others, and check that, or "
+        )
     unknown = [n for n, v in probe.adapter.call_args.items() if v is None]
     unknown = [f"`{name}`" for name in unknown if name not in given]
     verb = "requires"

@@ -700,6 +700,14 @@ def unpacked_axes(target: Any, name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", found[1])) if found else ()
 
 
+def unpacked_parts(target: Any, name: str) -> list[str]:
+    """The names of the parts into which the code unpacks an input; empty if none."""
+    source = source_of(getattr(target, "forward", target))
+    unpacked = rf"^\s*\(?((?:\w+, *)+\w+)\)? *= *{re.escape(name)} *(?:#|$)"
+    found = re.search(unpacked, source, re.MULTILINE)
+    return [f"`{part}`" for part in re.findall(r"\w+", found[1])] if found else []
+
+
 def is_batch_first(axes: tuple[str, ...]) -> bool:
     r"""Whether documented axes, if they name batch items at all, begin with these.
 

@@ -1104,10 +1104,17 @@ def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
         assert check_law(LAWS[law], adapter, Options(), False).status != "fail"
 
 
+class OfCloud(OfOneInput):
+    def forward(self, cloud: Any) -> Any:  # type: ignore[override]
+        points, x, ends = cloud
+        return self.attend(x[ends] + points)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
+        (OfCloud, "it unpacks `cloud` into `points`, `x`, `ends`: write a function of"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
