@@ -44,6 +44,7 @@ LAYOUTS = {
 IMAGES = {
     "image": "bdl",
     "image_channels_last": "bld",
+    "image_rows_first": "lbd",
     "video": "bdl",
     "video_channels_last": "bld",
     "frames": "bdl",
@@ -83,19 +84,17 @@ class CallError(ValueError):
 
 
 class ModelError(CallError):
-    """A model takes token ids or images, and embeds them; its attentions take vectors.
+    """A model cannot be called with vectors; attentions within it may.
 
-    `source` is the expression that builds the model, with the lines that it `imports`.
+    `why` is a relative clause, such as "takes images, and no vectors". `source` is the
+    expression that builds the model, with the lines that it `imports`.
     """
 
     def __init__(
-        self, name: str, takes: str, model: Any, source: str, imports: str
+        self, message: str, why: str, model: Any, source: str, imports: str
     ) -> None:
-        super().__init__(
-            f"`{name}` takes {takes}, which it embeds, and no vectors; check the "
-            f"attentions within it with `--inside`, or a function of vectors"
-        )
-        self.takes = takes
+        super().__init__(message)
+        self.why = why
         self.model = model
         self.source = source
         self.imports = imports
@@ -303,9 +302,10 @@ class Adapter:
     position_ids: str = ""
     segment_ids: str = ""
     is_pooled: bool = False  # whether its outputs are not one for each token
-    # One of `IMAGES`. Images, [batch_size, channels, height, width] or with channels
-    # last, have `image_height` rows, or only one column if it is 0, or are squares if
-    # the length is fixed. Videos have one frame, or frames of one pixel.
+    # One of `IMAGES`. Images, [batch_size, channels, height, width], channels
+    # last, or rows first, [height, width, batch_size, channels], have `image_height`
+    # rows, or only one column if it is 0, or are squares if the length is fixed. Videos
+    # have one frame, or frames of one pixel.
     image: str = ""
     image_height: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one

@@ -31,6 +31,7 @@ from attention_laws.adapter import (
     CallError,
     Fact,
     MaskArgument,
+    ModelError,
     Options,
     Sizes,
 )
@@ -269,7 +270,11 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
     for name, encoding in encodings.items():
         for each in encoding.split("+"):
             for mask in encodings_of(name, each):
-                if not (adapter.is_pooled and mask.axes == "bq" and not encoding):
+                if adapter.image == "image_rows_first" and ":" not in each:
+                    if mask.axes == "bk" and not polarity(mask):
+                        # It marks the padding of rows, of which there is one.
+                        yield replace(mask, axes="b1k")
+                elif not (adapter.is_pooled and mask.axes == "bq" and not encoding):
                     yield mask
                 if mask.axes == "b11k" and adapter.is_pooled:
                     yield replace(mask, axes="b1k")  # a row of one query
@@ -333,6 +338,8 @@ def ways_to_call(
     if not all(map(names.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
+    if any(map(names.is_batch_third, shapes)):
+        groups.insert(0, ["image_rows_first"])
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
     if options.layout.startswith("video"):
@@ -389,7 +396,9 @@ def variants_and_masks(
     masks = [*mask_candidates(probe)]
     required_masks = [mask for mask in masks if required.get(mask.name)]
     filled = [*filled_arguments(probe)]
-    usual = [*queries_of_items(probe), {}, *second_inputs(probe), *filled]
+    documented = [*queries_of_items(probe)]
+    yield from itertools.product(documented, [None, *required_masks])
+    usual = [{}, *second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
     usual += [*needed_together(probe, filled)]
     yield from itertools.product(usual, [None])
@@ -749,3 +758,47 @@ def weighing_argument(probe: CallProbe) -> str:
                 if not torch.allclose(usual, output, rtol=1e-3, atol=1e-3):
                     return name
     return ""
+
+
+def built_by(probe: CallProbe, source: str) -> nn.Module:
+    """What an expression builds, with its initial weights and its own dropout."""
+    adapter = probe.adapter
+    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **probe.options.script_options())
+    script.restart()
+    script.namespace[adapter.name] = adapter.target  # it may be named `attention`
+    built: nn.Module = script.evaluate(source)
+    return built
+
+
+def raise_if_model(probe: CallProbe, message: str) -> None:
+    """Raise `ModelError` if what could not be called is a model with attentions in it.
+
+    It may embed its input, or be called in a way that is unknown. It is built anew,
+    with the sizes and the dropout that it has by default.
+    """
+    adapter, options = probe.adapter, probe.options
+    if not adapter.is_module:
+        return
+    source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
+    if isinstance(adapter.target, nn.Module):
+        source = adapter.name
+    elif not options.init_args:
+        parameters = inspect.signature(adapter.target).parameters.values()
+        has_required = any(names.required_by_name(parameters).values())
+        source = source if has_required else f"{adapter.name}()"
+    model = built_by(probe, source)
+    if probe.takes_ids or structure.embeds_pixels(model):
+        takes = "token ids" if probe.takes_ids else "images"
+        why = f"takes {takes}, and no vectors"
+        message = (
+            f"`{adapter.name}` takes {takes}, which it embeds, and no vectors; check "
+            f"the attentions within it with `--inside`, or a function of vectors"
+        )
+        raise ModelError(message, why, model, source, adapter.imports)
+    # What is named attention is to be checked itself, as is what a call is given for.
+    is_attention = names.ATTENTION_PATTERN.search(type(model).__name__)
+    is_described = options.layout or options.inputs or options.mask or options.call_args
+    if not (is_attention or is_described) and structure.paths_of_attention(model):
+        why = "could not be called itself"
+        raise ModelError(message, why, model, source, adapter.imports)

@@ -607,6 +607,9 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
         "d_k": stated.d_model // heads if stated.d_model else d_k,
         "window": stated.window or 4,
     }
+    # A width by default fits heads that no argument sets.
+    has_heads = {"{heads}", "{kv_heads}"} & {*values.values()} or stated.d_model
+    replaced = ("{heads}", "{kv_heads}", *(["{d_model}"] if has_heads else []))
     given = {name: repr(value) for name, value in stated.init_args.items()}
     namespace: dict[str, Any] = {}
     for name, is_required in required.items():
@@ -616,11 +619,11 @@ def build_by_function(function: Any, stated: Options) -> tuple[nn.Module, str] |
         if config is not None and (is_required or name == "config"):
             given[name] = config[0].format(**sizes)
             namespace |= config[1]
-        elif is_required or values[name] in ("{d_model}", "{heads}", "{kv_heads}"):
+        elif is_required or values[name] in replaced:
             given[name] = values[name].format(**sizes)
     is_sized = any(
         values[name] == "{d_model}" or names.CONFIG_PATTERN.search(name)
-        for name in given
+        for name in required
     )
     if not (is_sized or not parameters) or not all(given.values()):
         return None

@@ -26,7 +26,8 @@ $ headnotes check my_model.py:build_model --inside
 ```
 
 So does the command without it, where a model takes token ids or images, which it embeds
-before they are attended to. Each report says so then.
+before they are attended to, and where no way was found to call a model itself. Each
+report says so then.
 
 Options may be written into `pyproject.toml`, under the names that `check` has for them.
 `headnotes check` then checks all targets that are listed there; flags take precedence.
@@ -112,7 +113,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--inside",
         action="store_true",
         help="check each attention within a model; NAME is the model, or builds it; "
-        "inferred for a model that takes token ids or images",
+        "inferred for a model that takes token ids or images, or cannot be called",
     )
     add_call_arguments(parser)
     add("--heads", type=int, metavar="N", help="number of query heads")
@@ -313,7 +314,7 @@ def check_loaded(
 ) -> None:
     """Check an attention, or each one inside a model, given as by `load_attention`.
 
-    A model that takes token ids or images is checked as if `--inside` were given.
+    A model that cannot be called with vectors is checked as if `--inside` were given.
     """
     parts = [loaded]
     if outcome.inside:
@@ -349,7 +350,7 @@ def check_parts(
                 outcome.errors[name] = str(model)
                 continue
             outcome.inside = True
-            text = f"`{name}`, which takes {model.takes}, and no vectors"
+            text = f"`{name}`, which {model.why}"
             more = {n: value for n, value in options.items() if n != "init_args"}
             check_parts(outcome, within, more, (Fact("within", text, "inferred"),))
         except CallError as error:
@@ -663,33 +664,13 @@ def parts_of_model(
     Of those with the same class and shapes, such as that of each layer, the first.
     """
     seen = set()
-    for path in paths_of_attention(model):
+    for path in structure.paths_of_attention(model):
         part = model.get_submodule(path)
         kind = type(part), tuple(p.shape for p in part.parameters())
         if kind not in seen:
             seen.add(kind)
             own = "_".join([name, *path.split(".")])
             yield own, f"{imports}\n{own} = {built}.get_submodule({path!r})\n", part
-
-
-def paths_of_attention(model: nn.Module) -> list[str]:
-    r"""The names of the submodules that are attention.
-
-    That is the innermost with known projections, or else the outermost whose class is
-    named attention.
-
-    >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
-    ['self_attn']
-    """
-    named = [
-        path
-        for path, part in model.named_modules()
-        if path and re.search(r"att(entio)?n|mha", type(part).__name__, re.IGNORECASE)
-    ]
-    known = [p for p in named if structure.find_projections(model.get_submodule(p), {})]
-    inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
-    outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
-    return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
 
 
 def module_name(path: Path) -> tuple[str, Path]:

@@ -45,6 +45,7 @@ from attention_laws.calling import (
     CALLING_WORK,
     CallProbe,
     SlowCallError,
+    built_by,
     error_location,
     has_one_axis_of_tokens,
     influence,
@@ -54,6 +55,7 @@ from attention_laws.calling import (
     order_matters,
     output_of,
     queries_meet,
+    raise_if_model,
     token_mixing,
     ways_to_call,
     weighing_argument,
@@ -124,6 +126,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         needs_more |= not (usual or is_built)
         # Half of the work that is left, so that the later sizes are tried, too.
         limit = (CALLING_WORK - work) // 2
+        if isinstance(first_error, ModelError):
+            limit //= 4  # the attentions within it are checked else
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options, limit)
         try:
@@ -156,8 +160,9 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         finally:
             work += probe.work
     assert first_error is not None
+    limit = CALLING_WORK // (8 if isinstance(first_error, ModelError) else 2)
     try:
-        return find_call_of_defaults(attention, name, imports, options)
+        return find_call_of_defaults(attention, name, imports, options, limit)
     except SlowCallError:
         raise
     except (CallError, ScriptError):
@@ -165,7 +170,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
 
 
 def find_call_of_defaults(
-    attention: Any, name: str, imports: str, options: Options
+    attention: Any, name: str, imports: str, options: Options, limit: int
 ) -> CallProbe:
     """How a class is called at the sizes that it has by default.
 
@@ -173,7 +178,7 @@ def find_call_of_defaults(
     its config. Raises `CallError` or `ScriptError` where there is no such call.
     """
     adapter = Adapter(attention, name, imports, {}, window=options.window)
-    probe = CallProbe(adapter, options, CALLING_WORK // 2)
+    probe = CallProbe(adapter, options, limit)
     if not isinstance(attention, type) or options.init_args or options.d_model:
         raise CallError("it is built, or its sizes are given")
     parameters = inspect.signature(attention).parameters.values()
@@ -566,17 +571,6 @@ def build(probe: CallProbe, heads: int) -> nn.Module:
     return built
 
 
-def built_by(probe: CallProbe, source: str) -> nn.Module:
-    """What an expression builds, with its initial weights and its own dropout."""
-    adapter = probe.adapter
-    sizes = Sizes(2, 5, 5, adapter.heads, adapter.d_k)
-    script = Script(adapter, sizes, **probe.options.script_options())
-    script.restart()
-    script.namespace[adapter.name] = adapter.target  # it may be named `attention`
-    built: nn.Module = script.evaluate(source)
-    return built
-
-
 def infer_inputs(probe: CallProbe) -> None:
     """Which arguments are inputs, and whether they are passed by keyword."""
     adapter, options = probe.adapter, probe.options
@@ -648,6 +642,9 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if probe.try_call(**fields, **more, reuse=True) is None:
                 continue
             call = probe.try_call(**fields, **more)
+            equal = more | {"k_len": 5}
+            if equal != more and probe.try_call(**fields, **equal, reuse=True) is None:
+                continue  # what has to be longer than the input is no context
             if call is not None and accepts_other_batch(probe, fields, more):
                 fields["output_index"] = call[0].adapter.output_index
                 found.setdefault(token_mixing(*call), fields)
@@ -667,34 +664,14 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         raise unknown_argument(adapter.target, probe.guessed)
     if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
         raise unknown_argument(adapter.target, adapter.inputs[0])
-    raise_if_model(probe)
-    raise CallError(
+    message = (
         f"`{adapter.name}` could not be called with random inputs (batch size 2, "
         f"length 5, {adapter.heads} heads of width {adapter.d_k}): it "
         f"{probe.first_error}; {unknown_arguments(probe)}describe the call with "
         f"`--layout`, `--inputs`, `--mask`, `--init-args`, `--call-args` or `--d-model`"
     )
-
-
-def raise_if_model(probe: CallProbe) -> None:
-    """Raise `ModelError` if what could not be called is a model that embeds its input.
-
-    It is built anew, with the sizes and the dropout that it has by default.
-    """
-    adapter = probe.adapter
-    if not adapter.is_module:
-        return
-    source = adapter.build_expression(Sizes(2, 5, 5, adapter.heads, adapter.d_k))
-    if isinstance(adapter.target, nn.Module):
-        source = adapter.name
-    elif not probe.options.init_args:
-        parameters = inspect.signature(adapter.target).parameters.values()
-        has_required = any(names.required_by_name(parameters).values())
-        source = source if has_required else f"{adapter.name}()"
-    model = built_by(probe, source)
-    if probe.takes_ids or structure.embeds_pixels(model):
-        takes = "token ids" if probe.takes_ids else "images"
-        raise ModelError(adapter.name, takes, model, source, adapter.imports)
+    raise_if_model(probe, message)
+    raise CallError(message)
 
 
 def accepts_other_batch(
@@ -743,7 +720,12 @@ def outputs_of_own_queries(
 
 def unknown_arguments(probe: CallProbe) -> str:
     """What to do about the required arguments of a call that are unknown, if any."""
-    given = probe.options.call_args
+    given, first = probe.options.call_args, probe.adapter.inputs[0]
+    if parts := names.unpacked_parts(probe.adapter.target, first):
+        return (
+            f"it unpacks `{first}` into {', '.join(parts)}: write a function of one "
+            f"of them that passes the others, and check that, or "
+        )
     unknown = [n for n, v in probe.adapter.call_args.items() if v is None]
     unknown = [f"`{name}`" for name in unknown if name not in given]
     verb = "requires"

@@ -79,6 +79,8 @@ CONTEXT_PATTERN = re.compile(
     r"|cross|latent|image|text|media|target|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
+# Classes that are attention.
+ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha", re.IGNORECASE)
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
@@ -129,7 +131,9 @@ OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 # Required arguments of a constructor that count something, and other widths.
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
-    r"(^|_)(dim|size|width|features|channels|hiddens)(_\w)?$|^dim_[a-z]+$", re.I
+    r"(^|_)(dim|size|width|features|channels|hiddens|planes)(_\w)?$|^dim_[a-z]+$"
+    r"|^(inp|oup|inplanes)$",
+    re.IGNORECASE,
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
     r"dim$|(^|_)(width|channels?|features?|feats?|hiddens?|units|size|embed|emb|model)$",
@@ -145,7 +149,7 @@ GUESSED_VALUES = {
     r"eps": "1e-5",
     r"resolution|^(img|image|input|feat\w*|map)_(size|shape)$": "(3, 3)",
     r"kernel": "3",
-    r"stride|dilation|depth|layers$|groups$": "1",
+    r"stride|dilation|depth|layers$|^n(um)?_layer$|groups$": "1",
     r"norm_layer": "torch.nn.LayerNorm",
     r"act_layer": "torch.nn.GELU",
     r"act": "torch.nn.functional.gelu",
@@ -187,6 +191,11 @@ EXTRA_ARGUMENTS = {
     r"max_?(seq_?)?len\w*(?<!_kv)(?<!_k)": ["{length}"],
     r"max_?(seq_?)?len\w*": ["{k_len}"],
     r"(\w+_)?sinks?": ["torch.zeros({heads})"],
+    # Encodings of all relative positions, as in Transformer-XL.
+    r"r": [
+        "torch.zeros(2 * {length}, {batch_size}, {d_model})",
+        "torch.zeros_like({query})",
+    ],
     r"edge_index": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T"],
     r"(\w+_)?(prev|attention|attn)_(\w+_)?weights(_\w+)?|alignments?": [
         "torch.zeros({batch_size}, {length})",
@@ -392,7 +401,7 @@ def pair_of(target: Any, name: str, value: str) -> str:
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
     source = source_of(target)  # slow for a class: Python parses the whole file
-    unpacked = rf"\w, *\w+ = (self\.)?{name} *(#|$)"
+    unpacked = rf"\w, *(self\.)?\w+ = (self\.)?{name} *(#|$)"
     is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
     if value.startswith("("):
         return value if is_pair else value.strip("()").split(",")[0]
@@ -616,8 +625,9 @@ SHAPE_PATTERN = re.compile(
 )
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
-# The same without brackets: "query: B x N x D".
-PRODUCT_PATTERN = re.compile(r"(\w+): *((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
+# The same without brackets: "query: B x N x D", or in columns of a table.
+PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
+BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
 
@@ -634,7 +644,7 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     ...     "q: a tensor [b, d]; keys: (b, m, 2 * d)."
     >>> documented_shapes(attend)
     {'q': ('b', 'd'), 'keys': ('b', 'm', '2 * d')}
-    >>> attend.__doc__ = "q: B x D, keys: B x M x 2*D"
+    >>> attend.__doc__ = "q: B x D, keys  B x M x 2*D"
     >>> documented_shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
     """
@@ -710,13 +720,30 @@ def unpacked_axes(target: Any, name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", found[1])) if found else ()
 
 
+def unpacked_parts(target: Any, name: str) -> list[str]:
+    """The names of the parts into which the code unpacks an input; empty if none."""
+    source = source_of(getattr(target, "forward", target))
+    unpacked = rf"^\s*\(?((?:\w+, *)+\w+)\)? *= *{re.escape(name)} *(?:#|$)"
+    found = re.search(unpacked, source, re.MULTILINE)
+    return [f"`{part}`" for part in re.findall(r"\w+", found[1])] if found else []
+
+
 def is_batch_first(axes: tuple[str, ...]) -> bool:
     r"""Whether documented axes, if they name batch items at all, begin with these.
 
     >>> is_batch_first(("rows", "batch", "d")), is_batch_first(("B", "H", "W", "C"))
     (False, True)
     """
-    return not any(map(re.compile("b(s|sz|atch(_?size)?)?$", re.I).match, axes[1:]))
+    return not any(map(BATCH_PATTERN.match, axes[1:]))
+
+
+def is_batch_third(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes are rows and columns, then batch items, then features.
+
+    >>> is_batch_third(("rows", "cols", "batch", "d")), is_batch_third(("n", "b", "d"))
+    (True, False)
+    """
+    return len(axes) == 4 and bool(BATCH_PATTERN.match(axes[2]))
 
 
 def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
@@ -993,11 +1020,12 @@ def short_name(target: Any, parameter: inspect.Parameter) -> str:
 
 
 def names_in_config(
-    target: Any, parameter: inspect.Parameter
+    target: Any, parameter: inspect.Parameter, outer: tuple[type, ...] = ()
 ) -> tuple[list[str], list[str], list[str]]:
     """The fields and keys that the code reads from a config, and those with a default.
 
-    The config may be stored, or have a shorter name in the function.
+    The config may be stored, have a shorter name in the function, or be passed on as
+    the first argument of other classes of the file, but those that are `outer`.
     """
     source, short = inspect.getsource(target), short_name(target, parameter)
     stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
@@ -1007,7 +1035,17 @@ def names_in_config(
     fields += re.findall(rf"getattr\({name}, \"(\w+)\"", source)
     keys = re.findall(rf"\b{name}(?:\[|\.get\()[\"'](\w+)[\"']", source)
     has_default = rf"(?:{name}\.get\(|(?:get|has)attr\({name}, )[\"'](\w+)[\"'][,)]"
-    return fields, keys, re.findall(has_default, source)
+    found = fields, keys, re.findall(has_default, source)
+    scope = vars(sys.modules.get(target.__module__, inspect))
+    for called in dict.fromkeys(re.findall(rf"\b(\w+)\({name}[,)]", source)):
+        part = scope.get(called)
+        is_own = getattr(part, "__module__", "") == target.__module__
+        if isinstance(part, type) and is_own and part not in (target, *outer):
+            first = next(iter(inspect.signature(part).parameters.values()))
+            inner = names_in_config(part, first, (target, *outer))
+            for names, more in zip(found, inner, strict=True):
+                names += more
+    return found
 
 
 def config_sizes(config: type, read: list[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ def test_my_attention_satisfies_the_laws(attention_laws):
 The test fails if a law does, and shows the table of results; it also fails if each law
 is skipped. With `inside=True`, each attention within a model is checked, and the
 fixture returns the list of their reports; so it is for a model that takes token ids or
-images. The fixture takes its options from the call
+images, or cannot be called itself. The fixture takes its options from the call
 alone: it ignores `pyproject.toml`. It imports torch and the laws at its first call
 only, so other tests of your project start as fast as before.
 
@@ -29,7 +29,7 @@ class AttentionLaws:
     def __call__(self, attention: Any, *, inside: bool = False, **options: Any) -> Any:
         """Check `attention`; takes the options of `check`, and returns its report.
 
-        With `inside`, or if it is a model that takes token ids or images, it checks
+        With `inside`, or if it is a model that cannot be called with vectors, it checks
         each attention within it, and returns a list.
         """
         __tracebackhide__ = True  # of pytest: the error is in the line of the test

@@ -21,7 +21,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attention_laws.names import ARGUMENT_NAMES, ARGUMENT_VALUES
+from attention_laws.names import (
+    ARGUMENT_NAMES,
+    ARGUMENT_VALUES,
+    ATTENTION_PATTERN,
+)
 
 CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
 # Attributes for the number of features that are rotated.
@@ -841,6 +845,26 @@ def normalize_name(name: str) -> str:
     'wquery'
     """
     return name.replace("_", "").lower()
+
+
+def paths_of_attention(model: nn.Module) -> list[str]:
+    r"""The names of the submodules that are attention.
+
+    That is the innermost with known projections, or else the outermost whose class is
+    named attention.
+
+    >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
+    ['self_attn']
+    """
+    named = [
+        path
+        for path, part in model.named_modules()
+        if path and ATTENTION_PATTERN.search(type(part).__name__)
+    ]
+    known = [p for p in named if find_projections(model.get_submodule(p), {})]
+    inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
+    outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
+    return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
 
 
 def projection_source(module: nn.Module, prefix: str, name: str) -> str:

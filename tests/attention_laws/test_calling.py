@@ -886,6 +886,69 @@ class OfSharedKey(OfOneInput):
         return self.attend(x)
 
 
+class OfNamedAxes(OfOneInput):
+    """Rows that have one map of weights; only the code names the axes."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        rows, _columns, batch_size, _width = x.shape
+        output = self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1)
+        return output.expand(rows, -1, batch_size, -1)
+
+
+class OfAlignedRows(OfOneInput):
+    """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if x.dim() != 4:
+            raise ValueError(f"x has {x.dim()} axes")
+        if mask is None:
+            return self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1) + x
+        if mask.shape != (x.shape[2], *x.shape[:2]):
+            raise ValueError("its axes are not those of items, rows and columns")
+        allowed = mask.bool().any(1)[:, None]
+        return self.attend(x.mean(0).transpose(0, 1), allowed).transpose(0, 1) + x
+
+
+class OfAllDistances(OfOneInput):
+    """`r` are all relative positions, of which there are more than tokens."""
+
+    def forward(self, x: Tensor, r: Tensor) -> Any:  # type: ignore[override]
+        if len(r) <= x.shape[1]:
+            raise ValueError("too few positions")
+        return self.attend(x) + r[: x.shape[1]].transpose(0, 1)
+
+
+class StepOfTable(ReadsMemory):
+    """One step, whose mask is no option.
+
+    query     B x D, the state
+    values    B x N x D
+    seen      B x N, of former steps
+    """
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, values: Tensor, value_mask: Tensor, seen: Tensor
+    ) -> Any:
+        scores = torch.einsum("bnd,bd->bn", values, self.query(query)) + 0 * seen
+        weights = scores.softmax(1) * value_mask
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-4)
+        return torch.einsum("bn,bnd->bd", weights, values)
+
+
+class OfPlanes(OfOneInput):
+    """Images whose rows and columns are attributes, and widths of another name."""
+
+    def __init__(self, inp: int, out_planes: int, n_layer: int, image_size: Any):
+        super().__init__(inp, 1)
+        self.rows, self.columns = image_size
+        self.last = nn.Linear(out_planes, out_planes)
+        assert n_layer == 1
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        tokens = x.view(len(x), self.rows * self.columns, x.shape[3])
+        return self.last(self.attend(tokens)).reshape(x.shape)
+
+
 VECTOR = (
     "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
     ".expand({batch_size}, -1)"
@@ -971,6 +1034,11 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesRotations, {"positions": "rotary"}),
     (TakesCosinesAndSines, {"positions": "rotary"}),
     (OfFiveLabels, {"is_pooled": True, "output_index": "[:, :1]"}),
+    (OfNamedAxes, {"image": "image_rows_first", "layout": "lbd"}),
+    (OfAlignedRows, {"masks": (MaskArgument("mask", "attend", "b1k"),)}),
+    (OfAllDistances, {"inputs": ("x",), "layout": "bld"}),
+    (StepOfTable, {"inputs": ("values",), "is_pooled": True}),
+    (OfPlanes, {"fixed_length": 9}),
 ]
 
 
@@ -1036,30 +1104,17 @@ def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
         assert check_law(LAWS[law], adapter, Options(), False).status != "fail"
 
 
-class OfNamedAxes(OfOneInput):
-    """Rows that have one map of weights; only the code names the axes."""
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        rows, _columns, batch_size, _width = x.shape
-        output = self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1)
-        return output.expand(rows, -1, batch_size, -1)
-
-
-class OfAlignedRows(OfOneInput):
-    """x: [rows, columns, batch, d_model]; the rows have one map of weights."""
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        if x.dim() != 4:
-            raise ValueError(f"x has {x.dim()} axes")
-        return self.attend(x.mean(0).transpose(0, 1)).transpose(0, 1) + x
+class OfCloud(OfOneInput):
+    def forward(self, cloud: Any) -> Any:  # type: ignore[override]
+        points, x, ends = cloud
+        return self.attend(x[ends] + points)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (OfAlignedRows, "raises ValueError: x has 3 axes"),
-        (OfNamedAxes, "raises ValueError: not enough values to unpack"),
+        (OfCloud, "it unpacks `cloud` into `points`, `x`, `ends`: write a function of"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
@@ -1162,6 +1217,10 @@ def make_by_default(dim: int = 64, heads: int = 4, scale: float = 1.0) -> nn.Mod
     return Correct(dim, heads)
 
 
+def make_heads_of_its_own(dim: int = 32) -> nn.Module:
+    return Correct(dim, dim // 8)
+
+
 def make_from_config(cfg: Any) -> nn.Module:
     short = cfg
     return Correct(short.hidden_size, cfg.num_heads)
@@ -1192,6 +1251,7 @@ def make_from_dict(config: dict[str, int]) -> nn.Module:
             {},
             'built = make_from_dict(config={"dim": 12, "heads": 3})\n',
         ),
+        (make_heads_of_its_own, {}, "built = make_heads_of_its_own()\n"),
         (lambda: Correct(6, 2), {}, "built = <lambda>()\n"),
     ],
 )

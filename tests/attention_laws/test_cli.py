@@ -22,10 +22,10 @@ from attention_laws.cli import (
     module_name,
     parse_keywords,
     parse_pair,
-    paths_of_attention,
     read_settings,
     with_color,
 )
+from attention_laws.structure import paths_of_attention
 from headnotes.cli import main
 from sidenotes.examples import name_of
 
@@ -232,9 +232,9 @@ def test_the_exit_status_is_0_1_or_2(
         (
             ["MODEL:Good", "--layout", "sideways"],
             "`layout` (='sideways') must be one of batch_first, sequence_first, "
-            "heads_first, heads_last, unbatched, image, image_channels_last, video, "
-            "video_channels_last, frames, frames_channels_last, or made of the letters "
-            "b, l, h, d",
+            "heads_first, heads_last, unbatched, image, image_channels_last, "
+            "image_rows_first, video, video_channels_last, frames, "
+            "frames_channels_last, or made of the letters b, l, h, d",
         ),
     ],
 )
@@ -490,6 +490,15 @@ class OfPixels(OfIds):
         return self.patches(image).flatten(2).mT
 
 
+class OfTriples(OfIds):
+    def forward(self, points, triangles, colors):
+        return self.attn(points[triangles.long()] + colors.item())
+
+
+class AttentionOfTriples(OfTriples):
+    pass
+
+
 class WithoutAttention(OfIds):
     def __init__(self, dim: int = 12):
         super().__init__(dim=dim)
@@ -499,23 +508,39 @@ class WithoutAttention(OfIds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "takes"), [("OfIds", "token ids"), ("OfPixels", "images")]
+    ("name", "why"),
+    [
+        ("OfIds", "takes token ids, and no vectors"),
+        ("OfPixels", "takes images, and no vectors"),
+        ("OfTriples", "could not be called itself"),
+    ],
 )
-def test_attentions_in_a_model_that_embeds_its_input_are_checked_without_a_flag(
-    name: str, takes: str, model: str, capsys: pytest.CaptureFixture[str]
+def test_attentions_in_a_model_that_takes_no_vectors_are_checked_without_a_flag(
+    name: str, why: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with open(model, "a", encoding="utf-8") as file:
         file.write(MODELS)
     flags = ["--causal", "--only", "causality"]
     assert main(["check", f"{model}:{name}", *flags]) == 0
     assert capsys.readouterr().out.startswith(
-        f"{name}_attn\n  within: `{name}`, which takes {takes}, and no vectors (inf"
+        f"{name}_attn\n  within: `{name}`, which {why} (inferred)\n"
     )
     assert main(["check", f"{model}:{name}", *flags, "--json"]) == 0
     (report,) = json.loads(capsys.readouterr().out)
     assert report["name"] == f"{name}_attn"
     assert main(["check", f"{model}:WithoutAttention", *flags]) == 2
     assert "takes token ids, which it embeds" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_is_named_attention_is_not_replaced_by_attentions_within_it(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(model, "a", encoding="utf-8") as file:
+        file.write(MODELS)
+    for target in ("AttentionOfTriples", "OfTriples --layout lbd"):
+        assert main(["check", *f"{model}:{target}".split()]) == 2
+        assert "could not be called with random inputs" in capsys.readouterr().err
 
 
 def test_an_attention_that_cannot_be_called_does_not_hide_the_others(

@@ -110,6 +110,27 @@ def test_of_several_configs_the_one_with_the_fields_that_are_read_is_built(
     assert scope == {"OfPartsEncoderConfig": OfPartsEncoderConfig}
 
 
+class ReadsSizes(nn.Module):
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        width = cfg.width * 2 if cfg.is_deep else cfg.width
+        self.layer = nn.Linear(width, getattr(cfg, "d_out", width))
+
+
+class PassesOn(nn.Module):
+    def __init__(self, args: Any) -> None:
+        super().__init__()
+        self.attention = ReadsSizes(args)
+        self.last = nn.Linear(args.width, args.width)
+
+
+def test_the_fields_of_a_config_are_also_those_that_its_parts_read() -> None:
+    (parameter,) = inspect.signature(PassesOn).parameters.values()
+    source, _ = names.config_source(PassesOn, parameter) or ("", {})
+    assert source.startswith("SimpleNamespace(width={d_model}, ")
+    assert "is_deep=False" in source
+
+
 @pytest.mark.parametrize(
     ("name", "built"),
     [
