@@ -326,7 +326,9 @@ def ways_to_call(
     outputs. Only the `usual` ways, or all. Raises `SlowCallError` where calls are slow.
     """
     adapter, options = probe.adapter, probe.options
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *([n] for n in IMAGES), ["bdl"]]
+    # Any four axes fit to rows first: it is tried where the batch is known to be third.
+    images = [[name] for name in IMAGES if name != "image_rows_first"]
+    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *images, ["bdl"]]
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
