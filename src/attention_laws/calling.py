@@ -317,6 +317,10 @@ def polarity(mask: MaskArgument) -> bool:
     return mask.kind.startswith("additive")
 
 
+# Any four axes fit to rows first: it is tried where the batch is known to be third.
+IMAGE_GROUPS = [[name] for name in IMAGES if name != "image_rows_first"]
+
+
 def ways_to_call(
     probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
@@ -326,9 +330,7 @@ def ways_to_call(
     outputs. Only the `usual` ways, or all. Raises `SlowCallError` where calls are slow.
     """
     adapter, options = probe.adapter, probe.options
-    # Any four axes fit to rows first: it is tried where the batch is known to be third.
-    images = [[name] for name in IMAGES if name != "image_rows_first"]
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *images, ["bdl"]]
+    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *IMAGE_GROUPS, ["bdl"]]
     if not adapter.is_module:
         with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
         groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
