@@ -85,11 +85,11 @@
 # ```
 #
 # A law that assumes plain attention is skipped, with the reason, if it fails and the code
-# names another design, such as a gate or a residual connection. So are four habits of
+# names another design, such as a gate or a residual connection. So are five habits of
 # many libraries: NaN in a fully masked row, weights that are returned after dropout, a
-# fill value that raises an error in float16, and positions that are counted in the dtype
-# of a buffer, which is wrong in a module that was converted to bfloat16. `--only` runs a
-# law even so.
+# fill value that raises an error in float16, a linear bias that is rounded to the dtype
+# of the scores, and positions that are counted in the dtype of a buffer, which is wrong
+# in a module that was converted to bfloat16. `--only` runs a law even so.
 #
 # ## The laws
 
