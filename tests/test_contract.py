@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import oracle
-from contract import CONTEXT_LENGTH, Implementation, Sizes, each
+from contract import CONTEXT_LENGTH, Implementation, Sizes, ValidLens, each
 
 HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 
@@ -509,6 +510,8 @@ def test_a_variant_is_one_graph(device: torch.device, one: Implementation) -> No
 def test_exports_with_dynamic_lengths_and_batch(
     device: torch.device, one: Implementation
 ) -> None:
+    if isinstance(one, ValidLens) and TorchVersion(torch.__version__) < "2.12":
+        pytest.skip("PyTorch 2.11 does not see that min(11 n, 22 n) is 11 n")
     sizes = one.sizes()
     module = one.build(sizes).to(device).eval()
     arguments = one.inputs(sizes, device=device)
@@ -541,9 +544,10 @@ def test_vmap_gives_what_a_loop_gives(
     device: torch.device, one: Implementation
 ) -> None:
     sizes = one.sizes()
-    module = one.build(sizes).to(device).eval()
+    module = one.build(sizes).to(device, torch.float64).eval()
     calls = [
-        one.inputs(sizes, device=device) | one.restrict(one.some_mask(sizes).to(device))
+        one.inputs(sizes, dtype=torch.float64, device=device)
+        | one.restrict(one.some_mask(sizes).to(device))
         for _ in range(2)
     ]
     stacked = {name: torch.stack([call[name] for call in calls]) for name in calls[0]}

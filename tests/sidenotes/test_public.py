@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from alterations import alterations
 from sidenotes.shapes import Axes, Claim, claims, verify
@@ -80,10 +81,13 @@ def annotated(name: str, source: str) -> str:
             number = next(found, None)
             if number is None:
                 package = MODULES[name].split(".")[0]
-                pytest.fail(
+                missing = (
                     f"{name}.txt: after the lines before it, no line of `{symbol}` "
                     f"begins with `{code}` in {package} {version(package)}"
                 )
+                if package == "torch" and TorchVersion(version(package)) < "2.12":
+                    pytest.skip(missing)
+                pytest.fail(missing)
             lines[number] += f"  # {claim}" if claim else ""  # or it is passed over
     prompts = [f"    >>> {line}" for line in example]
     return "\n".join([*lines, "def examples():", '    """', *prompts, '    """', ""])

@@ -179,8 +179,7 @@ class LatentAttention(nn.Module):
         >>> mla(query=x[2:], key=x, value=x, mask=mask).shape
         torch.Size([5, 2, 30])
         """
-        check_weight(self, "latent")
-        check_inputs(self.latent.weight, query, key, value)
+        check_inputs(check_weight(self, "latent"), query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
         )  # [q_len, ...], [k_len, ...]
@@ -239,8 +238,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
-        check_weight(self, "latent")
-        weight = self.latent.weight
+        weight = check_weight(self, "latent")
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -279,8 +277,7 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
-        check_weight(self, "latent")
-        weight = self.latent.weight
+        weight = check_weight(self, "latent")
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
         x = zero_padding(
@@ -314,8 +311,7 @@ class LatentAttention(nn.Module):
         seq_len = len(content)
         # $W^{UK\top}_h q$: the query of each head, as wide as a latent. With the rotary
         # part beside it, one product with the cache gives both parts of the scores.
-        check_weight(self.key, "linear")
-        up = self.key.linear.weight.view(
+        up = check_weight(self.key, "linear").view(
             self.heads, self.d_k, self.kv_rank
         )  # [heads, d_k, kv_rank]
         absorbed = torch.einsum(
@@ -330,14 +326,17 @@ class LatentAttention(nn.Module):
         # for values as wide as keys, so it averages the rotary keys, too.
         keys = cache.latents.transpose(0, 1).unsqueeze(1)  # [batch_size, 1, ..., width]
         keys = keys.expand(-1, seq_len, -1, -1)  # [batch_size, seq_len, ..., width]
-        mean = F.scaled_dot_product_attention(
-            query, keys, keys, cache.mask(seq_len), scale=1.0
-        )  # [batch_size, seq_len, heads, width]
+        # (It divides by the number of heads: with none, PyTorch 2.11 crashes.)
+        if seq_len == 0:
+            mean = query  # [batch_size, 0, heads, width]
+        else:
+            mean = F.scaled_dot_product_attention(
+                query, keys, keys, cache.mask(seq_len), scale=1.0
+            )  # [batch_size, seq_len, heads, width]
 
         # From the mean of the latents, without that of the rotary keys, a value for
         # each head.
-        check_weight(self.value, "linear")
-        up = self.value.linear.weight.view(
+        up = check_weight(self.value, "linear").view(
             self.heads, self.value.d_k, self.kv_rank
         )  # [heads, ..., kv_rank]
         context = torch.einsum(
