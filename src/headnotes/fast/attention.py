@@ -167,7 +167,9 @@ def fused(call: Call) -> tuple[Tensor, None]:
     allowed = call.allowed() if use_mask else None  # [..., k_len]
     key, value, factor, empty = call.key, call.value, None, None
     if allowed is not None:
-        if not call.eager:
+        # Where all queries share one row of the mask, each attends to all keys that are
+        # not hidden, and those are zero already.
+        if not call.eager and allowed.shape[-2] > 1:
             key, value, factor = isolate_nonfinite(key, value, allowed)
         # The kernel reads the mask for each block of queries, up to 1.2 times as slowly
         # if the keys are not adjacent in memory.

@@ -420,7 +420,7 @@ def unmask_fully_masked_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
     rows are computed over all keys, and set to zero afterwards.
     """
     has_key = allowed.any(-1, keepdim=True)  # [..., 1]
-    if known_true(has_key.all()):
+    if known_true(has_key):
         return allowed, None
     return allowed | ~has_key, ~has_key
 
@@ -446,7 +446,8 @@ def zero_hidden_keys(
     >>> zero_hidden_keys(key, key, mask.bool(), False, 1)[0].flatten()
     tensor([2., 0.])
     """
-    if is_causal or window is not None:
+    # Causality alone hides no key from the last query.
+    if window is not None or (is_causal and mask.shape[0] > 1):
         mask = band_mask(q_len, key, is_causal, window) & mask
     unseen = ~mask.any(dim=0)  # [k_len, ...]
     while unseen.dim() < key.dim():
@@ -482,8 +483,9 @@ def isolate_nonfinite(
     tensor([[nan, 1., nan],
             [1., 1., 1.]])
     """
+    # The largest magnitude takes a single pass, and 0 times infinity or NaN is not 0.
     bad_key, bad_value = (
-        ~x.isfinite().flatten(2).all(-1) for x in (key, value)
+        torch.linalg.vector_norm(x, math.inf, dim=(2, 3)) * 0 != 0 for x in (key, value)
     )  # [k_len, batch_size]
     bad_item = bad_value.any(0)  # [batch_size]
     bad = (bad_key | bad_item).T[:, None, None]  # [batch_size, 1, 1, k_len]
@@ -571,11 +573,11 @@ def is_plain(module: nn.Module, forwards: Forwards) -> bool:
 
 
 def known_true(condition: Tensor) -> bool:
-    """Whether `condition` is known to hold: on a CPU, where inspecting it is cheap."""
+    """Whether all of `condition` is known to hold: on a CPU, where a look is cheap."""
     if is_traced() or condition.device.type != "cpu":
         return False
     try:
-        return bool(condition)
+        return bool(condition.all())
     except RuntimeError:  # under `vmap` and tracers, it has no single value
         return False
 

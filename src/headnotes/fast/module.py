@@ -240,15 +240,15 @@ class MultiHeadAttention(nn.Module):
         >>> cross(query=x, key=key, value=value).shape
         torch.Size([3, 2, 77])
         """
-        mha.check_weight(self, "output")
-        check_inputs(self.output.weight, self.widths, query, key, value)
+        weight = mha.check_weight(self, "output")
+        check_inputs(weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
                 "`average_weights` (=True) averages what `need_weights` (=False) "
                 "returns; pass `need_weights=True` too"
             )
         if mask is not None:
-            mha.check_tensor("mask", mask, self.output.weight.device)
+            mha.check_tensor("mask", mask, weight.device)
             mha.check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
             # Clear the inputs, not only the projections: the gradient of a projection's
@@ -293,18 +293,20 @@ class MultiHeadAttention(nn.Module):
     def padding_is_harmless(self, key: Tensor, value: Tensor) -> bool:
         """Whether padding is known to change nothing, as long as it is masked.
 
-        It must be finite, no other module, such as a convolution, may mix it with its
-        neighbors, and no dropout of your own may give it a weight.
+        No other module, such as a convolution, may mix it with its neighbors, and no
+        dropout of your own may give it a weight. For gradients, it must be finite.
         """
         part: Any
         for part in (self.key, self.value):
             if not (is_plain(part, PROJECTIONS) and is_plain(part.linear, PROJECTIONS)):
                 return False
-        return (
+        if not (
             (self.rotary is None or type(self.rotary) is Rotary)
             and is_plain(self.dropout, DROPOUTS)
-            and squares_are_finite(key)
-            and (value is key or squares_are_finite(value))
+        ):
+            return False
+        return not torch.is_grad_enabled() or (
+            squares_are_finite(key) and (value is key or squares_are_finite(value))
         )
 
     def get_bias(
@@ -334,8 +336,7 @@ class MultiHeadAttention(nn.Module):
         positions at the start of each sequence, to which no query attends. Under
         autocast, the dtype is that of the outputs of linear projections.
         """
-        mha.check_weight(self, "output")
-        weight = self.output.weight
+        weight = mha.check_weight(self, "output")
         dtype, kind = weight.dtype, weight.device.type
         # Autocast leaves float64 alone.
         castable = dtype != torch.float64 and not weight.is_meta
@@ -394,8 +395,8 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
-        mha.check_weight(self, "output")
-        check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
+        weight = mha.check_weight(self, "output")
+        check_next(x, weight, d_model, cache.buffer.shape[1])
         padding = cache.left_padding if cache.length < cache.most_padding else None
         x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]

@@ -162,8 +162,8 @@ class RotaryAttention(MultiHeadAttention):
         True
         """
         # Every line is one of the core, but for the two that mention positions.
-        check_weight(self, "output")
-        check_inputs(self.output.weight, query, key, value)
+        weight = check_weight(self, "output")
+        check_inputs(weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
         )  # [q_len, ...], [k_len, ...]
@@ -423,7 +423,8 @@ def ntk_scaling(frequencies: Tensor, factor: float) -> Tensor:
     check_frequencies(frequencies)
     check_factor("factor", factor)
     last = max(len(frequencies) - 1, 1)
-    index = torch.arange(len(frequencies), **FLOAT64)
+    options = {"dtype": torch.float64, "device": frequencies.device}
+    index = torch.arange(len(frequencies), **options)
     return frequencies * factor ** -(index / last)
 
 
