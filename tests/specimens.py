@@ -300,7 +300,9 @@ class WithCache(Correct):
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
         seen = x if past is None else torch.cat([past, x], dim=1)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         return super().forward(x, seen, seen, ones.tril(self.corner(ones))), seen
 
     def corner(self, ones: Tensor) -> int:
@@ -319,10 +321,15 @@ class CacheForgetsPadding(WithCache):
         self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
     ) -> Any:
         seen = x if past is None else torch.cat([past, x], dim=1)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         allowed = ones.tril(seen.shape[1] - x.shape[1])
         if mask is not None:
-            is_past = torch.arange(seen.shape[1]) < seen.shape[1] - x.shape[1]
+            is_past = (
+                torch.arange(seen.shape[1], device=x.device)
+                < seen.shape[1] - x.shape[1]
+            )
             allowed = allowed & (mask | is_past)[:, None]
         return Correct.forward(self, x, seen, seen, allowed), seen
 
@@ -467,7 +474,7 @@ class BiasOfSums(MaskedSelfAttention):
         self.bias = nn.Parameter(torch.zeros(64))
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
-        place = torch.arange(k.shape[2])
+        place = torch.arange(k.shape[2], device=k.device)
         return super().score(q, k) + self.bias[place + place[:, None]]
 
 
@@ -627,7 +634,9 @@ def attention_of_new_tokens(
 ) -> Tensor:
     """The keys and values of new tokens, if any, replace the last ones."""
     if k is not None and v is not None:
-        place = torch.arange(k_cache.shape[2] - k.shape[2], k_cache.shape[2])
+        place = torch.arange(
+            k_cache.shape[2] - k.shape[2], k_cache.shape[2], device=k_cache.device
+        )
         k_cache, v_cache = k_cache.clone(), v_cache.clone()
         k_cache[:, :, place], v_cache[:, :, place] = k, v
     return nn.functional.scaled_dot_product_attention(q, k_cache, v_cache)
@@ -1676,7 +1685,9 @@ class Store:
 class CacheOfClass(CacheTopLeft):
     def forward(self, x: Tensor, cache: Store | None = None) -> Any:  # type: ignore[override]
         seen = x if cache is None else cache.append(x)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
 
 
@@ -1692,14 +1703,16 @@ class Slots:
     def append(self, x: Tensor) -> Tensor:
         start, self.count = self.count, self.count + x.shape[1]
         self.kept = self.kept.clone()
-        self.kept[:, torch.arange(start, self.count)] = x
+        self.kept[:, torch.arange(start, self.count, device=x.device)] = x
         return self.kept[:, : self.count]
 
 
 class CacheOfSlots(WithCache):
     def forward(self, x: Tensor, cache: Slots | None = None) -> Any:  # type: ignore[override]
         seen = x if cache is None else cache.append(x)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         mask = ones.tril(seen.shape[1] - x.shape[1])
         return Correct.forward(self, x, seen, seen, mask)
 
@@ -1891,7 +1904,9 @@ def causal_from_last_key(
     """The last query attends to all keys; `mask` is `[batch_size, k_len]`."""
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     q_len, k_len = scores.shape[-2:]
-    allowed = torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+    allowed = torch.ones(q_len, k_len, dtype=torch.bool, device=scores.device).tril(
+        k_len - q_len
+    )
     allowed = allowed if mask is None else allowed & mask[:, None, None]
     return (
         scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) @ value
@@ -2246,7 +2261,9 @@ class WindowedImage(SelfAttention):
         b, c, h, w = image.shape
         windows = image.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1)
         x = windows.reshape(-1, 16, c)
-        x = x * (1 + self.place(torch.arange(len(x)), b)[:, None, None])
+        x = x * (
+            1 + self.place(torch.arange(len(x), device=x.device), b)[:, None, None]
+        )
         y = Correct.forward(self, x, x, x).reshape(windows.shape)
         return y.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
 
@@ -2373,7 +2390,9 @@ class KeepsAngles(Rotary):
     def turn(self, x: Tensor) -> Tensor:
         place = x.shape[2], x.dtype
         if place not in self.kept:
-            speed = self.speed(torch.arange(x.shape[3] // 2), x.shape[3])
+            speed = self.speed(
+                torch.arange(x.shape[3] // 2, device=x.device), x.shape[3]
+            )
             angle = self.angles(self.places(x)[:, None] * speed.to(x.device))
             self.kept[place] = angle.cos().to(x), angle.sin().to(x)
         cos, sin = self.kept[place]
@@ -2487,7 +2506,9 @@ class CacheOfWindow(SelfAttention):
         before, count = (x[:, :0], 0) if past is None else past
         seen = torch.cat([before, x], dim=1)
         self.first = self.position_of_first(count, before.shape[1])
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         corner = before.shape[1]
         near = ones.tril(corner).triu(corner - 3)
         y = Correct.forward(self, x, seen, seen, near)
@@ -2511,9 +2532,13 @@ class RingOfTokens(Correct):
     """Causal in a window of 4, whose tokens are in a ring buffer, or an empty one."""
 
     def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
-        empty = x.new_zeros(len(x), 4, x.shape[2]), torch.full((4,), -4), 0
+        empty = (
+            x.new_zeros(len(x), 4, x.shape[2]),
+            torch.full((4,), -4, device=x.device),
+            0,
+        )
         tokens, places, count = past or empty
-        now = torch.arange(count, count + x.shape[1])
+        now = torch.arange(count, count + x.shape[1], device=x.device)
         seen = torch.cat([tokens, x], dim=1)
         ago = now[:, None] - torch.cat([places, now])
         y = super().forward(x, seen, seen, ((ago >= 0) & (ago < 4))[None].to(x.device))
@@ -2533,7 +2558,7 @@ class RingLosesKeys(RingOfTokens):
         if past is None:
             return super().forward(x)
         tokens, places, count = past
-        now = torch.arange(count, count + x.shape[1])
+        now = torch.arange(count, count + x.shape[1], device=x.device)
         slots = self.slots(now[-4:], count)
         tokens, places = tokens.clone(), places.clone()
         tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
@@ -2547,7 +2572,7 @@ class RingFromFirstSlot(RingOfTokens):
     """The first piece, however long it is, fills the buffer from its start."""
 
     def slots(self, now: Tensor, count: int) -> Tensor:
-        return now % 4 if count else torch.arange(len(now))
+        return now % 4 if count else torch.arange(len(now), device=now.device)
 
 
 class StoresDistances(Correct):
@@ -2852,7 +2877,7 @@ class PoolsChannelsFirst(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         scores = self.attention(x.mT).mT
         if lengths is not None:
-            hidden = torch.arange(x.shape[2]) >= lengths[:, None]
+            hidden = torch.arange(x.shape[2], device=x.device) >= lengths[:, None]
             scores = scores.masked_fill(hidden[:, None], -torch.inf)
         return (scores.softmax(dim=-1) * x).sum(dim=-1)
 
@@ -3365,7 +3390,9 @@ class DecoderOfMemory(nn.Module):
         past: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tokens = x if past is None else torch.cat([past[0], x], dim=1)
-        ones = torch.ones(1, x.shape[1], tokens.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], tokens.shape[1], dtype=torch.bool, device=x.device
+        )
         causal = ones.tril(tokens.shape[1] - x.shape[1]).to(x.device)
         y = x + self.of_tokens(x, tokens, tokens, causal)
         memory = memory if past is None else past[1]
@@ -3514,12 +3541,18 @@ class PaddingInCache(WithCache):
 
     def forward(self, x: Tensor, past: Any = None, mask: Tensor | None = None) -> Any:
         count = 0 if past is None else past[0].shape[1]
-        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        new = (
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            if mask is None
+            else mask
+        )
         valid = new if past is None else torch.cat([past[1], new], dim=1)
         if mask is None:
             valid = self.without_mask(valid)
         seen = x if past is None else torch.cat([past[0], x], dim=1)
-        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        causal = torch.ones(
+            x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(count)
         return Correct.forward(self, x, seen, seen, causal & valid[:, None]), (
             seen,
             valid,
@@ -3540,11 +3573,17 @@ class StoresPadding(WithCache):
     def forward(
         self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
     ) -> Any:
-        new = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        new = (
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            if mask is None
+            else mask
+        )
         count = 0 if past is None else past.shape[1]
         self.padding = torch.cat([self.padding[:, :count], new], 1) if count else new
         seen = x if past is None else torch.cat([past, x], dim=1)
-        causal = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool).tril(count)
+        causal = torch.ones(
+            x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(count)
         allowed = causal & self.padding[:, None]
         return Correct.forward(self, x, seen, seen, allowed), seen
 
@@ -3591,7 +3630,9 @@ class MemoryOfSegments(SelfAttention):
 
     def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
         seen = x if mems is None else self.append(mems, x)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         mask = ones.tril(seen.shape[1] - x.shape[1])
         return Correct.forward(self, x, seen, seen, mask), seen.detach()
 
@@ -3614,7 +3655,9 @@ class MaskOfSegment(MemoryOfSegments):
     ) -> Any:
         seen = x if mems is None else self.append(mems, x)
         past = seen.shape[1] - x.shape[1]
-        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).tril(past)
+        allowed = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(past)
         if mask is not None:
             more = seen.shape[1] - mask.shape[1]
             of_all = nn.functional.pad(mask, (more, 0), value=not self.hides_memory)
@@ -3662,7 +3705,11 @@ class BlocksWithPrevious(Correct):
             torch.cat([nn.functional.pad(each, before)[:, :-1], each], dim=3)
             for each in (k, v)
         )
-        near = torch.ones(count, 1, 4, 8, dtype=torch.bool).tril(4).triu(1)
+        near = (
+            torch.ones(count, 1, 4, 8, dtype=torch.bool, device=x.device)
+            .tril(4)
+            .triu(1)
+        )
         scores = q / math.sqrt(q.shape[-1]) @ k.mT
         weights = scores.masked_fill(~self.hide_first(near), -torch.inf).softmax(-1)
         joined = (weights @ v).transpose(2, 3).flatten(3).flatten(1, 2)[:, :length]
@@ -3742,7 +3789,9 @@ class HidesInTraining(SelfAttention):
     def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         if self.training:
             kept = torch.rand_like(scores) >= self.mask_prob
-            scores = self.hide(scores, kept | torch.eye(len(kept.mT[0, 0])).bool())
+            scores = self.hide(
+                scores, kept | torch.eye(len(kept.mT[0, 0]), device=kept.device).bool()
+            )
         return super().weigh(scores, mask)
 
     def hide(self, scores: Tensor, kept: Tensor) -> Tensor:
@@ -3771,7 +3820,9 @@ class TrimsPadding(Correct):
         return output.masked_fill(padding[..., None], 0)
 
     def used_length(self, real: Tensor) -> int:
-        return int((real * torch.arange(1, real.shape[1] + 1)).max())
+        return int(
+            (real * torch.arange(1, real.shape[1] + 1, device=real.device)).max()
+        )
 
 
 class TrimsPaddingByCount(TrimsPadding):
@@ -4175,7 +4226,9 @@ class UnusedLayerBesideMask(MaskedSelfAttention):
     def forward(  # type: ignore[override]
         self, x: Tensor, padding: Tensor | None = None
     ) -> Any:
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()[None]
+        mask = torch.ones(
+            x.shape[1], x.shape[1], dtype=torch.bool, device=x.device
+        ).tril()[None]
         if padding is not None:
             mask = mask & ~padding[:, None]
         return Correct.forward(self, x, x, x, mask)
@@ -4505,7 +4558,12 @@ class CacheOfBlocks(WithCache):
 
 class CacheLosesLastOfBlock(CacheOfBlocks):
     def copied(self, kept: Tensor) -> Tensor:
-        return kept * (torch.arange(kept.shape[1]) < kept.shape[1] - 1)[:, None]
+        return (
+            kept
+            * (torch.arange(kept.shape[1], device=kept.device) < kept.shape[1] - 1)[
+                :, None
+            ]
+        )
 
 
 class CacheOfFloat32(WithCache):
@@ -4513,7 +4571,7 @@ class CacheOfFloat32(WithCache):
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
         output, seen = super().forward(x, past)
-        return output, torch.zeros(seen.shape).copy_(seen)
+        return output, torch.zeros(seen.shape, device=seen.device).copy_(seen)
 
 
 class RotaryInHalfAfterPast(Rotary):
@@ -4521,13 +4579,15 @@ class RotaryInHalfAfterPast(Rotary):
 
     def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
         seen = x if past is None else torch.cat([past, x], dim=1)
-        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
         mask = ones.tril(seen.shape[1] - x.shape[1])
         self.seen, self.dtype = seen.shape[1], x.dtype
         return Correct.forward(self, x, seen, seen, mask), seen
 
     def places(self, x: Tensor) -> Tensor:
-        places = torch.arange(self.seen)[-x.shape[2] :]
+        places = torch.arange(self.seen, device=x.device)[-x.shape[2] :]
         return places.to(self.dtype) if x.shape[2] < self.seen else places
 
 
@@ -4540,7 +4600,10 @@ class RotaryInDtypeOfBufferAfterPast(RotaryInHalfAfterPast):
 
     def places(self, x: Tensor) -> Tensor:
         one = self.get_buffer("one")
-        return torch.arange(x.shape[2]).to(one) + (self.seen - x.shape[2]) * one
+        return (
+            torch.arange(x.shape[2], device=x.device).to(one)
+            + (self.seen - x.shape[2]) * one
+        )
 
 
 class RowsAndColumns(SelfAttention):
@@ -4552,7 +4615,10 @@ class RowsAndColumns(SelfAttention):
         self.col_embed = nn.Embedding(40, d_model)
 
     def forward(self, x: Tensor, height: int, width: int) -> Any:  # type: ignore[override]
-        pixel, width = torch.arange(x.shape[1]), self.width(height, width)
+        pixel, width = (
+            torch.arange(x.shape[1], device=x.device),
+            self.width(height, width),
+        )
         rows, columns = self.row_embed(pixel // width), self.col_embed(pixel % width)
         return super().forward(x + rows + columns)
 

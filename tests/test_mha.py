@@ -331,7 +331,9 @@ def test_not_a_number_in_an_empty_row_stays_there(device: torch.device) -> None:
 # What it works under
 
 
+# Inductor advises lower precision, where a GPU has it.
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_inductor_compiles_it_whole_and_gives_the_same(device: torch.device) -> None:
     if device.type == "cpu" and not shutil.which("g++"):
         pytest.skip("torch.compile needs g++ for the CPU, and there is none here")

@@ -97,8 +97,15 @@ WINDOW_LENGTH = 40
 def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> Adapter:
     r"""Infer how `attention` is called, as far as `options` do not give it.
 
+    It is called on the CPU, if it can be. There, an index out of range is an error like
+    others, and on CUDA the end of all work in the process.
+
     Raises `CallError` where no way to call it was found.
     """
+    if options.device != "cpu":
+        with suppress(CallError):
+            on_cpu = replace(options, device="cpu")
+            return infer_adapter(attention, name, imports, on_cpu)
     check_argument_names(attention, name, options)
     probe = find_call(attention, name, imports, options)
     check_parameter_names(probe)
@@ -1296,7 +1303,7 @@ def is_order_of_rows(adapter: Adapter, text: str, options: Options) -> bool:
         query = torch.eye(heads, dtype=torch.bool)
         key = torch.eye(heads // group, dtype=torch.bool).repeat_interleave(group, 0)
         expected = torch.cat([query, key, torch.zeros_like(key)], dim=1)
-        return torch.equal(torch.stack(found), expected)
+        return torch.equal(torch.stack(found).cpu(), expected)
     return False
 
 

@@ -560,17 +560,18 @@ def linear_bias(script: Script) -> None:
         heads = script.sizes.heads
         slopes = script.assign("slopes", f"{ratio}[:, 0].log().sort().values")
         # Some have 1/2, 1/4, and so on for each number of heads.
-        halves = f"2.0 ** torch.arange(-{heads}, 0)"
+        halves = f"2.0 ** torch.arange(-{heads}, 0){script.to_device()}"
         tolerance = ratio_tolerance(script)
         if script.evaluate(f"({slopes} - {halves}).abs().max() <= {tolerance}"):
             continue
-        series = f"2.0 ** (-8 * torch.arange({heads}, 0, -1) / {heads})"
+        order = f"torch.arange({heads}, 0, -1){script.to_device()}"
+        series = f"2.0 ** (-8 * {order} / {heads})"
         is_series = script.evaluate(f"({slopes} - {series}).abs().max() <= {tolerance}")
         if is_series and heads.bit_count() > 1 and not script.insist:
             in_one_series = heads
             continue
-        exponents = alibi_exponents(heads)
-        expected = script.assign("expected", f"2.0 ** torch.tensor({exponents})")
+        exponents = f"torch.tensor({alibi_exponents(heads)}){script.to_device()}"
+        expected = script.assign("expected", f"2.0 ** {exponents}")
         message = f"the slopes of {heads} heads are not those of ALiBi"
         claim = f"({slopes} - {expected}).abs().max() <= {tolerance}"
         script.assert_true(claim, message)

@@ -236,6 +236,14 @@ def facts(adapter: Adapter) -> dict[str, str]:
     return {fact.name: f"{fact.value} ({fact.source})" for fact in adapter.facts}
 
 
+def test_the_cpu_is_enough_to_infer_how_it_is_called() -> None:
+    options = Options()
+    # There is no such device here: every call on it would raise.
+    object.__setattr__(options, "device", "cuda:99")
+    adapter = infer_adapter(Correct, "Correct", "", options)
+    assert adapter == infer_adapter(Correct, "Correct", "", Options())
+
+
 class SequenceFirst(Correct):
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
         transposed = (x.transpose(0, 1) for x in (query, key, value))

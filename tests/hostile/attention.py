@@ -115,7 +115,7 @@ def compare(got: Any, expected: Tensor, like: Tensor) -> None:
     assert got.device == like.device, f"{got.device}, not {like.device}"
     if got.is_meta:
         return
-    seen = got.detach().cpu().double()
+    seen, expected = got.detach().cpu().double(), expected.cpu()
     finite = expected.isfinite()
     largest = float(expected[finite].abs().max()) if finite.any() else 0.0
     # A few roundings of each entry and of each step; TF32 is off.
