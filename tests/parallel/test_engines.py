@@ -59,11 +59,11 @@ def once():
     dist.destroy_process_group()
     del parallel
 
-for _ in range(400):
+for _ in range(250):
     once()
 """
 
 
 @pytest.mark.slow
 def test_a_replica_may_outlive_the_process_group() -> None:
-    subprocess.run([sys.executable, "-c", REPEATED], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", REPEATED], check=True, timeout=300)
