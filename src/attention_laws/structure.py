@@ -379,12 +379,12 @@ def seeds_of_file(target: Any) -> list[str]:
     >>> seeds_of_file(inspect.signature), seeds_of_file(nn.Linear(2, 3))
     ([], [])
     """
-    module = getattr(target, "__module__", "")
-    imported = [*vars(sys.modules[module]).values()] if module in sys.modules else []
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    imported = set(map(id, vars(module).values())) if module else set()
     return [
         line
         for name, line in SEEDS.items()
-        if name in sys.modules and any(sys.modules[name] is each for each in imported)
+        if name in sys.modules and id(sys.modules[name]) in imported
     ]
 
 
