@@ -63,7 +63,8 @@ class PrepareForMultiHeadAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         r"""Project `x`, and give each head its part of the result."""
-        weight = check_weight(self, "linear")
+        check_weight(self, "linear")
+        weight = self.linear.weight
         check_tensor("x", x, weight.device, weight.dtype)
         shape, d_model = list(x.shape), weight.shape[-1]
         if shape[-1:] != [d_model]:
@@ -167,12 +168,12 @@ class MultiHeadAttention(nn.Module):
         >>> mha.attn[1, :, 0, 0] > 0
         tensor([ True,  True, False, False, False])
         """
-        weight = check_weight(self, "output")
-        check_inputs(weight, query, key, value)
+        check_weight(self, "output")
+        check_inputs(self.output.weight, query, key, value)
 
         # The mask gets an axis for the heads, which share it.
         if mask is not None:
-            check_tensor("mask", mask, weight.device)
+            check_tensor("mask", mask, self.output.weight.device)
             shapes = query.shape, key.shape
             mask = self.prepare_mask(mask, *shapes)  # [q_len, k_len, batch_size, 1]
             # Padding may hold NaN, and a weight of zero does not remove it: zero times
@@ -359,10 +360,8 @@ def check_settings(heads: int, d_model: int, dropout_prob: float) -> None:
         raise ValueError(f"`dropout_prob` (={dropout_prob!r}) must lie between 0 and 1")
 
 
-def check_weight(module: nn.Module, name: str) -> Tensor:
-    """The weight of a layer, whose width, dtype and device inputs must have.
-
-    A layer without one is refused:
+def check_weight(module: nn.Module, name: str) -> None:
+    """Refuse a layer without a weight, whose width, dtype and device inputs must have.
 
     >>> mha = MultiHeadAttention(heads=5, d_model=10)
     >>> mha.output = nn.Identity()
@@ -374,14 +373,12 @@ def check_weight(module: nn.Module, name: str) -> Tensor:
     fit; use an `nn.Linear`, or give yours a `weight`, as of the layer that it wraps
     """
     layer = getattr(module, name)
-    weight = getattr(layer, "weight", None)
-    if not isinstance(weight, Tensor):
+    if not isinstance(getattr(layer, "weight", None), Tensor):
         raise TypeError(
             f"`{name}` of {type(module).__name__} is a {type(layer).__name__} without "
             f"a `weight`, which inputs must fit; use an `nn.Linear`, or give yours a "
             f"`weight`, as of the layer that it wraps"
         )
-    return weight
 
 
 def check_tensor(

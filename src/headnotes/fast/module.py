@@ -240,7 +240,8 @@ class MultiHeadAttention(nn.Module):
         >>> cross(query=x, key=key, value=value).shape
         torch.Size([3, 2, 77])
         """
-        weight = mha.check_weight(self, "output")
+        mha.check_weight(self, "output")
+        weight = self.output.weight
         check_inputs(weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
@@ -336,7 +337,8 @@ class MultiHeadAttention(nn.Module):
         positions at the start of each sequence, to which no query attends. Under
         autocast, the dtype is that of the outputs of linear projections.
         """
-        weight = mha.check_weight(self, "output")
+        mha.check_weight(self, "output")
+        weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         # Autocast leaves float64 alone.
         castable = dtype != torch.float64 and not weight.is_meta
@@ -395,8 +397,8 @@ class MultiHeadAttention(nn.Module):
                 f"`cache` has window {cache.window}, the module {self.window}; make it "
                 f"with `cache(batch_size, capacity)`"
             )
-        weight = mha.check_weight(self, "output")
-        check_next(x, weight, d_model, cache.buffer.shape[1])
+        mha.check_weight(self, "output")
+        check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
         padding = cache.left_padding if cache.length < cache.most_padding else None
         x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]
         q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]

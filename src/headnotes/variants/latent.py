@@ -179,7 +179,8 @@ class LatentAttention(nn.Module):
         >>> mla(query=x[2:], key=x, value=x, mask=mask).shape
         torch.Size([5, 2, 30])
         """
-        check_inputs(check_weight(self, "latent"), query, key, value)
+        check_weight(self, "latent")
+        check_inputs(self.latent.weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
         )  # [q_len, ...], [k_len, ...]
@@ -238,7 +239,8 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
-        weight = check_weight(self, "latent")
+        check_weight(self, "latent")
+        weight = self.latent.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -277,7 +279,8 @@ class LatentAttention(nn.Module):
         >>> torch.allclose(torch.cat([prompt, rest]), y, atol=1e-6)
         True
         """
-        weight = check_weight(self, "latent")
+        check_weight(self, "latent")
+        weight = self.latent.weight
         check_cache(cache, self.kv_rank + self.rotary_dim)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[1])
         x = zero_padding(
@@ -311,7 +314,8 @@ class LatentAttention(nn.Module):
         seq_len = len(content)
         # $W^{UK\top}_h q$: the query of each head, as wide as a latent. With the rotary
         # part beside it, one product with the cache gives both parts of the scores.
-        up = check_weight(self.key, "linear").view(
+        check_weight(self.key, "linear")
+        up = self.key.linear.weight.view(
             self.heads, self.d_k, self.kv_rank
         )  # [heads, d_k, kv_rank]
         absorbed = torch.einsum(
@@ -336,7 +340,8 @@ class LatentAttention(nn.Module):
 
         # From the mean of the latents, without that of the rotary keys, a value for
         # each head.
-        up = check_weight(self.value, "linear").view(
+        check_weight(self.value, "linear")
+        up = self.value.linear.weight.view(
             self.heads, self.value.d_k, self.kv_rank
         )  # [heads, ..., kv_rank]
         context = torch.einsum(

@@ -274,7 +274,8 @@ class LinearAttention(nn.Module):
         >>> parallel.allclose(linear, atol=1e-6)
         True
         """
-        weight = check_weight(self, "output")
+        check_weight(self, "output")
+        weight = self.output.weight
         check_inputs(weight, query, key, value)
         key, value, mask = clear_hidden(weight, query, key, value, mask)
         q = feature_map(self.query(query))  # [q_len, batch_size, heads, d_k]
@@ -338,7 +339,8 @@ class LinearAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
-        x, mask = prepare_next(check_weight(self, "output"), x, mask)
+        check_weight(self, "output")
+        x, mask = prepare_next(self.output.weight, x, mask)
         q, k = (
             feature_map(self.query(x)),
             feature_map(self.key(x)),
@@ -583,7 +585,8 @@ class DeltaNetAttention(nn.Module):
         >>> attention(query=x, key=y, value=y, mask=mask).shape
         torch.Size([3, 2, 77])
         """
-        weight = check_weight(self, "output")
+        check_weight(self, "output")
+        weight = self.output.weight
         check_inputs(weight, query, key, value)
         key, value, mask = clear_hidden(weight, query, key, value, mask)
         check_one_row(mask)
@@ -647,7 +650,8 @@ class DeltaNetAttention(nn.Module):
         >>> torch.allclose(rest[:, 1:], same[7:], atol=1e-6)
         True
         """
-        x, mask = prepare_next(check_weight(self, "output"), x, mask)
+        check_weight(self, "output")
+        x, mask = prepare_next(self.output.weight, x, mask)
         q, k, v, beta, log_gate = self.prepare(
             x, x, x, mask
         )  # [seq_len, batch_size, ...]

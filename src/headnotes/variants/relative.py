@@ -235,7 +235,8 @@ class TransformerXLAttention(MultiHeadAttention):
         distances = torch.arange(
             k_len - 1, -q_len - 1, -1, device=query.device
         )  # [q_len + k_len]
-        weight = check_weight(self.position, "linear")
+        check_weight(self.position, "linear")
+        weight = self.position.linear.weight
         d_model = weight.shape[1]
         table = xl_sinusoids(distances, d_model)  # [q_len + k_len, d_model]
         table = self.position(table.to(weight.dtype))  # [q_len + k_len, heads, d_k]

@@ -162,8 +162,8 @@ class RotaryAttention(MultiHeadAttention):
         True
         """
         # Every line is one of the core, but for the two that mention positions.
-        weight = check_weight(self, "output")
-        check_inputs(weight, query, key, value)
+        check_weight(self, "output")
+        check_inputs(self.output.weight, query, key, value)
         positions = prepare_positions(
             query, key, query_positions, key_positions
         )  # [q_len, ...], [k_len, ...]

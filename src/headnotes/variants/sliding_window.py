@@ -161,10 +161,10 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> mha(query=x, key=y, value=y, mask=mask).isfinite().all()
         tensor(True)
         """
-        weight = check_weight(self, "output")
-        check_inputs(weight, query, key, value)
+        check_weight(self, "output")
+        check_inputs(self.output.weight, query, key, value)
         if mask is not None:
-            check_tensor("mask", mask, weight.device)
+            check_tensor("mask", mask, self.output.weight.device)
             check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
 
@@ -306,7 +306,8 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> torch.allclose(rest[:, 1:], same[1:], atol=1e-6)
         True
         """
-        weight = check_weight(self, "output")
+        check_weight(self, "output")
+        weight = self.output.weight
         dtype, kind = weight.dtype, weight.device.type
         if not weight.is_meta and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -350,7 +351,8 @@ class SlidingWindowAttention(MultiHeadAttention):
         >>> cache.length, cache.keys.shape
         (100, torch.Size([4, 2, 7, 11]))
         """
-        weight = check_weight(self, "output")
+        check_weight(self, "output")
+        weight = self.output.weight
         check_cache(cache, self)
         check_next(x, weight, weight.shape[1], cache.buffer.shape[2])
         x = zero_padding(
