@@ -76,8 +76,9 @@ from headnotes.variants.rotary import check_frequencies
 
 # Projections that compute each position from itself alone.
 PROJECTIONS: Forwards = {
-    kind: kind.forward for kind in (mha.PrepareForMultiHeadAttention, nn.Linear)
+    mha.PrepareForMultiHeadAttention: mha.PrepareForMultiHeadAttention.forward
 }
+LINEAR: Forwards = {nn.Linear: nn.Linear.forward}
 
 
 class MultiHeadAttention(nn.Module):
@@ -259,8 +260,9 @@ class MultiHeadAttention(nn.Module):
                     key, value, mask, is_causal, query.shape[0], self.window
                 )
 
-        q = self.query(query)  # [q_len, batch_size, heads, d_k]
-        k, v = self.key(key), self.value(value)  # [k_len, batch_size, kv_heads, ...]
+        q = project(self.query, query)  # [q_len, batch_size, heads, d_k]
+        k = project(self.key, key)  # [k_len, batch_size, kv_heads, d_k]
+        v = project(self.value, value)  # [k_len, batch_size, kv_heads, d_v]
         check_heads(q, k, v, mask)
         bias = None
         if self.rotary is not None or self.score_bias is not None:
@@ -297,12 +299,10 @@ class MultiHeadAttention(nn.Module):
         No other module, such as a convolution, may mix it with its neighbors, and no
         dropout of your own may give it a weight. For gradients, it must be finite.
         """
-        part: Any
-        for part in (self.key, self.value):
-            if not (is_plain(part, PROJECTIONS) and is_plain(part.linear, PROJECTIONS)):
-                return False
         if not (
-            (self.rotary is None or type(self.rotary) is Rotary)
+            is_plain_projection(self.key)
+            and is_plain_projection(self.value)
+            and (self.rotary is None or type(self.rotary) is Rotary)
             and is_plain(self.dropout, DROPOUTS)
         ):
             return False
@@ -401,7 +401,9 @@ class MultiHeadAttention(nn.Module):
         check_next(x, self.output.weight, d_model, cache.buffer.shape[1])
         padding = cache.left_padding if cache.length < cache.most_padding else None
         x = zero_padding(x, padding, cache.length)  # [seq_len, batch_size, d_model]
-        q, k, v = self.query(x), self.key(x), self.value(x)  # [seq_len, ...]
+        q, k, v = (
+            project(part, x) for part in (self.query, self.key, self.value)
+        )  # [seq_len, ...]
         check_heads(q, k, v)
         if self.rotary is not None:
             start = cache.length
@@ -486,6 +488,41 @@ class MultiHeadAttention(nn.Module):
             q, keys, values, added, scale=self.scale
         )  # [batch_size, kv_heads, group, d_v]
         return context.reshape(1, batch_size, heads, -1)  # [1, batch_size, heads, d_v]
+
+
+def is_plain_projection(part: Any) -> bool:
+    """Whether a projection is that of the core, without a hook on it."""
+    return is_plain(part, PROJECTIONS) and is_plain(part.linear, LINEAR)
+
+
+def project(part: Any, x: Tensor) -> Tensor:
+    """What `part(x)` returns, `[..., heads, d_k]`.
+
+    The modules and checks of three projections take longer than a short attention. So
+    what they compute is computed here, where it cannot be anything else.
+
+    >>> part = mha.PrepareForMultiHeadAttention(14, 2, 7, bias=True)
+    >>> x = torch.randn(3, 5, 14)
+    >>> torch.equal(project(part, x), part(x))
+    True
+    >>> hook = part.register_forward_hook(lambda part, inputs, output: output.sin())
+    >>> torch.equal(project(part, x), part(x))
+    True
+    """
+    if is_plain_projection(part):
+        layer: Any = part.linear
+        weight = getattr(layer, "weight", None)
+        if (
+            isinstance(weight, Tensor)
+            and x.shape[-1] == weight.shape[-1]
+            and x.dtype == weight.dtype
+            and x.device == weight.device
+        ):
+            heads, d_k = part.heads, part.d_k
+            x = F.linear(x, weight, layer.bias)  # [..., heads * d_k]
+            return x.view(*x.shape[:-1], heads, d_k)  # [..., heads, d_k]
+    projected: Tensor = part(x)  # [...]
+    return projected
 
 
 def check_inputs(

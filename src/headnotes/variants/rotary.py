@@ -423,8 +423,9 @@ def ntk_scaling(frequencies: Tensor, factor: float) -> Tensor:
     check_frequencies(frequencies)
     check_factor("factor", factor)
     last = max(len(frequencies) - 1, 1)
-    options = {"dtype": torch.float64, "device": frequencies.device}
-    index = torch.arange(len(frequencies), **options)
+    index = torch.arange(
+        len(frequencies), dtype=torch.float64, device=frequencies.device
+    )
     return frequencies * factor ** -(index / last)
 
 
