@@ -614,7 +614,7 @@ def test_projections_of_sizes_that_do_not_fit_are_refused(case: str) -> None:
 def test_a_projection_without_heads_is_refused(masked: bool) -> None:
     _, module = pair()
     width = module.output.in_features
-    module.key = nn.Linear(width, width)
+    module.key = nn.Linear(width, width).double()
     mask = torch.ones(1, 11, 1).bool() if masked else None
     with pytest.raises(ValueError, match=rf"return shapes .*, \[11, 2, {width}\] and "):
         self_attention(module, sequence(11), mask=mask)

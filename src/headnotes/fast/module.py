@@ -495,8 +495,11 @@ def is_plain_projection(part: Any) -> bool:
     return is_plain(part, PROJECTIONS) and is_plain(part.linear, LINEAR)
 
 
-def project(part: Any, x: Tensor) -> Tensor:
-    """What `part(x)` returns, `[..., heads, d_k]`.
+def project(
+    part: Any,
+    x: Tensor,  # [seq_len, batch_size, ...]
+) -> Tensor:
+    """What `part(x)` returns, `[seq_len, batch_size, heads, d_k]`.
 
     The modules and checks of three projections take longer than a short attention. So
     what they compute is computed here, where it cannot be anything else.
@@ -519,9 +522,9 @@ def project(part: Any, x: Tensor) -> Tensor:
             and x.device == weight.device
         ):
             heads, d_k = part.heads, part.d_k
-            x = F.linear(x, weight, layer.bias)  # [..., heads * d_k]
-            return x.view(*x.shape[:-1], heads, d_k)  # [..., heads, d_k]
-    projected: Tensor = part(x)  # [...]
+            y = F.linear(x, weight, layer.bias)  # [..., heads * d_k]
+            return y.view(*y.shape[:-1], heads, d_k)  # [..., heads, d_k]
+    projected: Tensor = part(x)  # [seq_len, batch_size, ...]
     return projected
 
 
