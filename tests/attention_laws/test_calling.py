@@ -1048,6 +1048,7 @@ def found(attention: Any) -> Adapter:
     return infer_adapter(attention, name, "", Options())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("attention", "fields"), CASES, ids=lambda case: "")
 def test_arguments_beside_the_inputs_are_filled(
     attention: Any, fields: dict[str, Any]
@@ -1096,6 +1097,7 @@ class ProjectsBesideContext(OfOneInput):
         return context.transpose(1, 2).flatten(2)
 
 
+@pytest.mark.slow
 def test_a_flag_leaves_out_the_layers_that_no_call_needs() -> None:
     adapter = found(ProjectsBesideContext)
     assert adapter.init_args["pre_only"] == "True"
@@ -1393,6 +1395,7 @@ class NormBeforeOut(OfOneInput):
         return self.attend(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "law"),
     [

@@ -410,6 +410,7 @@ class SkipsLayer(SelfAttention):
         return x + super().forward(x)
 
 
+@pytest.mark.slow
 def test_each_generator_that_the_file_imports_is_seeded() -> None:
     state = random.getstate()
     laws = ["deterministic", "dropout"]

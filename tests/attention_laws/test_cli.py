@@ -543,6 +543,7 @@ def test_what_is_named_attention_is_not_replaced_by_attentions_within_it(
         assert "could not be called with random inputs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_attention_that_cannot_be_called_does_not_hide_the_others(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

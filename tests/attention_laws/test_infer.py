@@ -323,6 +323,7 @@ def test_the_layout_is_inferred_from_token_mixing(attention: Any, layout: str) -
     assert found(attention).layout == layout
 
 
+@pytest.mark.slow
 def test_images_pooling_and_sizes_of_a_config_are_inferred() -> None:
     assert found(ChannelsLast).image == "image_channels_last"
     assert found(Pooled).is_pooled
@@ -330,6 +331,7 @@ def test_images_pooling_and_sizes_of_a_config_are_inferred() -> None:
     assert (adapter.heads, adapter.d_k, adapter.fixed_size) == (5, 4, True)
 
 
+@pytest.mark.slow
 def test_pixels_beside_the_tokens_of_a_text_are_an_image() -> None:
     adapter = found(ImageBesideText)
     assert (adapter.inputs, adapter.image) == (("image",), "image")
@@ -401,6 +403,7 @@ class CountsAndWidths(Correct):
         return y if head_mask is None else y * head_mask.mean()
 
 
+@pytest.mark.slow
 def test_counts_and_widths_of_unknown_meaning_are_small_and_head_masks_no_masks() -> (
     None
 ):
@@ -533,6 +536,7 @@ def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
         found(Correct, d_model=7, heads=2)
 
 
+@pytest.mark.slow
 def test_a_decorator_for_inference_is_a_design() -> None:
     class ForInference(Correct):
         forward = torch.no_grad()(Correct.forward)

@@ -114,6 +114,7 @@ def test_a_causal_flag_is_inferred_from_its_effect() -> None:
     assert names == {"attn_mask", "key_padding_mask"}
 
 
+@pytest.mark.slow
 def test_a_stated_mask_encoding_is_used() -> None:
     (mask,) = found(Correct, mask={"mask": "ignore:bqk"}).masks
     assert (mask.kind, mask.axes) == ("ignore", "bqk")

@@ -33,6 +33,7 @@ def test_each_law_fails_on_implementations_that_violate_it(
     assert_caught(name, device.type)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("law", "attention"),
     [

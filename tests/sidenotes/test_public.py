@@ -274,6 +274,7 @@ def test_calls_are_found_through_their_wrappers() -> None:
     assert [v.shape for v in block] == 6 * [(2, 7, 55)]
 
 
+@pytest.mark.slow
 def test_the_values_recorded_are_those_of_torch() -> None:
     _, record = run("gpt2")
     calls = [c for c in record.calls if c.symbol == "eager_attention_forward"]
