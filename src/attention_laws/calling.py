@@ -125,6 +125,7 @@ class CallProbe:
         hide: tuple[slice, slice, slice] | None = None,
         k_len: int = 5,
         batch_size: int | None = None,
+        q_len: int = 5,
         mode: str = "eval",
         more: dict[str, str] | None = None,
         reuse: bool = False,
@@ -144,7 +145,7 @@ class CallProbe:
         # Batch size, length and heads are pairwise different, so that a mask of the
         # wrong shape cannot broadcast by coincidence.
         usual_size = 1 if adapter.layout == "ld" else 2 + (adapter.heads == 2)
-        q_len = k_len if adapter.single_input else 5
+        q_len = k_len if adapter.single_input else q_len
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
         batch_size = batch_size or usual_size

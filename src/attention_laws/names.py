@@ -229,6 +229,8 @@ MASK_PATTERN = re.compile(
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
     re.IGNORECASE,
 )
+# What has one meaning: the keys that are padding.
+KEY_PADDING_PATTERN = re.compile(r"(^|_)key_padding_mask$", re.IGNORECASE)
 # Optional arguments that hide some keys from some queries, but are no masks.
 OTHER_PATTERN = re.compile(r"mask|(^|_)ids?$|seg|doc|group|cache|past|mem|state|out")
 CAUSAL_PATTERN = re.compile(r"^(is_)?causal$")

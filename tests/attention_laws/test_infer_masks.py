@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attention_laws import check
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
 from specimens import Correct, Guided
@@ -189,3 +190,73 @@ class RequiresZeros(Correct):
 
 def test_a_required_mask_of_zeros_is_not_added_to_the_scores() -> None:
     assert [mask.kind for mask in found(RequiresZeros).masks] == ["attend"]
+
+
+class OverwritesPadding(Correct):
+    """The mask of a window takes the place of that of the padding."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, src_key_padding_mask: Tensor | None = None
+    ) -> Any:
+        place = torch.arange(x.shape[1])
+        allowed = torch.ones(len(x), 1, x.shape[1], dtype=torch.bool)
+        if src_key_padding_mask is not None:
+            allowed = allowed & ~src_key_padding_mask[:, None]
+        allowed = self.combine(allowed, (place - place[:, None]).abs() <= 4)
+        return super().forward(x, x, x, allowed)
+
+    def combine(self, allowed: Tensor, near: Tensor) -> Tensor:
+        return near[None]
+
+
+class CombinesPadding(OverwritesPadding):
+    def combine(self, allowed: Tensor, near: Tensor) -> Tensor:
+        return allowed & near
+
+
+@pytest.mark.slow
+def test_padding_that_a_key_padding_mask_does_not_hide_is_reported() -> None:
+    (mask,) = found(OverwritesPadding).masks
+    assert (mask.kind, mask.axes) == ("ignore", "bk")
+    report = check(OverwritesPadding, only="padding")
+    assert [result.law.name for result in report.failed] == ["padding"], report
+    report = check(CombinesPadding, only="padding")
+    assert [result.law.name for result in report.passed] == ["padding"], report
+
+
+class CountsOneTooMany(Correct):
+    """The first token of the padding is visible."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        if lengths is None:
+            return super().forward(x, x, x)
+        visible = torch.arange(x.shape[1]) <= lengths[:, None]
+        return super().forward(x, x, x, visible[:, None])
+
+
+@pytest.mark.slow
+def test_lengths_that_hide_one_key_too_few_are_lengths() -> None:
+    (mask,) = found(CountsOneTooMany).masks
+    assert mask.kind == "lengths"
+    report = check(CountsOneTooMany, only="padding")
+    assert [result.law.name for result in report.failed] == ["padding"], report
+
+
+class OneQueryApart(Correct):
+    """Several queries take what PyTorch's kernel does, one query only a bool mask."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        if query.shape[1] == 1:
+            allowed = None if mask is None else ~~mask[:, None]
+            return super().forward(query, key, value, allowed)
+        layers = (self.query, query), (self.key, key), (self.value, value)
+        q, k, v = (self.split(layer(x)) for layer, x in layers)
+        given = None if mask is None else mask[:, None, None]
+        return self.join(nn.functional.scaled_dot_product_attention(q, k, v, given))
+
+
+@pytest.mark.slow
+def test_an_encoding_that_one_query_does_not_take_is_none_of_the_mask() -> None:
+    assert [mask.kind for mask in found(OneQueryApart).masks] == ["attend"]
