@@ -290,9 +290,15 @@ def answer(of_device):
     ax.set_ylim(len(rows) - 0.5, -0.7)
     ax.spines["left"].set_visible(False)
     ax.set_xscale("log", base=2)
+    low, high = ax.get_xlim()
+    if high < 2 * low:  # no two powers of 2
+        ax.set_xticks([n / 10 for n in range(40) if low <= n / 10 <= high])
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_xlabel(f"speedup of fast; the bar is the geometric mean\n{where}")
     plt.show()
+    if all(geometric_mean(values) < 1 for _, values in rows):
+        training = "training-a-forward-and-a-backward-pass"
+        display(Markdown(f"There, `fast` is slower; [why](#{training})."))
 
 
 for device in dict.fromkeys(record.machine["device"] for record in records):
