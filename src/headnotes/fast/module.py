@@ -13,11 +13,12 @@ their [components](components.md).
 1. `forward` checks the inputs as the core does, and converts the mask to bool.
 2. Keys and values that no query may attend to are set to zero, unless they are known
    to hold neither NaN nor large numbers, and to be seen by no hook and no module of
-   your own.
+   your own. Without gradients, their projections are, instead.
 3. The submodules `query`, `key` and `value` project the inputs and split them into
    heads: `[seq_len, batch_size, heads, d_k]`, with fewer heads of keys and values if
    `kv_heads` says so. There is no packed copy of their weights, which could become
-   stale, so hooks and replaced submodules work.
+   stale, so hooks and replaced submodules work. What has neither is computed without
+   a call of its module.
 4. `rotary` rotates queries and keys by their positions, before they are cached. The
    last query has the position of the last key.
 5. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
@@ -33,9 +34,9 @@ their [components](components.md).
    projects them. No tensor of a call is stored on the module.
 
 **Infinite keys.** A row is NaN if its score with a key that it may attend to is
-infinity or NaN. With a mask or causality, in a compiled or exported call or on a GPU,
-the rows where that score is minus infinity are NaN as well; in the core and otherwise,
-such a key has a weight of 0 there.
+infinity or NaN. With a row of the mask for each query or with causality, in a compiled
+or exported call or on a GPU, the rows where that score is minus infinity are NaN as
+well; in the core and otherwise, such a key has a weight of 0 there.
 
 Memory grows linearly with the length, not with its square, unless the weights are
 returned.
