@@ -320,7 +320,7 @@ def mask_leakage(
         return influence(*call, late, early) / (1e-9 + influence(*call, early, late))
 
     # Of five keys the fourth is hidden, and the output of the fifth query observed.
-    # Lengths can hide only the last keys. Of two, the last is looked at: the first may
+    # Lengths can hide only the last keys. Of two, the last one counts: the first may
     # be visible by mistake. If the mask has an axis for batch items, only the last item
     # has a hidden key, unless all are `alike`.
     key = 4 if mask.kind == "lengths" else 3
