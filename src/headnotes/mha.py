@@ -64,9 +64,9 @@ class PrepareForMultiHeadAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         r"""Project `x`, and give each head its part of the result."""
         check_weight(self, "linear")
-        weight = self.linear.weight
-        check_tensor("x", x, weight.device, weight.dtype)
-        shape, d_model = list(x.shape), weight.shape[-1]
+        check_tensor("x", x, self.linear.weight.device, self.linear.weight.dtype)
+        shape = list(x.shape)
+        d_model = self.linear.weight.shape[-1]
         if shape[-1:] != [d_model]:
             raise ValueError(f"`x` has shape {shape}, not [..., d_model (={d_model})]")
 

@@ -243,15 +243,14 @@ class MultiHeadAttention(nn.Module):
         torch.Size([3, 2, 77])
         """
         mha.check_weight(self, "output")
-        weight = self.output.weight
-        check_inputs(weight, self.widths, query, key, value)
+        check_inputs(self.output.weight, self.widths, query, key, value)
         if average_weights and not need_weights:
             raise ValueError(
                 "`average_weights` (=True) averages what `need_weights` (=False) "
                 "returns; pass `need_weights=True` too"
             )
         if mask is not None:
-            mha.check_tensor("mask", mask, weight.device)
+            mha.check_tensor("mask", mask, self.output.weight.device)
             mha.check_mask(mask, query.shape, key.shape)
             mask = mask.bool()
             # Clear the inputs, not only the projections: the gradient of a projection's
