@@ -1008,6 +1008,25 @@ class DropsWithoutScaleAfterNorm(DropsWithoutScale):
         return super().forward(x, x, x)
 
 
+class KeepsWhatItShouldDropAfterNorm(KeepsWhatItShouldDrop):
+    """What is kept is not scaled either, and the norm hides the mean."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+        self.last = nn.Conv1d(d_model, d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        x = self.norm(x)
+        return self.last(super().forward(x, x, x).mT).mT
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if not self.training or self.dropout.p == 0:
+            return weights @ v
+        keep = self.dropout.p
+        return weights * (torch.rand_like(weights) < keep) / (1 - keep) @ v
+
+
 def forgets_to_rescale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """An online softmax over blocks of 16 keys whose `norm` is never rescaled."""
     query = query / query.shape[-1] ** 0.5
@@ -1569,6 +1588,104 @@ class WithMemory(SelfAttention):
 class MemoryWithoutOffset(WithMemory):
     def first(self, past: int) -> int:
         return 0
+
+
+class DetachesMemory(WithMemory):
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, None if mems is None else mems.detach())
+
+
+class DetachesTokensWithMemory(WithMemory):
+    """The memory and the new tokens are detached as a whole."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x if mems is None else x.detach(), mems)
+
+
+class CacheOnRequest(WithCache):
+    """Returns the keys and values only if they are asked for."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, past: Tensor | None = None, return_cache: bool = False
+    ) -> Any:
+        y, seen = super().forward(x, past)
+        return (y, seen) if return_cache else y
+
+
+class TopLeftOnRequest(CacheOnRequest, CacheTopLeft):
+    pass
+
+
+class PointsByLogits(Correct):
+    """A pointer network: what it read, and the scores of the keys as logits."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pointer = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, query: Tensor, key: Tensor) -> Any:  # type: ignore[override]
+        read = super().forward(query, key, key)
+        keys = (read[:, :, None] + key[:, None]).tanh()
+        return read, (keys @ self.pointer).log_softmax(dim=-1)
+
+
+class ClipsProjections(SelfAttention):
+    """The queries, keys and values are clipped, as in MPT and DBRX."""
+
+    clip_qkv = 0.5
+
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x.clamp(-self.clip_qkv, self.clip_qkv))
+
+
+class SamplesKeys(SelfAttention):
+    """Each call draws the keys that it attends to, and adds the last one."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        drawn = torch.randint(2, (len(k), 1, 1, k.shape[2]), device=k.device).bool()
+        drawn[..., -1] = True
+        return super().score(q, k).masked_fill(~drawn, -torch.inf)
+
+
+class ReshapesContext(Correct):
+    """Keys and values are summarized, and take the batch size of the queries."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        source = x if context is None else context
+        summary = source.mean(dim=1, keepdim=True).repeat(1, 32, 1)
+        summary = summary * torch.arange(32, device=x.device).to(x)[:, None].sin()
+        return super().forward(x, *(2 * [summary.reshape(len(x), -1, x.shape[-1])]))
+
+
+class SumsByIndex(SelfAttention):
+    """Each query sums its messages by `index_add`, as graph attention does."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        index = torch.arange(v.shape[2], device=v.device)
+        context = self.query.weight.new_zeros(v.shape)
+        return context.index_add(2, index, super().read(weights, v))
+
+
+class LinearBiasInWindow(LinearBias, Window):
+    """Distances beyond a window of five count as five."""
+
+    reach = 9
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        slopes = self.slopes(k.shape[1]).to(k.device)[:, None, None]
+        distance = (place[:, None] - place).clamp(min=0, max=5)
+        return Correct.score(self, q, k) - (slopes * distance).to(k)
+
+
+class RopeOfLongerInputs(Rotary):
+    """Dynamic scaling: inputs beyond 64 tokens are rotated by smaller angles."""
+
+    rope_factor = 2.0
+
+    def places(self, x: Tensor) -> Tensor:
+        is_long = x.shape[2] > 64
+        return super().places(x) / (self.rope_factor if is_long else 1)
 
 
 class CachesContext(Correct):
@@ -4932,6 +5049,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (UnpaddedIfOneToken, {}),
         (CacheOfClass, {}),
         (MemoryWithoutOffset, {}),
+        (DetachesTokensWithMemory, {}),
+        (TopLeftOnRequest, {}),
         (CachesContextOfOneShape, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
@@ -5039,6 +5158,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsWithoutScale, {}),
         (KeepProbabilityAsDropout, {}),
         (KeepsWhatItShouldDrop, {}),
+        (KeepsWhatItShouldDropAfterNorm, {}),
         (drops_without_scale, {}),
         (never_drops, {}),
         (NeverDrops, {}),
@@ -5135,6 +5255,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheInDict),
     ("incremental_decoding", StoresCache),
     ("incremental_decoding", WithMemory),
+    ("incremental_decoding", DetachesMemory),
+    ("incremental_decoding", CacheOnRequest),
     ("incremental_decoding", CachesContext),
     ("incremental_decoding", ReordersDict),
     ("score_scale", RotaryAfterNorms),
@@ -5176,6 +5298,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsQueries),
     ("parameter_gradients", SoftmaxOverFeatures),
     ("parameter_gradients", TwoStreams),
+    ("parameter_gradients", PointsByLogits),
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),
     ("incremental_decoding", RingOfTokens),
@@ -5250,6 +5373,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheOfSlots),
     ("query_independence", ReweightsByCosine),
     ("long_sequences", Landmarks),
+    ("batch_independence", ReshapesContext),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -5291,6 +5415,11 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("causal_gradient", CausalBehindPrefix, "has not one output for each token"),
     ("distant_positions", BiasOfKeys, "its linear bias grows with the length"),
     ("large_scores", BesideState, "its state overflows, and not its scores"),
+    ("batch_independence", SamplesKeys, "randint"),
+    ("long_sequences", RopeOfLongerInputs, "rope_factor"),
+    ("linear_bias", LinearBiasInWindow, "Window"),
+    ("formula", ClipsProjections, "clip_qkv"),
+    ("autocast", SumsByIndex, "does not run under autocast"),
 ]
 
 # Modules that pass all laws.

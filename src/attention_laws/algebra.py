@@ -49,7 +49,7 @@ UNKNOWN_ORDER = "the order of its fused projection is not known"
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking edges"
+    "convolution talking edges clip"
 )
 
 
@@ -352,7 +352,7 @@ def weights_axes(script: Script) -> None:
     script.assert_true(claim, "the returned weights do not depend on the keys")
 
 
-@law(assumes="norm residual gate softcap features sink convolution talking")
+@law(assumes="norm residual gate softcap features sink convolution talking clip")
 def weights_match_output(script: Script) -> None:
     r"""The returned weights are those that were used.
 
@@ -1133,7 +1133,7 @@ def record_weights(script: Script, args: CallArguments) -> str:
     return weights if script.evaluate(f"{weights} is not None") else ""
 
 
-@law(assumes="residual gate convolution features talking")
+@law(assumes="residual gate convolution features talking clip")
 def linear_in_value(script: Script) -> None:
     r"""The output is linear in the values, up to a constant.
 

@@ -11,8 +11,9 @@ What no option gives is inferred, and printed above the table of results.
 
 The exit status is 0 if no law fails and at least one passes, 1 if one fails, and 130
 after Ctrl-C, so the command can run in CI. It is 2 if no law fails, but an option is
-wrong, an implementation could not be called, or each law was skipped; the reason is
-printed in one line, and the other implementations are checked even so. `--skip` leaves
+wrong, an implementation could not be called, each law was skipped, or the checker
+itself has a defect; the reason is printed in one line, and the other implementations
+are checked even so. `--skip` leaves
 out a law that is violated on purpose; the table shows that it was skipped. `--junit
 report.xml` writes the results for a CI system, `--github` prints annotations for GitHub
 Actions, `--quiet` prints nothing unless a law fails, and `--verbose` prints the program
@@ -56,6 +57,7 @@ import re
 import sys
 import time
 import tomllib
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -355,6 +357,16 @@ def check_parts(
             check_parts(outcome, within, more, (Fact("within", text, "inferred"),))
         except CallError as error:
             outcome.errors[name] = str(error)
+        except ValueError:
+            raise  # of an option, once for all parts
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(last.filename).name}:{last.lineno}"
+            outcome.errors[name] = (
+                f"`{name}` was not checked: a defect of the checker, which says "
+                f"nothing about the attention; please report it: "
+                f"{type(error).__name__}: {first_line(error)} ({place})"
+            )
 
 
 def chosen_targets(

@@ -72,6 +72,7 @@ def incremental_decoding(script: Script) -> None:
     if adapter.memory:
         for first in range(1, length):
             assert_equal_after_memory(script, first)
+        assert_gradients_after_memory(script)
         return
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
@@ -227,6 +228,28 @@ def assert_equal_after_memory(script: Script, first: int) -> None:
     whole = script.assign("y", f"{whole}{rest}")
     message = f"{{place}} differs if the first {first} tokens are given as memory"
     script.assert_close(whole, piece, message)
+
+
+def assert_gradients_after_memory(script: Script) -> None:
+    """The gradients of the last tokens are the same with those before as memory.
+
+    A memory receives none, but the tokens that are concatenated with it do.
+    """
+    length, first = script.sizes.k_len, script.sizes.k_len // 2
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    parts = [
+        script.adapter.index(l=half) for half in (slice(first), slice(first, None))
+    ]
+    past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
+    script.exec_line(f"{rest}.requires_grad_()")
+    joined = replace(args, inputs=(script.concatenate(past, rest),))
+    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
+    last = replace(args, inputs=(rest,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: past})
+    usual, after = (script.gradient(each, rest) for each in (whole, piece))
+    message = f"the gradient at {{place}} differs with {first} tokens as memory"
+    script.assert_close(usual, after, message, relative=ratio_tolerance(script))
 
 
 def piece_lengths(length: int) -> Iterator[list[int]]:

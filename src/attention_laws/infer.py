@@ -68,7 +68,7 @@ from attention_laws.decoding import (
 from attention_laws.infer_masks import infer_masks, mask_leakage
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
-from attention_laws.script import CallArguments, Script, parts_of
+from attention_laws.script import CallArguments, Script, find_output, parts_of
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
@@ -1043,7 +1043,11 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ways in which a cache may be passed on: a text, and fields of the adapter."""
     adapter = probe.adapter
     parameters = names.parameters_of(adapter.target)
-    use = {p.name: "True" for p in parameters if p.name == "use_cache"}
+    use = {
+        p.name: "True"
+        for p in parameters
+        if p.default in (False, None) and names.CACHE_USE_PATTERN.fullmatch(p.name)
+    }
     steps = next(names.cache_steps(parameters, {}), {})
     use |= {name: text for name, text in steps.items() if text == "{start}"}
     argument = cache_argument(adapter)
@@ -1054,8 +1058,12 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             script, args = call
             source = script.call_source(args, **{argument: "None"}, **first)
             result = script.evaluate(source)
+            # A flag may make a tuple of what is a tensor else.
+            output = find_output(
+                result, script.evaluate(args.inputs[0]), script.adapter
+            )
             for index, value in parts_of(result).items():
-                if value is not None and index != script.adapter.output_index:
+                if value is not None and index != output:
                     fields = {"cache": (argument, index), "cache_args": use}
                     yield f"`{argument}`, {index} of the result", fields
         by_name = {p.name: p for p in parameters}

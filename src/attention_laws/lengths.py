@@ -52,7 +52,7 @@ NO_MEAN = (
 )
 
 
-@law(slow=True, assumes="dynamic")
+@law(slow=True, assumes="dynamic sampling")
 def long_sequences(script: Script) -> None:
     r"""A sequence gives the same outputs if hidden keys follow.
 

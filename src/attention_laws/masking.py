@@ -186,7 +186,7 @@ def nonfinite_padding(script: Script) -> None:
     assert_padding_ignored(script, ("torch.nan", "torch.inf"))
 
 
-@law
+@law(assumes="sampling")
 def batch_independence(script: Script) -> None:
     r"""Batch items do not influence each other.
 
@@ -352,37 +352,46 @@ def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
 def assert_context_is_shared(script: Script) -> None:
     """If fewer contexts than queries are accepted, neighbors share one.
 
-    A beam search has several hypotheses for each source, side by side.
+    A beam search has several hypotheses for each source, side by side. A reshape may
+    take a multiple by coincidence, and hardly two of them.
     """
     usual = script.sizes
-    script.restart()
-    args = script.make_arguments()
-    script.sizes = replace(usual, batch_size=2 * usual.batch_size)
-    query = script.random_tensor("query", *script.adapter.input_shape(script.sizes, 0))
-    script.sizes = usual
-    beams = replace(args, inputs=(query, args.inputs[1]))
-    with script.attempt():
-        shared = script.call(beams)
-        if attends_to_all_contexts(script, beams, shared):
-            return  # they are packed into one sequence
-        axis = script.adapter.layout.index("b")
-        each = script.assign(
-            "context", f"{args.inputs[1]}.repeat_interleave(2, {axis})"
-        )
-        usual_output = script.call(replace(beams, inputs=(query, each)))
-        message = "{place} differs if two queries share a context"
-        script.assert_close(usual_output, shared, message)
+    axis = script.adapter.layout.index("b")
+    for beams in (3, 2):
+        script.restart()
+        args = script.make_arguments()
+        script.sizes = replace(usual, batch_size=beams * usual.batch_size)
+        shape = script.adapter.input_shape(script.sizes, 0)
+        script.sizes = usual
+        query = script.random_tensor("query", *shape)
+        hypotheses = replace(args, inputs=(query, args.inputs[1]))
+        is_accepted = False
+        with script.attempt():
+            shared = script.call(hypotheses)
+            is_accepted = True
+            if attends_to_all_contexts(script, hypotheses, shared, beams):
+                return  # they are packed into one sequence
+            each = script.assign(
+                "context", f"{args.inputs[1]}.repeat_interleave({beams}, {axis})"
+            )
+            usual_output = script.call(replace(hypotheses, inputs=(query, each)))
+            message = f"{{place}} differs if {beams} queries share a context"
+            script.assert_close(usual_output, shared, message)
+        if not is_accepted:
+            return
 
 
-def attends_to_all_contexts(script: Script, args: CallArguments, output: str) -> bool:
-    """Whether the query of each item depends on each of the contexts."""
+def attends_to_all_contexts(
+    script: Script, args: CallArguments, output: str, beams: int
+) -> bool:
+    """Whether each of the queries, `beams` a context, depends on all contexts."""
     query, context = args.inputs
     for item in range(script.sizes.batch_size):
         with script.rollback():
             changed = script.assign(context, f"{context}.clone()")
             script.exec_line(f"{changed}{item_index(script, item)} *= -2")
             after = script.call(replace(args, inputs=(query, changed)))
-            items = range(2 * script.sizes.batch_size)
+            items = range(beams * script.sizes.batch_size)
             of_items = [f"({after} != {output}){item_index(script, n)}" for n in items]
             if not all(script.evaluate(f"{each}.any()") for each in of_items):
                 return False

@@ -37,8 +37,9 @@ ARGUMENT_NAMES = {
     "n_kv_head n_kv num_kv nkv num_query_groups n_query_groups query_groups n_groups "
     "num_groups kv_groups "
     "n_kv_groups",
-    "{d_k}": "d_k head_dim d_head dim_head head_size d_v d_kv d_q dim_k dim_v "
-    "query_pre_attn_scalar head_dimension dim_per_head hidden_size_per_head head_width",
+    "{d_k}": "d_k head_dim d_head dim_head dim_heads head_size d_v d_kv d_q dim_k "
+    "dim_v query_pre_attn_scalar head_dimension dim_per_head hidden_size_per_head "
+    "head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length",
@@ -89,6 +90,9 @@ CACHE_PATTERN = re.compile(
 MEMORY_PATTERN = re.compile(r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?)")
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
+CACHE_USE_PATTERN = re.compile(
+    r"(use|return|output|with)_(\w+_)?(cache|kv|past|present)s?|return_past_\w+"
+)
 CACHE_START_PATTERN = re.compile(
     r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
 )
@@ -1003,7 +1007,10 @@ def config_source(
         sizes = config_sizes(config, [*read])
         text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
-    values = {n: value_of(n) or guess_value(n, target) for n in read}
+    values = {
+        n: value_of(n) or default_in_config(parameter, n) or guess_value(n, target)
+        for n in read
+    }
     if keys:
         text = ", ".join(f'"{n}": {value}' for n, value in values.items())
         return f"{{{{{text}}}}}", {}
@@ -1148,6 +1155,14 @@ def count_missing(config: type, fields: Iterable[str]) -> int:
     with suppress(ValueError):
         known |= {*inspect.signature(config).parameters}
     return sum(name not in known for name in fields)
+
+
+def default_in_config(parameter: inspect.Parameter, name: str) -> str:
+    """The value of a field in the config that is an argument's default; "" if none."""
+    default = parameter.default
+    values = default if isinstance(default, dict) else getattr(default, "__dict__", {})
+    value = values.get(name)
+    return repr(value) if isinstance(value, bool | int | float | str) else ""
 
 
 def guess_value(name: str, target: Any) -> str:

@@ -161,7 +161,7 @@ def beside_convolution(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution latents")
+@law(assumes="convolution latents sampling")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 
@@ -517,7 +517,7 @@ def ratio_tolerance(script: Script) -> float:
     return max(1e-3, 32 * torch.finfo(script.dtype).eps)
 
 
-@law
+@law(assumes="window")
 def linear_bias(script: Script) -> None:
     r"""With ALiBi, weights fall with the distance by a constant factor.
 

@@ -509,15 +509,16 @@ class Script:
         return output
 
     def all_outputs(self, args: CallArguments, result: str) -> list[str]:
-        """The output of a call, and others of its width, as source text.
+        """The output of a call, and others that are no weights, as source text.
 
         Two streams of tokens have an output each, and a projection each. So have
-        features of pairs, an argument of which a call returns the next state.
+        features of pairs, an argument of which a call returns the next state, and the
+        scores with which a pointer network chooses.
         """
         value, query = self.namespace[result], self.evaluate(args.inputs[0])
         first = find_output(value, query, self.adapter) or ""
         shape = eval(f"value{first}", {"value": value}).shape
-        texts = self.sized_arguments(args, 0, [*args.inputs]).values()
+        texts = [*args.inputs, *self.sized_arguments(args, 0, [*args.inputs]).values()]
         given = [getattr(self.evaluate(text), "shape", None) for text in texts]
         others = [
             index
@@ -525,6 +526,7 @@ class Script:
             if isinstance(part, Tensor) and part.requires_grad
             if part.shape in given
             or (part.dim() == len(shape) and part.shape[-1] == shape[-1])
+            or bool((part < 0).any())
         ]
         return [f"{result}{index}" for index in dict.fromkeys([first, *others])]
 

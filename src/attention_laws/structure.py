@@ -90,7 +90,9 @@ DESIGNS = {
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
-    "dynamic": r"ntk|dynamic",
+    "dynamic": r"ntk|dynamic|rope_?(factor|scaling)",
+    "clip": r"clip_?(qkv|kv|logits)|(qkv|kv)_?clip",
+    "sampling": r"^(randint|randperm|multinomial)$",  # of keys, such as of an Informer
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|(?-i:T5)|attention_multiplier|floor_scale|temperature_tun"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
@@ -560,12 +562,13 @@ def find_projections(
     for role, name in names.items():
         if not role.endswith("_norm"):
             found[role] = projection_source(module, prefix, name)
-    for role, name in names.items():
-        if role.endswith("_norm"):
-            add_norm(found, module, role, projection_source(module, prefix, name), name)
+    # The gain of a norm alone, or a weight for each head, does not tell how it is used.
     known = [named_part(module, name) for name in given.values()]
     if any(isinstance(part, Tensor) and part.dim() != 2 for part in known):
         return {}
+    for role, name in names.items():
+        if role.endswith("_norm"):
+            add_norm(found, module, role, projection_source(module, prefix, name), name)
     return found if {"query", "key", "value"} <= set(found) else {}
 
 

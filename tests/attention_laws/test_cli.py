@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from attention_laws import LAWS, CallError
+from attention_laws import LAWS, CallError, checker
 from attention_laws.adapter import Options
 from attention_laws.checker import check
 from attention_laws.cli import (
@@ -109,6 +109,22 @@ def test_an_interrupt_of_a_check_is_one_line(
     Path(model).write_text(INTERRUPT, encoding="utf-8")
     assert main(["check", f"{model}:Good"]) == 130
     assert capsys.readouterr().err == "headnotes check: interrupted\n"
+
+
+def test_a_defect_of_the_checker_is_no_failure_of_the_attention(
+    model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> None:
+        raise KeyError("heads")
+
+    monkeypatch.setattr(checker, "infer_adapter", breaks)
+    assert main(["check", f"{model}:Good"]) == 2
+    line = (
+        r"headnotes check: `Good` was not checked: a defect of the checker, which says "
+        r"nothing about the attention; please report it: KeyError: 'heads' "
+        r"\(test_cli.py:\d+\)\n"
+    )
+    assert re.fullmatch(line, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attention_laws import check
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import Correct, Guided
+from specimens import Correct, Guided, SelfAttention
 
 
 def found(attention: Any, **options: Any) -> Adapter:
@@ -151,6 +151,25 @@ def test_a_mask_with_too_many_axes_is_not_inferred() -> None:
             return self.weights.reshape(-1, self.heads, *scores.shape[-2:])
 
     assert [mask.axes for mask in found(AddsTwoAxes).masks] == ["qk"]
+
+
+def test_a_mask_that_makes_the_output_larger_is_not_inferred() -> None:
+    # One of two axes makes the weights those of more items, which become features.
+    class OfItems(SelfAttention):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+            self.mask = mask
+            return super().forward(x).reshape(*x.shape[:2], -1)
+
+        def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+            if self.mask is not None:
+                hidden = ~self.mask[:, None, None]
+                scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+            return scores.softmax(dim=-1)
+
+        def join(self, context: Tensor) -> Tensor:
+            return context.transpose(-3, -2)
+
+    assert [mask.axes for mask in found(OfItems).masks] == ["bk"]
 
 
 def test_a_mask_of_each_item_is_tried_although_one_of_all_items_is_right() -> None:

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +67,23 @@ def test_a_config_may_have_any_name_if_its_class_is_annotated() -> None:
     assert parameter.name == "_OfSpec__spec"
     source, scope = names.config_source(OfSpec, parameter) or ("", {})
     assert (source, scope) == ("Spec(MULTI_HEAD={heads})", {"Spec": Spec})
+
+
+OF_DEFAULT = SimpleNamespace(n_embd=48, query_chunk=64, rope_scaling=None, gain=1.5)
+
+
+class OfDefault(nn.Module):
+    def __init__(self, config: Any = OF_DEFAULT) -> None:
+        super().__init__()
+        self.width, self.chunk = config.n_embd, config.query_chunk
+        self.scaling, self.gain = config.rope_scaling, config.gain
+
+
+def test_the_fields_of_a_default_config_that_are_no_sizes_keep_their_values() -> None:
+    (parameter,) = inspect.signature(OfDefault).parameters.values()
+    source, _ = names.config_source(OfDefault, parameter) or ("", {})
+    fields = "n_embd={d_model}, query_chunk=64, rope_scaling=None, gain=1.5"
+    assert source == f"SimpleNamespace({fields})"
 
 
 @dataclass

@@ -71,6 +71,15 @@ class Strange(nn.Module):
         self.mystery = nn.Linear(12, 12)
 
 
+class NormedByFunction(nn.Module):
+    """The norms are functions: only their gains belong to the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(12, 12) for _ in range(3))
+        self.q_norm, self.k_norm = (nn.Parameter(torch.ones(4)) for _ in range(2))
+
+
 @pytest.mark.parametrize(
     ("module", "parts", "query"),
     [
@@ -81,6 +90,7 @@ class Strange(nn.Module):
         (Fused(), 3, "attention64.c_attn({}).chunk(3, -1)[0]"),
         (Inside(Fused()), 3, "attention64.inner.c_attn({}).chunk(3, -1)[0]"),
         (Strange(), -1, ""),
+        (NormedByFunction(), -1, ""),
         (nn.Linear(12, 12), -1, ""),
     ],
 )
