@@ -1657,6 +1657,15 @@ class ReshapesContext(Correct):
         return super().forward(x, *(2 * [summary.reshape(len(x), -1, x.shape[-1])]))
 
 
+class LargestScores(Correct):
+    """Each query attends to the 8 keys with the largest scores, hidden ones or not."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        chosen = scores.topk(min(8, scores.shape[-1])).indices
+        left_out = torch.ones_like(scores, dtype=torch.bool).scatter(-1, chosen, False)
+        return super().weigh(scores, mask).masked_fill(left_out, 0)
+
+
 class SumsByIndex(SelfAttention):
     """Each query sums its messages by `index_add`, as graph attention does."""
 
@@ -5417,6 +5426,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("large_scores", BesideState, "its state overflows, and not its scores"),
     ("batch_independence", SamplesKeys, "randint"),
     ("long_sequences", RopeOfLongerInputs, "rope_factor"),
+    ("long_sequences", LargestScores, "topk"),
     ("linear_bias", LinearBiasInWindow, "Window"),
     ("formula", ClipsProjections, "clip_qkv"),
     ("autocast", SumsByIndex, "does not run under autocast"),

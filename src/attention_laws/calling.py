@@ -443,6 +443,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
         elif name in shapes:
             known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known
+            known = names.documented_lengths(shapes.values()) | known
             text = names.documented_template(name, shapes[name], known)
             templates[name] = [text, *names.extra_templates(name, None)]
         else:

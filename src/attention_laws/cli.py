@@ -13,12 +13,11 @@ The exit status is 0 if no law fails and at least one passes, 1 if one fails, an
 after Ctrl-C, so the command can run in CI. It is 2 if no law fails, but an option is
 wrong, an implementation could not be called, each law was skipped, or the checker
 itself has a defect; the reason is printed in one line, and the other implementations
-are checked even so. `--skip` leaves
-out a law that is violated on purpose; the table shows that it was skipped. `--junit
-report.xml` writes the results for a CI system, `--github` prints annotations for GitHub
-Actions, `--quiet` prints nothing unless a law fails, and `--verbose` prints the program
-of each failure, not of the first only. Verdicts are colored on a terminal, unless
-`NO_COLOR` is set.
+are checked even so. `--skip` leaves out a law that is violated on purpose; the table
+shows that it was skipped. `--junit report.xml` writes the results for a CI system,
+`--github` prints annotations for GitHub Actions, `--quiet` prints nothing unless a law
+fails, and `--verbose` prints the program of each failure, not of the first only.
+Verdicts are colored on a terminal, unless `NO_COLOR` is set.
 
 `--inside` checks each attention within a model, as it was built:
 

@@ -45,7 +45,8 @@ def incremental_decoding(script: Script) -> None:
     are queries. The causal mask must then be aligned to the *last* key (bottom right):
     aligned to the first (top left), new queries see fewer keys the longer the past is.
     Nor may what is cached depend on the lengths of the pieces, or on other sequences
-    that are decoded in turn.
+    that are decoded in turn. A memory of past tokens has no gradient by intention; the
+    new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")

@@ -176,9 +176,10 @@ def dropout(script: Script) -> None:
     $$\operatorname{E}[y_{\text{train}}] = y_{\text{eval}}$$
 
     It is applied to the weights, after the softmax, and what remains is divided by the
-    probability to remain. Each dropout of the module is set to 0.5 in turn. Copies of
-    one sequence in a batch show what is random: over the copies the mean output must be
-    that of evaluation; calls, copies, queries and heads must not share one mask.
+    probability to remain. Each dropout of the module is set to 0.5 in turn, and to
+    0.02, which must change less. Copies of one sequence in a batch show what is random:
+    over the copies the mean output must be that of evaluation; calls, copies, queries
+    and heads must not share one mask.
     """
     adapter = script.adapter
     if not adapter.is_module:

@@ -52,7 +52,7 @@ NO_MEAN = (
 )
 
 
-@law(slow=True, assumes="dynamic sampling")
+@law(slow=True, assumes="dynamic sampling selection")
 def long_sequences(script: Script) -> None:
     r"""A sequence gives the same outputs if hidden keys follow.
 

@@ -226,7 +226,11 @@ UNKNOWN_ARGUMENT = [
     "torch.zeros({batch_size}, {length}, {length}, {d_model})",
     "torch.ones(1, {batch_size}, {d_model})",
 ]
-UNKNOWN_PAIRS = "torch.zeros({batch_size}, {length}, {length}, dtype=torch.long)"
+# Kinds of pairs, of all tokens or of those behind a virtual first one.
+UNKNOWN_PAIRS = [
+    f"torch.zeros({{batch_size}}, {count}, {count}, dtype=torch.long)"
+    for count in ("{length}", "{length} - 1")
+]
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
@@ -704,6 +708,18 @@ def documented_sizes(axes: tuple[str, ...]) -> dict[str, str]:
     return dict(zip(axes, (*sizes, "{d_model}"), strict=False))
 
 
+def documented_lengths(shapes: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    r"""The second axes of arguments with one part for each batch item: a context's.
+
+    >>> documented_lengths([("B", "A", "3"), ("B", "M", "3"), ("M", "d")])
+    {'A': '{k_len}', 'M': '{k_len}'}
+    """
+    of_items = [
+        axes for axes in shapes if len(axes) > 2 and BATCH_PATTERN.match(axes[0])
+    ]
+    return {axes[1]: "{k_len}" for axes in of_items if not axes[1].isdigit()}
+
+
 def documented_multiple(axes: tuple[str, ...]) -> int:
     r"""How many widths of a hidden state the last axis has, in each of two directions.
 
@@ -784,7 +800,7 @@ def documented_template(
     known = of_heads | known | {n: n for n in axes if n.isdigit()}
     sizes = [known.get(axis, width) for axis in (*before, last)]
     seed = sum(map(ord, name))  # for each argument another
-    equal = {"{batch_size}"} | {"{length}"} - {sizes[-1]}
+    equal = {"{batch_size}"} | {"{length}", "{k_len}"} - {sizes[-1]}
     first = ["1" if size in equal else size for size in sizes]
     text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
     if first != sizes:
@@ -930,7 +946,7 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
         return [kinds[annotation]]
     if INTEGERS_PATTERN.search(name):
         return [""]
-    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), UNKNOWN_PAIRS]
+    return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), *UNKNOWN_PAIRS]
 
 
 def memory_argument(target: Any) -> str:

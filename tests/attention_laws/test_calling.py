@@ -918,6 +918,36 @@ class OfAllDistances(OfOneInput):
         return self.attend(x) + r[: x.shape[1]].transpose(0, 1)
 
 
+class OfKindsBehindFirst(OfOneInput):
+    """The kinds of pairs of all tokens but the first one, as in Graphormer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kinds = nn.Embedding(10, d_model)
+
+    def forward(self, x: Tensor, spatial: Tensor) -> Any:  # type: ignore[override]
+        rest = x[:, 1:] + self.kinds(spatial).sum(dim=1)
+        return self.attend(torch.cat([x[:, :1], rest], dim=1))
+
+
+class OfPoses(Correct):
+    """Agents attend to what is around them.
+
+    agents: (B, A, D), agent_pose: (B, A, 3)
+    seen: (B, M, D), seen_pose: (B, M, 3)
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pose = nn.Linear(3, d_model)
+
+    def forward(  # type: ignore[override]
+        self, agents: Tensor, agent_pose: Tensor, seen: Tensor, seen_pose: Tensor
+    ) -> Any:
+        known = seen + self.pose(seen_pose)
+        return super().forward(agents + self.pose(agent_pose), known, known)
+
+
 class StepOfTable(ReadsMemory):
     """One step, whose mask is no option.
 
@@ -1038,6 +1068,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfAlignedRows, {"masks": (MaskArgument("mask", "attend", "b1k"),)}),
     (OfAllDistances, {"inputs": ("x",), "layout": "bld"}),
     (StepOfTable, {"inputs": ("values",), "is_pooled": True}),
+    (OfKindsBehindFirst, {"inputs": ("x",), "layout": "bld"}),
+    (OfPoses, {"inputs": ("agents", "seen"), "layout": "bld"}),
     (OfPlanes, {"fixed_length": 9}),
 ]
 
