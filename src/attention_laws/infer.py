@@ -1046,7 +1046,7 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     use = {
         p.name: "True"
         for p in parameters
-        if p.default in (False, None) and names.CACHE_USE_PATTERN.fullmatch(p.name)
+        if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
     }
     steps = next(names.cache_steps(parameters, {}), {})
     use |= {name: text for name, text in steps.items() if text == "{start}"}

@@ -711,13 +711,15 @@ def documented_sizes(axes: tuple[str, ...]) -> dict[str, str]:
 def documented_lengths(shapes: Iterable[tuple[str, ...]]) -> dict[str, str]:
     r"""The second axes of arguments with one part for each batch item: a context's.
 
-    >>> documented_lengths([("B", "A", "3"), ("B", "M", "3"), ("M", "d")])
-    {'A': '{k_len}', 'M': '{k_len}'}
+    >>> documented_lengths([("B", "A", "3"), ("B", "heads", "d"), ("M", "d")])
+    {'A': '{k_len}'}
     """
-    of_items = [
-        axes for axes in shapes if len(axes) > 2 and BATCH_PATTERN.match(axes[0])
-    ]
-    return {axes[1]: "{k_len}" for axes in of_items if not axes[1].isdigit()}
+    seconds = [s[1] for s in shapes if len(s) > 2 and BATCH_PATTERN.match(s[0])]
+    return {
+        axis: "{k_len}"
+        for axis in seconds
+        if not (axis.isdigit() or HEADS_PATTERN.search(axis))
+    }
 
 
 def documented_multiple(axes: tuple[str, ...]) -> int:
