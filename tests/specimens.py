@@ -1666,6 +1666,18 @@ class LargestScores(Correct):
         return super().weigh(scores, mask).masked_fill(left_out, 0)
 
 
+class DealsOutContext(Correct):
+    """The keys and values of a context are viewed as those of each query's item."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        self.items = len(x)
+        return super().forward(x, context, context)
+
+    def split(self, x: Tensor) -> Tensor:
+        width = x.shape[-1] // self.heads
+        return x.reshape(self.items, -1, self.heads, width).transpose(1, 2)
+
+
 class SumsByIndex(SelfAttention):
     """Each query sums its messages by `index_add`, as graph attention does."""
 
@@ -5383,6 +5395,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("query_independence", ReweightsByCosine),
     ("long_sequences", Landmarks),
     ("batch_independence", ReshapesContext),
+    ("batch_independence", DealsOutContext),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
