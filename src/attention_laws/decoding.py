@@ -236,8 +236,23 @@ def assert_gradients_after_memory(script: Script) -> None:
 
     A memory receives none, but the tokens that are concatenated with it do.
     """
-    length, first = script.sizes.k_len, script.sizes.k_len // 2
     script.restart()
+    first = script.sizes.k_len // 2
+    joined, past, rest, whole = call_with_gradients_of_rest(script, first)
+    last = replace(joined, inputs=(rest,), mask=None)
+    piece = script.call(last, **{script.adapter.memory: past})
+    message = f"the gradient at {{place}} differs with {first} tokens as memory"
+    assert_gradients_equal(script, (whole, piece), rest, message)
+
+
+def call_with_gradients_of_rest(
+    script: Script, first: int
+) -> tuple[CallArguments, str, str, str]:
+    """Call with a sequence in which only the tokens after the `first` have a gradient.
+
+    Returned are the arguments, the tokens of both parts, and the output of the rest.
+    """
+    length = script.sizes.k_len
     args = script.make_arguments(script.all_allowed(length, length))
     parts = [
         script.adapter.index(l=half) for half in (slice(first), slice(first, None))
@@ -245,12 +260,15 @@ def assert_gradients_after_memory(script: Script) -> None:
     past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
     script.exec_line(f"{rest}.requires_grad_()")
     joined = replace(args, inputs=(script.concatenate(past, rest),))
-    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
-    last = replace(args, inputs=(rest,), mask=None)
-    piece = script.call(last, **{script.adapter.memory: past})
-    usual, after = (script.gradient(each, rest) for each in (whole, piece))
-    message = f"the gradient at {{place}} differs with {first} tokens as memory"
-    script.assert_close(usual, after, message, relative=ratio_tolerance(script))
+    return joined, past, rest, script.assign("y", f"{script.call(joined)}{parts[1]}")
+
+
+def assert_gradients_equal(
+    script: Script, outputs: tuple[str, str], name: str, message: str
+) -> None:
+    """Two outputs have the same gradient with respect to a variable."""
+    one, other = (script.gradient(each, name) for each in outputs)
+    script.assert_close(one, other, message, relative=ratio_tolerance(script))
 
 
 def piece_lengths(length: int) -> Iterator[list[int]]:
@@ -396,23 +414,15 @@ def assert_pieces_have_gradients(script: Script) -> None:
     assert script.adapter.cache is not None
     length, first = script.sizes.k_len, script.sizes.k_len // 2
     restart_with_cache(script)
-    args = script.make_arguments(script.all_allowed(length, length))
-    parts = [
-        script.adapter.index(l=half) for half in (slice(first), slice(first, None))
-    ]
-    past, rest = (script.assign("x", f"{args.inputs[0]}{each}") for each in parts)
-    script.exec_line(f"{rest}.requires_grad_()")
-    joined = replace(args, inputs=(script.concatenate(past, rest),))
-    whole = script.assign("y", f"{script.call(joined)}{parts[1]}")
+    joined, _past, rest, whole = call_with_gradients_of_rest(script, first)
     _y, cache = call_with_cache(script, joined, 0, first, empty_cache(script))
     is_memory = MEMORY_PATTERN.search(script.adapter.cache[0])
     has_graph = f"any(t.requires_grad for t in tensors_in({cache}))"
     if not (is_memory or script.evaluate(has_graph)):
         return
     piece, _cache = call_with_cache(script, joined, first, length - first, cache)
-    usual, cached = (script.gradient(each, rest) for each in (whole, piece))
     message = f"the gradient at {{place}} differs with {first} tokens in the cache"
-    script.assert_close(usual, cached, message, relative=ratio_tolerance(script))
+    assert_gradients_equal(script, (whole, piece), rest, message)
 
 
 def compute_pieces(
