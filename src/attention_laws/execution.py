@@ -38,8 +38,9 @@ LONG = 256
 OTHER_WIDTH = 32
 
 # Copies of one sequence, of which each has a dropout mask of its own. There are fewer
-# if they are packed into one sequence, whose scores grow with the square.
-COPIES, PACKED_COPIES = 4096, 256
+# if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
+# sequence, whose scores grow with the square.
+COPIES, FEWEST_COPIES, COPIED_ENTRIES = 4096, 256, 1e7
 
 
 @law
@@ -335,7 +336,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
     adapter = script.adapter
     length = adapter.fixed_length or 3
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
-    copies = PACKED_COPIES if packs_batch(script) else COPIES
+    copies = count_of_copies(script)
     script.restart("train")
     script.exec_line("torch.manual_seed(0)")
     args = script.make_arguments()
@@ -417,18 +418,22 @@ def repeat_item(script: Script, args: CallArguments, copies: int) -> CallArgumen
     return replace(args, inputs=tuple(inputs), allowed=allowed, mask=mask)
 
 
-def packs_batch(script: Script) -> bool:
-    """Whether the tensors of a call grow with the square of the batch size."""
-    sizes = []
+def count_of_copies(script: Script) -> int:
+    """How many copies of a sequence show what dropout does, at a bearable cost."""
+    counts = []
     for copies in (2, 4, 6):
         script.restart("train")
         args = repeat_item(script, script.make_arguments(), copies)
         call = f"lambda: {script.call_source(args)}"
         try:
-            sizes.append(script.evaluate(f"count_entries({call})"))
+            counts.append(script.evaluate(f"count_entries({call})"))
         except ScriptError:
-            return False  # its kernels cannot be replaced
-    return bool(sizes[2] - sizes[1] > sizes[1] - sizes[0])
+            return COPIES  # its kernels cannot be replaced
+    two, four, six = counts
+    if six - four > four - two:
+        return FEWEST_COPIES
+    bearable = int(2 * COPIED_ENTRIES / max(1, four - two))
+    return max(FEWEST_COPIES, min(COPIES, bearable))
 
 
 def hides_keys(script: Script, many: CallArguments, place: str) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attention_laws import LAWS, check, execution
 from attention_laws.adapter import Adapter, Sizes
-from attention_laws.execution import packs_batch
+from attention_laws.execution import count_of_copies
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
 from specimens import (
@@ -65,20 +65,21 @@ class SwapsBatchAndLength(nn.MultiheadAttention):
 
 
 @pytest.mark.parametrize(
-    ("attention", "expected"),
+    ("attention", "d_k", "expected"),
     [
-        (SelfAttention(12, 3), False),
-        (PacksBatch(12, 3), True),
-        (SwapsBatchAndLength(12, 3), True),
-        (SwapsBatchAndLength(12, 3, batch_first=True), False),
+        (SelfAttention(12, 3), 4, range(4096, 4097)),
+        (SelfAttention(300, 3), 100, range(300, 2000)),
+        (PacksBatch(12, 3), 4, range(256, 257)),
+        (SwapsBatchAndLength(12, 3), 4, range(256, 257)),
+        (SwapsBatchAndLength(12, 3, batch_first=True), 4, range(4096, 4097)),
     ],
 )
-def test_dropout_is_sampled_less_where_cost_grows_with_the_square_of_the_batch(
-    attention: nn.Module, expected: bool
+def test_dropout_is_sampled_less_where_a_call_is_large_or_grows_with_the_square(
+    attention: nn.Module, d_k: int, expected: range
 ) -> None:
     adapter = Adapter(attention, "Attention", "", {}, inputs=("x",))
-    script = Script(adapter, Sizes(1, 3, 3, 3, 4))
-    assert packs_batch(script) == expected
+    script = Script(adapter, Sizes(1, 3, 3, 3, d_k))
+    assert count_of_copies(script) in expected
 
 
 @each_law_of(execution)
