@@ -1730,6 +1730,14 @@ class CachesContextOfOneShape(CachesContext):
         return one.shape == other.shape
 
 
+class CachesContextOnce(CachesContextOfOneShape):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        """While decoding, give one `cache`: the context is stored at the first step."""
+        return super().forward(x, context, cache)
+
+
 class CachesContextOfCaller(CachesContextOfOneShape):
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, cache: Any = None
@@ -1855,6 +1863,62 @@ class CacheOfSlots(WithCache):
         return Correct.forward(self, x, seen, seen, mask)
 
 
+class Drafts:
+    """A cache whose last tokens can be removed."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.empty(0, 0, 0)
+        self.count = self.longest = 0
+
+    def append(self, x: Tensor) -> Tensor:
+        past = self.tokens[:, : self.count] if self.longest else x[:, :0]
+        rest = self.tokens[:, self.count + x.shape[1] :] if self.longest else x[:, :0]
+        self.tokens = torch.cat([past, x, rest], dim=1)
+        self.count += x.shape[1]
+        self.longest = max(self.longest, self.count)
+        return self.tokens[:, : self.count]
+
+    def crop(self, length: int) -> None:
+        self.count = length
+
+
+class DraftsRemain(Drafts):
+    def append(self, x: Tensor) -> Tensor:
+        super().append(x)
+        return self.tokens
+
+
+class CacheOfDrafts(CacheOfSlots):
+    def forward(self, x: Tensor, cache: Drafts | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, cache)  # type: ignore[arg-type]
+
+
+class CacheOfRemainingDrafts(CacheOfSlots):
+    def forward(self, x: Tensor, cache: DraftsRemain | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, cache)  # type: ignore[arg-type]
+
+
+class StateOfMethod(CacheOfSlots):
+    """A method makes the state, and another one reorders it."""
+
+    def init_state(self, rows: int, max_len: int, dtype: Any = None) -> Any:
+        return Slots(rows, max_len, self.query.weight.shape[1], dtype)
+
+    def reorder_state(self, state: Any, order: Tensor) -> None:
+        state.kept = state.kept[order]
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        return super().forward(x, state)
+
+
+class StateReorderedInPlace(StateOfMethod):
+    """A row may be overwritten before it is read."""
+
+    def reorder_state(self, state: Any, order: Tensor) -> None:
+        for row, source in enumerate(order.tolist()):
+            state.kept[row] = state.kept[source]
+
+
 class BlockWithContext(SelfAttention):
     """Self-attention, then attention to a context, or without one, to itself again."""
 
@@ -1894,6 +1958,27 @@ class PacksContexts(Correct):
             mask = mask.repeat_interleave(length, axis)
         keys = context.flatten(0, 1)[None]
         return super().forward(x.flatten(0, 1)[None], keys, keys, mask[None]).view_as(x)
+
+
+class SharesMaskOfContext(SharesContext):
+    """Its mask, `[batch_size, k_len]`, is that of the context."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, context_mask: Tensor | None = None
+    ) -> Any:
+        count = len(x) // len(context)
+        shared, mask = self.repeat(context, count), None
+        if context_mask is not None:
+            mask = self.repeat_mask(context_mask.bool(), count)[:, None]
+        return Correct.forward(self, x, shared, shared, mask)
+
+    def repeat_mask(self, mask: Tensor, count: int) -> Tensor:
+        return self.repeat(mask, count)
+
+
+class SharesMaskInTurns(SharesMaskOfContext):
+    def repeat_mask(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat(count, 1)
 
 
 class SharesContextInTurns(SharesContext):
@@ -2222,6 +2307,31 @@ class SinksBesideMaximum(Sinks):
         return shares / (sinks + shares.sum(dim=-1, keepdim=True))
 
 
+class KeysOfFullPairs(SelfAttention):
+    """A key of two tokens, hidden until both are given, and a learned one."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.null_key = nn.Parameter(torch.zeros(1, 1, d_model))
+        self.null_value = nn.Parameter(torch.zeros(1, 1, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        full = x[:, : x.shape[1] // 2 * 2]
+        pairs = full.unflatten(1, (-1, 2)).mean(dim=2)
+        number = torch.arange(x.shape[1], device=x.device)
+        mask = 2 * number[: pairs.shape[1]] < number[:, None]
+        mask = nn.functional.pad(mask, (1, 0), value=True)[None]
+        k, v = (
+            torch.cat([null.expand(len(x), -1, -1), layer(pairs)], dim=1)
+            for null, layer in (
+                (self.null_key, self.key),
+                (self.null_value, self.value),
+            )
+        )
+        q, k, v = (self.split(each) for each in (self.query(x), k, v))
+        return self.join(self.weigh(self.score(q, k), mask) @ v)
+
+
 class ExchangesQueriesAndKeys(SelfAttention):
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         return super().score(k, q)
@@ -2434,6 +2544,76 @@ class NormalizedImage(Correct):
 class NormalizedImageByColumns(NormalizedImage):
     def read(self, weights: Tensor, v: Tensor) -> Tensor:
         return weights.mT @ v
+
+
+class PixelsByColumns(NormalizedImage):
+    """The places of pixels are encoded in queries and keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(q.shape[2] * q.shape[3], device=q.device, dtype=q.dtype)
+        places = (places / 7).sin().reshape(q.shape[2:])
+        return super().score(q + places, k + places)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super(NormalizedImage, self).read(weights, v)
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        output = super().forward(image) - image
+        return image + self.to_columns(output)
+
+    def to_columns(self, output: Tensor) -> Tensor:
+        return output.mT.reshape(output.shape)
+
+
+class PixelsInPlace(PixelsByColumns):
+    def to_columns(self, output: Tensor) -> Tensor:
+        return output
+
+
+class RowsThenColumns(SelfAttention):
+    """Each pixel attends to its row, and then to its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        rows = image.permute(0, 2, 3, 1).reshape(b * h, w, c)
+        columns = super().forward(rows).reshape(b, h, w, c).transpose(1, 2)
+        output = super().forward(columns.reshape(b * w, h, c))
+        return self.to_image(output, b, h, w).permute(0, 3, 1, 2)
+
+    def to_image(self, output: Tensor, b: int, h: int, w: int) -> Tensor:
+        return output.reshape(b, w, h, -1).transpose(1, 2)
+
+
+class RowsThenColumnsViewed(RowsThenColumns):
+    def to_image(self, output: Tensor, b: int, h: int, w: int) -> Tensor:
+        return output.reshape(b, h, w, -1)
+
+
+class ColumnsOfLastChannels(PixelsByColumns):
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(image.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class BiasOfOffsets(SelfAttention):
+    """A bias of the difference of rows and one of that of columns, to 20 pixels."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_rows = nn.Parameter(torch.zeros(heads, 41))
+        self.of_columns = nn.Parameter(torch.zeros(heads, 41))
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        _b, _c, _h, w = image.shape
+        number = torch.arange(image[0, 0].numel(), device=image.device)
+        self.offsets = [
+            (n[:, None] - n).clamp(-20, 20) + 20 for n in (number // w, number % w)
+        ]
+        return super().forward(image.flatten(2).mT).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        rows, columns = self.offsets
+        bias = self.of_rows[:, rows] + self.of_columns[:, columns]
+        return super().score(q, k) + bias
 
 
 # Kinds of earlier calls, flags and sizes.
@@ -4931,6 +5111,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (PositionsOfFirstItem, {"positions": "rotary"}),
         (CountsInFirstItem, {}),
         (ScalesByLongest, {}),
+        (SharesMaskInTurns, {}),
         (SharesContextInTurns, {}),
         (SegmentsOfFirstItem, {}),
         (AddsPositionsOfFirstItem, {}),
@@ -5006,6 +5187,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (PadsShiftedWindows, {"layout": "image_channels_last"}),
         (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
     ],
+    "pixels_in_place": [
+        (PixelsByColumns, {"layout": "image"}),
+        (RowsThenColumnsViewed, {"layout": "image"}),
+        (ColumnsOfLastChannels, {"layout": "image_channels_last"}),
+    ],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -5069,6 +5255,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReordersTensorOnly, {}),
         (UnpaddedIfOneToken, {}),
         (CacheOfClass, {}),
+        (CacheOfRemainingDrafts, {}),
+        (StateReorderedInPlace, {}),
         (MemoryWithoutOffset, {}),
         (DetachesTokensWithMemory, {}),
         (TopLeftOnRequest, {}),
@@ -5376,6 +5564,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("image_windows", ShiftedUnlessSmall),
     ("beside_convolution", BesideConvolution),
     ("finite_in_half", RectifiedLinear),
+    ("pixels_in_place", PixelsInPlace),
+    ("pixels_in_place", RowsThenColumns),
+    ("pixels_in_place", HalosOfImage),
+    ("long_sequences", BiasOfOffsets),
     ("long_sequences", LocalAndGlobalBlocks),
     ("long_sequences", ForgetsInChunks),
     ("long_sequences", LinearInChunks),
@@ -5392,6 +5584,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("key_permutation", ImageBesideText),
     ("dropout", attention_of_flax),
     ("incremental_decoding", CacheOfSlots),
+    ("incremental_decoding", CacheOfDrafts),
+    ("incremental_decoding", StateOfMethod),
+    ("batch_independence", SharesMaskOfContext),
     ("query_independence", ReweightsByCosine),
     ("long_sequences", Landmarks),
     ("batch_independence", ReshapesContext),
@@ -5417,6 +5612,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("score_independence", StrongestTokens, "topk"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
     ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),
+    ("incremental_decoding", CachesContextOnce, "is documented to be empty"),
+    ("sinks_compete", KeysOfFullPairs, "a single key is hidden"),
     ("query_independence", ShortDecoder, "its queries attend to each other"),
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),

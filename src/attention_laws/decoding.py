@@ -54,17 +54,7 @@ def incremental_decoding(script: Script) -> None:
         assert_last_token_is_decoded(script)
         return
     if adapter.cache is not None:
-        decode_in_pieces(script)
-        decode_with_padding(script)
-        reorder_cache(script)
-        decode_in_turns(script)
-        decode_many(script)
-        if script.sizes.batch_size == 1:  # one of the sizes is enough
-            decode_across_blocks(script)
-            decode_in_half(script)
-        if adapter.single_input:
-            with script.attempt():  # it may write its cache in place, for inference
-                assert_pieces_have_gradients(script)
+        decode_in_all_ways(script)
         return
     skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
     if adapter.context_cache:
@@ -109,6 +99,22 @@ def incremental_decoding(script: Script) -> None:
                 known = adapter.positions == "none"
                 skip_unless(known, "the positions of new queries are not known")
                 raise
+
+
+def decode_in_all_ways(script: Script) -> None:
+    """Decode with a KV cache as a generation, a beam search and a server do."""
+    decode_in_pieces(script)
+    decode_with_padding(script)
+    reorder_cache(script)
+    decode_in_turns(script)
+    decode_after_rejection(script)
+    decode_many(script)
+    if script.sizes.batch_size == 1:  # one of the sizes is enough
+        decode_across_blocks(script)
+        decode_in_half(script)
+    if script.adapter.single_input:
+        with script.attempt():  # it may write its cache in place, for inference
+            assert_pieces_have_gradients(script)
 
 
 def may_mix_tokens(script: Script) -> bool:
@@ -403,6 +409,40 @@ def decode_in_turns(script: Script) -> None:
             rest, _ = call_with_cache(script, args, first, length - first, cache)
             message = "{place} differs if another sequence is decoded in between"
             script.assert_close(whole, script.concatenate(start, rest), message)
+
+
+def decode_after_rejection(script: Script) -> None:
+    """Tokens that were removed from the cache have no influence on those that follow.
+
+    Speculative decoding removes what a smaller model has drafted and the larger one
+    rejects. A method of the cache takes the number of tokens that remain, or of those
+    that are removed.
+    """
+    restart_with_cache(script)
+    kind = type(script.evaluate(empty_cache(script)))
+    methods = [name for name in dir(kind) if names.CROP_PATTERN.fullmatch(name)]
+    if not methods:
+        return
+    length = script.sizes.k_len
+    first = length - 1
+    for number in (first, 2):
+        restart_with_cache(script)
+        args, draft = (
+            script.make_arguments(script.all_allowed(n, n)) for n in (length, first + 2)
+        )
+        whole = script.call(args)
+        start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
+        call_with_cache(script, draft, first, 2, cache)
+        try:
+            script.exec_line(f"{cache}.{methods[0]}({number})")
+        except ScriptError:
+            continue
+        last, _cache = call_with_cache(script, args, first, 1, cache)
+        joined = script.concatenate(start, last)
+        if script.evaluate(f"torch.allclose({whole}, {joined}, atol=1e-4)"):
+            return
+    message = f"{{place}} differs if two tokens were removed by `{methods[0]}` before"
+    script.assert_close(whole, joined, message)
 
 
 def assert_pieces_have_gradients(script: Script) -> None:

@@ -1073,7 +1073,9 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             fields["imports"] = adapter.imports + imports
             fields["namespace"] = {**adapter.namespace, **classes}
             shown = text.partition("(")[0]
-            yield f"`{argument}`, modified in place, at first a new {shown}", fields
+            method = shown.removeprefix("attention.")
+            start = f"a new {shown}" if method == shown else f"made by `{method}`"
+            yield f"`{argument}`, modified in place, at first {start}", fields
     if adapter.is_module:
         for step in names.cache_steps(parameters, adapter.position_args):
             given = ", ".join(step)

@@ -380,8 +380,30 @@ def assert_context_is_shared(script: Script) -> None:
             usual_output = script.call(replace(hypotheses, inputs=(query, each)))
             message = f"{{place}} differs if {beams} queries share a context"
             script.assert_close(usual_output, shared, message)
+            assert_mask_of_context_is_shared(script, hypotheses, each, beams)
         if not is_accepted:
             return
+
+
+def assert_mask_of_context_is_shared(
+    script: Script, hypotheses: CallArguments, each: str, beams: int
+) -> None:
+    """Queries that share a context share its mask; `each` has a context for each."""
+    allowed = hypotheses.allowed.clone()
+    for item in range(allowed.shape[2]):
+        allowed[:, item + 1 :, item] = False
+    for mask in script.masks_for(allowed):
+        if mask is None or "q" in mask.axes:
+            continue
+        with script.attempt(), script.rollback():  # it may want a mask for each query
+            encoded = script.encode_mask(allowed, mask)
+            shared = script.call(replace(hypotheses, mask=encoded))
+            repeated = allowed.repeat_interleave(beams, dim=2)
+            encoded = script.encode_mask(repeated, mask)
+            inputs = (hypotheses.inputs[0], each)
+            usual = script.call(replace(hypotheses, inputs=inputs, mask=encoded))
+            message = f"{{place}} differs if {beams} queries share a context and a mask"
+            script.assert_close(usual, shared, message)
 
 
 def attends_to_all_contexts(
@@ -969,6 +991,55 @@ def image_windows(script: Script) -> None:
     window = 1 + max(found[each] for each in local)
     if window > 2 and "convolution" not in adapter.designs:
         assert_one_window_is_whole(script, window)
+
+
+@law(slow=True)
+def pixels_in_place(script: Script) -> None:
+    r"""A pixel changes the output at its own place more than at others.
+
+    $$\lVert \partial y_{ij} / \partial x_{ij} \rVert >
+    \lVert \partial y_{kl} / \partial x_{ij} \rVert$$
+
+    There it is the query, and elsewhere one key of many. If rows and columns are
+    exchanged, or a sequence is made an image with its axes in another order, all shapes
+    may be right. Beside a residual connection, what is added to the input is compared.
+    The mean over many images has to be so for some pixels only: a law is violated if
+    most of them change another output instead, each its own.
+    """
+    adapter = script.adapter
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    shapes = [(3, 5), *IMAGES]
+    if adapter.fixed_length is not None:
+        shapes = [adapter.grid(adapter.fixed_length)]
+    for rows, columns in shapes:
+        number = rows * columns
+        script.sizes = replace(script.sizes, batch_size=64, q_len=number, k_len=number)
+        if adapter.fixed_length is None:
+            script.adapter = replace(adapter, image_height=rows)
+        script.restart()
+        args = script.make_arguments()
+        (image,) = args.inputs
+        script.exec_line(f"{image}.requires_grad_()")
+        with script.attempt():
+            output = script.call(args)
+            break
+    else:
+        raise NotApplicable("takes no image of several rows")
+    outputs = [output]
+    if script.evaluate(f"{output}.shape == {image}.shape"):
+        outputs.append(f"{output} - {image}")
+    for each in outputs:
+        found = f"displaced_tokens({each}, {image}, {adapter.layout.index('l')})"
+        moved = script.evaluate(found)
+        if moved:
+            first, second = (divmod(n, columns) for n in moved[0])
+            message = (
+                f"of a {rows} x {columns} image, the pixel at {first} changes the "
+                f"output at {second} most: the output is an image with its axes in "
+                f"another order"
+            )
+            script.assert_true(f"not {found}", message)
 
 
 def assert_one_window_is_whole(script: Script, window: int) -> None:

@@ -96,6 +96,12 @@ CACHE_USE_PATTERN = re.compile(
 CACHE_START_PATTERN = re.compile(
     r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
 )
+# Methods that make a cache, and those that remove its last tokens.
+CACHE_METHOD_PATTERN = re.compile(
+    r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
+    r"(\w+_)?(state|cache|past|memory)"
+)
+CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # Optional arguments that are a vector for each batch item.
 VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?vec")
 # Optional arguments that are added to all scores.
@@ -146,6 +152,12 @@ OPTIONAL_WIDTH_PATTERN = re.compile(
 # Those of a context, also where their defaults differ from the width.
 OUTER_WIDTH_PATTERN = re.compile(
     r"(context|ctx|cross\w*|encoder|enc|memory|source|src|text|txt)_"
+)
+# Those within a feed-forward network, whose large defaults would only cost time.
+FEED_FORWARD_PATTERN = re.compile(
+    r"intermediate_(dim|size)|d_?(ff|inner|ffn?)|ffn?_(\w+_)?(dim|size|width|hidden\w*)"
+    r"|(mlp|inner|feed_?forward)_(hidden_)?(dim|size|width)|dim_(ff|feedforward|mlp)"
+    r"|feedforward_dim|fc_dim"
 )
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
@@ -317,12 +329,13 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
     for name in required:
         if required[name] and not values[name]:
             values[name] = guessed_value(name)
-    for name in filter(COUNT_PATTERN.match, required):
-        if required[name] and not values[name]:
-            values[name] = "2"
+    # A number of features is a width, too.
     for name in filter(WIDTH_PATTERN.search, required):
         if required[name] and not values[name]:
             values[name] = "{d_model}"
+    for name in filter(COUNT_PATTERN.match, required):
+        if required[name] and not values[name]:
+            values[name] = "2"
     if {"height", "width"} <= {*required}:
         values |= dict.fromkeys(("height", "width"), "3")  # of an image
     first = next(iter(required), "")
@@ -428,7 +441,7 @@ def tied_widths(
 
     Their number, by default or as it is given, is that of the width, or the width of a
     context. If the width has no known name, it is the first such argument. With `tie`,
-    all widths are the same.
+    all widths are the same. The width within a feed-forward network is made small.
 
     >>> def build(dim=64, heads=4, text_dim=48, out_size=64, max_length=64): ...
     >>> parameters = inspect.signature(build).parameters
@@ -451,16 +464,25 @@ def tied_widths(
         if not values[name] and number >= 8
         if OPTIONAL_WIDTH_PATTERN.search(name)
         or CONTEXT_WIDTH_PATTERN.fullmatch(name)
+        or FEED_FORWARD_PATTERN.fullmatch(name)
         or (n == 0 and "{d_model}" not in values.values() and name in [*parameters][:1])
     ]
     if "{d_model}" not in values.values() and "{heads}" in values.values():
-        widths += [numbers[name] for name in candidates[:1]]
+        others = (n for n in candidates if not FEED_FORWARD_PATTERN.fullmatch(n))
+        widths += [numbers[name] for name in others][:1]
     width = options.d_model or next(iter(widths), None)
     return {
         name: "{d_model}"
         for name in candidates
         if numbers[name] == width
-        or (name not in given and (tie or OUTER_WIDTH_PATTERN.match(name)))
+        or (
+            name not in given
+            and (
+                tie
+                or OUTER_WIDTH_PATTERN.match(name)
+                or FEED_FORWARD_PATTERN.fullmatch(name)
+            )
+        )
     }
 
 
@@ -682,13 +704,16 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
 def begins_empty(target: Any, argument: str) -> bool:
     r"""Whether the documentation tells the caller to begin with a new or empty dict.
 
+    So it does if it says that the memory is projected once, or at the first step.
+
     >>> def attend(query, memory, state=None):
     ...     "`state` is a new dict for each memory."
     >>> begins_empty(attend, "state"), begins_empty(attend, "memory")
     (True, False)
     """
     is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
-    pattern = rf"\b{argument}\b.*{is_new}"
+    is_once = r"\b(once|first (step|call|token|time))\b"
+    pattern = rf"\b{argument}\b.*({is_new}|{is_once})"
     functions = [target, getattr(target, "forward", None)]
     texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
     sentences = re.split(r"[.;]\s", " ".join(" ".join(texts).split()))
@@ -964,16 +989,33 @@ def empty_caches(
 ) -> Iterator[tuple[str, dict[str, type]]]:
     """Source texts for a cache that a call modifies, and the class that each names."""
     yield "dict()", {}
+    for name in filter(CACHE_METHOD_PATTERN.fullmatch, dir(target)):
+        method = inspect.signature(getattr(target, name)).parameters.values()
+        arguments = sized_arguments([p for p in method if p.name != "self"])
+        if arguments is not None:
+            yield f"attention.{name}({arguments})", {}
     module = sys.modules.get(getattr(target, "__module__", ""))
     for name in re.findall(r"\w+", str(parameter.annotation)):
         found = getattr(module, name, None)
         if isinstance(found, type) and found.__module__ == target.__module__:
-            given = required_by_name(inspect.signature(found).parameters.values())
-            used = [n for n in given if given[n] or n in ("dtype", "device")]
-            sizes = {n: cache_size(n) for n in used}
-            if all(sizes.values()):
-                text = ", ".join(f"{n}={value}" for n, value in sizes.items())
-                yield f"{name}({text})", {name: found}
+            arguments = sized_arguments(inspect.signature(found).parameters.values())
+            if arguments is not None:
+                yield f"{name}({arguments})", {name: found}
+
+
+def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
+    r"""Arguments that make a cache, as source text; None if a required one is unknown.
+
+    >>> def init_state(rows, max_len, name="", dtype=None): ...
+    >>> sized_arguments(inspect.signature(init_state).parameters.values())
+    'rows={batch_size}, max_len=320, dtype={dtype}'
+    """
+    given = required_by_name(parameters)
+    used = [n for n in given if given[n] or n in ("dtype", "device")]
+    sizes = {n: cache_size(n) for n in used}
+    if not all(sizes.values()):
+        return None
+    return ", ".join(f"{n}={value}" for n, value in sizes.items())
 
 
 def cache_size(name: str) -> str:
@@ -984,7 +1026,7 @@ def cache_size(name: str) -> str:
     """
     if name in ("dtype", "device"):
         return f"{{{name}}}"
-    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?", name)
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?rows|bsz|b", name)
     return "{batch_size}" if is_batch else value_of(name)
 
 

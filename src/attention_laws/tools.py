@@ -769,6 +769,35 @@ def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
     return torch.stack(found)
 
 
+def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, int]]:
+    r"""Tokens of `x`, each with the token of the output that it changes most.
+
+    These are the tokens that change the output of the same token no more than others.
+    There are none unless most are so, and unless each changes one output clearly more
+    than others, and nearly each another one.
+
+    >>> x = torch.ones(3, 2, requires_grad=True)
+    >>> displaced_tokens(torch.stack([x[0], x[2], x[1]]), x, axis=0)
+    [(1, 2), (2, 1)]
+    >>> displaced_tokens(torch.stack([x[0], x[0], x[0]]), x, axis=0)
+    []
+    """
+    rows = []
+    for n in range(output.shape[axis]):
+        of_token = loss(output.select(axis, n))
+        (grad,) = torch.autograd.grad(of_token, x, retain_graph=True)
+        rows.append(grad.movedim(axis, 0).flatten(1).norm(dim=1))
+    influence, own = torch.stack(rows), torch.stack(rows).diagonal()
+    largest, places = influence.max(dim=0)
+    others = (influence.sum(dim=0) - own) / max(1, len(own) - 1)
+    moved = (own < 1.3 * others).nonzero().flatten().tolist()
+    is_clear = (largest >= 1.5 * others).double().mean() >= 0.5
+    many = 0.6 * len(own)
+    if len(moved) < many or len({*places.tolist()}) < many or not is_clear:
+        return []
+    return [(n, int(places[n])) for n in moved]
+
+
 # Nodes of the graph of gradients: activations, and what only changes a shape.
 ACTIVATIONS = re.compile(r"Tanh|Sigmoid|Relu|LeakyRelu|Gelu|Silu|Elu|Softplus")
 RESHAPES = re.compile(
