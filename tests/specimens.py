@@ -2589,6 +2589,42 @@ class RowsThenColumnsViewed(RowsThenColumns):
         return output.reshape(b, h, w, -1)
 
 
+class PixelsOverTime(SelfAttention):
+    """Each pixel of a video attends to itself in other frames."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        b, c, t, h, w = video.shape
+        x = video.permute(0, 3, 4, 2, 1).reshape(-1, t, c)
+        return self.to_video(super().forward(x), b, t, h, w)
+
+    def to_video(self, y: Tensor, b: int, t: int, h: int, w: int) -> Tensor:
+        return y.reshape(b, h, w, t, -1).permute(0, 4, 3, 1, 2)
+
+
+class FramesFirst(PixelsOverTime):
+    def to_video(self, y: Tensor, b: int, t: int, h: int, w: int) -> Tensor:
+        return y.reshape(b, t, h, w, -1).permute(0, 4, 1, 2, 3)
+
+
+class MergedPixels(SelfAttention):
+    """Keys are the means of 2 x 2 pixels."""
+
+    def forward(self, x: Tensor, H: int, W: int) -> Any:  # type: ignore[override] # noqa: N803
+        if H % 2 or W % 2:
+            raise ValueError("height and width must be even")
+        image = x.mT.reshape(len(x), -1, *self.order(H, W))
+        keys = nn.functional.avg_pool2d(image, 2).flatten(2).mT
+        return Correct.forward(self, x, keys, keys)
+
+    def order(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
+
+
+class MergedByColumns(MergedPixels):
+    def order(self, height: int, width: int) -> tuple[int, int]:
+        return width, height
+
+
 class ColumnsOfLastChannels(PixelsByColumns):
     def forward(self, image: Tensor) -> Any:  # type: ignore[override]
         return super().forward(image.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
@@ -5191,7 +5227,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (PixelsByColumns, {"layout": "image"}),
         (RowsThenColumnsViewed, {"layout": "image"}),
         (ColumnsOfLastChannels, {"layout": "image_channels_last"}),
+        (FramesFirst, {"layout": "video"}),
     ],
+    "rectangular_images": [(MergedByColumns, {})],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -5566,6 +5604,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("finite_in_half", RectifiedLinear),
     ("pixels_in_place", PixelsInPlace),
     ("pixels_in_place", RowsThenColumns),
+    ("pixels_in_place", PixelsOverTime),
+    ("rectangular_images", RowsThenColumns),
+    ("rectangular_images", MergedPixels),
     ("pixels_in_place", HalosOfImage),
     ("long_sequences", BiasOfOffsets),
     ("long_sequences", LocalAndGlobalBlocks),

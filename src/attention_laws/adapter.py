@@ -308,6 +308,7 @@ class Adapter:
     # have one frame, or frames of one pixel.
     image: str = ""
     image_height: int = 1
+    video_frames: int = 1
     input_key: str = ""  # of the input in a dict, where it takes one
     packing: str = ""  # how the last input is repeated, as keys and as values
     fixed_length: int | None = None  # the only length that it accepts
@@ -423,7 +424,8 @@ class Adapter:
         )
 
     def grid(self, length: int) -> tuple[int, int]:
-        """Rows and columns of an image of `length` pixels."""
+        """Rows and columns of the images that `length` pixels make."""
+        length //= self.video_frames
         side = math.isqrt(length)
         rows = self.image_height or length
         rows = side if self.fixed_length == side * side else rows
@@ -435,7 +437,7 @@ class Adapter:
         >>> Adapter(print, "print", "", {}, layout="bdl", image="video").to_image(5)
         '.unflatten(2, (1, 1, 5))'
         """
-        sizes = (1,) * (self.image_axes - 2) + self.grid(length)
+        sizes = (self.video_frames,) * (self.image_axes - 2) + self.grid(length)
         if self.image.startswith("frames"):
             sizes = (length, 1, 1)
         return f".unflatten({self.layout.index('l')}, {sizes})"

@@ -10,6 +10,7 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -1007,16 +1008,19 @@ def pixels_in_place(script: Script) -> None:
     most of them change another output instead, each its own.
     """
     adapter = script.adapter
-    is_image = adapter.image.startswith("image") and adapter.single_input
-    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    kind = adapter.image.replace("frames", "video")
+    frames = 1 + kind.startswith("video")
+    is_image = kind and adapter.single_input and not adapter.is_pooled
+    skip_unless(bool(is_image), "takes no images")
     shapes = [(3, 5), *IMAGES]
     if adapter.fixed_length is not None:
-        shapes = [adapter.grid(adapter.fixed_length)]
+        frames, shapes = 1, [adapter.grid(adapter.fixed_length)]
     for rows, columns in shapes:
-        number = rows * columns
+        number = frames * rows * columns
         script.sizes = replace(script.sizes, batch_size=64, q_len=number, k_len=number)
         if adapter.fixed_length is None:
-            script.adapter = replace(adapter, image_height=rows)
+            grid = replace(adapter, image_height=rows, video_frames=frames)
+            script.adapter = replace(grid, image=kind)
         script.restart()
         args = script.make_arguments()
         (image,) = args.inputs
@@ -1031,15 +1035,86 @@ def pixels_in_place(script: Script) -> None:
         outputs.append(f"{output} - {image}")
     for each in outputs:
         found = f"displaced_tokens({each}, {image}, {adapter.layout.index('l')})"
-        moved = script.evaluate(found)
-        if moved:
-            first, second = (divmod(n, columns) for n in moved[0])
+        if moved := script.evaluate(found):
+            first, second = (place_of_pixel(n, frames, rows, columns) for n in moved[0])
             message = (
-                f"of a {rows} x {columns} image, the pixel at {first} changes the "
+                f"of {frames} x {rows} x {columns} pixels, that at {first} changes the "
                 f"output at {second} most: the output is an image with its axes in "
                 f"another order"
             )
-            script.assert_true(f"not {found}", message)
+            script.assert_true(f"not {found}", message.replace("of 1 x ", "of "))
+
+
+def place_of_pixel(
+    number: int, frames: int, rows: int, columns: int
+) -> tuple[int, ...]:
+    """Frame, if there are several, row and column of a pixel."""
+    frame, rest = divmod(number, rows * columns)
+    return (frame,) * (frames > 1) + divmod(rest, columns)
+
+
+@law(slow=True, assumes="selection dynamic")
+def rectangular_images(script: Script) -> None:
+    r"""Images that are no squares are shifted as squares are.
+
+    $$y(\operatorname{shift}_s x) = \operatorname{shift}_s y(x)$$
+
+    Where pixels have no positions, an image that is shifted around its borders gives
+    shifted outputs, if it is by whole windows, or by the stride with which keys are
+    merged. The smallest shift for which this holds in squares has to be one in other
+    images: if height and width are exchanged, squares do not show it.
+    """
+    adapter = script.adapter
+    given = "".join(adapter.extra_args.values())
+    has_rows = "{rows}" in given and "{columns}" in given
+    is_image = adapter.image.startswith("image") or has_rows
+    skip_unless(is_image and adapter.single_input, "takes no images")
+    skip_unless(not adapter.is_pooled, "has one output for all pixels")
+    steps = (step for step in (1, 2, 4) if assert_shifts(script, (8, 8), step))
+    step = next(steps, 0)
+    skip_unless(step > 0, "no shift of a square image shifts its outputs")
+    for shape in ((8, 16), (16, 8)):
+        assert_shifts(script, shape, step, insist=True)
+
+
+def assert_shifts(
+    script: Script, shape: tuple[int, int], step: int, insist: bool = False
+) -> bool:
+    """Whether a shift of rows or columns shifts the outputs; with `insist`, it must.
+
+    An image of this size may be refused.
+    """
+    usual, axis = script.adapter, script.adapter.layout.index("l")
+    number = math.prod(shape)
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
+    holds = False
+    with script.attempt():
+        script.restart()
+        args = script.make_arguments()
+        output = script.call(args)
+        for along, what in ((axis, "rows"), (axis + 1, "columns")):
+            shift = (
+                f".unflatten({axis}, {shape}).roll({step}, {along})"
+                f".flatten({axis}, {axis + 1})"
+            )
+            moved = script.assign("moved", args.inputs[0] + shift)
+            shifted = script.call(replace(args, inputs=(moved,)))
+            expected = script.assign("expected", output + shift)
+            if insist:
+                message = (
+                    f"{{place}} differs if an image of {shape[0]} x {shape[1]} pixels "
+                    f"is shifted by {step} of its {what}, and in squares nothing does"
+                )
+                script.assert_close(expected, shifted, message)
+            elif not script.evaluate(
+                f"torch.allclose({expected}, {shifted}, atol=1e-4)"
+            ):
+                break
+        else:
+            holds = True
+    script.adapter = usual
+    return holds
 
 
 def assert_one_window_is_whole(script: Script, window: int) -> None:

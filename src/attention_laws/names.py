@@ -28,7 +28,8 @@ ARGUMENT_NAMES = {
     "in_channels n_state input_dim dim_in dim_out output_dim query_dim in_dim out_dim "
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
-    "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden",
+    "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden n_feat "
+    "n_feats idim odim adim attention_dim att_dim",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
