@@ -1981,6 +1981,18 @@ class SharesMaskInTurns(SharesMaskOfContext):
         return mask.repeat(count, 1)
 
 
+class FeaturesOfContext(SharesContext):
+    """Six means over the tokens; a `view` deals out their features to more queries."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.mix = nn.Parameter(torch.randn(6, 320))
+
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        means = self.mix[:, : context.shape[1]] @ context
+        return means.reshape(len(context) * count, -1, context.shape[2])
+
+
 class SharesContextInTurns(SharesContext):
     def repeat(self, context: Tensor, count: int) -> Tensor:
         return context.repeat(count, 1, 1)
@@ -2330,6 +2342,20 @@ class KeysOfFullPairs(SelfAttention):
         )
         q, k, v = (self.split(each) for each in (self.query(x), k, v))
         return self.join(self.weigh(self.score(q, k), mask) @ v)
+
+
+class ApproximateInverse(SelfAttention):
+    """A row of weights by an approximate inverse sums up to any number."""
+
+    def iterative_pinv(self, weights: Tensor) -> Tensor:
+        z, eye = weights.mT / weights.shape[-1], torch.eye(weights.shape[-1])
+        for _ in range(2):
+            z = z @ (2 * eye.to(z) - weights @ z)
+        return z
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        return weights @ self.iterative_pinv(weights) @ weights
 
 
 class ExchangesQueriesAndKeys(SelfAttention):
@@ -3188,6 +3214,38 @@ class TwoStreams(SelfAttention):
         both = torch.cat([x, other], dim=1)
         y = Correct.forward(self, both, both, both)
         return y[:, : x.shape[1]], self.text_out(y[:, x.shape[1] :])
+
+
+class NormsOfTwoStreams(TwoStreams):
+    """Each stream has norms of its queries and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.added_query, self.added_key, self.added_value = (
+            nn.Linear(d_model, d_model) for _ in range(3)
+        )
+        norms = [nn.LayerNorm(d_model // heads) for _ in range(4)]
+        self.norm_q, self.norm_k, self.norm_added_q, self.norm_added_k = norms
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (
+            torch.cat([self.split(layer(x)), self.split(added(other))], dim=2)
+            for layer, added in (
+                (self.query, self.added_query),
+                (self.key, self.added_key),
+                (self.value, self.added_value),
+            )
+        )
+        count = x.shape[1]
+        q, k = (
+            torch.cat([norm(each[:, :, :count]), added(each[:, :, count:])], dim=2)
+            for each, norm, added in (
+                (q, self.norm_q, self.norm_added_q),
+                (k, self.norm_k, self.norm_added_k),
+            )
+        )
+        y = self.join(self.read(self.weigh(self.score(q, k), None), v))
+        return y[:, :count], self.text_out(y[:, count:])
 
 
 class DropsQueries(Correct):
@@ -5628,6 +5686,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheOfDrafts),
     ("incremental_decoding", StateOfMethod),
     ("batch_independence", SharesMaskOfContext),
+    ("batch_independence", FeaturesOfContext),
+    ("query_key_norms", NormsOfTwoStreams),
     ("query_independence", ReweightsByCosine),
     ("long_sequences", Landmarks),
     ("batch_independence", ReshapesContext),
@@ -5655,6 +5715,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),
     ("incremental_decoding", CachesContextOnce, "is documented to be empty"),
     ("sinks_compete", KeysOfFullPairs, "a single key is hidden"),
+    ("equal_values", ApproximateInverse, "pinv"),
     ("query_independence", ShortDecoder, "its queries attend to each other"),
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),

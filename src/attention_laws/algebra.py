@@ -104,7 +104,7 @@ def rows_sum_to_one(script: Script) -> None:
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
 
 
-@law(assumes="gate features compression convolution unnormalized decay linear")
+@law(assumes="gate features compression convolution unnormalized decay linear inverse")
 def equal_values(script: Script) -> None:
     r"""If all values are equal, they have the same part in each output.
 

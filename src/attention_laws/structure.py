@@ -87,6 +87,8 @@ DESIGNS = {
     # All tokens attend to the last block, or to random ones, or to means of segments,
     # wherever these are.
     "ends": r"big_?bird|(global|rand(om)?)_block|landmark|nystr",
+    # Weights by an approximate inverse, whose rows have other sums.
+    "inverse": r"pinv|pseudo_?inverse|moore_penrose",
     # Which keys are attended to, or in which order, depends on other tokens.
     "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
@@ -224,12 +226,16 @@ def norms_of_scores(module: nn.Module) -> Iterator[tuple[str, str]]:
     [('attention.q_norm', 'attention.k_norm')]
     """
     for path, part in module.named_modules():
-        children = dict(part.named_children())
-        given = {role_of(name, child): name for name, child in children.items()}
-        if {"query_norm", "key_norm"} <= {*given}:
-            query, key = given["query_norm"], given["key_norm"]
-            prefix = f"{path}." if path else ""
-            yield prefix + query, prefix + key
+        prefix = f"{path}." if path else ""
+        found: dict[str, list[str]] = {"query_norm": [], "key_norm": []}
+        for name, child in part.named_children():
+            role = role_of(STREAM_PATTERN.sub("", name), child)
+            found.get(role, []).append(prefix + name)
+        yield from zip(found["query_norm"], found["key_norm"], strict=False)
+
+
+# What the names of a second stream of tokens have beside those of the first.
+STREAM_PATTERN = re.compile(r"_?(added|add|context|text|txt|image|img)(?=_)|_added$")
 
 
 def is_linear_or_norm(part: nn.Module) -> bool:
