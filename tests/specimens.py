@@ -1919,6 +1919,42 @@ class StateReorderedInPlace(StateOfMethod):
             state.kept[row] = state.kept[source]
 
 
+class CausalOrContext(MaskedSelfAttention):
+    """Causal among the tokens; all of a context is attended to."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        if context is None:
+            return super().forward(x)
+        return Correct.forward(self, x, context, context, self.mask_of(x, context))
+
+    def mask_of(self, x: Tensor, context: Tensor) -> Tensor | None:
+        return None
+
+
+class CausalToContext(CausalOrContext):
+    def mask_of(self, x: Tensor, context: Tensor) -> Tensor | None:
+        shape = 1, x.shape[1], context.shape[1]
+        return torch.ones(shape, dtype=torch.bool, device=x.device).tril()
+
+
+class BlocksOfQueries(WithCache):
+    """Queries in blocks of 16, each with the keys before its end."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        past, scores = self.past(q, k), super().score(q, k)
+        for start in range(0, q.shape[2], 16):
+            scores[:, :, start : start + 16, past + start + 16 :] = -torch.inf
+        return scores
+
+    def past(self, q: Tensor, k: Tensor) -> int:
+        return k.shape[2] - q.shape[2]
+
+
+class BlocksWithoutPast(BlocksOfQueries):
+    def past(self, q: Tensor, k: Tensor) -> int:
+        return super().past(q, k) if q.shape[2] <= 16 else 0
+
+
 class BlockWithContext(SelfAttention):
     """Self-attention, then attention to a context, or without one, to itself again."""
 
@@ -2117,6 +2153,17 @@ class BucketsOfLargestDistance(Buckets):
 class BucketsThatEndEarly(Buckets):
     def growth(self) -> float:
         return 2
+
+
+class BucketsOfFuture(Buckets):
+    """A causal table, whose rows are those of later keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + torch.full_like(scores, -torch.inf).triu(1)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance.clamp(min=0)) % 8
 
 
 class HalvingSlopes(LinearBias):
@@ -5268,6 +5315,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "allowed_keys_attended": [
         (HidesFirstKey, {}),
         (RequiresOtherButFirst, {}),
+        (CausalToContext, {}),
         (AttendsOverHeads, {}),
         (AttendsOverHeads, {"init_args": {"d_model": 64, "heads": 8}}),
     ],
@@ -5353,6 +5401,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfClass, {}),
         (CacheOfRemainingDrafts, {}),
         (StateReorderedInPlace, {}),
+        (BlocksWithoutPast, CACHE),
         (MemoryWithoutOffset, {}),
         (DetachesTokensWithMemory, {}),
         (TopLeftOnRequest, {}),
@@ -5394,6 +5443,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
         (RowsAndColumnsByHeight, {}),
+        (BucketsOfFuture, {}),
     ],
     "distant_positions": [
         (BiasOfKeys, {"positions": "alibi"}),
@@ -5685,6 +5735,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", CacheOfSlots),
     ("incremental_decoding", CacheOfDrafts),
     ("incremental_decoding", StateOfMethod),
+    ("incremental_decoding", BlocksOfQueries),
+    ("allowed_keys_attended", CausalOrContext),
     ("batch_independence", SharesMaskOfContext),
     ("batch_independence", FeaturesOfContext),
     ("query_key_norms", NormsOfTwoStreams),

@@ -308,9 +308,10 @@ def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
 def with_context(adapter: Adapter) -> Adapter | None:
     """The same attention with the optional context that it attends to, if there is one.
 
-    Its masks may be for the one input, so none is given.
+    Its masks may be for the one input, so none is given. All of a context is attended
+    to, also where the attention to the tokens themselves is causal.
     """
-    if not adapter.single_input or adapter.causal or adapter.required_mask is not None:
+    if not adapter.single_input or adapter.required_mask is not None:
         return None
     for argument in names.optional_tensors(adapter):
         if names.CONTEXT_PATTERN.search(argument):
@@ -320,6 +321,10 @@ def with_context(adapter: Adapter) -> Adapter | None:
                 by_keyword=True,
                 cross_attention=True,
                 masks=(),
+                causal=False,
+                window=None,
+                cache=None,
+                memory="",
             )
             script = Script(context, Sizes(2, 4, 5, adapter.heads, adapter.d_k))
             try:

@@ -307,10 +307,11 @@ def decode_many(script: Script) -> None:
 
 
 def decode_across_blocks(script: Script) -> None:
-    """Decode a few tokens where a block of the cache is full.
+    """Decode a few tokens where a block of the cache is full, and many at once.
 
-    A cache that is allocated in blocks is copied there to a larger one. A memory may be
-    shorter by intention.
+    A cache that is allocated in blocks is copied there to a larger one. Blocks of
+    queries, of which a piece has several, begin behind the tokens in the cache. A
+    memory may be shorter by intention.
     """
     adapter, usual = script.adapter, script.sizes
     assert adapter.cache is not None
@@ -322,6 +323,7 @@ def decode_across_blocks(script: Script) -> None:
         script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
         with script.attempt():  # longer than its cache
             decode_with_cache(script, [full - 2, 1, 1, 1, 2])
+            decode_with_cache(script, [3, full])
     script.sizes = usual
 
 

@@ -25,6 +25,7 @@ from attention_laws.algebra import (
     record_weights,
     score_gradients,
 )
+from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
 from attention_laws.law import (
     Excused,
@@ -345,7 +346,9 @@ def positions_matter(script: Script) -> None:
     if has_rows(script) and not is_relative:
         assert_rows_are_apart(script)
         return
-    skip_unless(is_relative, "`positions` is not rotary or alibi")
+    if not is_relative:
+        assert_table_has_effect(script)
+        raise NotApplicable("`positions` is not rotary or alibi")
     length = adapter.fixed_length or max(4, script.sizes.k_len)
     try:
         assert_last_weights_differ(script, length)
@@ -355,6 +358,29 @@ def positions_matter(script: Script) -> None:
         if not (adapter.image and many):
             raise
         assert_last_weights_differ(script, MANY)
+
+
+def assert_table_has_effect(script: Script) -> None:
+    """Where a table of relative positions is used, the order of tokens matters.
+
+    If the sign of the distances is wrong, those of all past tokens share a row.
+    """
+    adapter = script.adapter
+    is_plain = adapter.single_input and not (adapter.image or adapter.extra_args)
+    if not (is_plain and adapter.is_module and adapter.positions == "none"):
+        return
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=2, q_len=length, k_len=length)
+    script.restart()
+    tables = structure.table_sizes(script.evaluate("attention"))
+    args = script.make_arguments(script.all_allowed(length, length))
+    output = script.call(args)
+    for name in tables:
+        table = f"attention.get_parameter({name!r})"
+        grad = f"torch.autograd.grad({output}.sum(), {table}, allow_unused=True)[0]"
+        if script.evaluate(f"{grad} is not None") and not order_matters(script, args):
+            message = f"`{name}` is used, and the order of the tokens does not matter"
+            script.fail("False, " + repr(message), message, math.nan, 0.0)
 
 
 def has_rows(script: Script) -> bool:
