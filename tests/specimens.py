@@ -3058,6 +3058,32 @@ class BiasOfPixels(RelativeTable):
         return (down + 3) * 7 + right + 3
 
 
+class BiasOfWindow(RelativeTable):
+    """The tokens are the pixels of one window."""
+
+    def __init__(
+        self, d_model: int, heads: int, window_size: tuple[int, int] = (7, 7)
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.height, self.width = window_size
+        count = (2 * self.height - 1) * (2 * self.width - 1)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, count))
+
+    def rows(self, distance: Tensor) -> Tensor:
+        place = torch.arange(self.height * self.width, device=distance.device)
+        row, column = place // self.width, place % self.width
+        down, right = row[None] - row[:, None], column[None] - column[:, None]
+        return (down + self.height - 1) * self.factor() + right + self.width - 1
+
+    def factor(self) -> int:
+        return 2 * self.width - 1
+
+
+class BiasOfSquareWindow(BiasOfWindow):
+    def factor(self) -> int:
+        return 2 * self.height - 1
+
+
 class BiasOfPixelsFromEnd(BiasOfPixels):
     def rows(self, distance: Tensor) -> Tensor:
         return super().rows(distance).flip(1)
@@ -5480,6 +5506,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BucketsThatEndEarly, {}),
         (TableOfRowsAlone, {}),
         (TableOfHalosLast, {}),
+        (BiasOfSquareWindow, {"init_args": {"window_size": (2, 2)}}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -5627,6 +5654,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfBothDirections),
     ("relative_table", TableOfWindows),
     ("relative_table", TableOfHalos),
+    ("relative_table", BiasOfWindow),
     ("parameter_gradients", BiasOfItself),
     ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),

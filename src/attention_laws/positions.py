@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import names, structure, tools
+from attention_laws.adapter import Adapter
 from attention_laws.algebra import (
     assert_shares_equal,
     has_unknown_order,
@@ -824,6 +825,25 @@ def relative_table(script: Script) -> None:
             # In an image, distances may have two axes.
             if adapter.fixed_length is None and not adapter.image:
                 assert_rows_in_order(script, args, name, rows)
+    windows = [name for name, value in adapter.init_args.items() if value == "(2, 2)"]
+    if windows and adapter.fixed_length == 4:
+        assert_other_windows_use_all(script, adapter, windows[0])
+
+
+def assert_other_windows_use_all(script: Script, adapter: Adapter, name: str) -> None:
+    """In windows that are no squares, each pair of distances has a row of its own, too.
+
+    The distance along the columns counts up to the width of the window, by which the
+    other one is multiplied.
+    """
+    given = {**adapter.init_args, name: "(2, 3)"}
+    script.adapter = replace(adapter, init_args=given, fixed_length=6)
+    script.sizes = replace(script.sizes, q_len=6, k_len=6)
+    with script.attempt():  # it may take squares only
+        script.restart()
+        args = script.make_arguments()
+        for table, rows in structure.table_sizes(script.evaluate("attention")).items():
+            assert_all_rows_used(script, args, table, rows)
 
 
 def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
