@@ -44,6 +44,7 @@ ARGUMENT_NAMES = {
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length",
+    "8": "max_relative_position max_relative_positions max_rel_pos max_rel_dist",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
     "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
     "resid_pdrop attention_probs_dropout_prob p_drop attn_dropout_prob drop_out",

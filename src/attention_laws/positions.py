@@ -364,7 +364,8 @@ def positions_matter(script: Script) -> None:
 def assert_table_has_effect(script: Script) -> None:
     """Where a table of relative positions is used, the order of tokens matters.
 
-    If the sign of the distances is wrong, those of all past tokens share a row.
+    If the sign of the distances is wrong, those of all past tokens share a row. Tables
+    of few rows may tell past from future only.
     """
     adapter = script.adapter
     is_plain = adapter.single_input and not (adapter.image or adapter.extra_args)
@@ -376,7 +377,7 @@ def assert_table_has_effect(script: Script) -> None:
     tables = structure.table_sizes(script.evaluate("attention"))
     args = script.make_arguments(script.all_allowed(length, length))
     output = script.call(args)
-    for name in tables:
+    for name in (name for name, rows in tables.items() if rows > 4):
         table = f"attention.get_parameter({name!r})"
         grad = f"torch.autograd.grad({output}.sum(), {table}, allow_unused=True)[0]"
         if script.evaluate(f"{grad} is not None") and not order_matters(script, args):
