@@ -3058,6 +3058,27 @@ class BiasOfPixels(RelativeTable):
         return (down + 3) * 7 + right + 3
 
 
+class NarrowNetwork(RelativeTable):
+    """In windows of 4 tokens, a network for the bias has a norm of a few features.
+
+    In narrow heads these are two.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        width = max(1, d_model // heads // 4)
+        first, norm = nn.Linear(1, width), nn.LayerNorm(width, eps=1e-12)
+        self.network = nn.Sequential(first, norm, nn.Tanh(), nn.Linear(width, heads))
+        del self.relative_bias
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if q.shape[2] != 4:
+            raise ValueError("a window must have 4 tokens")
+        place = torch.arange(4, device=q.device, dtype=q.dtype)
+        distance = (place[:, None] - place)[..., None]
+        return Correct.score(self, q, k) + self.network(distance).movedim(-1, 0)
+
+
 class BiasOfWindow(RelativeTable):
     """The tokens are the pixels of one window."""
 
@@ -4458,6 +4479,19 @@ class WindowsOfImage(SelfAttention):
         return split.reshape(-1, h, w, y.shape[-1])
 
 
+class BiasBetweenWindows(WindowsOfImage):
+    """A layer for the means of windows, of which an image of 2 x 2 has one."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_windows = nn.Linear(d_model, d_model)
+
+    def attend(self, x: Tensor, image: Tensor) -> Any:
+        y = super().attend(x, image)
+        means = y.mean(dim=1, keepdim=True)
+        return y if len(x) == len(image) else y + self.of_windows(means)
+
+
 class WindowsInColumns(WindowsOfImage):
     def merge(self, y: Tensor, h: int, w: int) -> Tensor:
         split = y.reshape(-1, w // 2, h // 2, 2, 2, y.shape[-1]).transpose(2, 3)
@@ -5655,6 +5689,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfWindows),
     ("relative_table", TableOfHalos),
     ("relative_table", BiasOfWindow),
+    ("parameter_gradients", NarrowNetwork),
+    ("parameter_gradients", BiasBetweenWindows),
     ("parameter_gradients", BiasOfItself),
     ("parameter_gradients", PairsOfResidues),
     ("longer_padding", causal_from_last_key),

@@ -252,6 +252,7 @@ def parameter_gradients(script: Script) -> None:
         if not (
             any(do_gradients_arrive_with_marks(script, mask) for mask in marks)
             or do_gradients_arrive(script, factor=0.3)
+            or do_gradients_arrive_in_wide(script)
             or do_gradients_arrive_in_long(script)
         ):
             raise
@@ -281,16 +282,36 @@ def do_gradients_arrive(
     return True
 
 
+def do_gradients_arrive_in_wide(script: Script) -> bool:
+    """Whether all parameters receive a gradient if the heads are wide.
+
+    A part may be narrower than a head: behind a norm, two features are 1 and -1. Longer
+    sums round to larger numbers: in float64, these are none.
+    """
+    usual = script.sizes, script.dtype
+    if script.adapter.fixed_size:
+        return False
+    script.sizes = replace(script.sizes, d_k=4 * script.sizes.d_k)
+    script.dtype = torch.float64
+    arrive = do_gradients_arrive(script)
+    script.sizes, script.dtype = usual
+    return arrive
+
+
 def do_gradients_arrive_in_long(script: Script) -> bool:
     """Whether all parameters receive a gradient from a long sequence.
 
     A part may act beyond some length only, such as that for summaries of full blocks,
-    or for several heads only, such as their shares.
+    or between windows; or for several heads only, such as their shares.
     """
     adapter, lengths = script.adapter, [ENOUGH_TOKENS]
     if adapter.fixed_length is not None:
-        return False
-    if adapter.image:
+        if not adapter.image:
+            return False
+        lengths = [4 * adapter.fixed_length]
+        height = 2 * adapter.grid(adapter.fixed_length)[0]
+        script.adapter = replace(adapter, fixed_length=None, image_height=height)
+    elif adapter.image:
         lengths = [ENOUGH_ROWS**2]
         # Attention over time has one key in a video of one frame, and often a table of
         # few frames.

@@ -199,7 +199,8 @@ EXTRA_ARGUMENTS = {
     r"((\w+_)?(size|shape|resolution)|hw|thw|grid)s?(_hw)?": [
         "({rows}, {columns})",
         "(1, {rows}, {columns})",
-        "(1, 1, {length} - 1)",  # behind a class token
+        "(1, {length} - 1)",  # behind a class token
+        "(1, 1, {length} - 1)",
     ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
