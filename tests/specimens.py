@@ -3076,7 +3076,7 @@ class NarrowNetwork(RelativeTable):
             raise ValueError("a window must have 4 tokens")
         place = torch.arange(4, device=q.device, dtype=q.dtype)
         distance = (place[:, None] - place)[..., None]
-        return Correct.score(self, q, k) + self.network(distance).movedim(-1, 0)
+        return Correct.score(self, q, k) + self.network(distance).movedim(-1, 0) / 20
 
 
 class BiasOfWindow(RelativeTable):
