@@ -1901,6 +1901,8 @@ class CacheOfRemainingDrafts(CacheOfSlots):
 class StateOfMethod(CacheOfSlots):
     """A method makes the state, and another one reorders it."""
 
+    empty_state: Any = None  # no method
+
     def init_state(self, rows: int, max_len: int, dtype: Any = None) -> Any:
         return Slots(rows, max_len, self.query.weight.shape[1], dtype)
 
@@ -1953,6 +1955,18 @@ class BlocksOfQueries(WithCache):
 class BlocksWithoutPast(BlocksOfQueries):
     def past(self, q: Tensor, k: Tensor) -> int:
         return super().past(q, k) if q.shape[2] <= 16 else 0
+
+
+class DraftsByRow(Drafts):
+    def crop(self, first: int, last: int) -> None:  # type: ignore[override]
+        self.tokens = self.tokens[first:last]
+
+
+class BlocksWithDraftsByRow(BlocksWithoutPast, CacheOfSlots):
+    """What its cache can remove is not tested, and the rest is."""
+
+    def forward(self, x: Tensor, cache: DraftsByRow | None = None) -> Any:  # type: ignore[override]
+        return CacheOfSlots.forward(self, x, cache)  # type: ignore[arg-type]
 
 
 class BlockWithContext(SelfAttention):
@@ -5462,6 +5476,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfRemainingDrafts, {}),
         (StateReorderedInPlace, {}),
         (BlocksWithoutPast, CACHE),
+        (BlocksWithDraftsByRow, {}),
         (MemoryWithoutOffset, {}),
         (DetachesTokensWithMemory, {}),
         (TopLeftOnRequest, {}),

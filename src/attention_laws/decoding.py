@@ -426,7 +426,7 @@ def decode_after_rejection(script: Script) -> None:
     if not methods:
         return
     length = script.sizes.k_len
-    first = length - 1
+    first, joined = length - 1, ""
     for number in (first, 2):
         restart_with_cache(script)
         args, draft = (
@@ -443,6 +443,8 @@ def decode_after_rejection(script: Script) -> None:
         joined = script.concatenate(start, last)
         if script.evaluate(f"torch.allclose({whole}, {joined}, atol=1e-4)"):
             return
+    if not joined:
+        return  # the method takes something else
     message = f"{{place}} differs if two tokens were removed by `{methods[0]}` before"
     script.assert_close(whole, joined, message)
 

@@ -100,6 +100,7 @@ CACHE_START_PATTERN = re.compile(
 )
 # Methods that make a cache, and those that remove its last tokens.
 CACHE_METHOD_PATTERN = re.compile(
+    r"(?!get_extra_state)"  # of each module
     r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
     r"(\w+_)?(state|cache|past|memory)"
 )
@@ -993,8 +994,11 @@ def empty_caches(
     """Source texts for a cache that a call modifies, and the class that each names."""
     yield "dict()", {}
     for name in filter(CACHE_METHOD_PATTERN.fullmatch, dir(target)):
-        method = inspect.signature(getattr(target, name)).parameters.values()
-        arguments = sized_arguments([p for p in method if p.name != "self"])
+        method = getattr(target, name)
+        if not callable(method):
+            continue
+        parameters = inspect.signature(method).parameters.values()
+        arguments = sized_arguments([p for p in parameters if p.name != "self"])
         if arguments is not None:
             yield f"attention.{name}({arguments})", {}
     module = sys.modules.get(getattr(target, "__module__", ""))
@@ -1029,7 +1033,7 @@ def cache_size(name: str) -> str:
     """
     if name in ("dtype", "device"):
         return f"{{{name}}}"
-    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?rows|bsz|b", name)
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?rows", name)
     return "{batch_size}" if is_batch else value_of(name)
 
 
