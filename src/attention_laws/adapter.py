@@ -370,6 +370,12 @@ class Adapter:
         return {"": 0, "image": 2, "video": 3, "frames": 3}[kind]
 
     @property
+    def gets_sides(self) -> bool:
+        """Whether the rows and columns of an image are arguments beside its pixels."""
+        given = "".join(self.extra_args.values())
+        return "{rows}" in given and "{columns}" in given
+
+    @property
     def key_roles(self) -> list[int]:
         """Which inputs hold keys or values: the one input, the context, or two."""
         return [0] if self.single_input else [*range(1, len(self.inputs))]

@@ -389,8 +389,7 @@ def has_rows(script: Script) -> bool:
     """Whether the tokens are pixels of images, whose height is free."""
     adapter = script.adapter
     is_image = adapter.image and not adapter.image.startswith("frames")
-    sides = "".join(adapter.extra_args.values())
-    is_image = is_image or ("{rows}" in sides and "{columns}" in sides)
+    is_image = is_image or adapter.gets_sides
     return bool(is_image) and adapter.fixed_length is None and not adapter.is_pooled
 
 

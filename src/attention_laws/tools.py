@@ -18,7 +18,7 @@ import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -761,12 +761,16 @@ def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
     >>> own_gradients(torch.stack([x[0], x[2], x[1]]), x, axis=0)
     tensor([ True, False, False])
     """
-    found = []
-    for n in range(x.shape[axis]):
+    gradients = enumerate(token_gradients(output, x, axis))
+    return torch.stack([grad.select(axis, n).any() for n, grad in gradients])
+
+
+def token_gradients(output: Tensor, x: Tensor, axis: int) -> Iterator[Tensor]:
+    """The gradient of each token of the output, with respect to `x`."""
+    for n in range(output.shape[axis]):
         of_token = loss(output.select(axis, n))
         (grad,) = torch.autograd.grad(of_token, x, retain_graph=True)
-        found.append(grad.select(axis, n).any())
-    return torch.stack(found)
+        yield grad
 
 
 def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, int]]:
@@ -782,12 +786,10 @@ def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, in
     >>> displaced_tokens(torch.stack([x[0], x[0], x[0]]), x, axis=0)
     []
     """
-    rows = []
-    for n in range(output.shape[axis]):
-        of_token = loss(output.select(axis, n))
-        (grad,) = torch.autograd.grad(of_token, x, retain_graph=True)
-        rows.append(grad.movedim(axis, 0).flatten(1).norm(dim=1))
-    influence, own = torch.stack(rows), torch.stack(rows).diagonal()
+    gradients = token_gradients(output, x, axis)
+    rows = [grad.movedim(axis, 0).flatten(1).norm(dim=1) for grad in gradients]
+    influence = torch.stack(rows)
+    own = influence.diagonal()
     largest, places = influence.max(dim=0)
     others = (influence.sum(dim=0) - own) / max(1, len(own) - 1)
     moved = (own < 1.3 * others).nonzero().flatten().tolist()
