@@ -3977,6 +3977,8 @@ class EpsilonIsZeroInHalf(NormalizesTokens):
 
 
 class SquaresOverflowInHalf(NormalizesTokens):
+    """The tokens may have the dtype float16."""
+
     def normalize_tokens(self, x: Tensor) -> Tensor:
         return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
 
@@ -5304,6 +5306,244 @@ class MixesImages(SelfAttention):
         return y + z
 
 
+class StepsInOtherGroups(MaskedSelfAttention):
+    """One token after the other is decoded by a method, with its heads in turns."""
+
+    def step(self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None) -> Any:
+        q, k, v = self.query(x), self.split(self.key(x)), self.split(self.value(x))
+        if cache is not None:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(cache, (k, v), strict=True))
+        q = self.heads_of_token(q.squeeze(1))[:, :, None]
+        return self.join(self.read(self.weigh(self.score(q, k), None), v)), (k, v)
+
+    def heads_of_token(self, q: Tensor) -> Tensor:
+        return q.unflatten(1, (-1, self.heads)).transpose(1, 2)
+
+
+class StepsInGroups(StepsInOtherGroups):
+    def heads_of_token(self, q: Tensor) -> Tensor:
+        return q.unflatten(1, (self.heads, -1))
+
+
+class DecodesTopLeft(MaskedSelfAttention):
+    """Several tokens are decoded by a method, whose mask begins at the first key."""
+
+    def decode(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        return Correct.forward(self, x, seen, seen, allowed.to(x.device).tril()), seen
+
+
+class CacheOfBytes(WithCache):
+    """The cache has integers of 8 bits."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        scaled = None if past is None else past.to(x) / 30
+        output, seen = super().forward(x, scaled)
+        return output, (seen * 30).round().clamp(-127, 127).to(torch.int8)
+
+
+class PackedByBisection(Correct):
+    """Sequences are packed; a token at a border is of the sequence before it."""
+
+    right = False
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Any:  # type: ignore[override]
+        places = torch.arange(len(x), device=x.device)
+        part = torch.searchsorted(cu_seqlens[1:].contiguous(), places, right=self.right)
+        x = x[None]
+        return super().forward(x, x, x, (part[:, None] == part)[None])[0]
+
+
+class Packed(PackedByBisection):
+    right = True
+
+
+class FusedScaleForgotten(SelfAttention):
+    """The kernel for inference has its own scale, whatever option is given."""
+
+    def __init__(self, d_model: int, heads: int, qk_scale: float | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.scale = qk_scale or (d_model // heads) ** -0.5
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or self.is_scaled():
+            return q * self.scale @ k.mT
+        return super().score(q, k)
+
+    def is_scaled(self) -> bool:
+        return False
+
+
+class FusedScaleGiven(FusedScaleForgotten):
+    def is_scaled(self) -> bool:
+        return True
+
+
+class CausalFlagOffByOne(Correct):
+    """A token that may not see the future sees the next one, with an option."""
+
+    corner = 1
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        allowed = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool)
+        if self.causal:
+            allowed = allowed.tril(self.corner)
+        return super().forward(x, x, x, allowed.to(x.device))
+
+
+class CausalFlag(CausalFlagOffByOne):
+    corner = 0
+
+
+class NormWithPastForgotten(WithCache):
+    """An option normalizes the keys, but not those of a call with a past."""
+
+    def __init__(self, d_model: int, heads: int, normalize: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.normalize = normalize
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.has_past = past is not None
+        return super().forward(x, past)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.normalize and not self.forgets():
+            k = k * (k.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt()
+        return super().score(q, k)
+
+    def forgets(self) -> bool:
+        return self.has_past
+
+
+class NormWithPast(NormWithPastForgotten):
+    def forgets(self) -> bool:
+        return False
+
+
+class ChunksEndEarly(MaskedSelfAttention):
+    """Chunks of keys that begin behind a chunk of queries are left out, or more."""
+
+    def __init__(
+        self, d_model: int, heads: int, q_chunk: int = 64, k_chunk: int = 64
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.q_chunk, self.k_chunk = q_chunk, k_chunk
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        starts = places // self.q_chunk * self.q_chunk
+        ends = self.end_of_keys(starts) // self.k_chunk * self.k_chunk + self.k_chunk
+        assert mask is not None
+        return super().weigh(scores, mask & (places < ends[:, None]))
+
+    def end_of_keys(self, starts: Tensor) -> Tensor:
+        return starts
+
+
+class ChunksEndInTime(ChunksEndEarly):
+    def end_of_keys(self, starts: Tensor) -> Tensor:
+        return starts + self.q_chunk - 1
+
+
+class SquaresOverflow(NormalizesTokens):
+    def normalize_tokens(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
+
+
+class DetachedStabilizer(Correct):
+    """Features of a softmax kernel, divided by their largest, plus a small number."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        q, k = self.feature_map(q), self.feature_map(k)
+        if mask is not None:
+            k = k * mask[:, None, :, None]
+        return self.join(q @ (k.mT @ v) / (q @ k.sum(dim=2)[..., None]))
+
+    def feature_map(self, x: Tensor) -> Tensor:
+        x = torch.cat([x, -x], dim=-1)
+        largest = x.amax(dim=(-2, -1), keepdim=True).detach()
+        x = x - x.square().sum(dim=-1, keepdim=True) - largest
+        return (x.exp() + 1e-4) / 300
+
+
+class FramesWithToken(Correct):
+    """Behind a first token, frames of pixels, each of which attends with that token."""
+
+    def __init__(self, d_model: int, heads: int, num_frames: int = 8) -> None:
+        super().__init__(d_model, heads, dropout=0.1)
+        self.num_frames = num_frames
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        frames = x[:, 1:].unflatten(1, (self.num_frames, -1))
+        first = x[:, None, :1].expand(-1, self.num_frames, -1, -1)
+        tokens = self.norm(torch.cat([first, frames], dim=2).flatten(0, 1))
+        y = super().forward(tokens, tokens, tokens)
+        y = y.unflatten(0, (-1, self.num_frames))
+        return x + torch.cat(
+            [y[:, :, 0].mean(dim=1)[:, None], y[:, :, 1:].flatten(1, 2)], 1
+        )
+
+
+class DelaysOfSeries(Correct):
+    """A weight for each of the best delays of a whole series, shared by its queries."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        spectrum = torch.fft.rfft(q.float(), dim=1).conj() * torch.fft.rfft(
+            k.float(), dim=1
+        )
+        series = torch.fft.irfft(spectrum, n=x.shape[1], dim=1).mean(dim=2)
+        best, delays = torch.topk(series, min(2, x.shape[1]), dim=-1)
+        weights = self.dropout(best.softmax(dim=-1)).to(v)
+        places = torch.arange(x.shape[1], device=x.device)
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        moved = [v[rows, (places + d[:, None]) % x.shape[1]] for d in delays.T]
+        return self.out(
+            sum(w[:, None, None] * m for w, m in zip(weights.T, moved, strict=True))
+        )
+
+
+class NearbyFrames(Correct):
+    """Chunks of 4 frames, which see the chunk before them, too, in both directions."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chunk_index = torch.arange(x.shape[1], device=x.device) // 4
+        ages = chunk_index[:, None] - chunk_index
+        return super().forward(x, x, x, ((ages == 0) | (ages == 1))[None])
+
+
+class StreamsWithMask(Correct):
+    """Two streams attend to both; the mask is of the first stream."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(  # type: ignore[override]
+        self, context: Tensor, x: Tensor, context_mask: Tensor | None = None
+    ) -> Any:
+        both = torch.cat([context, x], dim=1)
+        mask = None
+        if context_mask is not None:
+            mask = nn.functional.pad(context_mask, (0, x.shape[1]), value=True)[:, None]
+        y = both + super().forward(self.norm(both), both, both, mask)
+        return y[:, : context.shape[1]], y[:, context.shape[1] :]
+
+
+class ZeroBelowChunk(SelfAttention):
+    """A sequence that is shorter than a chunk attends to nothing."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x) if x.shape[1] >= 4 else torch.zeros_like(x)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (MaskOffByOne, CAUSAL),
@@ -5319,6 +5559,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (PackedByBisection, {}),
         (HidesInOtherWindows, {}),
         (MixesBatchItems, {}),
         (FirstItemsMask, MASK),
@@ -5463,6 +5704,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (DecodesTopLeft, {}),
+        (StepsInOtherGroups, {}),
         (TopLeftCorner, MASK),
         (CacheTopLeft, CACHE),
         (CacheInOrder, CACHE),
@@ -5636,6 +5879,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "vmapped": [(DiffersUnderVmap, {})],
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
+    "constructor_options": [
+        (FusedScaleForgotten, {}),
+        (CausalFlagOffByOne, {}),
+        (NormWithPastForgotten, {}),
+        (ChunksEndEarly, {}),
+    ],
     "state_dict": [
         (TensorNotInStateDict, {}),
         (CopyDiffers, {}),
@@ -5645,6 +5894,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("incremental_decoding", StepsInGroups),
+    ("batch_independence", Packed),
+    ("constructor_options", FusedScaleGiven),
+    ("constructor_options", CausalFlag),
+    ("constructor_options", NormWithPast),
+    ("constructor_options", ChunksEndInTime),
+    ("parameter_gradients", ZeroBelowChunk),
+    ("dropout", FramesWithToken),
+    ("dropout", DelaysOfSeries),
+    ("long_sequences", StreamsWithMask),
     ("padding", PaddedState),
     ("padding", BlockWithContext),
     ("batch_independence", CountsFromFirstToken),
@@ -5827,6 +6086,12 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("incremental_decoding", CacheOfBytes, "rounded to integers"),
+    ("gradients", DetachedStabilizer, "detaches the scale"),
+    ("half_precision", SquaresOverflow, "does not mention"),
+    ("finite_in_half", DetachedStabilizer, "may round to 0"),
+    ("allowed_keys_attended", NearbyFrames, "chunk_index"),
+    ("key_permutation", FramesWithToken, "num_frames"),
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("own_layers", RepeatsOneLayer, "share_layers"),
     ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),

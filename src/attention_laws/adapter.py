@@ -344,6 +344,8 @@ class Adapter:
     memory: str = ""  # the argument that takes the tokens before the input
     context_cache: str = ""  # the argument of a dict for the projected context
     empty_cache: str = "None"  # what the first call gets, as source text
+    decode_method: str = ""  # that takes the cache, where `forward` does not
+    one_token: bool = False  # whether that method takes one token at a time
     cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece
     reproducible_training: bool = True  # whether dropout is all that is random
     unused_parameters: tuple[str, ...] = ()  # declared to receive no gradient

@@ -32,6 +32,7 @@ from torch import nn
 
 from attention_laws import (
     algebra,
+    constructor,
     decoding,
     execution,
     gradients,
@@ -58,7 +59,10 @@ from attention_laws.script import Script
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
     each.name: each
-    for family in (masking, algebra, gradients, decoding, positions, lengths, execution)
+    for family in (
+        *(masking, algebra, gradients, decoding, positions, lengths, execution),
+        constructor,
+    )
     for each in vars(family).values()
     if isinstance(each, Law)
 }

@@ -81,6 +81,7 @@ from attention_laws.adapter import (
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
 from attention_laws.law import did_you_mean, first_line
+from attention_laws.names import import_of
 
 # The options of `check` that a table of `pyproject.toml` may set.
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
@@ -608,10 +609,7 @@ def load_attention(target: str) -> tuple[str, str, Any]:
         )
     if not is_file and find_spec(module.partition(".")[0]) is None:
         folder = Path.cwd()  # a module that is not installed may be here
-    imports = f"from {module} import {name}\n"
-    if not importable:
-        imported = f"importlib.import_module({module!r})"
-        imports = f"import importlib\n\n{name} = {imported}.{name}\n"
+    imports = import_of(module, name)
     if folder is not None:
         imports = f"import sys\n\nsys.path.insert(0, {str(folder)!r})\n{imports}"
 

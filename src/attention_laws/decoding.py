@@ -103,6 +103,7 @@ def incremental_decoding(script: Script) -> None:
 
 def decode_in_all_ways(script: Script) -> None:
     """Decode with a KV cache as a generation, a beam search and a server do."""
+    skip_unless(not is_quantized(script), "its cache is rounded to integers")
     decode_in_pieces(script)
     decode_with_padding(script)
     reorder_cache(script)
@@ -115,6 +116,14 @@ def decode_in_all_ways(script: Script) -> None:
     if script.adapter.single_input:
         with script.attempt():  # it may write its cache in place, for inference
             assert_pieces_have_gradients(script)
+
+
+def is_quantized(script: Script) -> bool:
+    """Whether the cache has integers of 8 bits, which are no exact numbers."""
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(2, 2))
+    _output, cache = call_with_cache(script, args, 0, 1, empty_cache(script))
+    return bool(script.evaluate(f"torch.int8 in dtypes_in([{cache}, attention])"))
 
 
 def may_mix_tokens(script: Script) -> bool:
@@ -636,6 +645,14 @@ def call_with_cache(
     """
     adapter = script.adapter
     assert adapter.cache is not None
+    if adapter.one_token and count > 1:
+        outputs = []
+        for place in range(start, start + count):
+            output, cache = call_with_cache(
+                script, args, place, 1, cache, mask, only_new
+            )
+            outputs.append(output)
+        return script.concatenate(*outputs), cache
     argument, cache_index = adapter.cache
     stop = start + count
     index = adapter.index(l=slice(start, stop))
@@ -649,7 +666,8 @@ def call_with_cache(
     source = script.argument_source(
         CallArguments(inputs, script.encode_mask(allowed, mask), allowed), start, **more
     )
-    result = script.assign("result", f"attention({source})")
+    method = f".{adapter.decode_method}" if adapter.decode_method else ""
+    result = script.assign("result", f"attention{method}({source})")
     found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
     output = script.assign("y", f"{result}{found or ''}")
     if cache_index:

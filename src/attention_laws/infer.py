@@ -652,7 +652,10 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             equal = more | {"k_len": 5}
             if equal != more and probe.try_call(**fields, **equal, reuse=True) is None:
                 continue  # what has to be longer than the input is no context
-            if call is not None and accepts_other_batch(probe, fields, more):
+            if call is not None and is_constant(*call):
+                error = "gives the same output for all inputs"
+                probe.first_error = probe.first_error or error
+            elif call is not None and accepts_other_batch(probe, fields, more):
                 fields["output_index"] = call[0].adapter.output_index
                 found.setdefault(token_mixing(*call), fields)
         if found and max(found) > 0:
@@ -667,7 +670,7 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
         record_layout(probe, *unlikely)
         return
     adapter = probe.adapter
-    if probe.guessed:
+    if probe.guessed and not probe.takes_ids:
         raise unknown_argument(adapter.target, probe.guessed)
     if not adapter.is_module and names.CONFIG_PATTERN.search(adapter.inputs[0]):
         raise unknown_argument(adapter.target, adapter.inputs[0])
@@ -681,13 +684,24 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
     raise CallError(message)
 
 
+def is_constant(script: Script, args: CallArguments) -> bool:
+    """Whether the output is the same for other inputs, as that of a chunk's part."""
+    # All calls may return one buffer.
+    output = output_of((script, args)).clone()
+    return torch.equal(output, output_of((script, script.make_arguments())))
+
+
 def accepts_other_batch(
     probe: CallProbe, fields: dict[str, Any], more: dict[str, Any]
 ) -> bool:
     """Whether a guessed argument, one item for each of a batch, may have others.
 
-    The two items of a first batch may be accepted as a pair, by coincidence.
+    The two items of a first batch may be accepted as a pair, by coincidence, and the
+    five tokens of a first sequence as as many features.
     """
+    if fields["layout"] == "bdl" and "fixed_length" not in fields:
+        if probe.try_call(**fields, **{**more, "k_len": 7}) is None:
+            return False
     is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
     if not is_guessed:
         return True
@@ -907,7 +921,9 @@ def infer_window(probe: CallProbe) -> None:
     An attribute `sliding_window` states it.
     """
     adapter = probe.adapter
-    is_named = "window" in structure.designs_of(adapter.target)
+    is_named = "window" in structure.designs_of(adapter.target) or any(
+        map(CHUNK_PATTERN.search, structure.identifiers(adapter.target))
+    )
     is_sequence = adapter.single_input and not adapter.is_pooled
     if (
         not (is_named or adapter.causal)
@@ -963,11 +979,15 @@ def infer_chunks(probe: CallProbe, script: Script, keys: str, output: str) -> No
     named = map(CHUNK_PATTERN.search, structure.identifiers(probe.adapter.target))
     name = next((match.string for match in named if match), "")
     start = first_key(script, keys, output, script.sizes.k_len - 1) if name else 0
-    if start == 0 or first_key(script, keys, output, start) != start:
+    if start == 0:
+        return
+    designs = {**probe.adapter.designs, "window": name}
+    if first_key(script, keys, output, start) != start:
+        if not probe.adapter.causal:
+            probe.record("chunks", "not all meet", "inferred", designs=designs)
         return
     size = start - first_key(script, keys, output, start - 1)
     if size > 1 and start % size == 0:
-        designs = {**probe.adapter.designs, "window": name}
         text = f"{size} tokens, within which they attend"
         probe.record("chunks", text, "inferred", designs=designs)
 
@@ -1033,39 +1053,48 @@ def infer_cache(probe: CallProbe) -> None:
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
 
-def cache_argument(adapter: Adapter) -> str:
+def cache_argument(adapter: Adapter, method: str = "") -> str:
     """The argument that is named as a cache is; empty if there is none."""
-    arguments = names.required_by_name(names.parameters_of(adapter.target))
+    arguments = names.required_by_name(parameters_of_call(adapter, method))
     return next((n for n in arguments if names.CACHE_PATTERN.match(n)), "")
+
+
+def parameters_of_call(adapter: Adapter, method: str) -> list[inspect.Parameter]:
+    """The parameters of the target, or of a method of it."""
+    if method:
+        return names.parameters_of_method(adapter.target, method)
+    return names.parameters_of(adapter.target)
 
 
 def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ways in which a cache may be passed on: a text, and fields of the adapter."""
     adapter = probe.adapter
-    parameters = names.parameters_of(adapter.target)
+    methods = names.decode_methods(adapter.target) if adapter.is_module else []
+    for method in ["", *methods]:
+        parameters = parameters_of_call(adapter, method)
+        within = f" of `{method}`" if method else ""
+        for text, fields in cache_candidates_of(probe, method, parameters):
+            for one_token in (False, True) if method else (False,):
+                more = {"decode_method": method, "one_token": one_token}
+                yield f"{text}{within}", {**fields, **more}
+
+
+def cache_candidates_of(
+    probe: CallProbe, method: str, parameters: list[inspect.Parameter]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways in which `forward`, or a method beside it, passes a cache on."""
+    adapter = probe.adapter
     use = {
         p.name: "True"
         for p in parameters
         if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
     }
-    steps = next(names.cache_steps(parameters, {}), {})
-    use |= {name: text for name, text in steps.items() if text == "{start}"}
-    argument = cache_argument(adapter)
-    if argument:
-        first = {name: text.format(start=0) for name, text in use.items()}
-        call = probe.try_call(more={argument: "None", **first})
-        if call is not None:
-            script, args = call
-            source = script.call_source(args, **{argument: "None"}, **first)
-            result = script.evaluate(source)
-            # A flag may make a tuple of what is a tensor else.
-            output = find_output(
-                result, script.evaluate(args.inputs[0]), script.adapter
-            )
-            for index, value in parts_of(result).items():
-                if value is not None and index != output:
-                    fields = {"cache": (argument, index), "cache_args": use}
-                    yield f"`{argument}`, {index} of the result", fields
+    steps = [*names.cache_steps(parameters, {} if method else adapter.position_args)]
+    use |= {n: text for n, text in next(iter(steps), {}).items() if text == "{start}"}
+    if argument := cache_argument(adapter, method):
+        for index in returned_caches(probe, method, argument, use):
+            fields = {"cache": (argument, index), "cache_args": use}
+            yield f"`{argument}`, {index} of the result", fields
         by_name = {p.name: p for p in parameters}
         for text, classes in names.empty_caches(adapter.target, by_name[argument]):
             fields = {"cache": (argument, ""), "empty_cache": text, "cache_args": use}
@@ -1073,14 +1102,40 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             fields["imports"] = adapter.imports + imports
             fields["namespace"] = {**adapter.namespace, **classes}
             shown = text.partition("(")[0]
-            method = shown.removeprefix("attention.")
-            start = f"a new {shown}" if method == shown else f"made by `{method}`"
+            maker = shown.removeprefix("attention.")
+            start = f"a new {shown}" if maker == shown else f"made by `{maker}`"
             yield f"`{argument}`, modified in place, at first {start}", fields
     if adapter.is_module:
-        for step in names.cache_steps(parameters, adapter.position_args):
-            given = ", ".join(step)
-            text = f"stored by the module, with `{given}`"
+        for step in steps or ([{}] if method else []):
+            given = f", with `{', '.join(step)}`" if step else ""
+            text = f"stored by the module{given}"
             yield text, {"cache": ("", ""), "cache_args": step}
+
+
+def returned_caches(
+    probe: CallProbe, method: str, argument: str, use: Mapping[str, str]
+) -> Iterator[str]:
+    """Where in the result of a call without a past a cache may be returned.
+
+    A method beside `forward` may take one token only.
+    """
+    first = {name: text.format(start=0) for name, text in use.items()}
+    given = {argument: "None", **first}
+    for length in (5, 1) if method else (5,):
+        call = probe.try_call(k_len=length, more={} if method else given)
+        if call is None:
+            continue
+        script, args = call
+        function = f"attention.{method}" if method else "attention"
+        with suppress(ScriptError):
+            name = script.assign("result", script.call_source(args, function, **given))
+            result, query = map(script.evaluate, (name, args.inputs[0]))
+            # A flag may make a tuple of what is a tensor else.
+            output = find_output(result, query, script.adapter)
+            for index, value in parts_of(result).items():
+                if value is not None and index != output:
+                    yield index
+            return
 
 
 def infer_context_cache(probe: CallProbe) -> None:

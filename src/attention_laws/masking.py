@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -198,6 +199,10 @@ def batch_independence(script: Script) -> None:
     sizes are equal all break this, and the results of a sequence then depend on the
     others.
     """
+    ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
+    if ends and not script.adapter.position_args:
+        assert_packed_equal_alone(script, ends)
+        return
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
     assert_first_item_is_unseen(script)
@@ -233,6 +238,28 @@ def batch_independence(script: Script) -> None:
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:
+    """Sequences that are packed into one give the same outputs as each alone.
+
+    The arguments `ends` tell where the sequences end, as cumulative lengths.
+    """
+    bounds = [0, 2, 3, 7]
+    script.sizes = replace(script.sizes, q_len=bounds[-1], k_len=bounds[-1])
+    script.restart()
+    args = script.make_arguments()
+    given = script.assign("ends", f"torch.tensor({bounds}){script.to_device()}")
+    packed = script.call(args, **dict.fromkeys(ends, given))
+    for start, stop in pairwise(bounds):
+        index = script.adapter.index(l=slice(start, stop))
+        inputs = tuple(script.assign(n, f"{n}{index}") for n in args.inputs)
+        count = stop - start
+        allowed = script.all_allowed(count, count)
+        alone = script.call(replace(args, inputs=inputs, allowed=allowed))
+        part = script.assign("y", f"{packed}{index}")
+        message = "{place} of a sequence differs if it is packed with others"
+        script.assert_close(alone, part, message)
 
 
 def assert_first_item_is_unseen(script: Script) -> None:

@@ -43,7 +43,7 @@ ARGUMENT_NAMES = {
     "head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
-    "seq_length max_length_seq sequence_length max_sequence_length",
+    "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len",
     "8": "max_relative_position max_relative_positions max_rel_pos max_rel_dist",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
     "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
@@ -103,6 +103,12 @@ CACHE_METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
     r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
     r"(\w+_)?(state|cache|past|memory)"
+)
+# Methods beside `forward` that continue a sequence.
+DECODE_METHOD_PATTERN = re.compile(
+    r"(?!forward$)(forward|step|decode|infer(ence)?|incremental|recurrent|extend"
+    r"|stream(ing)?)(_?(step|one|token|next|single|with|kv|cached?|incremental|forward"
+    r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
 )
 CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # Optional arguments that are a vector for each batch item.
@@ -211,6 +217,7 @@ EXTRA_ARGUMENTS = {
     r"max_?(seq_?)?len\w*(?<!_kv)(?<!_k)": ["{length}"],
     r"max_?(seq_?)?len\w*": ["{k_len}"],
     r"(\w+_)?sinks?": ["torch.zeros({heads})"],
+    r"(\w+_)?window(_len(gth)?)?": ["4"],
     # Encodings of all relative positions, as in Transformer-XL.
     r"r": [
         "torch.zeros(2 * {length}, {batch_size}, {d_model})",
@@ -280,6 +287,27 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
         return []
     # Taken from the class, `forward` has `self` as its first parameter.
     return found[1:] if isinstance(function, type) else found
+
+
+def decode_methods(target: Any) -> list[str]:
+    r"""Methods of a module, beside `forward`, that are named as those that decode.
+
+    >>> from torch import nn
+    >>> class Attention(nn.Module):
+    ...     def decode_step(self, x, cache): ...
+    ...     def encode(self, x): ...
+    >>> decode_methods(Attention)
+    ['decode_step']
+    """
+    return [*filter(DECODE_METHOD_PATTERN.fullmatch, dir(target))]
+
+
+def parameters_of_method(target: Any, name: str) -> list[inspect.Parameter]:
+    """Parameters of a method of a module or module class, without `self`."""
+    method = inspect.getattr_static(target, name)
+    if isinstance(method, staticmethod | classmethod) or not callable(method):
+        return []
+    return list(inspect.signature(method).parameters.values())[1:]
 
 
 def parameters_by_name(function: Any) -> dict[str, inspect.Parameter]:
@@ -1254,5 +1282,20 @@ def guess_value(name: str, target: Any) -> str:
 
 
 def import_source(value: type) -> str:
-    """The line that imports a class."""
-    return f"from {value.__module__} import {value.__name__}\n"
+    """The lines that import a class."""
+    return import_of(value.__module__, value.__name__)
+
+
+def import_of(module: str, name: str) -> str:
+    r"""The lines that import a name, also from a file whose name is no identifier.
+
+    >>> print(import_of("03_attention", "Config"))
+    import importlib
+    <BLANKLINE>
+    Config = importlib.import_module('03_attention').Config
+    <BLANKLINE>
+    """
+    if all(part.isidentifier() for part in module.split(".")):
+        return f"from {module} import {name}\n"
+    imported = f"importlib.import_module({module!r})"
+    return f"import importlib\n\n{name} = {imported}.{name}\n"

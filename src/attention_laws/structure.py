@@ -83,7 +83,7 @@ DESIGNS = {
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
-    r"|neighbou?r|big_?bird|longformer",
+    r"|neighbou?r|big_?bird|longformer|^(num|n)_frames$",
     # All tokens attend to the last block, or to random ones, or to means of segments,
     # wherever these are.
     "ends": r"big_?bird|(global|rand(om)?)_block|landmark|nystr",

@@ -112,6 +112,26 @@ def tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
+def dtypes_in(value: Any) -> set[torch.dtype]:
+    r"""The dtypes of the tensors in a value, and in the attributes of its objects.
+
+    >>> from types import SimpleNamespace
+    >>> dtypes_in([SimpleNamespace(keys=torch.zeros(2, dtype=torch.int8)), None])
+    {torch.int8}
+    """
+    found, seen, rest = set(), set(), [value]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, Tensor):
+            found.add(each.dtype)
+        elif id(each) not in seen:
+            seen.add(id(each))
+            parts = each if isinstance(each, list | tuple) else ()
+            owned = each if isinstance(each, dict) else getattr(each, "__dict__", {})
+            rest += [*parts, *owned.values()]
+    return found
+
+
 def dropout_places(module: nn.Module) -> list[str]:
     r"""The names of the submodules that have a dropout probability.
 
@@ -315,6 +335,26 @@ class CalledFunctions(torch.overrides.TorchFunctionMode):
     ) -> Any:
         self.found[getattr(function, "__name__", "")] += 1
         return function(*args, **(kwargs or {}))
+
+
+class Squares(torch.overrides.TorchFunctionMode):
+    """Notes whether a square, or a sum or a mean of squares, overflows.
+
+    >>> with Squares() as squares:
+    ...     (torch.tensor([300.0], dtype=torch.float16) ** 2, squares.overflow)
+    (tensor([inf], dtype=torch.float16), True)
+    """
+
+    overflow = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "").strip("_")
+        if isinstance(result, Tensor) and name in ("pow", "square", "var", "std"):
+            self.overflow |= bool(result.isinf().any() and args[0].isfinite().all())
+        return result
 
 
 class ScoresOfZero(torch.overrides.TorchFunctionMode):

@@ -988,6 +988,40 @@ PACKED = "torch.tensor([0, {length}])"
 BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length}){dtype}"
 ITEM = "torch.ones({batch_size}, {d_model}){dtype}"
 
+
+class OfFiveFeatures(OfOneInput):
+    """A set of elements of five features, as many as the tokens of the first call."""
+
+    def __init__(
+        self, dim_input: int = 5, dim_hidden: int = 32, heads: int = 4
+    ) -> None:
+        super().__init__(dim_hidden, heads)
+        self.enter = nn.Linear(dim_input, dim_hidden)
+        self.queries = nn.Parameter(torch.randn(2, dim_hidden))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        x = self.enter(x)
+        return super().forward(self.queries.expand(len(x), -1, -1), x, x)
+
+
+def of_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    places = torch.arange(q.shape[2])
+    is_near = (places[:, None] - places).abs() < window
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~is_near, -torch.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+class OfMemoryLength(OfOneInput):
+    """As long as a segment and the memory before it, for a table of distances."""
+
+    def __init__(self, d_model: int, tgt_len: int) -> None:
+        super().__init__(d_model, 1)
+        self.table = torch.arange(tgt_len)[:, None]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.attend(x + self.table[: x.shape[1]] / 100)
+
+
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesHeightAndWidth, {"extra_args": {"H": "{rows}", "W": "{columns}"}}),
     (TakesResidual, {"inputs": ("x",), "positions": "none"}),
@@ -1071,6 +1105,9 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfKindsBehindFirst, {"inputs": ("x",), "layout": "bld"}),
     (OfPoses, {"inputs": ("agents", "seen"), "layout": "bld"}),
     (OfPlanes, {"fixed_length": 9}),
+    (OfFiveFeatures, {"layout": "bld", "is_pooled": True}),
+    (of_window, {"extra_args": {"window": "4"}}),
+    (OfMemoryLength, {"init_args": {"d_model": "{d_model}", "tgt_len": "320"}}),
 ]
 
 
@@ -1096,6 +1133,21 @@ class OfIds(OfOneInput):
 
     def forward(self, tokens: Tensor) -> Any:  # type: ignore[override]
         return self.attend(self.embedding(tokens))
+
+
+class OfVocabularies(OfIds):
+    def __init__(self, src_vocab: int, tgt_vocab: int, d_model: int) -> None:
+        super().__init__(d_model, 1)
+        self.source = nn.Embedding(src_vocab, d_model)
+        self.target = nn.Embedding(tgt_vocab, d_model)
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(self.source(src)) + self.attend(self.target(tgt))
+
+
+class SameForAll(OfOneInput):
+    def forward(self, x: Tensor) -> Any:
+        return torch.zeros_like(x)
 
 
 class OfBlocks(OfOneInput):
@@ -1150,6 +1202,8 @@ class OfCloud(OfOneInput):
     [
         (OfCloud, "it unpacks `cloud` into `points`, `x`, `ends`: write a function of"),
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
+        (OfVocabularies, "takes token ids, which it embeds.*`--inside`"),
+        (SameForAll, "it gives the same output for all inputs"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),

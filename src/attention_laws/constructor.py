@@ -1,0 +1,180 @@
+r"""# Laws of constructor options
+
+Users build an attention with options that its author tried last: a causal mask, a scale
+of their own, one more norm, other sizes of chunks. An option may be implemented in one
+path and forgotten in another, such as the fused kernel for inference or the step of
+decoding. So options that are off by default are turned on, and the paths are compared
+again.
+
+Source: the signature of the constructor, and the laws of other pages.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from attention_laws import names
+from attention_laws.decoding import decode_with_cache
+from attention_laws.execution import eval_matches_train
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
+from attention_laws.lengths import long_sequences
+from attention_laws.masking import batch_independence, causality
+from attention_laws.script import Script
+
+# Options of something else than the attention, or of one mode by intention.
+OTHER_PATTERN = re.compile(
+    r"bias|return|output|need|verbose|debug|drop|dtype|device|batch|first|last|layout"
+    r"|only|bn$|random|sampl|nois|jitter|stoch|merge|checkpoint|compil|quant|eval|train"
+    r"|infer"
+)
+CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
+SCALE_PATTERN = re.compile(r"(\w+_)?(scale|scaling|multiplier)|temperature|tau")
+SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
+CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
+
+# Tokens, and sizes of chunks that do not divide their number.
+TOKENS, SMALL_CHUNKS = 7, (2, 3)
+
+
+@law(slow=True)
+def constructor_options(script: Script) -> None:
+    r"""With each option of the constructor, all paths give the same outputs.
+
+    $$y_{\text{eval}}(x; o) = y_{\text{train}}(x; o)$$
+
+    Flags that are off by default are turned on, and scales and soft caps that are not
+    given are set, one after the other. Evaluation, training and `torch.no_grad()` must
+    then give the same outputs, a batch item those that it has alone, and a sequence in
+    pieces those of the whole. With a flag named `causal`, future tokens cannot
+    influence the past. The sizes of chunks that are an implementation detail, as equal
+    sizes show, must not change the output if they are unequal.
+    """
+    adapter = script.adapter
+    skip_unless(isinstance(adapter.target, type), "is not built by the check")
+    skip_unless(not adapter.fixed_length, "takes sequences of one length only")
+    options = dict(options_of(adapter.target, adapter.init_args))
+    chunks = chunk_sizes_of(adapter.target, adapter.init_args)
+    skip_unless(options or chunks, "its constructor has no option that is off")
+    usual = adapter, script.sizes
+    for name, value in options.items():
+        init_args = {**adapter.init_args, name: value}
+        script.adapter = replace(adapter, init_args=init_args)
+        try:
+            assert_option_acts_alike(script, name)
+        except LawViolation as violation:
+            message = f"with `{name}={value}`, {violation.message}"
+            raise LawViolation(
+                message, violation.difference, violation.tolerance, violation.code
+            ) from None
+        except ScriptError:
+            pass  # it may need another option, or other inputs
+        script.adapter, script.sizes = usual
+    if chunks:
+        with suppress(ScriptError):  # they may have to be equal
+            assert_chunks_change_nothing(script, chunks)
+
+
+def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    r"""Options that are off by default, each with the source text of another value.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, qk_norm=False, scale=None, need_weights=False): ...
+    >>> [*options_of(Attention, {"dim": "12"})]
+    [('qk_norm', 'True'), ('scale', '0.7')]
+    """
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name in given or OTHER_PATTERN.search(name.lower()):
+            continue
+        default = parameter.default
+        if default is False:
+            yield name, "True"
+        elif default is None and SCALE_PATTERN.fullmatch(name):
+            yield name, "0.7"
+        elif default in (None, 0.0) and SOFTCAP_PATTERN.fullmatch(name):
+            yield name, "2.0"
+
+
+def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
+    r"""The arguments of a constructor that are the size of a chunk by default.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, q_chunk=64, k_chunk=128, max_len=512): ...
+    >>> chunk_sizes_of(Attention, {"dim": "12"})
+    ['q_chunk', 'k_chunk']
+    """
+    return [
+        name
+        for name, parameter in inspect.signature(target).parameters.items()
+        if type(parameter.default) is int
+        and parameter.default > max(SMALL_CHUNKS)
+        and CHUNK_PATTERN.fullmatch(name)
+        and (name not in given or names.value_of(name) == given[name])
+    ]
+
+
+def assert_option_acts_alike(script: Script, name: str) -> None:
+    """Assert the laws of paths and of the batch; that of causality if it is an option.
+
+    A sequence in pieces is compared if the option leaves the attention causal.
+    """
+    adapter, usual = script.adapter, script.sizes
+    laws = [eval_matches_train, batch_independence]
+    if CAUSAL_PATTERN.fullmatch(name) and adapter.single_input:
+        script.adapter = adapter = replace(adapter, causal=True)
+        laws += [causality, long_sequences]
+    for each in laws:
+        if not {*each.assumes} & {*adapter.designs}:
+            with suppress(NotApplicable):
+                each.test(script)
+        script.sizes = usual
+    if adapter.cache is not None and stays_causal(script):
+        script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
+        with suppress(NotApplicable):
+            decode_with_cache(script, [3, 1, 1, 2])
+
+
+def stays_causal(script: Script) -> bool:
+    """Whether future tokens have no influence, with the option either."""
+    try:
+        causality.test(script)
+    except (LawViolation, NotApplicable):
+        return False
+    return True
+
+
+def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
+    """If equal small sizes of chunks change nothing, other sizes change nothing."""
+    adapter, (small, other) = script.adapter, SMALL_CHUNKS
+    script.sizes = replace(script.sizes, q_len=TOKENS, k_len=TOKENS)
+    script.restart()
+    args = script.make_arguments()
+    usual = script.call(args)
+    equal = dict.fromkeys(chunks, small)
+    variants = [equal, dict.fromkeys(chunks, other)]
+    variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
+    for sizes in variants:
+        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        given = {name: str(size) for name, size in sizes.items()}
+        script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
+        script.exec_line(f"torch.manual_seed({script.seed})")
+        script.exec_line(f"chunked = {script.build_expression()}.eval()")
+        script.adapter = adapter
+        script.exec_line("randomize_parameters(chunked)")
+        script.exec_line("set_dropout(chunked, 0.0)")
+        if not script.evaluate("have_same_shapes(attention, chunked)"):
+            return
+        seen = script.call(args, function="chunked")
+        if sizes is equal:
+            if not script.evaluate(f"torch.allclose({usual}, {seen}, atol=1e-4)"):
+                return  # the chunks are part of what is computed
+            continue
+        message = f"{{place}} differs if it is built with `{text}`"
+        script.assert_close(usual, seen, message)
