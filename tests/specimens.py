@@ -5380,7 +5380,7 @@ class FusedScaleGiven(FusedScaleForgotten):
         return True
 
 
-class CausalFlagOffByOne(Correct):
+class MaskFlagOffByOne(Correct):
     """A token that may not see the future sees the next one, with an option."""
 
     corner = 1
@@ -5396,8 +5396,62 @@ class CausalFlagOffByOne(Correct):
         return super().forward(x, x, x, allowed.to(x.device))
 
 
-class CausalFlag(CausalFlagOffByOne):
+class MaskFlag(MaskFlagOffByOne):
     corner = 0
+
+
+class MaskFlagForOthers(SelfAttention):
+    """The flag is an attribute that this class does not read."""
+
+    def __init__(self, d_model: int, heads: int, is_causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.is_causal = is_causal
+
+
+class WindowForgottenInStep(MaskedSelfAttention):
+    """With a window as an option, the step of decoding sees all tokens."""
+
+    def __init__(self, d_model: int, heads: int, window: int | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if self.window is not None and mask.shape[-2] > self.fewest_queries():
+            mask = mask.triu(mask.shape[-1] - mask.shape[-2] + 1 - self.window)
+        return super().weigh(scores, mask)
+
+    def fewest_queries(self) -> int:
+        return 1
+
+    def step(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        allowed = allowed.to(x.device).tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class WindowInStep(WindowForgottenInStep):
+    def fewest_queries(self) -> int:
+        return 0
+
+
+class SinksSeeFirst(MaskedSelfAttention):
+    """Causal, with a window; the columns of the first tokens are open to all."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        distances = places[:, None] - places
+        near = (distances >= 0) & (distances < 4)
+        return super().weigh(scores, (near | self.first(distances, places))[None])
+
+    def first(self, distances: Tensor, places: Tensor) -> Tensor:
+        return places < 4
+
+
+class SinksSeePast(SinksSeeFirst):
+    def first(self, distances: Tensor, places: Tensor) -> Tensor:
+        return (places < 4) & (distances >= 0)
 
 
 class NormWithPastForgotten(WithCache):
@@ -5546,6 +5600,7 @@ class ZeroBelowChunk(SelfAttention):
 
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
+        (SinksSeeFirst, {}),
         (MaskOffByOne, CAUSAL),
         (UnmaskedInEval, CAUSAL),
         (MultipliesByMask, MASK),
@@ -5881,8 +5936,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
         (FusedScaleForgotten, {}),
-        (CausalFlagOffByOne, {}),
+        (MaskFlagOffByOne, {}),
         (NormWithPastForgotten, {}),
+        (WindowForgottenInStep, {}),
         (ChunksEndEarly, {}),
     ],
     "state_dict": [
@@ -5897,8 +5953,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", StepsInGroups),
     ("batch_independence", Packed),
     ("constructor_options", FusedScaleGiven),
-    ("constructor_options", CausalFlag),
+    ("constructor_options", MaskFlag),
     ("constructor_options", NormWithPast),
+    ("constructor_options", MaskFlagForOthers),
+    ("constructor_options", WindowInStep),
+    ("causality", SinksSeePast),
     ("constructor_options", ChunksEndInTime),
     ("parameter_gradients", ZeroBelowChunk),
     ("dropout", FramesWithToken),

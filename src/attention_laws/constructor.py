@@ -38,6 +38,10 @@ OTHER_PATTERN = re.compile(
 CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
 SCALE_PATTERN = re.compile(r"(\w+_)?(scale|scaling|multiplier)|temperature|tau")
 SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
+COUNT_PATTERN = re.compile(
+    r"((n|num|number_of|num_of)_?)?(\w+_)?(sinks?|globals?|global_tokens|registers?"
+    r"|mem(or(y|ies))?(_\w+)?|null_\w+|prefix(_\w+)?)|shift(_size)?"
+)
 CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
 
 # Tokens, and sizes of chunks that do not divide their number.
@@ -50,8 +54,9 @@ def constructor_options(script: Script) -> None:
 
     $$y_{\text{eval}}(x; o) = y_{\text{train}}(x; o)$$
 
-    Flags that are off by default are turned on, and scales and soft caps that are not
-    given are set, one after the other. Evaluation, training and `torch.no_grad()` must
+    Flags that are off by default are turned on, and scales, soft caps and windows that
+    are not given are set, one after the other, and so are numbers of sinks or of global
+    tokens that are zero. Evaluation, training and `torch.no_grad()` must
     then give the same outputs, a batch item those that it has alone, and a sequence in
     pieces those of the whole. With a flag named `causal`, future tokens cannot
     influence the past. The sizes of chunks that are an implementation detail, as equal
@@ -100,6 +105,10 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
             yield name, "0.7"
         elif default in (None, 0.0) and SOFTCAP_PATTERN.fullmatch(name):
             yield name, "2.0"
+        elif default is None and names.WINDOW_PATTERN.fullmatch(name):
+            yield name, "3"
+        elif type(default) is int and default == 0 and COUNT_PATTERN.fullmatch(name):
+            yield name, "2"
 
 
 def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
@@ -127,7 +136,7 @@ def assert_option_acts_alike(script: Script, name: str) -> None:
     """
     adapter, usual = script.adapter, script.sizes
     laws = [eval_matches_train, batch_independence]
-    if CAUSAL_PATTERN.fullmatch(name) and adapter.single_input:
+    if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, name):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]
     for each in laws:
@@ -135,10 +144,30 @@ def assert_option_acts_alike(script: Script, name: str) -> None:
             with suppress(NotApplicable):
                 each.test(script)
         script.sizes = usual
-    if adapter.cache is not None and stays_causal(script):
+    if adapter.cache is not None and adapter.causal and stays_causal(script):
         script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
         with suppress(NotApplicable):
             decode_with_cache(script, [3, 1, 1, 2])
+
+
+def has_effect(script: Script, name: str) -> bool:
+    """Whether an option changes the outputs of tokens that attend to each other.
+
+    A flag may be kept for others to read.
+    """
+    if not script.adapter.single_input or "features" in script.adapter.designs:
+        return False  # features may be scaled by their largest
+    script.restart()
+    script.exec_line("chosen = attention")
+    args = script.make_arguments()
+    chosen = script.call(args)
+    init_args = {**script.adapter.init_args, name: "False"}
+    other = replace(script.adapter, init_args=init_args).build_expression(script.sizes)
+    script.exec_line(f"torch.manual_seed({script.seed})")
+    script.exec_line(f"attention = {other}{script.to_dtype_and_device()}.eval()")
+    script.exec_line("randomize_parameters(attention)")
+    usual = script.call(args)
+    return not script.evaluate(f"torch.equal({chosen}, {usual})")
 
 
 def stays_causal(script: Script) -> bool:

@@ -856,7 +856,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal or adapter.image  # whose pixels may be pooled
     ):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
-        causal |= is_causal_behind_prefix(*call)
+        causal |= is_causal_behind_prefix(*call) or leaks_at_start_only(probe)
     text = "yes" if causal else "no"
     if options.causal and queries_meet(*call):
         # Of the two attentions of a decoder, that is the one of the queries.
@@ -890,6 +890,31 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def leaks_at_start_only(probe: CallProbe) -> bool:
+    """Whether what says to be causal is so for all but some of the first tokens.
+
+    A mask that opens the columns of the first tokens must not do so above the diagonal.
+    """
+    adapter = probe.adapter
+    target = adapter.target
+    text = names.source_of(type(target) if isinstance(target, nn.Module) else target)
+    if (
+        not adapter.single_input
+        or adapter.fixed_length is not None
+        or not re.search("causal|autoregressive", text, re.IGNORECASE)
+        or re.search("prefix|prompt|cls|class_|latent|bidirectional", text)
+    ):
+        return False
+    call = probe.try_call(k_len=12)
+    if call is None:
+        return False
+    leaks = (
+        influence(*call, {"l": slice(n, None)}, {"l": slice(0, n)}) for n in range(5, 9)
+    )
+    late = influence(*call, {"l": slice(0, 5)}, {"l": slice(8, None)})
+    return late > 1e-6 > max(leaks)
 
 
 def count_own_keys(probe: CallProbe) -> int:
