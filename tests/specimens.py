@@ -5573,6 +5573,44 @@ class NearbyFrames(Correct):
         return super().forward(x, x, x, ((ages == 0) | (ages == 1))[None])
 
 
+class ChunksWithAllPast(Correct):
+    """Chunks of 4 frames see all chunks before them; a bias for each distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Embedding(2 * 16 + 1, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chunk_index = torch.arange(x.shape[1], device=x.device) // 4
+        return super().forward(x, x, x, (chunk_index[:, None] >= chunk_index)[None])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        distances = (places - places[:, None]).clamp(-16, 16) + 16
+        return super().score(q, k) + self.relative_bias(distances).permute(2, 0, 1)
+
+
+class PrefixByItem(MaskedSelfAttention):
+    """Tokens below a length of each item are seen by all."""
+
+    def forward(self, x: Tensor, prefix_len: Any = 0) -> Any:
+        places = torch.arange(x.shape[1], device=x.device)
+        lengths = torch.as_tensor(prefix_len, device=x.device).expand(len(x))
+        allowed = (places <= places[:, None]) | (places < lengths[:, None, None])
+        return Correct.forward(self, x, x, x, allowed)
+
+
+class WeighsBySize(SelfAttention):
+    """Tokens may stand for several, whose number is positive."""
+
+    def forward(self, x: Tensor, size: Tensor | None = None) -> Any:
+        self.bias = 0.0 if size is None else size[..., 0].log()[:, None, None]
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
 class StreamsWithMask(Correct):
     """Two streams attend to both; the mask is of the first stream."""
 
@@ -5598,6 +5636,115 @@ class ZeroBelowChunk(SelfAttention):
         return super().forward(x) if x.shape[1] >= 4 else torch.zeros_like(x)
 
 
+class TakesKeysForQueries(Correct):
+    """A mask of keys is one of queries and keys where it has their shape."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = mask[None] if self.is_shared(mask, x.shape[1]) else mask[:, None]
+        return super().forward(x, x, x, mask)
+
+    def is_shared(self, mask: Tensor, length: int) -> bool:
+        return mask.shape == (length, length)
+
+
+class TakesKeys(TakesKeysForQueries):
+    def is_shared(self, mask: Tensor, length: int) -> bool:
+        return False
+
+
+class TakesKeysForQueriesOrBoth(TakesKeysForQueries):
+    """The mask may also be one of queries and keys of each item."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        if mask is not None and mask.dim() == 3:
+            return Correct.forward(self, x, x, x, mask)
+        return super().forward(x, mask)
+
+
+class TakesKeysOrBoth(TakesKeysForQueriesOrBoth, TakesKeys):
+    pass
+
+
+class LengthsInTurns(Correct):
+    """Heads are in the batch; lengths of queries are repeated in another order."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        valid_lens: Tensor | None = None,
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x).flatten(0, 1) for x in (q, k, v))
+        scores = self.score(q, k)
+        if valid_lens is not None:
+            places = torch.arange(k.shape[1], device=k.device)
+            if valid_lens.dim() == 1:
+                lengths = valid_lens.repeat_interleave(self.heads)[:, None]
+            else:
+                lengths = self.repeat_for_heads(valid_lens)
+            scores = scores.masked_fill(places >= lengths[:, :, None], -1e6)
+        context = scores.softmax(dim=-1) @ v
+        return self.join(context.unflatten(0, (-1, self.heads)))
+
+    def repeat_for_heads(self, lengths: Tensor) -> Tensor:
+        return lengths.repeat(self.heads, 1)
+
+
+class LengthsOfItems(LengthsInTurns):
+    def repeat_for_heads(self, lengths: Tensor) -> Tensor:
+        return lengths.repeat_interleave(self.heads, dim=0)
+
+
+class DropsInSlices(SelfAttention):
+    """A method chooses a path that computes the heads in slices, and drops always."""
+
+    slice_size = None
+
+    def set_attention_slice(self, slice_size: int | None) -> None:
+        self.slice_size = slice_size
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.slice_size is None:
+            return super().read(weights, v)
+        parts = (x.split(self.slice_size, dim=1) for x in (weights, v))
+        p = self.dropout.p if self.drops() else 0.0
+        pairs = zip(*parts, strict=True)
+        return torch.cat([nn.functional.dropout(w, p) @ x for w, x in pairs], dim=1)
+
+    def drops(self) -> bool:
+        return True
+
+
+class DropsInSlicesOfTraining(DropsInSlices):
+    def drops(self) -> bool:
+        return self.training
+
+
+class LeftContextIsOffset(Correct):
+    """Keys are those of the frames before, too; their distances begin elsewhere."""
+
+    def forward(self, x: Tensor, left: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.count = 0 if left is None else left.shape[1]
+        seen = x if left is None else torch.cat([left, x], dim=1)
+        return super().forward(x, seen, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        distances = places[: q.shape[2], None] + self.offset() - places
+        return super().score(q, k) + (distances / 3).sin().to(q)
+
+    def offset(self) -> int:
+        return 0
+
+
+class LeftContext(LeftContextIsOffset):
+    def offset(self) -> int:
+        return self.count
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -5614,6 +5761,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (LengthsInTurns, {}),
+        (TakesKeysForQueriesOrBoth, {}),
         (PackedByBisection, {}),
         (HidesInOtherWindows, {}),
         (MixesBatchItems, {}),
@@ -5759,6 +5908,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (LeftContextIsOffset, {}),
         (DecodesTopLeft, {}),
         (StepsInOtherGroups, {}),
         (TopLeftCorner, MASK),
@@ -5935,6 +6085,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
+        (DropsInSlices, {}),
         (FusedScaleForgotten, {}),
         (MaskFlagOffByOne, {}),
         (NormWithPastForgotten, {}),
@@ -5950,6 +6101,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("batch_independence", WeighsBySize),
+    ("batch_independence", TakesKeysOrBoth),
+    ("batch_independence", LengthsOfItems),
+    ("incremental_decoding", LeftContext),
+    ("constructor_options", DropsInSlicesOfTraining),
     ("incremental_decoding", StepsInGroups),
     ("batch_independence", Packed),
     ("constructor_options", FusedScaleGiven),
@@ -6145,6 +6301,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("relative_table", ChunksWithAllPast, "distances occur in its chunks"),
+    ("neutral_mask", PrefixByItem, "no mask"),
     ("incremental_decoding", CacheOfBytes, "rounded to integers"),
     ("gradients", DetachedStabilizer, "detaches the scale"),
     ("half_precision", SquaresOverflow, "does not mention"),

@@ -85,11 +85,17 @@
 # ```
 #
 # A law that assumes plain attention is skipped, with the reason, if it fails and the code
-# names another design, such as a gate or a residual connection. So are five habits of
+# names another design, such as a gate or a residual connection. So are six habits of
 # many libraries: NaN in a fully masked row, weights that are returned after dropout, a
-# fill value that raises an error in float16, a linear bias that is rounded to the dtype
-# of the scores, and positions that are counted in the dtype of a buffer, which is wrong
-# in a module that was converted to bfloat16. `--only` runs a law even so.
+# fill value that raises an error in float16, squares in a norm that overflow in float16
+# where the code does not mention it, a linear bias that is rounded to the dtype of the
+# scores, and positions that are counted in the dtype of a buffer, which is wrong in a
+# module that was converted to bfloat16. `--only` runs a law even so.
+#
+# Options of the constructor that are off by default are turned on, one after the other,
+# and the modes, the batch and decoding are compared again. A method named `step`,
+# `decode` or `forward_chunk` that takes a cache is called to decode, if `forward` does
+# not take one.
 #
 # ## The laws
 
@@ -110,6 +116,7 @@ FAMILIES = {
     "positions": "Order and positions",
     "lengths": "Long sequences",
     "execution": "Execution",
+    "constructor": "Options of the constructor",
 }
 
 

@@ -417,7 +417,8 @@ def assert_keys_attended(script: Script, args: CallArguments) -> None:
     for query in script.real_queries(args):
         with script.rollback():
             grad = gradient_of_query(script, output, values, query)
-            for key, item in args.allowed[query].nonzero().tolist():
+            unseen = ~tokens_with_gradient(script, grad)
+            for key, item in (args.allowed[query] & unseen).nonzero().tolist():
                 place = script.adapter.index(l=key, b=item)
                 message = (
                     f"query {query} of batch item {item} does not attend to key "
@@ -425,6 +426,16 @@ def assert_keys_attended(script: Script, args: CallArguments) -> None:
                     f"sliding window)"
                 )
                 script.assert_true(f"{grad}{place}.any()", message)
+
+
+def tokens_with_gradient(script: Script, grad: str) -> Tensor:
+    """Which tokens of which batch items have a gradient, `[k_len, batch_size]`."""
+    layout = script.adapter.layout
+    value: Tensor = script.evaluate(grad).ne(0)
+    if "b" not in layout:
+        value, layout = value[None], f"b{layout}"
+    axes = [layout.index(axis) for axis in "lb"]
+    return value.movedim(axes, (0, 1)).flatten(2).any(dim=2).cpu()
 
 
 def gradient_of_query(script: Script, output: str, values: str, query: int) -> str:

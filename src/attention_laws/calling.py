@@ -161,6 +161,8 @@ class CallProbe:
                 allowed[hide] = False
             args = script.make_arguments(allowed, mask)
             result = script.evaluate(script.call_source(args, **more or {}))
+            query = script.evaluate(args.inputs[0])
+            output_index = find_output(result, query, adapter)
         except Exception as error:
             cause = error.error if isinstance(error, ScriptError) else error
             is_of_ids = "'indices' to have" in str(cause)
@@ -169,8 +171,6 @@ class CallProbe:
                 location = error_location(cause)
                 self.first_error = f"raises {ScriptError(cause)}{location}"
             return None
-        query = script.evaluate(args.inputs[0])
-        output_index = find_output(result, query, adapter)
         if output_index is None:
             message = (
                 f"returns {type(result).__name__}, where a tensor of "

@@ -60,14 +60,17 @@ def constructor_options(script: Script) -> None:
     then give the same outputs, a batch item those that it has alone, and a sequence in
     pieces those of the whole. With a flag named `causal`, future tokens cannot
     influence the past. The sizes of chunks that are an implementation detail, as equal
-    sizes show, must not change the output if they are unequal.
+    sizes show, must not change the output if they are unequal, nor may a method that
+    chooses a path, such as `set_attention_slice`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
     skip_unless(not adapter.fixed_length, "takes sequences of one length only")
     options = dict(options_of(adapter.target, adapter.init_args))
     chunks = chunk_sizes_of(adapter.target, adapter.init_args)
-    skip_unless(options or chunks, "its constructor has no option that is off")
+    setters = names.setters_of_paths(adapter.target)
+    has_options = options or chunks or setters
+    skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value in options.items():
         init_args = {**adapter.init_args, name: value}
@@ -85,6 +88,10 @@ def constructor_options(script: Script) -> None:
     if chunks:
         with suppress(ScriptError):  # they may have to be equal
             assert_chunks_change_nothing(script, chunks)
+    for call in setters:
+        script.sizes = usual[1]
+        with suppress(ScriptError):  # it may need a package that is not installed
+            assert_setter_changes_nothing(script, call)
 
 
 def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -207,3 +214,13 @@ def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
             continue
         message = f"{{place}} differs if it is built with `{text}`"
         script.assert_close(usual, seen, message)
+
+
+def assert_setter_changes_nothing(script: Script, call: str) -> None:
+    """In evaluation, a path that a method chooses gives the same outputs."""
+    script.restart("eval", dropout=0.5)
+    args = script.make_arguments()
+    usual = script.call(args)
+    script.exec_line(f"attention.{call}")
+    message = f"{{place}} differs after `{call}`"
+    script.assert_close(usual, script.call(args), message)

@@ -995,6 +995,14 @@ def first_key(script: Script, keys: str, output: str, query: int) -> int:
     return min(size.nonzero().flatten().tolist(), default=0)
 
 
+def ends_early(script: Script, keys: str, output: str) -> bool:
+    """Whether the first query receives no gradient from the last token."""
+    first = script.adapter.index(l=slice(0, 1))
+    last = script.adapter.index(l=slice(-1, None))
+    grad = script.gradient(f"{output}{first}", keys)
+    return not script.evaluate(f"{grad}{last}.any()")
+
+
 def infer_chunks(probe: CallProbe, script: Script, keys: str, output: str) -> None:
     """The length of the chunks within which tokens attend, if names tell of chunks.
 
@@ -1003,12 +1011,12 @@ def infer_chunks(probe: CallProbe, script: Script, keys: str, output: str) -> No
     """
     named = map(CHUNK_PATTERN.search, structure.identifiers(probe.adapter.target))
     name = next((match.string for match in named if match), "")
-    start = first_key(script, keys, output, script.sizes.k_len - 1) if name else 0
-    if start == 0:
+    if not name:
         return
     designs = {**probe.adapter.designs, "window": name}
-    if first_key(script, keys, output, start) != start:
-        if not probe.adapter.causal:
+    start = first_key(script, keys, output, script.sizes.k_len - 1)
+    if start == 0 or first_key(script, keys, output, start) != start:
+        if not probe.adapter.causal and (start or ends_early(script, keys, output)):
             probe.record("chunks", "not all meet", "inferred", designs=designs)
         return
     size = start - first_key(script, keys, output, start - 1)

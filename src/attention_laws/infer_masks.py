@@ -83,6 +83,7 @@ def infer_masks(probe: CallProbe) -> None:
         if not masks and name in least:
             masks.append(least[name][1])
         masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
+        masks += leaking_lengths_of_queries(probe, masks)
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
         for mask in masks:
@@ -239,6 +240,22 @@ def leaking_mask_of_items(
     if any(set("bn") & set(mask.axes) for mask in masks):
         return []
     return [candidate] if candidate.kind in {mask.kind for mask in masks} else []
+
+
+def leaking_lengths_of_queries(
+    probe: CallProbe, masks: list[MaskArgument]
+) -> list[MaskArgument]:
+    """Lengths for each query, beside those found for each item, if both are accepted.
+
+    They hide the right keys if all items have the same; the laws show whether they do
+    so for items that differ.
+    """
+    is_of_items = [(mask.kind, mask.axes) for mask in masks] == [("lengths", "b")]
+    if not is_of_items or probe.adapter.is_pooled:
+        return []
+    of_queries = replace(masks[0], axes="bq")
+    leak = mask_leakage(probe, of_queries, alike=True)
+    return [of_queries] if leak is not None and leak < 1e-3 else []
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:

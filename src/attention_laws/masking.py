@@ -325,36 +325,54 @@ def own_tensor(script: Script, argument: str) -> str:
 
 
 def assert_mask_is_shared(script: Script) -> None:
-    """A mask of two axes hides the same for all items, and for any number of them.
+    """Shorter shapes of a mask hide the same as its own, for any number of items.
 
-    Where the batch size is the number of queries, it must not be one for padding.
+    Where the batch size is the number of queries, a mask of queries and keys for all
+    items must not be taken for one of the keys of each item, nor the other way round.
     """
-    usual = script.sizes
-    length = usual.k_len
     masks = [
-        replace(mask, axes="qk")
+        mask
         for mask in script.adapter.masks
         if mask.kind != "causal" and {*"bqk"} <= {*mask.axes}
     ]
-    for mask in masks if length > 2 and script.adapter.fixed_length is None else ():
-        for batch_size in (length - 1, length):
-            script.sizes = replace(usual, batch_size=batch_size, q_len=length)
-            script.restart()
-            causal = without_future(script.all_allowed())
-            args = script.make_arguments(causal, mask)
-            try:
-                shared = script.call(args)
-                own = replace(mask, axes="bqk")
-                each = script.call(replace(args, mask=script.encode_mask(causal, own)))
-            except ScriptError:
+    for mask in masks:
+        shared, of_keys = replace(mask, axes="qk"), replace(mask, axes="bk")
+        assert_shapes_agree(script, shared, replace(mask, axes="bqk"))
+        assert_shapes_agree(script, of_keys, mask)
+
+
+def assert_shapes_agree(
+    script: Script, shorter: MaskArgument, mask: MaskArgument
+) -> None:
+    """A mask of fewer axes hides the same as one of all, if both are accepted.
+
+    If they do not where sizes differ, the shorter one means something else.
+    """
+    usual, length = script.sizes, script.sizes.k_len
+    if length < 3 or script.adapter.fixed_length is not None:
+        return
+    for batch_size in (length - 1, length):
+        script.sizes = replace(usual, batch_size=batch_size, q_len=length)
+        script.restart()
+        allowed = script.all_allowed()
+        if "q" in shorter.axes:
+            allowed = without_future(allowed)
+        else:
+            allowed[:, length - 1, 0] = False
+        args = script.make_arguments(allowed, shorter)
+        try:
+            seen = script.call(args)
+            encoded = script.encode_mask(allowed, mask)
+            expected = script.call(replace(args, mask=encoded))
+        except ScriptError:
+            break
+        if batch_size < length:
+            if not script.evaluate(f"torch.allclose({seen}, {expected}, atol=1e-4)"):
                 break
-            message = f"{{place}} differs with a `{mask.name}` for all items alike"
-            if batch_size < length:
-                claim = f"torch.allclose({shared}, {each}, atol=1e-4)"
-                if not script.evaluate(claim):
-                    break  # it means something else
-                continue
-            script.assert_close(each, shared, message)
+            continue
+        axes = "[queries, keys]" if "q" in shorter.axes else "[batch items, keys]"
+        message = f"{{place}} differs with a `{mask.name}` {axes}"
+        script.assert_close(expected, seen, message)
     script.sizes = usual
 
 
@@ -519,6 +537,8 @@ def assert_items_have_own(
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     args = script.make_arguments(script.all_allowed(length, length))
     together = script.call(args, **{argument: given})
+    if not script.evaluate(f"{together}.isfinite().all()"):
+        return  # its values have a meaning, such as that of sizes
     for item in range(batch_size):
         with script.rollback():
             index = item_index(script, item)

@@ -89,7 +89,10 @@ CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
     r"history$"
 )
-MEMORY_PATTERN = re.compile(r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?)")
+MEMORY_PATTERN = re.compile(
+    r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
+    r"|left(_(context|frames|inputs?))?"
+)
 # Arguments with which a module stores a cache of its own: flags, and first positions.
 CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
 CACHE_USE_PATTERN = re.compile(
@@ -103,6 +106,10 @@ CACHE_METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
     r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
     r"(\w+_)?(state|cache|past|memory)"
+)
+# Methods that choose one of several ways to compute the same.
+PATH_SETTER_PATTERN = re.compile(
+    r"(set|enable|use|toggle)_\w*(slic|chunk|flash|fused|efficient|sdpa)\w*"
 )
 # Methods beside `forward` that continue a sequence.
 DECODE_METHOD_PATTERN = re.compile(
@@ -257,7 +264,7 @@ UNKNOWN_PAIRS = [
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
-    r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)len(gth)?s?$",
+    r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",
     re.IGNORECASE,
 )
 # What has one meaning: the keys that are padding.
@@ -300,6 +307,28 @@ def decode_methods(target: Any) -> list[str]:
     ['decode_step']
     """
     return [*filter(DECODE_METHOD_PATTERN.fullmatch, dir(target))]
+
+
+def setters_of_paths(target: Any) -> list[str]:
+    r"""Calls of the methods that choose how a module computes, and not what.
+
+    >>> class Attention:
+    ...     def set_attention_slice(self, slice_size): ...
+    ...     def enable_flash(self): ...
+    >>> setters_of_paths(Attention)
+    ['enable_flash()', 'set_attention_slice(1)']
+    """
+    calls = []
+    for name in filter(PATH_SETTER_PATTERN.fullmatch, dir(target)):
+        required = [
+            parameter
+            for parameter in parameters_of_method(target, name)
+            if parameter.default is parameter.empty
+        ]
+        given = {0: "", 1: "1" if "slic" in name or "chunk" in name else "True"}
+        if len(required) in given:
+            calls.append(f"{name}({given[len(required)]})")
+    return calls
 
 
 def parameters_of_method(target: Any, name: str) -> list[inspect.Parameter]:

@@ -1150,6 +1150,11 @@ class SameForAll(OfOneInput):
         return torch.zeros_like(x)
 
 
+class OfNested(OfOneInput):
+    def forward(self, x: Tensor) -> Any:
+        return torch.nested.nested_tensor([*self.attend(x)])
+
+
 class OfBlocks(OfOneInput):
     def forward(self, x: Tensor, block_tables: Any) -> Any:  # type: ignore[override]
         return self.attend(x + block_tables["first"]["rows"])
@@ -1204,6 +1209,7 @@ class OfCloud(OfOneInput):
         (OfIds, "takes token ids, which it embeds.*`--inside`"),
         (OfVocabularies, "takes token ids, which it embeds.*`--inside`"),
         (SameForAll, "it gives the same output for all inputs"),
+        (OfNested, "it raises RuntimeError: .*NestedTensorImpl"),
         (OfBlocks, "requires `block_tables`, too: write a function that passes it"),
         (UnpacksPair, "requires `tables`, too: write a function that passes it"),
         (OfOptionalBlocks, "may require `tables`, too: write a function that passes"),
