@@ -5408,6 +5408,24 @@ class MaskFlagForOthers(SelfAttention):
         self.is_causal = is_causal
 
 
+class MixesScoresOfHeads(Correct):
+    """An option mixes the scores of heads, for which infinity is no mask."""
+
+    def __init__(self, d_model: int, heads: int, talking: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.mix = nn.Parameter(torch.eye(heads)) if talking else None
+
+    def forward(self, x: Tensor, attn_bias: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.bias = 0.0 if attn_bias is None else attn_bias
+        return super().forward(x, x, x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k) + self.bias
+        if self.mix is None:
+            return scores
+        return torch.einsum("bhqk,gh->bgqk", scores, self.mix)
+
+
 class WindowForgottenInStep(MaskedSelfAttention):
     """With a window as an option, the step of decoding sees all tokens."""
 
@@ -6112,6 +6130,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("constructor_options", MaskFlag),
     ("constructor_options", NormWithPast),
     ("constructor_options", MaskFlagForOthers),
+    ("constructor_options", MixesScoresOfHeads),
     ("constructor_options", WindowInStep),
     ("causality", SinksSeePast),
     ("constructor_options", ChunksEndInTime),

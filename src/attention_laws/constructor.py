@@ -10,6 +10,7 @@ Source: the signature of the constructor, and the laws of other pages.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +45,8 @@ COUNT_PATTERN = re.compile(
 )
 CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
 
+# Options that are tried: more of them take seconds.
+MOST_OPTIONS = 16
 # Tokens, and sizes of chunks that do not divide their number.
 TOKENS, SMALL_CHUNKS = 7, (2, 3)
 
@@ -72,19 +75,22 @@ def constructor_options(script: Script) -> None:
     has_options = options or chunks or setters
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
-    for name, value in options.items():
+    for name, value in [*options.items()][:MOST_OPTIONS]:
+        script.adapter, script.sizes = usual
         init_args = {**adapter.init_args, name: value}
         script.adapter = replace(adapter, init_args=init_args)
         try:
             assert_option_acts_alike(script, name)
         except LawViolation as violation:
+            if violation.difference == math.inf:
+                continue  # NaN, as with masks that the option is not meant for
             message = f"with `{name}={value}`, {violation.message}"
             raise LawViolation(
                 message, violation.difference, violation.tolerance, violation.code
             ) from None
         except ScriptError:
             pass  # it may need another option, or other inputs
-        script.adapter, script.sizes = usual
+    script.adapter, script.sizes = usual
     if chunks:
         with suppress(ScriptError):  # they may have to be equal
             assert_chunks_change_nothing(script, chunks)
