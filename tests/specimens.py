@@ -5763,6 +5763,106 @@ class LeftContext(LeftContextIsOffset):
         return self.count
 
 
+class KeepsFrequencies(Rotary):
+    """Beyond a limit, frequencies depend on the length; those of the longest stay."""
+
+    def __init__(self, d_model: int, heads: int, max_position: int = 2048) -> None:
+        super().__init__(d_model, heads)
+        self.limit = self.longest = max_position
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, width) * self.limit / self.longest
+
+    def turn(self, x: Tensor) -> Tensor:
+        self.longest = max(self.known(), x.shape[2])
+        return super().turn(x)
+
+    def known(self) -> int:
+        return self.longest
+
+
+class FrequenciesOfCall(KeepsFrequencies):
+    def known(self) -> int:
+        return self.limit
+
+
+class StoresAfterSetup(WithCache):
+    """A method begins to store the tokens; the mask begins at the first of them."""
+
+    stored: Tensor | None = None
+    stores = False
+
+    def setup_cache(self) -> None:
+        self.stores, self.stored = True, None
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        output, seen = super().forward(x, self.stored)
+        if self.stores:
+            self.stored = seen.detach()
+        return output
+
+    def corner(self, ones: Tensor) -> int:
+        return 0
+
+
+class StoresAfterSetupInOrder(StoresAfterSetup):
+    def corner(self, ones: Tensor) -> int:
+        return ones.shape[2] - ones.shape[1]
+
+
+class MemoryInBlocks(Correct):
+    """Without gradients, blocks of queries have a mask that forgets the memory."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else torch.cat([mems.detach(), x], dim=1)
+        past, n = seen.shape[1] - x.shape[1], x.shape[1]
+        allowed = torch.ones(1, n, past + n, dtype=torch.bool, device=x.device)
+        if torch.is_grad_enabled() or n <= 64:
+            return super().forward(x, seen, seen, allowed.tril(past))
+        parts = [
+            super(MemoryInBlocks, self).forward(
+                x[:, start : start + 64],
+                seen,
+                seen,
+                allowed[:, start : start + 64].tril(self.offset(past) + start),
+            )
+            for start in range(0, n, 64)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def offset(self, past: int) -> int:
+        return 0
+
+
+class MemoryBeforeBlocks(MemoryInBlocks):
+    def offset(self, past: int) -> int:
+        return past
+
+
+class HidesKeyInFront(Correct):
+    """An option adds a learned key at the end; the mask gets a column in front."""
+
+    def __init__(self, d_model: int, heads: int, add_key: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.own = nn.Parameter(torch.randn(1, 1, d_model)) if add_key else None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x
+        if self.own is not None:
+            seen = torch.cat([x, self.own.expand(len(x), -1, -1)], dim=1)
+            if mask is not None:
+                mask = nn.functional.pad(mask, self.sides(), value=True)
+        return super().forward(x, seen, seen, None if mask is None else mask[:, None])
+
+    def sides(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class HidesKeyAtEnd(HidesKeyInFront):
+    def sides(self) -> tuple[int, int]:
+        return (0, 1)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -5926,6 +6026,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (MemoryInBlocks, {}),
+        (StoresAfterSetup, {}),
         (LeftContextIsOffset, {}),
         (DecodesTopLeft, {}),
         (StepsInOtherGroups, {}),
@@ -6065,6 +6167,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsForAllInFunction, {}),
     ],
     "earlier_calls": [
+        (KeepsFrequencies, {}),
         (KeepsFirstMask, CAUSAL),
         (SignOfAllInstances, {}),
         (KeepsContext, MASK),
@@ -6103,6 +6206,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
+        (HidesKeyInFront, {}),
         (DropsInSlices, {}),
         (FusedScaleForgotten, {}),
         (MaskFlagOffByOne, {}),
@@ -6119,6 +6223,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("earlier_calls", FrequenciesOfCall),
+    ("incremental_decoding", StoresAfterSetupInOrder),
+    ("incremental_decoding", MemoryBeforeBlocks),
+    ("constructor_options", HidesKeyAtEnd),
     ("batch_independence", WeighsBySize),
     ("batch_independence", TakesKeysOrBoth),
     ("batch_independence", LengthsOfItems),

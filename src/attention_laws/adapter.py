@@ -343,7 +343,8 @@ class Adapter:
     masked_context: tuple[str, str] | None = None
     memory: str = ""  # the argument that takes the tokens before the input
     context_cache: str = ""  # the argument of a dict for the projected context
-    empty_cache: str = "None"  # what the first call gets, as source text
+    # What the first call gets, or what is called before by a module that stores it.
+    empty_cache: str = "None"
     decode_method: str = ""  # that takes the cache, where `forward` does not
     one_token: bool = False  # whether that method takes one token at a time
     cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece

@@ -27,12 +27,12 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.lengths import long_sequences
-from attention_laws.masking import batch_independence, causality
+from attention_laws.masking import batch_independence, causality, padding
 from attention_laws.script import Script
 
 # Options of something else than the attention, or of one mode by intention.
 OTHER_PATTERN = re.compile(
-    r"bias|return|output|need|verbose|debug|drop|dtype|device|batch|first|last|layout"
+    r"(^|_)bias$|return|output|need|verbose|debug|drop|dtype|device|batch|first|last|layout"
     r"|only|bn$|random|sampl|nois|jitter|stoch|merge|checkpoint|compil|quant|eval|train"
     r"|infer"
 )
@@ -59,12 +59,12 @@ def constructor_options(script: Script) -> None:
 
     Flags that are off by default are turned on, and scales, soft caps and windows that
     are not given are set, one after the other, and so are numbers of sinks or of global
-    tokens that are zero. Evaluation, training and `torch.no_grad()` must
-    then give the same outputs, a batch item those that it has alone, and a sequence in
-    pieces those of the whole. With a flag named `causal`, future tokens cannot
-    influence the past. The sizes of chunks that are an implementation detail, as equal
-    sizes show, must not change the output if they are unequal, nor may a method that
-    chooses a path, such as `set_attention_slice`.
+    tokens that are zero. Evaluation, training and `torch.no_grad()` must then give the
+    same outputs, a batch item those that it has alone, and a sequence in pieces those
+    of the whole; padding must be hidden. With a flag named `causal`, future tokens
+    cannot influence the past. The sizes of chunks that are an implementation detail, as
+    equal sizes show, must not change the output if they are unequal, nor may a method
+    that chooses a path, such as `set_attention_slice`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -143,12 +143,14 @@ def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
 
 
 def assert_option_acts_alike(script: Script, name: str) -> None:
-    """Assert the laws of paths and of the batch; that of causality if it is an option.
+    """Assert the laws of paths, of the batch and of padding.
+
+    That of causality, too, if it is the option.
 
     A sequence in pieces is compared if the option leaves the attention causal.
     """
     adapter, usual = script.adapter, script.sizes
-    laws = [eval_matches_train, batch_independence]
+    laws = [eval_matches_train, batch_independence, padding]
     if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, name):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]

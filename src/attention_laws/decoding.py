@@ -64,6 +64,9 @@ def incremental_decoding(script: Script) -> None:
         for first in range(1, length):
             assert_equal_after_memory(script, first)
         assert_gradients_after_memory(script)
+        script.sizes = replace(script.sizes, batch_size=1, q_len=LONG, k_len=LONG)
+        with script.attempt():  # longer than its tables
+            assert_equal_after_memory(script, 5, "no_grad")
         return
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
@@ -228,10 +231,10 @@ def assert_context_is_cached(script: Script) -> None:
     script.assert_close(script.call(other), script.call(other, **given), message)
 
 
-def assert_equal_after_memory(script: Script, first: int) -> None:
+def assert_equal_after_memory(script: Script, first: int, mode: str = "eval") -> None:
     """The last tokens give the same outputs if those before are given as memory."""
     length = script.sizes.k_len
-    script.restart()
+    script.restart(mode)
     args = script.make_arguments(script.all_allowed(length, length))
     whole = script.call(args)
     (tokens,) = args.inputs
@@ -336,6 +339,8 @@ def decode_across_blocks(script: Script) -> None:
     script.sizes = usual
 
 
+# Tokens of which those behind a memory are more than a block of queries.
+LONG = 140
 # Tokens that fill a block of a cache.
 BLOCKS = (64, 128, 256)
 
@@ -621,12 +626,18 @@ def restart_with_cache(script: Script, mode: str = "eval") -> None:
 
 
 def empty_cache(script: Script) -> str:
-    """What the first call gets as its cache; a module that stores it begins anew."""
+    """What the first call gets as its cache; a module that stores it begins anew.
+
+    Such a module may have a method that has to be called before.
+    """
     if script.adapter.cache == ("", ""):
         script.exec_line("attention = copy.deepcopy(unused)")
     sizes = script.adapter.named_sizes(script.sizes)
     given = {"dtype": script.dtype, "device": repr(script.device)}
     text = script.adapter.empty_cache.format(**sizes, **given)
+    if script.adapter.cache == ("", "") and text != "None":
+        script.exec_line(text)
+        text = "None"
     return text if text == "None" else script.assign("cache", text)
 
 

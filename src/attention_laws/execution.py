@@ -732,6 +732,7 @@ def earlier_calls(script: Script) -> None:
     assert_no_weight_is_kept(script)
     if isinstance(adapter.target, type):
         assert_nothing_is_shared(script)
+        assert_no_long_call_is_kept(script)
     if adapter.image and adapter.fixed_length is None:
         assert_no_shape_is_kept(script)
     if script.dtype == torch.float32:
@@ -842,6 +843,31 @@ def call_with_seed(script: Script, args: CallArguments, function: str) -> str:
     """The output of a call whose random numbers are the same each time."""
     script.exec_line("torch.manual_seed(0)")
     return script.call(args, function=function)
+
+
+def assert_no_long_call_is_kept(script: Script) -> None:
+    """A call that is longer than a limit does not change the output of a short one.
+
+    Frequencies that depend on the length, beyond that of training, are for one call.
+    """
+    adapter, usual = script.adapter, script.sizes
+    for argument in names.length_limits(adapter.target):
+        if usual.k_len < 3 or adapter.fixed_length is not None:
+            continue
+        init_args = {**adapter.init_args, argument: str(2 * usual.k_len)}
+        script.adapter = replace(adapter, init_args=init_args)
+        with script.attempt():  # a limit may be one
+            script.restart()
+            script.exec_line("fresh = copy.deepcopy(attention)")
+            length, longer = usual.k_len, 3 * usual.k_len
+            short = script.make_arguments(script.all_allowed(length, length))
+            script.sizes = replace(usual, q_len=longer, k_len=longer)
+            script.call(script.make_arguments(script.all_allowed(longer, longer)))
+            script.sizes = usual
+            expected = script.call(short, function="fresh")
+            message = f"{{place}} changes after a call of more than `{argument}` tokens"
+            script.assert_close(expected, script.call(short), message)
+        script.adapter, script.sizes = adapter, usual
 
 
 def assert_nothing_is_shared(script: Script) -> None:

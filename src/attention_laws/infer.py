@@ -1143,6 +1143,10 @@ def cache_candidates_of(
             given = f", with `{', '.join(step)}`" if step else ""
             text = f"stored by the module{given}"
             yield text, {"cache": ("", ""), "cache_args": step}
+        for setup in [] if method else names.cache_setups(adapter.target):
+            text = f"stored by the module after `{setup.partition('(')[0]}`"
+            fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
+            yield text, {**fields, "cache_args": next(iter(steps), {})}
 
 
 def returned_caches(

@@ -43,7 +43,8 @@ ARGUMENT_NAMES = {
     "head_width",
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
-    "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len",
+    "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len "
+    "max_position original_max_position_embeddings",
     "8": "max_relative_position max_relative_positions max_rel_pos max_rel_dist",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
     "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
@@ -116,6 +117,10 @@ DECODE_METHOD_PATTERN = re.compile(
     r"(?!forward$)(forward|step|decode|infer(ence)?|incremental|recurrent|extend"
     r"|stream(ing)?)(_?(step|one|token|next|single|with|kv|cached?|incremental|forward"
     r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
+)
+CACHE_SETUP_PATTERN = re.compile(
+    r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
+    r"(cache|caching|decoding|generation|streaming|state)s?"
 )
 CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # Optional arguments that are a vector for each batch item.
@@ -1065,6 +1070,21 @@ def empty_caches(
             arguments = sized_arguments(inspect.signature(found).parameters.values())
             if arguments is not None:
                 yield f"{name}({arguments})", {name: found}
+
+
+def cache_setups(target: Any) -> list[str]:
+    r"""Calls of the methods with which a module begins to store a cache.
+
+    >>> class Attention:
+    ...     def setup_cache(self, batch_size, max_seq_len): ...
+    >>> cache_setups(Attention)
+    ['setup_cache(batch_size={batch_size}, max_seq_len=320)']
+    """
+    calls = []
+    for name in filter(CACHE_SETUP_PATTERN.fullmatch, dir(target)):
+        arguments = sized_arguments(parameters_of_method(target, name))
+        calls += [] if arguments is None else [f"{name}({arguments})"]
+    return calls
 
 
 def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
