@@ -5839,6 +5839,20 @@ class MemoryBeforeBlocks(MemoryInBlocks):
         return past
 
 
+class FirstTokensForAll(Correct):
+    """Global tokens, which are never padding, as an option."""
+
+    def __init__(self, d_model: int, heads: int, n_global: int = 0) -> None:
+        super().__init__(d_model, heads)
+        self.n_global = n_global
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            places = torch.arange(x.shape[1], device=x.device)
+            mask = (mask | (places < self.n_global))[:, None]
+        return super().forward(x, x, x, mask)
+
+
 class HidesKeyInFront(Correct):
     """An option adds a learned key at the end; the mask gets a column in front."""
 
@@ -6227,6 +6241,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", StoresAfterSetupInOrder),
     ("incremental_decoding", MemoryBeforeBlocks),
     ("constructor_options", HidesKeyAtEnd),
+    ("constructor_options", FirstTokensForAll),
     ("batch_independence", WeighsBySize),
     ("batch_independence", TakesKeysOrBoth),
     ("batch_independence", LengthsOfItems),
