@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -5839,6 +5840,34 @@ class MemoryBeforeBlocks(MemoryInBlocks):
         return past
 
 
+@dataclass
+class WindowConfig:
+    n_embd: int = 48
+    n_head: int = 4
+    window: int | None = None
+
+
+class ConfigOfWindow(MaskedSelfAttention):
+    """Batch items share a bias if there is a window, an option of the config."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config.n_embd, config.n_head)
+        self.window = config.window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.window is not None:
+            scores = scores + self.bias(scores)
+        return super().weigh(scores, mask)
+
+    def bias(self, scores: Tensor) -> Tensor:
+        return scores.mean(dim=0)
+
+
+class ConfigOfWindowOfItems(ConfigOfWindow):
+    def bias(self, scores: Tensor) -> Tensor:
+        return scores
+
+
 class FirstTokensForAll(Correct):
     """Global tokens, which are never padding, as an option."""
 
@@ -6221,6 +6250,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
         (HidesKeyInFront, {}),
+        (ConfigOfWindow, {}),
         (DropsInSlices, {}),
         (FusedScaleForgotten, {}),
         (MaskFlagOffByOne, {}),
@@ -6241,6 +6271,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", StoresAfterSetupInOrder),
     ("incremental_decoding", MemoryBeforeBlocks),
     ("constructor_options", HidesKeyAtEnd),
+    ("constructor_options", ConfigOfWindowOfItems),
     ("constructor_options", FirstTokensForAll),
     ("batch_independence", WeighsBySize),
     ("batch_independence", TakesKeysOrBoth),

@@ -9,6 +9,7 @@ again.
 Source: the signature of the constructor, and the laws of other pages.
 """
 
+import dataclasses
 import inspect
 import math
 import re
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from attention_laws import names
+from attention_laws.adapter import Adapter
 from attention_laws.decoding import decode_with_cache
 from attention_laws.execution import eval_matches_train
 from attention_laws.law import (
@@ -46,7 +48,7 @@ COUNT_PATTERN = re.compile(
 CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
 
 # Options that are tried: more of them take seconds.
-MOST_OPTIONS = 16
+MOST_OPTIONS = 8
 # Tokens, and sizes of chunks that do not divide their number.
 TOKENS, SMALL_CHUNKS = 7, (2, 3)
 
@@ -61,26 +63,25 @@ def constructor_options(script: Script) -> None:
     are not given are set, one after the other, and so are numbers of sinks or of global
     tokens that are zero. Evaluation, training and `torch.no_grad()` must then give the
     same outputs, a batch item those that it has alone, and a sequence in pieces those
-    of the whole; padding must be hidden. With a flag named `causal`, future tokens
-    cannot influence the past. The sizes of chunks that are an implementation detail, as
-    equal sizes show, must not change the output if they are unequal, nor may a method
-    that chooses a path, such as `set_attention_slice`.
+    of the whole; with a flag, padding must be hidden. With a flag named `causal`,
+    future tokens cannot influence the past. The sizes of chunks that are an
+    implementation detail, as equal sizes show, must not change the output if they are
+    unequal, nor may a method that chooses a path, such as `set_attention_slice`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
     skip_unless(not adapter.fixed_length, "takes sequences of one length only")
-    options = dict(options_of(adapter.target, adapter.init_args))
+    options = [*options_with_arguments(adapter)][:MOST_OPTIONS]
     chunks = chunk_sizes_of(adapter.target, adapter.init_args)
     setters = names.setters_of_paths(adapter.target)
     has_options = options or chunks or setters
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
-    for name, value in [*options.items()][:MOST_OPTIONS]:
-        script.adapter, script.sizes = usual
-        init_args = {**adapter.init_args, name: value}
+    for name, value, init_args in options:
+        script.sizes = usual[1]
         script.adapter = replace(adapter, init_args=init_args)
         try:
-            assert_option_acts_alike(script, name)
+            assert_option_acts_alike(script, name, value, adapter)
         except LawViolation as violation:
             if violation.difference == math.inf:
                 continue  # NaN, as with masks that the option is not meant for
@@ -98,6 +99,26 @@ def constructor_options(script: Script) -> None:
         script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
             assert_setter_changes_nothing(script, call)
+
+
+def options_with_arguments(
+    adapter: Adapter,
+) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Options of the constructor, or of a config, and all arguments with each of them.
+
+    A config is a dataclass, with which the constructor is called.
+    """
+    given = dict(adapter.init_args)
+    for name, value in options_of(adapter.target, given):
+        yield name, value, {**given, name: value}
+    for argument, text in given.items():
+        kind, _, fields = text.removesuffix(")").partition("(")
+        config = adapter.namespace.get(kind)
+        if dataclasses.is_dataclass(config) and isinstance(config, type):
+            known = dict.fromkeys(re.findall(r"(\w+)=", fields), "")
+            for name, value in options_of(config, known):
+                more = ", ".join(filter(None, [fields, f"{name}={value}"]))
+                yield name, value, {**given, argument: f"{kind}({more})"}
 
 
 def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -142,18 +163,19 @@ def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
     ]
 
 
-def assert_option_acts_alike(script: Script, name: str) -> None:
-    """Assert the laws of paths, of the batch and of padding.
+def assert_option_acts_alike(
+    script: Script, name: str, value: str, without: Adapter
+) -> None:
+    """Assert the laws of paths and of the batch, and of padding with a flag.
 
-    That of causality, too, if it is the option.
-
-    A sequence in pieces is compared if the option leaves the attention causal.
+    That of causality, too, if it is the option; `without` is the adapter without it. A
+    sequence in pieces is compared if the option leaves the attention causal.
     """
     adapter, usual = script.adapter, script.sizes
     laws = [eval_matches_train, batch_independence]
-    if not COUNT_PATTERN.fullmatch(name):
-        laws.append(padding)  # tokens that all attend to are none
-    if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, name):
+    if value == "True":
+        laws.append(padding)  # with a window, masks may be of another kind
+    if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, without):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]
     for each in laws:
@@ -167,7 +189,7 @@ def assert_option_acts_alike(script: Script, name: str) -> None:
             decode_with_cache(script, [3, 1, 1, 2])
 
 
-def has_effect(script: Script, name: str) -> bool:
+def has_effect(script: Script, without: Adapter) -> bool:
     """Whether an option changes the outputs of tokens that attend to each other.
 
     A flag may be kept for others to read.
@@ -178,8 +200,7 @@ def has_effect(script: Script, name: str) -> bool:
     script.exec_line("chosen = attention")
     args = script.make_arguments()
     chosen = script.call(args)
-    init_args = {**script.adapter.init_args, name: "False"}
-    other = replace(script.adapter, init_args=init_args).build_expression(script.sizes)
+    other = without.build_expression(script.sizes)
     script.exec_line(f"torch.manual_seed({script.seed})")
     script.exec_line(f"attention = {other}{script.to_dtype_and_device()}.eval()")
     script.exec_line("randomize_parameters(attention)")

@@ -954,7 +954,7 @@ def mentions_float16(script: Script) -> bool:
     target = script.evaluate("attention")
     parts = target.modules() if script.adapter.is_module else [target]
     kinds = {type(part) if script.adapter.is_module else part for part in parts}
-    own = [kind for kind in kinds if not kind.__module__.startswith("torch.")]
+    own = [kind for kind in kinds if not str(kind.__module__).startswith("torch.")]
     mentioned = any(map(FLOAT16_PATTERN.search, map(names.source_of, own)))
     return script.insist or mentioned
 

@@ -381,7 +381,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
     )
     longer[:, n:] = False
     masks = script.masks_for(longer)
-    if "ends" in adapter.designs or "_like({query})" in str(adapter.extra_args):
+    if "ends" in adapter.designs or "ones_like({query})" in str(adapter.extra_args):
         return  # its blocks end elsewhere if padding follows, or so does a context
     is_mean = adapter.window is None and not set(NO_MEAN) & set(adapter.designs)
     first = adapter.index(l=slice(0, q_len))
