@@ -655,6 +655,29 @@ def token_mixing(script: Script, args: CallArguments) -> float:
     return tokens - items * ("b" in script.adapter.layout)
 
 
+def count_own_keys(probe: CallProbe) -> int:
+    """How many keys there are beside those of the tokens, for each length alike.
+
+    They are learned, as those of a prefix; those that complete a block are not.
+    """
+    adapter = probe.adapter
+    if adapter.fixed_length is not None or adapter.image:
+        return 0
+    found: list[set[int]] = []
+    for length in (5, 6):
+        sizes = Sizes(2, length, length, adapter.heads, adapter.d_k)
+        script = Script(adapter, sizes, **probe.options.script_options())
+        try:
+            script.restart()
+            args = script.make_arguments()
+            with WeightsRecorder() as recorder:
+                script.call(args)
+        except ScriptError:
+            return 0
+        found.append({weights.shape[dim] - length for weights, dim in recorder.found})
+    return max([0, *(found[0] & found[1])])
+
+
 def limit_of_length(probe: CallProbe) -> str:
     """The optional argument of a class whose default is the longest length; "" if none.
 

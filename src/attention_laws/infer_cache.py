@@ -1,0 +1,192 @@
+r"""# Inferring the cache
+
+A KV cache may be an argument, which a call modifies or returns anew, or a part of the
+module. It may be made by a method, and a method beside `forward` may decode with it. A
+way of passing it on is right if the output of a second piece depends on the first one.
+
+Source: the KV caches of public code, such as those of fairseq, Hugging Face's
+transformers, torchtune and WeNet.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attention_laws import names
+from attention_laws.adapter import Adapter, Options, Sizes
+from attention_laws.calling import CallProbe, count_own_keys, output_of
+from attention_laws.decoding import call_with_cache, empty_cache, restart_with_cache
+from attention_laws.law import ScriptError
+from attention_laws.script import Script, find_output, parts_of
+
+
+def infer_cache(probe: CallProbe) -> None:
+    """How a KV cache is passed, or that the module stores one between calls."""
+    adapter = probe.adapter
+    # Of what is not causal, only an argument tells that it decodes with a cache.
+    is_causal = adapter.single_input and adapter.causal
+    is_named = len(adapter.inputs) != 2 and cache_argument(adapter)
+    if not (is_causal or is_named):
+        return
+    for text, fields in cache_candidates(probe):
+        if remembers_past(replace(adapter, **fields), probe.options):
+            probe.record("cache", text, "inferred", **fields)
+            return
+    if is_causal and (argument := cache_argument(adapter)):
+        probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+
+
+def cache_argument(adapter: Adapter, method: str = "") -> str:
+    """The argument that is named as a cache is; empty if there is none."""
+    arguments = names.required_by_name(parameters_of_call(adapter, method))
+    return next((n for n in arguments if names.CACHE_PATTERN.match(n)), "")
+
+
+def parameters_of_call(adapter: Adapter, method: str) -> list[inspect.Parameter]:
+    """The parameters of the target, or of a method of it."""
+    if method:
+        return names.parameters_of_method(adapter.target, method)
+    return names.parameters_of(adapter.target)
+
+
+def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways in which a cache may be passed on: a text, and fields of the adapter."""
+    adapter = probe.adapter
+    methods = names.decode_methods(adapter.target) if adapter.is_module else []
+    for method in ["", *methods]:
+        parameters = parameters_of_call(adapter, method)
+        within = f" of `{method}`" if method else ""
+        for text, fields in cache_candidates_of(probe, method, parameters):
+            for one_token in (False, True) if method else (False,):
+                more = {"decode_method": method, "one_token": one_token}
+                yield f"{text}{within}", {**fields, **more}
+
+
+def cache_candidates_of(
+    probe: CallProbe, method: str, parameters: list[inspect.Parameter]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways in which `forward`, or a method beside it, passes a cache on."""
+    adapter = probe.adapter
+    use = {
+        p.name: "True"
+        for p in parameters
+        if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
+    }
+    steps = [*names.cache_steps(parameters, {} if method else adapter.position_args)]
+    use |= {n: text for n, text in next(iter(steps), {}).items() if text == "{start}"}
+    if argument := cache_argument(adapter, method):
+        for index in returned_caches(probe, method, argument, use):
+            fields = {"cache": (argument, index), "cache_args": use}
+            yield f"`{argument}`, {index} of the result", fields
+        by_name = {p.name: p for p in parameters}
+        for text, classes in names.empty_caches(adapter.target, by_name[argument]):
+            fields = {"cache": (argument, ""), "empty_cache": text, "cache_args": use}
+            imports = "".join(map(names.import_source, classes.values()))
+            fields["imports"] = adapter.imports + imports
+            fields["namespace"] = {**adapter.namespace, **classes}
+            shown = text.partition("(")[0]
+            maker = shown.removeprefix("attention.")
+            start = f"a new {shown}" if maker == shown else f"made by `{maker}`"
+            yield f"`{argument}`, modified in place, at first {start}", fields
+    if adapter.is_module:
+        for step in steps or ([{}] if method else []):
+            given = f", with `{', '.join(step)}`" if step else ""
+            text = f"stored by the module{given}"
+            yield text, {"cache": ("", ""), "cache_args": step}
+        for setup in [] if method else names.cache_setups(adapter.target):
+            text = f"stored by the module after `{setup.partition('(')[0]}`"
+            fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
+            yield text, {**fields, "cache_args": next(iter(steps), {})}
+
+
+def returned_caches(
+    probe: CallProbe, method: str, argument: str, use: Mapping[str, str]
+) -> Iterator[str]:
+    """Where in the result of a call without a past a cache may be returned.
+
+    A method beside `forward` may take one token only.
+    """
+    first = {name: text.format(start=0) for name, text in use.items()}
+    given = {argument: "None", **first}
+    for length in (5, 1) if method else (5,):
+        call = probe.try_call(k_len=length, more={} if method else given)
+        if call is None:
+            continue
+        script, args = call
+        function = f"attention.{method}" if method else "attention"
+        with suppress(ScriptError):
+            name = script.assign("result", script.call_source(args, function, **given))
+            result, query = map(script.evaluate, (name, args.inputs[0]))
+            # A flag may make a tuple of what is a tensor else.
+            output = find_output(result, query, script.adapter)
+            for index, value in parts_of(result).items():
+                if value is not None and index != output:
+                    yield index
+            return
+
+
+def infer_context_cache(probe: CallProbe) -> None:
+    """The argument for a dict in which cross-attention stores what it projected."""
+    adapter, argument = probe.adapter, cache_argument(probe.adapter)
+    call = probe.try_call()
+    if call is None or len(adapter.inputs) != 2 or not argument:
+        return
+    script, args = call
+    with suppress(ScriptError):
+        cache = script.assign("cache", "{}")
+        script.call(args, **{argument: cache})
+        if script.evaluate(cache):
+            probe.record("cache", f"`{argument}`, of the context", "inferred")
+            probe.update(context_cache=argument)
+
+
+def infer_memory(probe: CallProbe) -> None:
+    """The argument that takes the tokens before the first one, as they were given."""
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.cache is not None:
+        return
+    if count_own_keys(probe):
+        return  # which the argument replaces
+    call, name = probe.try_call(), names.memory_argument(adapter.target)
+    assert call is not None  # as it succeeded for the layout
+    if name:
+        shape = call[0].evaluate(call[1].inputs[0]).shape
+        past = call[0].random_expression(*shape)
+        given = probe.try_call(more={name: past})
+        if given is not None:
+            output = given[0].evaluate(given[0].call(given[1], **{name: past}))
+            if not torch.equal(output, output_of(call)):
+                probe.record("memory", f"`{name}`", "inferred", memory=name)
+
+
+def remembers_past(adapter: Adapter, options: Options) -> bool:
+    """Whether the output of a second piece depends on the first one.
+
+    The second has two tokens or, if they are refused, one.
+    """
+    return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
+
+
+def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> bool:
+    """Whether the output of a piece of `count` tokens depends on those before."""
+    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
+    outputs = []
+    for changed in (False, True):
+        script = Script(adapter, sizes, **options.script_options())
+        try:
+            restart_with_cache(script)
+            args = script.make_arguments()
+            if changed:
+                args = script.perturb(args, l=slice(0, 3))
+            _first, cache = call_with_cache(script, args, 0, 3, empty_cache(script))
+            later, _cache = call_with_cache(script, args, 3, count, cache)
+        except ScriptError:
+            return False
+        outputs.append(script.evaluate(later))
+    one, other = outputs
+    return isinstance(one, Tensor) and not torch.equal(one, other)

@@ -1,0 +1,33 @@
+"""Caches are found as arguments, in the module, and by methods that decode."""
+
+from typing import Any
+
+import pytest
+
+from attention_laws.adapter import Adapter, Options
+from attention_laws.infer import infer_adapter
+from specimens import (
+    DecodesTopLeft,
+    LeftContext,
+    StepsInGroups,
+    StoresAfterSetupInOrder,
+    WithCache,
+)
+
+
+@pytest.mark.parametrize(
+    ("attention", "fields"),
+    [
+        (WithCache, {"cache": ("past", "[1]"), "decode_method": ""}),
+        (DecodesTopLeft, {"cache": ("past", "[1]"), "decode_method": "decode"}),
+        (StepsInGroups, {"cache": ("cache", "[1]"), "one_token": True}),
+        (
+            StoresAfterSetupInOrder,
+            {"cache": ("", ""), "empty_cache": "attention.setup_cache()"},
+        ),
+        (LeftContext, {"cache": None, "memory": "left"}),
+    ],
+)
+def test_caches_are_found(attention: Any, fields: dict[str, Any]) -> None:
+    adapter: Adapter = infer_adapter(attention, "mine", "", Options())
+    assert {name: getattr(adapter, name) for name in fields} == fields
