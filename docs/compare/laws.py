@@ -116,6 +116,7 @@ FAMILIES = {
     "positions": "Order and positions",
     "lengths": "Long sequences",
     "execution": "Execution",
+    "dropout": "Dropout",
     "constructor": "Options of the constructor",
 }
 

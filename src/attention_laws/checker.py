@@ -34,6 +34,7 @@ from attention_laws import (
     algebra,
     constructor,
     decoding,
+    dropout,
     execution,
     gradients,
     lengths,
@@ -61,7 +62,7 @@ LAWS: dict[str, Law] = {
     each.name: each
     for family in (
         *(masking, algebra, gradients, decoding, positions, lengths, execution),
-        constructor,
+        *(dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

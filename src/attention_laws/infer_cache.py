@@ -9,6 +9,7 @@ transformers, torchtune and WeNet.
 """
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,18 @@ from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import call_with_cache, empty_cache, restart_with_cache
 from attention_laws.law import ScriptError
 from attention_laws.script import Script, find_output, parts_of
+
+# Methods beside `forward` that continue a sequence.
+DECODE_METHOD_PATTERN = re.compile(
+    r"(?!forward$)(forward|step|decode|infer(ence)?|incremental|recurrent|extend"
+    r"|stream(ing)?)(_?(step|one|token|next|single|with|kv|cached?|incremental|forward"
+    r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
+)
+# Methods with which a module begins to store a cache.
+CACHE_SETUP_PATTERN = re.compile(
+    r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
+    r"(cache|caching|decoding|generation|streaming|state)s?"
+)
 
 
 def infer_cache(probe: CallProbe) -> None:
@@ -57,7 +70,7 @@ def parameters_of_call(adapter: Adapter, method: str) -> list[inspect.Parameter]
 def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ways in which a cache may be passed on: a text, and fields of the adapter."""
     adapter = probe.adapter
-    methods = names.decode_methods(adapter.target) if adapter.is_module else []
+    methods = decode_methods(adapter.target) if adapter.is_module else []
     for method in ["", *methods]:
         parameters = parameters_of_call(adapter, method)
         within = f" of `{method}`" if method else ""
@@ -98,7 +111,7 @@ def cache_candidates_of(
             given = f", with `{', '.join(step)}`" if step else ""
             text = f"stored by the module{given}"
             yield text, {"cache": ("", ""), "cache_args": step}
-        for setup in [] if method else names.cache_setups(adapter.target):
+        for setup in [] if method else cache_setups(adapter.target):
             text = f"stored by the module after `{setup.partition('(')[0]}`"
             fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
             yield text, {**fields, "cache_args": next(iter(steps), {})}
@@ -190,3 +203,31 @@ def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> boo
         outputs.append(script.evaluate(later))
     one, other = outputs
     return isinstance(one, Tensor) and not torch.equal(one, other)
+
+
+def decode_methods(target: Any) -> list[str]:
+    r"""Methods of a module, beside `forward`, that are named as those that decode.
+
+    >>> from torch import nn
+    >>> class Attention(nn.Module):
+    ...     def decode_step(self, x, cache): ...
+    ...     def encode(self, x): ...
+    >>> decode_methods(Attention)
+    ['decode_step']
+    """
+    return [*filter(DECODE_METHOD_PATTERN.fullmatch, dir(target))]
+
+
+def cache_setups(target: Any) -> list[str]:
+    r"""Calls of the methods with which a module begins to store a cache.
+
+    >>> class Attention:
+    ...     def setup_cache(self, batch_size, max_seq_len): ...
+    >>> cache_setups(Attention)
+    ['setup_cache(batch_size={batch_size}, max_seq_len=320)']
+    """
+    calls = []
+    for name in filter(CACHE_SETUP_PATTERN.fullmatch, dir(target)):
+        arguments = names.sized_arguments(names.parameters_of_method(target, name))
+        calls += [] if arguments is None else [f"{name}({arguments})"]
+    return calls

@@ -108,21 +108,11 @@ CACHE_METHOD_PATTERN = re.compile(
     r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
     r"(\w+_)?(state|cache|past|memory)"
 )
+CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # Methods that choose one of several ways to compute the same.
 PATH_SETTER_PATTERN = re.compile(
     r"(set|enable|use|toggle)_\w*(slic|chunk|flash|fused|efficient|sdpa)\w*"
 )
-# Methods beside `forward` that continue a sequence.
-DECODE_METHOD_PATTERN = re.compile(
-    r"(?!forward$)(forward|step|decode|infer(ence)?|incremental|recurrent|extend"
-    r"|stream(ing)?)(_?(step|one|token|next|single|with|kv|cached?|incremental|forward"
-    r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
-)
-CACHE_SETUP_PATTERN = re.compile(
-    r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
-    r"(cache|caching|decoding|generation|streaming|state)s?"
-)
-CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # Optional arguments that are a vector for each batch item.
 VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?vec")
 # Optional arguments that are added to all scores.
@@ -299,19 +289,6 @@ def parameters_of(function: Any) -> list[inspect.Parameter]:
         return []
     # Taken from the class, `forward` has `self` as its first parameter.
     return found[1:] if isinstance(function, type) else found
-
-
-def decode_methods(target: Any) -> list[str]:
-    r"""Methods of a module, beside `forward`, that are named as those that decode.
-
-    >>> from torch import nn
-    >>> class Attention(nn.Module):
-    ...     def decode_step(self, x, cache): ...
-    ...     def encode(self, x): ...
-    >>> decode_methods(Attention)
-    ['decode_step']
-    """
-    return [*filter(DECODE_METHOD_PATTERN.fullmatch, dir(target))]
 
 
 def setters_of_paths(target: Any) -> list[str]:
@@ -1070,21 +1047,6 @@ def empty_caches(
             arguments = sized_arguments(inspect.signature(found).parameters.values())
             if arguments is not None:
                 yield f"{name}({arguments})", {name: found}
-
-
-def cache_setups(target: Any) -> list[str]:
-    r"""Calls of the methods with which a module begins to store a cache.
-
-    >>> class Attention:
-    ...     def setup_cache(self, batch_size, max_seq_len): ...
-    >>> cache_setups(Attention)
-    ['setup_cache(batch_size={batch_size}, max_seq_len=320)']
-    """
-    calls = []
-    for name in filter(CACHE_SETUP_PATTERN.fullmatch, dir(target)):
-        arguments = sized_arguments(parameters_of_method(target, name))
-        calls += [] if arguments is None else [f"{name}({arguments})"]
-    return calls
 
 
 def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:

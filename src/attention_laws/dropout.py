@@ -1,0 +1,556 @@
+r"""# Laws of dropout
+
+Dropout is where a wrong implementation shows least: the loss falls, and evaluation is
+right. Copies of one sequence in a batch show what is random, and means over many copies
+what is lost.
+
+Source: [Dropout](https://jmlr.org/papers/v15/srivastava14a.html), Srivastava et al.
+2014, section 4; [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani
+et al. 2017, section 5.4.
+"""
+
+import inspect
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from attention_laws import names, structure
+from attention_laws.algebra import make_equal_tokens
+from attention_laws.execution import names_of
+from attention_laws.law import (
+    LawViolation,
+    ScriptError,
+    law,
+    skip_unless,
+)
+from attention_laws.script import CallArguments, Script
+from attention_laws.tools import last_activation, place_of, probabilities
+
+# Copies of one sequence, of which each has a dropout mask of its own. There are fewer
+# if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
+# sequence, whose scores grow with the square.
+COPIES, FEWEST_COPIES, COPIED_ENTRIES = 4096, 256, 1e7
+
+
+@law(slow=True, assumes="linear")
+def dropout(script: Script) -> None:
+    r"""Dropout changes each weight independently, and on average nothing.
+
+    $$\operatorname{E}[y_{\text{train}}] = y_{\text{eval}}$$
+
+    It is applied to the weights, after the softmax, and what remains is divided by the
+    probability to remain. Each dropout of the module is set to 0.5 in turn, and to
+    0.02, which must change less. Copies of one sequence in a batch show what is random:
+    over the copies the mean output must be that of evaluation; calls, copies, queries
+    and heads must not share one mask.
+    """
+    adapter = script.adapter
+    if not adapter.is_module:
+        argument = names.dropout_of_function(adapter.target)
+        skip_unless(argument, "is a function without dropout")
+        if not assert_dropout_is_fair(script, argument):
+            message = f"`{argument}` has no effect"
+            script.fail("False, " + repr(message), message, math.nan, 0.0)
+        return
+    skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
+    skip_unless("b" in adapter.layout, "takes one sequence at a time")
+    script.restart("train")
+    places = script.evaluate("dropout_places(attention)")
+    assert_draws_have_an_effect(script)
+    skip_unless(places, "has no dropout")
+    assert_argument_switches_off(script)
+    for place in places:
+        assert_weights_alone_are_dropped(script, place)
+    changed = {place: assert_dropout_is_fair(script, place) for place in places}
+    for place in places:
+        if changed[place]:
+            assert_each_path_drops(script, place)
+    if "weights" not in changed.values():
+        for place in places:
+            found = script.evaluate(f"dropout_names(attention, {place!r})")
+            idle = [name for name in found if "att" in name and not changed[place]]
+            message = f"`{', '.join(idle)}` has no effect, and other dropout does"
+            if idle and any(changed.values()):
+                script.fail("False, " + repr(message), message, math.nan, 0.0)
+    if not any(changed.values()):
+        skip_unless(not is_always_zero(script), "its dropout is 0, which nothing sets")
+        flag = adapter.designs.get("left_out", "")
+        skip_unless(not flag, f"`{flag}` leaves out what its dropout may be of")
+        script.restart("train", dropout=0.5)
+        args = script.make_arguments()
+        one, other = script.call(args), script.call(args)
+        message = "dropout has no effect in training"
+        script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def assert_each_path_drops(script: Script, place: str) -> None:
+    """What drops, drops with a mask, too, and with or without returned weights."""
+    script.restart("train")
+    apply_dropout(script, 0.5, place)
+    usual = script.make_arguments()
+    if not script.evaluate(f"is_random(lambda: {script.call_source(usual)})"):
+        return
+    paths = [
+        (script.call_source(usual, **given), names_of(given))
+        for given in names.weights_flags(script.adapter)
+    ]
+    for allowed, mask in script.mask_cases():
+        if mask is not None and mask != script.adapter.required_mask:
+            masked = script.make_arguments(allowed, mask)
+            paths.append((script.call_source(masked), f"a `{mask.name}`"))
+    for call, what in paths:
+        with script.attempt(), script.rollback():
+            script.assign("y", call)  # it may be refused
+            message = f"dropout has no effect in training with {what}"
+            script.assert_true(f"is_random(lambda: {call})", message)
+
+
+def assert_draws_have_an_effect(script: Script) -> None:
+    """A random mask that is drawn in training changes the output.
+
+    One whose probability is zero, or not found, changes nothing by intention.
+    """
+    attention = script.evaluate("attention")
+    has_rate = any(
+        structure.RANDOM_RATE_PATTERN.search(name) and 0 < value < 1
+        for part in attention.modules()
+        for name, value in vars(part).items()
+        if type(value) is float
+    )
+    if not has_rate:
+        return
+    args = script.make_arguments()
+    call = f"lambda: {script.call_source(args)}"
+    message = "random numbers are drawn in training, and have no effect"
+    script.assert_true(f"not draws_without_effect({call})", message)
+
+
+def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
+    """A dropout layer named for the attention that gets weights gets nothing else.
+
+    What is dropped beside them, such as the context, has a dropout of its own, if any:
+    else it is dropped twice.
+    """
+    script.restart("train")
+    if not any(
+        "att" in name
+        for name in script.evaluate(f"dropout_names(attention, {place!r})")
+    ):
+        return
+    path = place.replace("*", "0")
+    args = script.make_arguments()
+    call = f"lambda: {script.call_source(args)}"
+    layer = f"attention.get_submodule({path!r})"
+    if script.evaluate(f"isinstance({layer}, torch.nn.Dropout)"):
+        seen = script.assign("seen", f"captured_inputs({call}, {layer})")
+        is_row = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
+        are_weights = script.assign("are_weights", f"[bool({is_row}) for x in {seen}]")
+        message = f"`{place}` is applied to the weights, and to other numbers, too"
+        claim = f"all({are_weights}) or not any({are_weights})"
+        script.assert_true(claim, message)
+
+
+def is_always_zero(script: Script) -> bool:
+    """Whether all dropout is 0, and the constructor has no argument that sets it.
+
+    Such a layer only keeps the names of the weights of another implementation.
+    """
+    target = script.adapter.target
+    kind = target if isinstance(target, type) else type(target)
+    arguments = inspect.signature(kind).parameters
+    has_config = any(map(names.CONFIG_PATTERN.search, arguments))
+    if has_config or names.dropout_arguments(kind):
+        return False
+    script.restart("train", dropout=None)
+    parts = script.evaluate("attention").modules()
+    return not any(getattr(part, n) for part in parts for n in probabilities(part))
+
+
+def assert_argument_switches_off(script: Script) -> None:
+    """Built with a dropout of 0, or a probability to keep of 1, nothing is dropped.
+
+    The others of these tests set the probabilities of a module that was built.
+    """
+    adapter = script.adapter
+    given = names.dropout_arguments(adapter.target)
+    if not given:
+        return
+    script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
+    script.restart("train", dropout=None)
+    if structure.has_dropout_of_its_own(script.evaluate("attention")):
+        script.adapter = adapter
+        return
+    args = script.make_arguments()
+    trained = script.call(args)
+    script.exec_line("attention.eval()")
+    text = ", ".join(f"{name}={value}" for name, value in given.items())
+    message = f"{{place}} differs in training, though it is built with `{text}`"
+    script.assert_close(script.call(args), trained, message)
+    script.adapter = adapter
+
+
+def assert_dropout_is_fair(script: Script, place: str) -> str:
+    """Test one dropout of the module; return what it changes.
+
+    That is "weights", "output", or nothing. Dropped weights change the output for equal
+    tokens in one direction a head only, and a dropped output in all.
+    """
+    adapter = script.adapter
+    length = adapter.fixed_length or 3
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    copies = count_of_copies(script)
+    script.restart("train")
+    script.exec_line("torch.manual_seed(0)")
+    args = script.make_arguments()
+    # After a norm, equal tokens give equal outputs, whichever of their weights remain.
+    for equal in (False,) if "norm" in adapter.designs else (False, True):
+        with script.rollback():
+            apply_dropout(script, 0.5, place)
+            each = make_equal_tokens(script, args) if equal else args
+            many = repeat_item(script, each, copies)
+            output = script.call(many)
+            in_order = f"{output}.movedim({copies_first(script)}, [0, 1])"
+            y = script.assign("y", f"{in_order}.detach()")
+            if bool(script.evaluate(f"({y} == {y}[0]).all()")):
+                if drops_table(script, many, place):
+                    return ""
+                apply_dropout(script, 0.0, place)
+                usual = script.call(many)
+                if skips_layer(script, many, usual, place):
+                    return ""
+                message = "all batch items share one dropout mask"
+                claim = f"torch.allclose({output}, {usual}, atol=1e-4)"
+                script.assert_true(claim, message)
+                return ""
+            if not equal:
+                again = script.call(many)
+                message = "two calls in training share one dropout mask"
+                script.assert_true(f"not torch.equal({output}, {again})", message)
+                assert_keys_drop_apart(script, y, place)
+                assert_less_drops_less(script, many, y, place)
+                if not (
+                    is_before_scores(script, place) or has_several_attentions(script)
+                ):
+                    try:
+                        assert_mean_is_kept(script, many, output, place)
+                    except LawViolation:
+                        if hides_keys(script, many, place):
+                            return "weights"
+                        if not drops_table(script, many, place):
+                            raise
+            elif "h" not in adapter.layout:
+                if not (is_of_part(script, place) or is_before_scores(script, place)):
+                    assert_masks_differ(script, y, length, copies)
+                rank = script.evaluate(
+                    f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
+                )
+                return "weights" if rank <= script.sizes.heads else "output"
+    return "weights"  # or not known
+
+
+def assert_less_drops_less(
+    script: Script, many: CallArguments, y: str, place: str
+) -> None:
+    """A probability of 0.02 changes the copies less than that of 0.5, which gave `y`.
+
+    At 0.5, a module that keeps what it should drop passes the other tests. At 0.02, it
+    drops nearly everything, and a right one nearly nothing.
+    """
+    with script.rollback():
+        first = f"movedim({copies_first(script)}, [0, 1]).detach()"
+        apply_dropout(script, 0.0, place)
+        usual = script.assign("usual", f"{script.call(many)}.{first}")
+        apply_dropout(script, 0.02, place)
+        little = script.assign("little", f"{script.call(many)}.{first}")
+        message = "a dropout of 0.02 changes the output about as much as one of 0.5"
+        little, much = (f"({each} - {usual}).norm()" for each in (little, y))
+        script.assert_true(f"{little} <= 0.7 * {much}", message)
+        apply_dropout(script, 0.5, place)
+
+
+def repeat_item(script: Script, args: CallArguments, copies: int) -> CallArguments:
+    """The same arguments, with copies of their one batch item."""
+    layout = script.adapter.layout
+    repeats = ", ".join(str(copies) if axis == "b" else "1" for axis in layout)
+    inputs = [script.assign(n, f"{n}.repeat({repeats})") for n in args.inputs]
+    mask = script.encode_mask(
+        script.all_allowed().expand(-1, -1, copies), script.adapter.required_mask
+    )
+    allowed = args.allowed.expand(-1, -1, copies)
+    return replace(args, inputs=tuple(inputs), allowed=allowed, mask=mask)
+
+
+def count_of_copies(script: Script) -> int:
+    """How many copies of a sequence show what dropout does, at a bearable cost."""
+    counts = []
+    for copies in (2, 4, 6):
+        script.restart("train")
+        args = repeat_item(script, script.make_arguments(), copies)
+        call = f"lambda: {script.call_source(args)}"
+        try:
+            counts.append(script.evaluate(f"count_entries({call})"))
+        except ScriptError:
+            return COPIES  # its kernels cannot be replaced
+    two, four, six = counts
+    if six - four > four - two:
+        return FEWEST_COPIES
+    bearable = int(2 * COPIED_ENTRIES / max(1, four - two))
+    return max(FEWEST_COPIES, min(COPIES, bearable))
+
+
+def hides_keys(script: Script, many: CallArguments, place: str) -> bool:
+    """Whether a dropout hides keys before the softmax, as that of DropKey does.
+
+    The other keys then share their weight, which keeps no mean.
+    """
+    hidden = []
+    for p in (0.5, 0.0):
+        apply_dropout(script, p, place)
+        call = f"lambda: {script.call_source(many)}"
+        hidden.append(script.evaluate(f"count_zero_weights({call})"))
+    return bool(hidden[0] > hidden[1])
+
+
+def skips_layer(script: Script, many: CallArguments, usual: str, place: str) -> bool:
+    """Whether a call computes either all or nothing (LayerDrop, Fan et al. 2019).
+
+    It does so for all batch items at once, and multiplies what remains by nothing.
+    """
+    calls = 12
+    with script.rollback():
+        apply_dropout(script, 0.5, place)
+        outputs = [script.call(many) for _ in range(calls)]
+    kept = [script.evaluate(f"torch.allclose({y}, {usual})") for y in outputs]
+    skipped = [y for y, is_kept in zip(outputs, kept, strict=True) if not is_kept]
+    same = (script.evaluate(f"torch.equal({y}, {skipped[0]})") for y in skipped)
+    return 0 < len(skipped) < calls and all(same)
+
+
+def drops_table(script: Script, many: CallArguments, place: str) -> bool:
+    """Whether a dropout layer gets what is computed from weights or positions alone.
+
+    That is a table of positions, or the output of a network for their biases: all
+    batch items share what remains of it, and scores that it is part of keep no mean. A
+    mask that is dropped by mistake, for all items alike, has no gradient, and is made
+    of two numbers, or has rows and columns of tokens.
+    """
+    if not script.adapter.is_module:
+        return False
+    layers = [
+        path
+        for path, part in script.evaluate("attention").named_modules()
+        if place_of(path) == place and isinstance(part, nn.modules.dropout._DropoutNd)
+    ]
+    for path in layers:
+        with script.rollback():
+            inputs = [script.assign(n, f"{n}.detach().clone()") for n in many.inputs]
+            for name in inputs:
+                script.exec_line(f"{name}.requires_grad_()")
+            given = script.call_source(replace(many, inputs=tuple(inputs)))
+            layer = f"attention.get_submodule({path!r})"
+            call = f"captured_inputs(lambda: {given}, {layer})"
+            for seen in script.evaluate(call):
+                tensors = [script.evaluate(name) for name in inputs]
+                is_table = seen.requires_grad or are_features(seen, many.allowed)
+                if is_table and not depends_on(seen, tensors):
+                    return True
+    return False
+
+
+def are_features(values: Tensor, allowed: Tensor) -> bool:
+    """Whether values without a gradient are features of positions, and no mask."""
+    is_of_pairs = values.shape[-2:] == allowed.shape[:2]
+    return not is_of_pairs and len({*values.flatten().tolist()}) > 2
+
+
+def depends_on(output: Tensor, inputs: list[Tensor]) -> bool:
+    """Whether any of the inputs is in the graph of an output."""
+    if not output.requires_grad:
+        return False
+    grads = torch.autograd.grad(
+        output.sum(), inputs, retain_graph=True, allow_unused=True
+    )
+    return any(grad is not None for grad in grads)
+
+
+def is_before_scores(script: Script, place: str) -> bool:
+    """Whether a dropout is one of inputs or of queries and keys, by its name.
+
+    It is part of their projections, as in LoRA.
+    """
+    if not script.adapter.is_module:
+        return False
+    *layers, _last = place.split(".")
+    roles = {structure.role_of(layer, None) for layer in layers}
+    found = script.evaluate(f"dropout_names(attention, {place!r})")
+    is_named = any(map(structure.INPUT_DROPOUT_PATTERN.search, [place, *found]))
+    return is_named or bool(roles & {"query", "key", "fused"})
+
+
+def is_of_part(script: Script, place: str) -> bool:
+    """Whether a dropout drops a whole part, such as a head, by its name."""
+    found = [place]
+    if script.adapter.is_module:
+        found += script.evaluate(f"dropout_names(attention, {place!r})")
+    return any(map(structure.PART_DROPOUT_PATTERN.search, found))
+
+
+def has_several_attentions(script: Script) -> bool:
+    """Whether there is more than one attention, but for a list of heads.
+
+    What one of them drops may change the scores of another.
+    """
+    if not script.adapter.is_module:
+        return False
+    paths = structure.attention_paths(script.evaluate("attention"))
+    return len({place_of(path) for path in paths}) > 1
+
+
+def copies_first(script: Script) -> list[int]:
+    """The axes of batch items and of positions."""
+    return [script.adapter.layout.index(axis) for axis in "bl"]
+
+
+def apply_dropout(script: Script, p: float, place: str) -> None:
+    """Set a dropout of the module, or give the argument of a function."""
+    adapter = script.adapter
+    if adapter.is_module:
+        where = f", {place!r}" if p else ""
+        script.exec_line(f"set_dropout(attention, {p}{where})")
+        return
+    given = {place: p, **names.dropout_flags(adapter.target)}
+    script.adapter = replace(adapter, call_args={**adapter.call_args, **given})
+
+
+def assert_mean_is_kept(
+    script: Script, many: CallArguments, output: str, place: str
+) -> None:
+    """The mean over the copies is the output without dropout.
+
+    What follows a norm or an activation does not keep a mean; with one, what the last
+    projection gets is compared.
+    """
+    first = f".movedim({copies_first(script)}, [0, 1])"
+    is_linear = not {"norm", "features"} & {*script.adapter.designs}
+    is_linear &= not last_activation(script.evaluate(output))
+    if script.adapter.is_module and not is_linear:
+        width = script.sizes.heads * script.sizes.d_k
+        layers = structure.layers_by_role(script.evaluate("attention"), width)
+        if "out" not in layers or "talking" in script.adapter.designs:
+            return
+        last = f"attention.get_submodule({layers['out']!r})"
+        call = f"captured_input(lambda: {script.call_source(many)}, {last})"
+        value, axis = script.evaluate(call), script.adapter.layout.index("b")
+        if value.dim() != 3 or value.shape[axis] != len(many.allowed[0, 0]):
+            return  # of parts of the sequences, such as the frames of videos
+        if is_normalized(script, call):
+            return
+        y = script.assign("y", f"{call}{first}.detach()")
+        apply_dropout(script, 0.0, place)
+        usual = script.assign("usual", call)
+    else:
+        y = script.assign("y", f"{output}{first}.detach()")
+        apply_dropout(script, 0.0, place)
+        usual = script.call(many)
+    error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
+    message = (
+        "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
+        "not applied to the weights after the softmax"
+    )
+    usual = f"{usual}{first}[0]"
+    difference = f"({y}.mean(dim=0) - {usual}).abs()"
+    script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
+
+
+def is_normalized(script: Script, call: str) -> bool:
+    """Whether the value of a call of the module is the output of one of its norms."""
+    outputs: list[Tensor] = []
+    handles = [
+        part.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+        for part in script.evaluate("attention").modules()
+        if "norm" in type(part).__name__.lower()
+    ]
+    value = script.evaluate(call)
+    for handle in handles:
+        handle.remove()
+    return any(
+        output.shape == value.shape and torch.equal(output, value) for output in outputs
+    )
+
+
+def assert_masks_differ(script: Script, y: str, length: int, copies: int) -> None:
+    """Queries, heads and keys have dropout masks of their own.
+
+    All tokens are equal, so that outputs differ by the dropout masks only. With
+    $n$ keys and $h$ heads, the counts of remaining keys allow $(n + 1)^h$ outcomes.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    if adapter.is_pooled or has_several_attentions(script):
+        return  # of several, each may have fewer keys or queries
+    if {"selection", "convolution"} <= {*adapter.designs}:
+        return  # what is selected of a series are delays, for all queries
+    if not (adapter.causal or adapter.positions != "none") and length > 1:
+        message = "all queries share one dropout mask"
+        script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
+    shared = max(2**heads, 2**length if heads > 1 else 0)
+    usual = (2 * length**0.5 + 1) ** heads  # within two standard deviations
+    if not shared < usual < copies:
+        shared = 2**heads  # the copies do not show all outcomes
+    # Of so many, the copies show on average:
+    expected = shared * (1 - math.exp(-copies / shared))
+    message = (
+        f"the keys or the heads share one dropout mask: {heads} heads and {length} "
+        f"keys give only {{}} different outputs"
+    )
+    count = script.evaluate(f"count_outcomes({y}[:, -1])")
+    claim = f"count_outcomes({y}[:, -1]) > {1.1 * expected:.0f}"
+    if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * copies:
+        script.assert_true(claim, message.format(count))
+
+
+def assert_keys_drop_apart(script: Script, y: str, place: str) -> None:
+    """No query loses all its keys in a head at once, unless all queries do.
+
+    With $h$ heads, it would have $2^h$ outcomes. A whole head may be dropped for all.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    few_keys = {"compression", "convolution", "selection"}
+    if (
+        "h" in adapter.layout
+        or adapter.is_pooled
+        or heads == 1
+        or script.sizes.d_k == 1
+        or few_keys & set(adapter.designs)
+        or is_of_part(script, place)
+        or is_before_scores(script, place)
+        or has_several_attentions(script)
+    ):
+        return
+    last, each = f"count_outcomes({y}[:, -1])", f"count_outcomes({y})"
+    message = (
+        f"a query loses all weights of a head at once: {heads} heads and "
+        f"{script.sizes.k_len} keys give only {{}} different outputs"
+    )
+    claim = f"not 2 < {last} <= {2**heads} < {each}"
+    if not script.evaluate(claim) and last_query_sees_all(script, place):
+        script.assert_true(claim, message.format(script.evaluate(last)))
+
+
+def last_query_sees_all(script: Script, place: str) -> bool:
+    """Whether the last output depends on each token, also beyond a window."""
+    last = script.adapter.index(l=slice(-1, None))
+    with script.rollback():
+        apply_dropout(script, 0.0, place)
+        args = script.make_arguments()
+        before = script.call(args)
+        seen = [
+            script.call(script.perturb(args, l=slice(n, n + 1)))
+            for n in range(script.sizes.k_len)
+        ]
+        same = [
+            script.evaluate(f"torch.equal({before}{last}, {y}{last})") for y in seen
+        ]
+        apply_dropout(script, 0.5, place)
+    return not any(same)
