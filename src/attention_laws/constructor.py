@@ -197,14 +197,10 @@ def has_effect(script: Script, without: Adapter) -> bool:
     if not script.adapter.single_input or "features" in script.adapter.designs:
         return False  # features may be scaled by their largest
     script.restart()
-    script.exec_line("chosen = attention")
     args = script.make_arguments()
     chosen = script.call(args)
-    other = without.build_expression(script.sizes)
-    script.exec_line(f"torch.manual_seed({script.seed})")
-    script.exec_line(f"attention = {other}{script.to_dtype_and_device()}.eval()")
-    script.exec_line("randomize_parameters(attention)")
-    usual = script.call(args)
+    script.build_other("plain", without.init_args)
+    usual = script.call(args, function="plain")
     return not script.evaluate(f"torch.equal({chosen}, {usual})")
 
 
@@ -219,7 +215,7 @@ def stays_causal(script: Script) -> bool:
 
 def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
     """If equal small sizes of chunks change nothing, other sizes change nothing."""
-    adapter, (small, other) = script.adapter, SMALL_CHUNKS
+    small, other = SMALL_CHUNKS
     script.sizes = replace(script.sizes, q_len=TOKENS, k_len=TOKENS)
     script.restart()
     args = script.make_arguments()
@@ -230,12 +226,7 @@ def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
     for sizes in variants:
         text = ", ".join(f"{name}={size}" for name, size in sizes.items())
         given = {name: str(size) for name, size in sizes.items()}
-        script.adapter = replace(adapter, init_args={**adapter.init_args, **given})
-        script.exec_line(f"torch.manual_seed({script.seed})")
-        script.exec_line(f"chunked = {script.build_expression()}.eval()")
-        script.adapter = adapter
-        script.exec_line("randomize_parameters(chunked)")
-        script.exec_line("set_dropout(chunked, 0.0)")
+        script.build_other("chunked", {**script.adapter.init_args, **given})
         if not script.evaluate("have_same_shapes(attention, chunked)"):
             return
         seen = script.call(args, function="chunked")

@@ -137,12 +137,7 @@ def assert_limit_has_no_influence(script: Script) -> None:
         with script.attempt():  # it may need room for other tokens
             usual = script.call(args)
             given = {**adapter.init_args, argument: str(LIMIT)}
-            script.adapter = replace(adapter, init_args=given)
-            script.exec_line(f"torch.manual_seed({script.seed})")
-            script.exec_line(f"limited = {script.build_expression()}.eval()")
-            script.adapter = adapter
-            script.exec_line("randomize_parameters(limited)")
-            script.exec_line("set_dropout(limited, 0.0)")
+            script.build_other("limited", given)
             if not script.evaluate("have_same_shapes(attention, limited)"):
                 continue
             message = f"{{place}} differs if it is built with `{argument}={LIMIT}`"

@@ -259,7 +259,8 @@ UNKNOWN_PAIRS = [
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|_pad(ding)?$|^(is_)?valid$|^adj"
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
-    r"|^(attn|attention|attn_mask|score)_bias$|^bias$|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",
+    r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
+    r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",
     re.IGNORECASE,
 )
 # What has one meaning: the keys that are padding.

@@ -209,6 +209,19 @@ class Script:
                 conversion = f".to({self.device!r}, {self.dtype})"
         return self.adapter.build_expression(self.sizes) + conversion
 
+    def build_other(self, name: str, init_args: Mapping[str, str]) -> None:
+        """Build another module with these arguments, to compare it in evaluation.
+
+        It has the same random weights as the first, as far as it has as many.
+        """
+        usual = self.adapter
+        self.adapter = replace(usual, init_args=init_args)
+        self.exec_line(f"torch.manual_seed({self.seed})")
+        self.exec_line(f"{name} = {self.build_expression()}.eval()")
+        self.adapter = usual
+        self.exec_line(f"randomize_parameters({name})")
+        self.exec_line(f"set_dropout({name}, 0.0)")
+
     def modes(self) -> list[str]:
         """The modes in which the laws that need both are tested.
 
