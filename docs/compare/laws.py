@@ -54,7 +54,9 @@
 #
 # With `inside`, or `--inside` on the command line, each attention within a model is
 # checked as it was built. Where a model takes token ids or images, this is inferred,
-# and each report says so. A workflow of GitHub Actions, and a hook of
+# and each report says so. A small model of token ids is also checked as a whole, with
+# vectors in place of the ids: its masks, positions and caches are more than those of
+# its attentions. A workflow of GitHub Actions, and a hook of
 # [pre-commit](https://pre-commit.com/) that runs if the file has changed:
 #
 # ```yaml

@@ -95,6 +95,7 @@ class ModelError(CallError):
     ) -> None:
         super().__init__(message)
         self.why = why
+        self.takes_ids = "token ids" in why
         self.model = model
         self.source = source
         self.imports = imports

@@ -27,7 +27,8 @@ $ headnotes check my_model.py:build_model --inside
 
 So does the command without it, where a model takes token ids or images, which it embeds
 before they are attended to, and where no way was found to call a model itself. Each
-report says so then.
+report says so then. A small model that takes token ids is checked as a whole, too, with
+[vectors in their place](embedded.md).
 
 Options may be written into `pyproject.toml`, under the names that `check` has for them.
 `headnotes check` then checks all targets that are listed there; flags take precedence.
@@ -80,10 +81,13 @@ from attention_laws.adapter import (
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
+from attention_laws.embedded import of_vectors, with_vectors
 from attention_laws.law import did_you_mean, first_line
 from attention_laws.names import import_of
 
 # The options of `check` that a table of `pyproject.toml` may set.
+# The parameters of the largest model that is checked as a whole, as it was built.
+LARGEST_MODEL = 1_000_000
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
 
 WHERE_TO_WRITE = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
@@ -348,13 +352,22 @@ def check_parts(
             outcome.reports.append(replace(report, facts=(*facts, *report.facts)))
         except ModelError as model:
             within = [*parts_of_model(name, model.imports, model.model, model.source)]
+            is_checked = (
+                model.takes_ids
+                and not outcome.inside
+                and check_with_vectors(outcome, name, attention, model, options)
+            )
             if outcome.inside or not within:
-                outcome.errors[name] = str(model)
+                if not is_checked:
+                    outcome.errors[name] = str(model)
                 continue
             outcome.inside = True
             text = f"`{name}`, which {model.why}"
             more = {n: value for n, value in options.items() if n != "init_args"}
             check_parts(outcome, within, more, (Fact("within", text, "inferred"),))
+            if is_checked:  # with it, a part that takes more than vectors was
+                for part, *_ in within:
+                    outcome.errors.pop(part, None)
         except CallError as error:
             outcome.errors[name] = str(error)
         except ValueError:
@@ -367,6 +380,33 @@ def check_parts(
                 f"nothing about the attention; please report it: "
                 f"{type(error).__name__}: {first_line(error)} ({place})"
             )
+
+
+def check_with_vectors(
+    outcome: Outcome,
+    name: str,
+    model: Any,
+    error: ModelError,
+    options: dict[str, Any],
+) -> bool:
+    """Check a model of token ids as one of vectors; return whether it can be called."""
+    wrapped: Any
+    if isinstance(model, type):
+        wrapped, source, given = of_vectors(model), f"of_vectors({name})", options
+    elif sum(p.numel() for p in error.model.parameters()) > LARGEST_MODEL:
+        return False  # a check makes thousands of calls
+    else:
+        wrapped, source = with_vectors(error.model), f"with_vectors({error.source})"
+        given = {n: value for n, value in options.items() if n != "init_args"}
+    tool = source.partition("(")[0]
+    line = f"from attention_laws.embedded import {tool}\n\n{name} = {source}\n"
+    try:
+        report = check(wrapped, name=name, imports=error.imports + line, **given)
+    except CallError:
+        return False
+    fact = Fact("token ids", "vectors are given in their place", "inferred")
+    outcome.reports.append(replace(report, facts=(*report.facts, fact)))
+    return True
 
 
 def chosen_targets(

@@ -61,6 +61,7 @@ from attention_laws.calling import (
     ways_to_call,
     weighing_argument,
 )
+from attention_laws.embedded import takes_ids, weights_of_tables
 from attention_laws.infer_cache import (
     infer_cache,
     infer_context_cache,
@@ -337,6 +338,8 @@ def infer_init_args(
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
+    small = names.small_sizes(parameters.values()) if takes_ids(target) else {}
+    values |= small
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
         value = names.pair_of(target, name, value) if value else value
@@ -353,7 +356,7 @@ def infer_init_args(
 
     imports = [names.import_source(each) for each in namespace.values()]
     probe.update(
-        init_args=init_args,
+        init_args={**small, **init_args},
         namespace=namespace,
         imports="".join([probe.adapter.imports, *imports]),
     )
@@ -382,7 +385,7 @@ def init_argument(
     if required and not given:
         given = names.first_choice(names.source_of(target), name)
     if not given and (required or name == "config"):
-        config = names.config_source(target, parameter)
+        config = names.config_source(target, parameter, takes_ids(target))
         if config is not None:
             return config
     if required and not given:
@@ -792,7 +795,9 @@ def infer_roles(probe: CallProbe) -> None:
     if call is None or token_mixing(*call) <= 0:
         return
     module = call[0].namespace["attention"]
-    several = adapter.is_module and structure.count_attentions(module) > 1
+    several = adapter.is_module and (
+        structure.count_attentions(module) > 1 or structure.is_recurrent(module)
+    )
     probe.update(mixes_queries=several or attends_to_both(probe))
     leaks = (mask_leakage(alone, mask) for mask in mask_candidates(alone))
     if not options.inputs and any(leak is not None and leak < 1e-3 for leak in leaks):
@@ -1057,9 +1062,10 @@ def infer_module_behavior(probe: CallProbe) -> None:
     text = "" if reproducible else "random even with dropout 0"
     if call is not None and structure.has_batch_norm(call[0].evaluate("attention")):
         text = "its batch norm mixes batch items"
+    tables = weights_of_tables(probe.adapter.target)
     probe.update(
         reproducible_training=not text,
-        unused_parameters=options.unused_parameters,
+        unused_parameters=(*options.unused_parameters, *tables),
     )
     if text:
         probe.record("training", f"{text}; only evaluation is checked", "inferred")

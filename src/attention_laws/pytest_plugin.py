@@ -11,7 +11,8 @@ def test_my_attention_satisfies_the_laws(attention_laws):
 The test fails if a law does, and shows the table of results; it also fails if each law
 is skipped. With `inside=True`, each attention within a model is checked, and the
 fixture returns the list of their reports; so it is for a model that takes token ids or
-images, or cannot be called itself. The fixture takes its options from the call
+images, or cannot be called itself. A small model of token ids has a report of its own,
+too. The fixture takes its options from the call
 alone: it ignores `pyproject.toml`. It imports torch and the laws at its first call
 only, so other tests of your project start as fast as before.
 

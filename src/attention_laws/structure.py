@@ -672,6 +672,12 @@ def embeds_pixels(module: nn.Module) -> bool:
     )
 
 
+def is_recurrent(module: nn.Module) -> bool:
+    """Whether a part has a state that goes from token to token."""
+    kinds = nn.RNNBase, nn.RNNCellBase
+    return any(isinstance(part, kinds) for part in module.modules())
+
+
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether there are statistics over the items of a batch."""
     kind = nn.modules.batchnorm._BatchNorm

@@ -1,0 +1,215 @@
+r"""# Models that embed token ids
+
+A language model takes the numbers of tokens, and laws need vectors, of which each can
+be changed a little. So its embedding is left out: a subclass takes vectors in place of
+token ids, gives the model ids that are all different, and returns the vectors where
+they are looked up. All laws then apply to the model as a whole: to its masks,
+positions and caches, which the attentions within it do not show.
+
+Source: the token embeddings of public language models, such as nanoGPT and SASRec.
+"""
+
+import copy
+import inspect
+import itertools
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attention_laws import names
+
+# The smallest ids are those of padding and of the start and the end of a text.
+FIRST_ID = 4
+# An argument for models that find the padding among their token ids.
+PADDING = "padding_mask"
+
+
+def takes_ids(target: Any) -> bool:
+    """Whether a module or class takes vectors in place of token ids."""
+    return hasattr(target, "tables")
+
+
+def weights_of_tables(target: Any) -> list[str]:
+    """The weights of the embeddings that are left out, after a first call."""
+    _, found = getattr(target, "tables", None) or (0, [])
+    return [f"{name}.weight" for name in found]
+
+
+def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
+    r"""A subclass that takes a vector for each token, where `kind` takes its id.
+
+    Where it has no mask, it has an argument for padding, whose tokens get the id that
+    an embedding has for it.
+
+    >>> class Model(nn.Module):
+    ...     def __init__(self, n):
+    ...         super().__init__()
+    ...         self.embedding = nn.Embedding(n, 3)
+    ...     def forward(self, ids):
+    ...         return 2 * self.embedding(ids)
+    >>> of_vectors(Model)(10)(torch.tensor([[[1.0, 2.0, 3.0]]]))
+    tensor([[[2., 4., 6.]]], grad_fn=<MulBackward0>)
+    """
+
+    class OfVectors(kind):  # type: ignore[valid-type, misc]
+        # How many inputs are token ids, and the embeddings that look them up.
+        tables: tuple[int, list[str]] | None = None
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return call_with_vectors(self, args, kwargs)
+
+    parameters = [*inspect.signature(kind.forward).parameters.values()]
+    has_mask = any(names.MASK_PATTERN.search(p.name) for p in parameters)
+    if not has_mask and "padding_idx" in names.source_of(kind):
+        mask = inspect.Parameter(PADDING, inspect.Parameter.KEYWORD_ONLY, default=None)
+        is_rest = bool(parameters) and parameters[-1].kind is mask.VAR_KEYWORD
+        parameters.insert(len(parameters) - is_rest, mask)
+    OfVectors.forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    # Laws look for names in the code of the model, and there only.
+    OfVectors.forward.__module__ = OfVectors.__module__ = kind.__module__
+    OfVectors.__name__ = OfVectors.__qualname__ = kind.__name__
+    OfVectors.__doc__ = kind.__doc__
+    return OfVectors
+
+
+def with_vectors(model: nn.Module) -> nn.Module:
+    """A copy of a model that takes a vector for each token, where it takes its id."""
+    copied = copy.deepcopy(model)
+    copied.__class__ = of_vectors(type(model))
+    return copied
+
+
+def call_with_vectors(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call `model` with ids, and give it vectors where it looks them up."""
+    padding = kwargs.pop(PADDING, None)
+    inputs = [each for each in args if is_of_vectors(each)]
+    if not inputs:
+        inputs = [*filter(is_of_vectors, kwargs.values())][:1]
+    count, names_of_tables = find_tables(model, inputs, args, kwargs)
+    tables: list[Any] = [model.get_submodule(name) for name in names_of_tables]
+    inputs = inputs[:count]
+    ids = distinct_ids(inputs, min(table.num_embeddings for table in tables))
+    if padding is not None:
+        if tables[0].padding_idx is None:
+            raise ValueError("its embedding has no id for padding")
+        ids[0] = ids[0].masked_fill(padding, tables[0].padding_idx)
+    return call_with_ids(model, tables, inputs, ids, args, kwargs)
+
+
+def is_of_vectors(value: Any) -> bool:
+    """Whether an argument is a sequence of vectors."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1
+
+
+def distinct_ids(inputs: list[Tensor], rows: int) -> list[Tensor]:
+    """An id for each vector, all different where the table has enough rows.
+
+    They count down from the largest, as positions count up from zero.
+
+    >>> distinct_ids([torch.zeros(2, 3, 5)], rows=20)
+    [tensor([[18, 17, 16],
+            [15, 14, 13]])]
+    """
+    sizes = [x.shape[:-1] for x in inputs]
+    numbers = torch.arange(sum(size.numel() for size in sizes), device=inputs[0].device)
+    numbers = rows - 2 - numbers % max(1, rows - 1 - FIRST_ID)
+    ends = list(itertools.accumulate(size.numel() for size in sizes))
+    parts = numbers.tensor_split(ends[:-1])
+    return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+
+
+def call_with_ids(
+    model: nn.Module,
+    tables: list[nn.Module],
+    inputs: list[Tensor],
+    ids: list[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call `model` with ids in place of vectors, which its tables then return."""
+
+    def look_up(_table: nn.Module, given: tuple[Tensor], output: Tensor) -> Tensor:
+        rows = vectors_of(given[0], inputs, ids).to(output)
+        return rows + 0 * output  # so that the table has a gradient
+
+    def exchange(value: Any) -> Any:
+        found = (n for x, n in zip(inputs, ids, strict=True) if x is value)
+        return next(found, value)
+
+    handles = [table.register_forward_hook(look_up) for table in tables]
+    try:
+        forward: Any = super(type(model), model).forward  # type: ignore[misc]
+        exchanged = {name: exchange(value) for name, value in kwargs.items()}
+        return forward(*map(exchange, args), **exchanged)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def vectors_of(given: Tensor, inputs: list[Tensor], ids: list[Tensor]) -> Tensor:
+    """The vectors of ids, which may be a part of those that the model got."""
+    for vectors, each in zip(inputs, ids, strict=True):
+        if torch.equal(given, each):
+            return vectors
+    known = torch.cat([each.flatten() for each in ids])
+    found = given[..., None] == known
+    if not bool((found.sum(-1) == 1).all()):
+        raise ValueError("its tokens cannot be told apart by their ids")
+    return torch.cat([x.flatten(0, -2) for x in inputs])[found.int().argmax(-1)]
+
+
+def find_tables(
+    model: nn.Module,
+    inputs: list[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[int, list[str]]:
+    """How many of the inputs are token ids, and which embeddings look them up.
+
+    Others may be of positions. A copy of the model is called to find them, and the
+    answer is kept for all modules of its class.
+    """
+    kind: Any = type(model)
+    if kind.tables is None:
+        for count in range(1, len(inputs) + 1):
+            with suppress(Exception):
+                kind.tables = count, seen_tables(model, inputs[:count], args, kwargs)
+                break
+        else:
+            raise ValueError("no embedding of token ids was found")
+    found: tuple[int, list[str]] = kind.tables
+    return found
+
+
+def seen_tables(
+    model: nn.Module,
+    inputs: list[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[str]:
+    """The embeddings that look up ids, or a part of them, if `model` gets them."""
+    copied = copy.deepcopy(model)
+    sizes = [x.shape[:-1] for x in inputs]
+    # Numbers that are neither positions nor types, in a table of any size.
+    ids = [
+        (2 + torch.arange(n.numel()) % 3 % 2).view(n).to(inputs[0].device)
+        for n in sizes
+    ]
+    seen = []
+
+    def note(name: str, _table: nn.Module, given: tuple[Tensor], _: Tensor) -> None:
+        if {*given[0].flatten().tolist()} == {2, 3}:
+            seen.append(name)
+
+    for name, part in copied.named_modules():
+        if isinstance(part, nn.Embedding):
+            part.register_forward_hook(partial(note, name))
+    call_with_ids(copied, [], inputs, ids, args, kwargs)
+    if not seen:
+        raise ValueError("no embedding gets the ids")
+    return [*dict.fromkeys(seen)]

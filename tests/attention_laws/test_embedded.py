@@ -1,0 +1,163 @@
+"""Models of token ids are checked as a whole, with vectors in place of the ids."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attention_laws import check
+from attention_laws.embedded import of_vectors, with_vectors
+from headnotes.cli import main
+
+TOKENS, WIDTH, POSITIONS = 11, 6, 13
+
+
+class Model(nn.Module):
+    """Adds positions to its tokens, and looks up parts of them in any order."""
+
+    def __init__(self, vocab_size: int = TOKENS) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, WIDTH, padding_idx=0)
+        self.positions = nn.Embedding(POSITIONS, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1]).expand_as(ids)
+        return self.tokens(ids) + self.positions(places)
+
+
+class OfColumns(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tokens(ids.T[1:]).transpose(0, 1)
+
+
+class OfPairs(Model):
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        return torch.cat([self.tokens(ids), self.tokens(targets)], dim=1)
+
+
+class MarksPadding(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.tokens(ids) * (ids != 0)[..., None]
+
+
+def test_vectors_are_returned_where_ids_are_looked_up() -> None:
+    x, targets = torch.randn(2, 3, WIDTH), torch.randn(2, 5, WIDTH)
+    model = of_vectors(Model)()
+    torch.testing.assert_close(model(x), x + model.positions.weight[:3])
+    torch.testing.assert_close(of_vectors(OfColumns)()(x), x[:, 1:])
+    together = torch.cat([x, targets], dim=1)
+    torch.testing.assert_close(of_vectors(OfPairs)()(x, targets), together)
+
+
+def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask() -> None:
+    x, padding = torch.ones(2, 3, WIDTH), torch.tensor([[False, False, True]] * 2)
+    masked = of_vectors(MarksPadding)()(x, padding_mask=padding)
+    torch.testing.assert_close(masked, x * ~padding[..., None])
+
+
+def test_a_copy_takes_vectors_and_the_model_keeps_its_ids() -> None:
+    model, x = Model(), torch.randn(1, 5, WIDTH)
+    torch.testing.assert_close(with_vectors(model)(x), x + model.positions.weight[:5])
+    ids = torch.arange(5)[None]
+    torch.testing.assert_close(
+        model(ids), model.tokens(ids) + model.positions.weight[:5]
+    )
+
+
+def test_ids_that_are_not_told_apart_are_refused() -> None:
+    # The first tokens are left out, and more follow than the table has rows.
+    with pytest.raises(ValueError, match="cannot be told apart by their ids"):
+        of_vectors(OfColumns)()(torch.randn(2, 2 * TOKENS, WIDTH))
+
+
+class Attention(nn.Module):
+    """Causal attention with a bias by the distance, which a model passes to it."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, bias_of: Any, cache: Any = None) -> Any:
+        b, n, d = x.shape
+        qkv = self.qkv(x).view(b, n, 3, self.heads, d // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 2), torch.cat([cache[1], v], 2)
+        length = k.shape[2]
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + bias_of(n, length)
+        future = torch.ones(n, length).triu(length - n + 1).bool()
+        weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+        out = (weights @ v).transpose(1, 2).reshape(b, n, d)
+        return self.proj(out), (k, v)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, num_tokens: int = 64, dim: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.token_emb = nn.Embedding(num_tokens, dim)
+        self.rel_bias = nn.Embedding(9, heads)
+        self.attn = Attention(dim, heads)
+        self.to_logits = nn.Linear(dim, num_tokens)
+
+    def first(self, n: int, length: int) -> int:
+        return length - n
+
+    def bias(self, n: int, length: int) -> Tensor:
+        query = torch.arange(n)[:, None] + self.first(n, length)
+        distance = (query - torch.arange(length)).clamp(0, 8)
+        return self.rel_bias(distance).permute(2, 0, 1)
+
+    def forward(self, ids: Tensor, cache: Any = None) -> Any:
+        x = self.token_emb(ids)
+        out, cache = self.attn(x, self.bias, cache)
+        return self.to_logits(x + out), cache
+
+
+class CountsFromZero(LanguageModel):
+    """The positions of new tokens begin at zero: the bias forgets the past."""
+
+    def first(self, n: int, length: int) -> int:
+        return 0
+
+
+@pytest.mark.slow
+def test_a_model_is_checked_with_its_cache_and_its_positions() -> None:
+    laws = ["causality", "incremental_decoding", "parameter_gradients"]
+    report = check(of_vectors(LanguageModel), only=laws)
+    assert report.ok
+    report = check(of_vectors(CountsFromZero), only=laws)
+    assert [result.law.name for result in report.failed] == ["incremental_decoding"]
+
+
+@pytest.mark.slow
+def test_a_part_that_takes_more_than_vectors_is_checked_with_its_model(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--only", "causality", "--only", "incremental_decoding", "--json"]
+    assert main(["check", f"{__file__}:LanguageModel", *flags]) == 0
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["name"] == "LanguageModel"
+    assert report["facts"][-1]["name"] == "token ids"
+    assert main(["check", f"{__file__}:CountsFromZero", *flags]) == 1
+
+
+def build_small() -> LanguageModel:
+    return LanguageModel(64, 12, 3)
+
+
+def build_large() -> LanguageModel:
+    return LanguageModel(20_000, 120, 3)
+
+
+@pytest.mark.slow
+def test_a_large_model_is_not_checked_as_a_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--only", "causality"]
+    assert main(["check", f"{__file__}:build_small", *flags]) == 0
+    assert main(["check", f"{__file__}:build_large", *flags]) == 2
+    assert "could not be called" in capsys.readouterr().err
