@@ -112,6 +112,7 @@ from headnotes.implementations import batch_first, causal, valid_lens
 
 FAMILIES = {
     "masking": "Masking",
+    "images": "Images",
     "algebra": "The formula",
     "gradients": "Gradients",
     "decoding": "Decoding",

@@ -49,7 +49,7 @@ UNKNOWN_ORDER = "the order of its fused projection is not known"
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking edges clip"
+    "convolution talking edges clip quantized"
 )
 
 

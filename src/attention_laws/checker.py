@@ -37,6 +37,7 @@ from attention_laws import (
     dropout,
     execution,
     gradients,
+    images,
     lengths,
     masking,
     names,
@@ -61,8 +62,8 @@ from attention_laws.script import Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, algebra, gradients, decoding, positions, lengths, execution),
-        *(dropout, constructor),
+        *(masking, images, algebra, gradients, decoding, positions, lengths),
+        *(execution, dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

@@ -13,7 +13,8 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -30,7 +31,11 @@ from attention_laws.law import (
 )
 from attention_laws.lengths import long_sequences
 from attention_laws.masking import batch_independence, causality, padding
+from attention_laws.positions import relative_positions
 from attention_laws.script import Script
+
+# Finds options of a constructor, beside those that are given, with values as text.
+OptionFinder = Callable[[type, Mapping[str, str]], Iterator[tuple[str, str]]]
 
 # Options of something else than the attention, or of one mode by intention.
 OTHER_PATTERN = re.compile(
@@ -41,14 +46,18 @@ OTHER_PATTERN = re.compile(
 CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
 SCALE_PATTERN = re.compile(r"(\w+_)?(scale|scaling|multiplier)|temperature|tau")
 SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
+ROTARY_PATTERN = re.compile(r"rope|rotary|rotat|interleav|neox")
 COUNT_PATTERN = re.compile(
     r"((n|num|number_of|num_of)_?)?(\w+_)?(sinks?|globals?|global_tokens|registers?"
     r"|mem(or(y|ies))?(_\w+)?|null_\w+|prefix(_\w+)?)|shift(_size)?"
 )
+CHOICE_PATTERN = re.compile(r"(\w+_)?(impl(ementation)?|backend)")
 CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
 
 # Options that are tried: more of them take seconds.
 MOST_OPTIONS = 8
+# The width of heads of which a quarter has several pairs of features.
+ROTATED = 16
 # Tokens, and sizes of chunks that do not divide their number.
 TOKENS, SMALL_CHUNKS = 7, (2, 3)
 
@@ -66,7 +75,8 @@ def constructor_options(script: Script) -> None:
     of the whole; with a flag, padding must be hidden. With a flag named `causal`,
     future tokens cannot influence the past. The sizes of chunks that are an
     implementation detail, as equal sizes show, must not change the output if they are
-    unequal, nor may a method that chooses a path, such as `set_attention_slice`.
+    unequal, nor may a method that chooses a path, such as `set_attention_slice`, or an
+    option that names one, such as `attn_implementation="eager"`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -74,7 +84,8 @@ def constructor_options(script: Script) -> None:
     options = [*options_with_arguments(adapter)][:MOST_OPTIONS]
     chunks = chunk_sizes_of(adapter.target, adapter.init_args)
     setters = names.setters_of_paths(adapter.target)
-    has_options = options or chunks or setters
+    choices = [*options_with_arguments(adapter, choices_of)]
+    has_options = options or chunks or setters or choices
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value, init_args in options:
@@ -95,6 +106,10 @@ def constructor_options(script: Script) -> None:
     if chunks:
         with suppress(ScriptError):  # they may have to be equal
             assert_chunks_change_nothing(script, chunks)
+    for name, value, init_args in choices:
+        script.sizes = usual[1]
+        with suppress(ScriptError):  # it may need a package that is not installed
+            assert_choice_changes_nothing(script, name, value, init_args)
     for call in setters:
         script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
@@ -102,21 +117,23 @@ def constructor_options(script: Script) -> None:
 
 
 def options_with_arguments(
-    adapter: Adapter,
+    adapter: Adapter, find: OptionFinder | None = None
 ) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Options of the constructor, or of a config, and all arguments with each of them.
 
-    A config is a dataclass, with which the constructor is called.
+    They are those that are off, or what `find` returns. A config is a dataclass, with
+    which the constructor is called.
     """
+    find = find or options_of
     given = dict(adapter.init_args)
-    for name, value in options_of(adapter.target, given):
+    for name, value in find(adapter.target, given):
         yield name, value, {**given, name: value}
     for argument, text in given.items():
         kind, _, fields = text.removesuffix(")").partition("(")
         config = adapter.namespace.get(kind)
         if dataclasses.is_dataclass(config) and isinstance(config, type):
             known = dict.fromkeys(re.findall(r"(\w+)=", fields), "")
-            for name, value in options_of(config, known):
+            for name, value in find(config, known):
                 more = ", ".join(filter(None, [fields, f"{name}={value}"]))
                 yield name, value, {**given, argument: f"{kind}({more})"}
 
@@ -143,6 +160,23 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
             yield name, "3"
         elif type(default) is int and default == 0 and COUNT_PATTERN.fullmatch(name):
             yield name, "2"
+
+
+def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Options that name an implementation, each with another name that the code has.
+
+    The code compares it with them, or the annotation is a `Literal`.
+    """
+    code = names.source_of(sys.modules.get(target.__module__))
+    for name, parameter in inspect.signature(target).parameters.items():
+        usual = parameter.default
+        if not (isinstance(usual, str) and CHOICE_PATTERN.fullmatch(name)):
+            continue
+        compared = re.findall(rf"\b{name} [!=]= [\"'](\w+)[\"']", code)
+        literal = re.findall(r"'(\w+)'", str(parameter.annotation))
+        for other in dict.fromkeys([*compared, *literal]):
+            if other != usual and name not in given:
+                yield name, repr(other)
 
 
 def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
@@ -175,10 +209,14 @@ def assert_option_acts_alike(
     laws = [eval_matches_train, batch_independence]
     if value == "True":
         laws.append(padding)  # with a window, masks may be of another kind
+        if adapter.positions == "rotary" and ROTARY_PATTERN.search(name):
+            laws.append(relative_positions)
     if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, without):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]
     for each in laws:
+        if each is relative_positions and not adapter.fixed_size:
+            script.sizes = replace(usual, d_k=ROTATED)
         if not {*each.assumes} & {*adapter.designs}:
             with suppress(NotApplicable):
                 each.test(script)
@@ -236,6 +274,22 @@ def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
             continue
         message = f"{{place}} differs if it is built with `{text}`"
         script.assert_close(usual, seen, message)
+
+
+def assert_choice_changes_nothing(
+    script: Script, name: str, value: str, init_args: dict[str, str]
+) -> None:
+    """Another implementation gives the same outputs, with each mask."""
+    script.sizes = replace(script.sizes, q_len=TOKENS, k_len=TOKENS)
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        script.build_other("other", init_args)
+        if not script.evaluate("have_same_shapes(attention, other)"):
+            return
+        message = f"{{place}} differs if it is built with `{name}={value}`"
+        other = script.call(args, function="other")
+        script.assert_close(script.call(args), other, message)
 
 
 def assert_setter_changes_nothing(script: Script, call: str) -> None:

@@ -437,21 +437,23 @@ def decode_after_rejection(script: Script) -> None:
     rejects. A method of the cache takes the number of tokens that remain, or of those
     that are removed.
     """
-    restart_with_cache(script)
-    kind = type(script.evaluate(empty_cache(script)))
-    methods = [name for name in dir(kind) if names.CROP_PATTERN.fullmatch(name)]
-    if not methods:
-        return
     length = script.sizes.k_len
     first, joined = length - 1, ""
-    for number in (first, 2):
+    if not first:
+        return
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    _start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
+    kind = type(script.evaluate(cache))
+    methods = [name for name in dir(kind) if names.CROP_PATTERN.fullmatch(name)]
+    for number in (first, 2) if methods else ():
         restart_with_cache(script)
         args, draft = (
             script.make_arguments(script.all_allowed(n, n)) for n in (length, first + 2)
         )
         whole = script.call(args)
         start, cache = call_with_cache(script, args, 0, first, empty_cache(script))
-        call_with_cache(script, draft, first, 2, cache)
+        _draft, cache = call_with_cache(script, draft, first, 2, cache)
         try:
             script.exec_line(f"{cache}.{methods[0]}({number})")
         except ScriptError:

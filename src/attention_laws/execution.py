@@ -861,13 +861,17 @@ def state_dict(script: Script) -> None:
 
     $$y_{\text{loaded}} = y_{\text{saved}}$$
 
-    A tensor that is neither a parameter nor a buffer is in no checkpoint. The state
-    dict is saved to bytes, and loaded into a module that was initialized with another
-    seed, or whose parameters were overwritten.
+    A tensor that is neither a parameter nor a buffer is in no checkpoint, and one that
+    requires a gradient is meant to be a parameter. The state dict is saved to bytes,
+    and loaded into a module that was initialized with another seed, or whose parameters
+    were overwritten.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module, "is a function, and has no state")
     script.restart()
+    for name in script.evaluate("unregistered_tensors(attention)"):
+        message = f"`{name}` requires a gradient, and is no parameter"
+        script.assert_true("not unregistered_tensors(attention)", message)
     args = script.make_arguments()
     output = script.call(args)
     script.exec_line("copied = detached_copy(attention)")

@@ -23,7 +23,7 @@ from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import call_with_cache, empty_cache, restart_with_cache
 from attention_laws.law import ScriptError
-from attention_laws.script import Script, find_output, parts_of
+from attention_laws.script import CallArguments, Script, find_output, parts_of
 
 # Methods beside `forward` that continue a sequence.
 DECODE_METHOD_PATTERN = re.compile(
@@ -31,6 +31,7 @@ DECODE_METHOD_PATTERN = re.compile(
     r"|stream(ing)?)(_?(step|one|token|next|single|with|kv|cached?|incremental|forward"
     r"|decod(e|ing)|recurrent|infer(ence)?|stream(ing)?|chunk))*"
 )
+STEP_PATTERN = re.compile(r"step|token|one|single|recurrent")
 # Methods with which a module begins to store a cache.
 CACHE_SETUP_PATTERN = re.compile(
     r"(set_?up|enable|init(ialize)?|start|begin|allocate)_?(kv_?)?"
@@ -47,7 +48,10 @@ def infer_cache(probe: CallProbe) -> None:
     if not (is_causal or is_named):
         return
     for text, fields in cache_candidates(probe):
-        if remembers_past(replace(adapter, **fields), probe.options):
+        passed = replace(adapter, **fields)
+        if takes_steps_only(passed, probe.options):
+            continue
+        if remembers_past(passed, probe.options):
             probe.record("cache", text, "inferred", **fields)
             return
     if is_causal and (argument := cache_argument(adapter)):
@@ -94,11 +98,12 @@ def cache_candidates_of(
     use |= {n: text for n, text in next(iter(steps), {}).items() if text == "{start}"}
     if argument := cache_argument(adapter, method):
         for index in returned_caches(probe, method, argument, use):
-            fields = {"cache": (argument, index), "cache_args": use}
-            yield f"`{argument}`, {index} of the result", fields
+            passed = {"cache": (argument, index), "cache_args": use}
+            yield f"`{argument}`, {index} of the result", passed
         by_name = {p.name: p for p in parameters}
         for text, classes in names.empty_caches(adapter.target, by_name[argument]):
-            fields = {"cache": (argument, ""), "empty_cache": text, "cache_args": use}
+            fields: dict[str, Any] = {"cache": (argument, ""), "empty_cache": text}
+            fields |= {"cache_args": use, "decode_method": method}
             imports = "".join(map(names.import_source, classes.values()))
             fields["imports"] = adapter.imports + imports
             fields["namespace"] = {**adapter.namespace, **classes}
@@ -106,6 +111,9 @@ def cache_candidates_of(
             maker = shown.removeprefix("attention.")
             start = f"a new {shown}" if maker == shown else f"made by `{maker}`"
             yield f"`{argument}`, modified in place, at first {start}", fields
+            for index in caches_after(replace(adapter, **fields), probe.options):
+                returned = {**fields, "cache": (argument, index)}
+                yield f"`{argument}`, {index} of the result, at first {start}", returned
     if adapter.is_module:
         for step in steps or ([{}] if method else []):
             given = f", with `{', '.join(step)}`" if step else ""
@@ -133,14 +141,37 @@ def returned_caches(
         script, args = call
         function = f"attention.{method}" if method else "attention"
         with suppress(ScriptError):
-            name = script.assign("result", script.call_source(args, function, **given))
-            result, query = map(script.evaluate, (name, args.inputs[0]))
-            # A flag may make a tuple of what is a tensor else.
-            output = find_output(result, query, script.adapter)
-            for index, value in parts_of(result).items():
-                if value is not None and index != output:
-                    yield index
+            source = script.call_source(args, function, **given)
+            yield from indexes_beside_output(script, args, source)
             return
+
+
+def caches_after(adapter: Adapter, options: Options) -> Iterator[str]:
+    """Where in the result of a call with an empty cache the next may be returned."""
+    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **options.script_options())
+    assert adapter.cache is not None
+    with suppress(ScriptError):
+        restart_with_cache(script)
+        args = script.make_arguments()
+        given = {**adapter.cache_args, adapter.cache[0]: empty_cache(script)}
+        more = {name: text.format(start=0) for name, text in given.items()}
+        method = f".{adapter.decode_method}" if adapter.decode_method else ""
+        source = script.call_source(args, f"attention{method}", **more)
+        yield from indexes_beside_output(script, args, source)
+
+
+def indexes_beside_output(
+    script: Script, args: CallArguments, source: str
+) -> Iterator[str]:
+    """The indexes of the parts of a result that are not the output, and not None."""
+    name = script.assign("result", source)
+    result, query = map(script.evaluate, (name, args.inputs[0]))
+    # A flag may make a tuple of what is a tensor else.
+    output = find_output(result, query, script.adapter)
+    for index, value in parts_of(result).items():
+        if value is not None and index != output:
+            yield index
 
 
 def infer_context_cache(probe: CallProbe) -> None:
@@ -183,6 +214,26 @@ def remembers_past(adapter: Adapter, options: Options) -> bool:
     The second has two tokens or, if they are refused, one.
     """
     return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
+
+
+def takes_steps_only(adapter: Adapter, options: Options) -> bool:
+    """Whether a method that is named as one for a step gives others of two tokens.
+
+    With no past yet, it would give those of the whole sequence if it could take two.
+    """
+    if adapter.one_token or not STEP_PATTERN.search(adapter.decode_method):
+        return False
+    sizes = Sizes(2 + (adapter.heads == 2), 2, 2, adapter.heads, adapter.d_k)
+    script = Script(adapter, sizes, **options.script_options())
+    try:
+        restart_with_cache(script)
+        args = script.make_arguments()
+        whole = script.call(args)
+        piece, _cache = call_with_cache(script, args, 0, 2, empty_cache(script))
+    except ScriptError:
+        return False
+    one, other = script.evaluate(whole), script.evaluate(piece)
+    return not (one.shape == other.shape and torch.allclose(one, other, atol=1e-4))
 
 
 def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> bool:

@@ -11,6 +11,8 @@ Source: the [names](names.md) of mask arguments, and the
 
 import itertools
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -80,10 +82,12 @@ def infer_masks(probe: CallProbe) -> None:
         if not (found[name] or given) and (context := context_of(probe, name)):
             probe.update(masked_context=(context, name))
     for name, masks in found.items():
-        if not masks and name in least:
+        if not masks and name in least and may_leak(probe, least[name][1], given):
             masks.append(least[name][1])
         masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
         masks += leaking_lengths_of_queries(probe, masks)
+        if not (masks or given):
+            masks += mask_beside_weights(probe, name)
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
         for mask in masks:
@@ -105,6 +109,31 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def may_leak(probe: CallProbe, mask: MaskArgument, given: Mapping[str, Any]) -> bool:
+    """Whether what leaks may be a mask of the tokens, with a mistake.
+
+    A mask of something else, such as frames, changes the output if it hides nothing.
+    """
+    is_usual = not re.search("frame|image|media|patch|text|token_type", mask.name)
+    return bool(given) or is_usual or is_neutral(probe, mask)
+
+
+def mask_beside_weights(probe: CallProbe, name: str) -> list[MaskArgument]:
+    """The mask if it hides keys only where a flag asks for the weights.
+
+    The fused kernel, which returns none, has then forgotten it.
+    """
+    adapter = probe.adapter
+    for flag in names.flags_of_weights(adapter.target, False, adapter.call_args):
+        given = {**adapter.call_args, flag: True}
+        with_weights = CallProbe(replace(adapter, call_args=given), probe.options)
+        for mask in mask_candidates(with_weights):
+            leak = mask_leakage(with_weights, mask) if mask.name == name else None
+            if leak is not None and leak < 1e-3 and is_neutral(with_weights, mask):
+                return [mask]
+    return []
 
 
 def fill_required_mask(probe: CallProbe) -> None:

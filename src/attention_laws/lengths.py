@@ -53,7 +53,7 @@ NO_MEAN = (
 )
 
 
-@law(slow=True, assumes="dynamic sampling selection")
+@law(slow=True, assumes="dynamic sampling selection quantized")
 def long_sequences(script: Script) -> None:
     r"""A sequence gives the same outputs if hidden keys follow.
 

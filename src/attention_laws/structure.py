@@ -43,7 +43,7 @@ ENCODING_PATTERN = re.compile(
 POSITION_KINDS = {
     "rotary": r"rope|rotary|rotate|freqs_cis",
     "alibi": r"alibi|slope",
-    "unknown": r"relative|bucket|axial|xpos|2d|ndim|bias_table|^rel",
+    "unknown": r"relative|bucket|axial|xpos|2d|ndim(?!s)|bias_table|^rel",
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
@@ -63,6 +63,7 @@ PART_DROPOUT_PATTERN = re.compile(
 )
 # Probabilities, of dropout and of other masks that are drawn in training.
 RANDOM_RATE_PATTERN = re.compile(r"(^|_)(p|prob\w*|drop\w*|rate)$", re.IGNORECASE)
+BEGIN_PATTERN = re.compile(r"^([sc]a|self|cross)_(attn_)?")
 BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 # Designs that change what is computed, and names in code that tell of them.
 DESIGNS = {
@@ -100,6 +101,8 @@ DESIGNS = {
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     # Series that are standardized by statistics without a gradient.
     "stationary": r"stationar|revin|^stdev$",
+    # Numbers that are rounded to few bits, in a straight line for their gradients.
+    "quantized": r"quantiz|^(u?int8|round_?)$|fake_?quant",
     "cloud": r"point_?cloud",  # whose distances are scaled by their mean
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
@@ -647,12 +650,16 @@ def count_attentions(module: nn.Module) -> int:
 
 
 def attention_paths(module: nn.Module) -> list[str]:
-    """The names of the submodules that project queries."""
+    """The names of the submodules that project queries.
+
+    Of two attentions in one class, the names may begin with `sa_` and `ca_`.
+    """
     return [
         path
         for path, part in module.named_modules()
         if isinstance(part, nn.MultiheadAttention)
-        or role_of(path.rpartition(".")[2], part) in ("query", "fused")
+        or role_of(BEGIN_PATTERN.sub("", path.rpartition(".")[2]), part)
+        in ("query", "fused")
     ]
 
 

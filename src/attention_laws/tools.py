@@ -101,6 +101,24 @@ def detached_copy(module: nn.Module) -> nn.Module:
     return copied
 
 
+def unregistered_tensors(module: nn.Module) -> list[str]:
+    r"""Attributes that require a gradient, and are parameters of no module.
+
+    >>> module = nn.Linear(2, 3)
+    >>> module.scale = torch.ones(1, requires_grad=True)
+    >>> unregistered_tensors(module), unregistered_tensors(nn.Linear(2, 3))
+    (['scale'], [])
+    """
+    known = {id(parameter) for parameter in module.parameters()}
+    return [
+        f"{path}.{name}".strip(".")
+        for path, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor) and value.requires_grad and value.is_leaf
+        if id(value) not in known
+    ]
+
+
 def tensors_in(value: Any) -> list[Tensor]:
     """The tensors in a value, also those in its dicts, lists and tuples."""
     if isinstance(value, Tensor):

@@ -1,0 +1,282 @@
+r"""# Laws of images
+
+The pixels of an image are a row of tokens for most of the code, and its rows and
+columns come back with a `reshape`. If height and width, or pixels and channels, are
+exchanged there, all shapes may be right, and those of squares are. So these laws move
+pixels, rows and columns, and look where they have influence.
+
+Source: vision transformers with windows
+([Swin](https://arxiv.org/abs/2103.14030), section 3.2) and with attention along axes
+([Axial Attention](https://arxiv.org/abs/1912.12180), section 2).
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+
+from attention_laws.law import NotApplicable, law, skip_unless
+from attention_laws.masking import IMAGES
+from attention_laws.script import Script
+
+# Sizes of square images, of which some are made of whole windows and others are not. In
+# the first four, attention in windows of up to 8 pixels shows.
+SQUARES = (16, 14, 12, 15, 8, 9, 17, 21, 24)
+
+
+@law(slow=True, assumes="selection dynamic")
+def image_windows(script: Script) -> None:
+    r"""Windows keep the borders of an image apart, whatever its size is.
+
+    $$\max(|i - k|, |j - l|) > w \;\Rightarrow\; \partial y_{kl} / \partial x_{ij} = 0$$
+
+    An image that is not made of whole windows is padded, and windows that are shifted
+    wrap around its borders, where a mask has to hide one side from the other. If the
+    padding is added behind the shift, the mask hides other pixels. Each pixel of a
+    diagonal is changed in turn: if none has influence across half of a smaller and of a
+    larger image, none may have influence from border to border. An image of one window
+    is not shifted: if a smaller one is attended to as a whole, so is this one.
+    """
+    adapter, found = script.adapter, dict[int, int]()
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    skip_unless(is_image and not adapter.is_pooled, "takes no images")
+    for n, size in enumerate(SQUARES):
+        local = [each for each, reach in found.items() if 2 * reach <= each]
+        skip_unless(n < 4 or local, "pixels have influence across the image")
+        with script.attempt():
+            found[size] = script.evaluate(influence_in_square(script, size))
+        script.adapter = adapter
+    local = [each for each, reach in found.items() if 2 * reach <= each]
+    for size, reach in found.items():
+        smaller = [each for each in local if each < size]
+        larger = [each for each in local if each > size]
+        if not (smaller and larger and reach == size - 1):
+            continue
+        near = max(smaller), min(larger)
+        usual = max(found[each] for each in near)
+        claim = f"{influence_in_square(script, size)} <= {usual}"
+        message = (
+            f"the borders of an image of {size} x {size} pixels have influence on each "
+            f"other, and those of images of {near[0]} and {near[1]} rows have none"
+        )
+        if reach > usual:
+            script.assert_true(claim, message)
+    script.adapter = adapter
+    window = 1 + max(found[each] for each in local)
+    if window > 2 and "convolution" not in adapter.designs:
+        assert_one_window_is_whole(script, window)
+
+
+@law(slow=True)
+def pixels_in_place(script: Script) -> None:
+    r"""A pixel changes the output at its own place more than at others.
+
+    $$\lVert \partial y_{ij} / \partial x_{ij} \rVert >
+    \lVert \partial y_{kl} / \partial x_{ij} \rVert$$
+
+    There it is the query, and elsewhere one key of many. If rows and columns are
+    exchanged, or a sequence is made an image with its axes in another order, all shapes
+    may be right. Beside a residual connection, what is added to the input is compared.
+    It is a violation where most pixels change the output at another place more, each at
+    a place of its own.
+    """
+    adapter = script.adapter
+    kind = adapter.image.replace("frames", "video")
+    frames = 1 + kind.startswith("video")
+    is_image = kind and adapter.single_input and not adapter.is_pooled
+    skip_unless(bool(is_image), "takes no images")
+    shapes = [(3, 5), *IMAGES]
+    if adapter.fixed_length is not None:
+        frames, shapes = 1, [adapter.grid(adapter.fixed_length)]
+    for rows, columns in shapes:
+        number = frames * rows * columns
+        script.sizes = replace(script.sizes, batch_size=64, q_len=number, k_len=number)
+        if adapter.fixed_length is None:
+            grid = replace(adapter, image_height=rows, video_frames=frames)
+            script.adapter = replace(grid, image=kind)
+        script.restart()
+        args = script.make_arguments()
+        (image,) = args.inputs
+        script.exec_line(f"{image}.requires_grad_()")
+        with script.attempt():
+            output = script.call(args)
+            break
+    else:
+        raise NotApplicable("takes no image of several rows")
+    outputs = [output]
+    if script.evaluate(f"{output}.shape == {image}.shape"):
+        outputs.append(f"{output} - {image}")
+    for each in outputs:
+        found = f"displaced_tokens({each}, {image}, {adapter.layout.index('l')})"
+        if moved := script.evaluate(found):
+            shape = (frames, rows, columns)[frames == 1 :]
+            places = torch.stack(torch.unravel_index(torch.tensor(moved[0]), shape), 1)
+            first, second = map(tuple, places.tolist())
+            message = (
+                f"of {' x '.join(map(str, shape))} pixels, that at {first} changes the "
+                f"output at {second} most: the output is an image with its axes in "
+                f"another order"
+            )
+            script.assert_true(f"not {found}", message)
+
+
+@law(slow=True, assumes="selection dynamic")
+def rectangular_images(script: Script) -> None:
+    r"""Images that are no squares are shifted as squares are.
+
+    $$y(\operatorname{shift}_s x) = \operatorname{shift}_s y(x)$$
+
+    Where pixels have no positions, an image that is shifted around its borders gives
+    shifted outputs, if it is by whole windows, or by the stride with which keys are
+    merged. The smallest shift for which this holds in squares has to be one in other
+    images: if height and width are exchanged, squares do not show it.
+    """
+    adapter = script.adapter
+    is_image = adapter.image.startswith("image") or adapter.gets_sides
+    skip_unless(is_image and adapter.single_input, "takes no images")
+    skip_unless(not adapter.is_pooled, "has one output for all pixels")
+    steps = (step for step in (1, 2, 4) if assert_shifts(script, (8, 8), step))
+    step = next(steps, 0)
+    skip_unless(step > 0, "no shift of a square image shifts its outputs")
+    for shape in ((8, 16), (16, 8)):
+        assert_shifts(script, shape, step, insist=True)
+
+
+# Pixels of one row, and the sides of images that are no squares.
+ROW, SIDES = 6, ((4, 6), (6, 4))
+
+
+@law(slow=True, assumes="positions decay compression convolution window selection")
+def rows_and_columns(script: Script) -> None:
+    r"""Rows and columns are in no order if the pixels of a single row are in none.
+
+    $$y(\pi x) = \pi y(x)$$
+
+    Without positions and windows, pixels that change their places have outputs that
+    change places alike. It is tested in images of one row and of one column first,
+    where no axes can be exchanged. In other images, whole rows and whole columns are
+    moved: so they can be where each pixel attends to its row or its column only, too.
+    """
+    adapter = script.adapter
+    is_image = adapter.image.startswith("image") or adapter.gets_sides
+    skip_unless(is_image and adapter.single_input, "takes no images")
+    skip_unless(not adapter.is_pooled, "has one output for all pixels")
+    skip_unless(adapter.fixed_length is None, "takes images of one size only")
+    in_no_order = all(
+        assert_order_is_kept(script, shape, insist=False)
+        for shape in ((1, ROW), (ROW, 1))
+    )
+    skip_unless(in_no_order, "the pixels of a row or of a column are in an order")
+    for shape in SIDES:
+        assert_order_is_kept(script, shape, insist=True)
+
+
+def assert_order_is_kept(script: Script, shape: tuple[int, int], insist: bool) -> bool:
+    """Whether reordered rows and columns give reordered outputs; with `insist`, assert.
+
+    An image of this size may be refused.
+    """
+    usual, axis = script.adapter, script.adapter.layout.index("l")
+    number = math.prod(shape)
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(usual, image_height=shape[0])
+    is_kept = False
+    with script.attempt():
+        script.restart()
+        args = script.make_arguments()
+        output = script.call(args)
+        is_kept = True
+        for along, size, what in ((0, shape[0], "rows"), (1, shape[1], "columns")):
+            # A square that is turned would be another order for each side.
+            order = [2, 0, 1, *range(3, size)]
+            if size == 1:
+                continue
+            index = ", ".join([":"] * (axis + along) + [str(order)])
+            moved = f".unflatten({axis}, {shape})[{index}].flatten({axis}, {axis + 1})"
+            pixels = script.assign("moved", args.inputs[0] + moved)
+            after = script.call(replace(args, inputs=(pixels,)))
+            expected = script.assign("expected", output + moved)
+            if insist:
+                message = (
+                    f"{{place}} differs if the {what} of an image of {shape[0]} x "
+                    f"{shape[1]} pixels are reordered to {order}"
+                )
+                script.assert_close(expected, after, message)
+            close = f"torch.allclose({expected}, {after}, atol=1e-4)"
+            is_kept = is_kept and bool(script.evaluate(close))
+    script.adapter = usual
+    return is_kept
+
+
+def assert_shifts(
+    script: Script, shape: tuple[int, int], step: int, insist: bool = False
+) -> bool:
+    """Whether a shift of rows or columns shifts the outputs; with `insist`, it must.
+
+    An image of this size may be refused.
+    """
+    usual, axis = script.adapter, script.adapter.layout.index("l")
+    number = math.prod(shape)
+    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+    script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
+    holds = False
+    with script.attempt():
+        script.restart()
+        args = script.make_arguments()
+        output = script.call(args)
+        for along, what in ((axis, "rows"), (axis + 1, "columns")):
+            shift = (
+                f".unflatten({axis}, {shape}).roll({step}, {along})"
+                f".flatten({axis}, {axis + 1})"
+            )
+            moved = script.assign("moved", args.inputs[0] + shift)
+            shifted = script.call(replace(args, inputs=(moved,)))
+            expected = script.assign("expected", output + shift)
+            if insist:
+                message = (
+                    f"{{place}} differs if an image of {shape[0]} x {shape[1]} pixels "
+                    f"is shifted by {step} of its {what}, and in squares nothing does"
+                )
+                script.assert_close(expected, shifted, message)
+            elif not script.evaluate(
+                f"torch.allclose({expected}, {shifted}, atol=1e-4)"
+            ):
+                break
+        else:
+            holds = True
+    script.adapter = usual
+    return holds
+
+
+def assert_one_window_is_whole(script: Script, window: int) -> None:
+    """In an image as large as the window, pixels have influence from border to border.
+
+    So it must be if it is in an image that is smaller by one pixel.
+    """
+    adapter, is_whole = script.adapter, False
+    with script.attempt():
+        reach = influence_in_square(script, window - 1)
+        is_whole = script.evaluate(f"{reach} == {window - 2}")
+    script.adapter = adapter
+    if is_whole:
+        with script.attempt():  # windows overlap, and blocks of them are smaller
+            claim = f"{influence_in_square(script, window)} == {window - 1}"
+            message = (
+                f"an image of {window} x {window} pixels, as large as the window, is "
+                f"divided, and a smaller one is not"
+            )
+            script.assert_true(claim, message)
+        script.adapter = adapter
+
+
+def influence_in_square(script: Script, size: int) -> str:
+    """How far a pixel of a square image has influence, as source text."""
+    adapter = script.adapter
+    script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
+    script.adapter = replace(adapter, image_height=size, fixed_length=None)
+    script.restart()
+    args = script.make_arguments()
+    axis = adapter.layout.index("l")
+    many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
+    output = script.call(replace(args, inputs=(many,)))
+    return f"farthest_influence({output}, {axis})"
