@@ -2677,6 +2677,99 @@ class RowsThenColumnsViewed(RowsThenColumns):
         return output.reshape(b, h, w, -1)
 
 
+class ShiftsByOption(Correct):
+    """Windows of an image, which an option shifts; it is given as a sequence."""
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        input_resolution: tuple[int, int],
+        window_size: int = 4,
+        shift_size: int = 0,
+    ) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.input_resolution = input_resolution
+        self.window_size, self.shift_size = window_size, shift_size
+
+    def windows(self, image: Tensor) -> Tensor:
+        size = self.window_size
+        parts = image.unflatten(2, (-1, size)).unflatten(1, (-1, size))
+        return parts.transpose(2, 3).reshape(-1, size**2, image.shape[-1])
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        height, width = self.input_resolution
+        image = x.unflatten(1, (height, width))
+        shift, size = self.shift_size, self.window_size
+        parts = self.windows(image.roll((-shift, -shift), (1, 2)))
+        # Pixels that the shift brings to a border are of other parts of the image.
+        place = torch.arange(height * width, device=x.device).view(height, width)
+        row, column = place // width, place % width
+        part = 2 * (row >= height - shift) + (column >= width - shift)
+        part = self.windows(part[None, ..., None])
+        allowed = self.for_items(part == part.mT, len(x))
+        y = super().forward(parts, parts, parts, allowed)
+        y = y.view(len(x), height // size, width // size, size, size, -1)
+        y = y.transpose(2, 3).reshape(image.shape)
+        return y.roll((shift, shift), (1, 2)).flatten(1, 2)
+
+    def for_items(self, allowed: Tensor, count: int) -> Tensor:
+        return allowed.repeat(count, 1, 1)
+
+
+class ShiftsOtherWindows(ShiftsByOption):
+    """The masks of windows are dealt out as if the batch were their last axis."""
+
+    def for_items(self, allowed: Tensor, count: int) -> Tensor:
+        height, width = self.input_resolution
+        number = height * width // self.window_size**2
+        return allowed[:, None].expand(number, count, -1, -1).flatten(0, 1)
+
+
+class Deformable(nn.Module):
+    """Each query weighs pixels that it samples around its reference point."""
+
+    def __init__(
+        self, d_model: int, n_levels: int = 4, n_heads: int = 8, n_points: int = 4
+    ) -> None:
+        super().__init__()
+        self.sizes = n_heads, n_levels, n_points
+        count = n_heads * n_levels * n_points
+        self.sampling_offsets = nn.Linear(d_model, 2 * count)
+        self.attention_weights = nn.Linear(d_model, count)
+        self.value_proj = nn.Linear(d_model, d_model)
+        self.output_proj = nn.Linear(d_model, d_model)
+
+    def forward(
+        self,
+        query: Tensor,
+        reference_points: Tensor,
+        input_flatten: Tensor,
+        input_spatial_shapes: Any,
+        input_padding_mask: Tensor | None = None,
+    ) -> Any:
+        heads, levels, _points = self.sizes
+        if len(input_spatial_shapes) != levels:
+            raise ValueError(f"{len(input_spatial_shapes)} levels are not {levels}")
+        value = self.value_proj(input_flatten)
+        if input_padding_mask is not None:
+            value = value.masked_fill(input_padding_mask[..., None], 0)
+        value = value.unflatten(-1, (heads, -1)).permute(0, 2, 3, 1).flatten(0, 1)
+        offsets = self.sampling_offsets(query).view(*query.shape[:2], *self.sizes, 2)
+        weights = self.attention_weights(query).unflatten(-1, (heads, -1)).softmax(-1)
+        sampled, start = [], 0
+        for level, (h, w) in enumerate(input_spatial_shapes):
+            image = value[:, :, start : start + h * w].unflatten(-1, (h, w))
+            start += h * w
+            center = reference_points[:, :, None, level, None]
+            offset = offsets[:, :, :, level] / offsets.new_tensor([w, h])
+            grid = (2 * (center + offset) - 1).transpose(1, 2).flatten(0, 1)
+            sampled.append(nn.functional.grid_sample(image, grid, align_corners=False))
+        together = torch.cat(sampled, dim=-1).unflatten(0, (len(query), heads))
+        context = torch.einsum("bhdqp,bqhp->bqhd", together, weights)
+        return self.output_proj(context.flatten(2))
+
+
 class AddsRowsAndColumns(RowsThenColumns):
     """Each pixel attends to its row, and beside that to its column."""
 
@@ -3133,6 +3226,21 @@ class BiasOfWindow(RelativeTable):
 
 
 class BiasOfSquareWindow(BiasOfWindow):
+    def factor(self) -> int:
+        return 2 * self.height - 1
+
+
+class BiasOfImageWindow(BiasOfWindow):
+    """The image is one window; rows and columns come before the channels."""
+
+    def forward(self, image: Tensor) -> Any:
+        _, h, w, _ = image.shape
+        if (h, w) != (self.height, self.width):
+            raise ValueError(f"{h} x {w} pixels are no window")
+        return super().forward(image.flatten(1, 2)).unflatten(1, (h, w))
+
+
+class BiasOfSquareImageWindow(BiasOfImageWindow):
     def factor(self) -> int:
         return 2 * self.height - 1
 
@@ -5511,7 +5619,8 @@ class MakesCroppedCache(MaskedSelfAttention):
         cache = self.kind() if cache is None else cache
         first, cache.seen = cache.seen, cache.seen + x.shape[1]
         position = torch.arange(first, cache.seen, device=x.device)
-        cache.tokens.append(x + position.cos().to(x)[:, None])
+        x = x + position.cos().to(x)[:, None]
+        cache.tokens.append(x)
         seen = torch.cat(cache.tokens, dim=1)
         ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
         allowed = ones.tril(seen.shape[1] - x.shape[1]).to(x.device)
@@ -5560,6 +5669,38 @@ class LayerOfDecoder(nn.Module):
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         x = x + self.attend("sa", x, x)
         return x + self.attend("ca", x, memory)
+
+
+class HeadsAndLayer(nn.Module):
+    """A list of heads, and a layer of one head behind it; graph attention is so."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        width = d_model // heads
+        self.heads = nn.ModuleList(
+            [AdditiveHead(d_model, width, dropout) for _ in range(heads)]
+        )
+        self.last = AdditiveHead(d_model, d_model, dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([head(x) for head in self.heads], dim=-1)
+        last: Tensor = self.last(nn.functional.elu(joined))
+        return last.log_softmax(dim=-1)
+
+
+class AdditiveHead(nn.Module):
+    def __init__(self, width: int, out: int, dropout: float) -> None:
+        super().__init__()
+        self.project = nn.Linear(width, out, bias=False)
+        self.source, self.target = nn.Linear(out, 1), nn.Linear(out, 1)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.project(x)
+        scores = nn.functional.leaky_relu(self.source(h) + self.target(h).mT, 0.2)
+        weights = scores.softmax(dim=-1)
+        weights = nn.functional.dropout(weights, self.dropout, self.training)
+        return weights @ h
 
 
 class RoundsKeys(MaskedSelfAttention):
@@ -6420,6 +6561,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TableOfRowsAlone, {}),
         (TableOfHalosLast, {}),
         (BiasOfSquareWindow, {"init_args": {"window_size": (2, 2)}}),
+        (BiasOfSquareImageWindow, {"init_args": {"window_size": (2, 2)}}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -6502,6 +6644,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
+        (ShiftsOtherWindows, {}),
         (RotaryOfOtherPairs, {}),
         (LimitsInOneKernel, {}),
         (HidesKeyInFront, {}),
@@ -6523,6 +6666,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("constructor_options", ShiftsByOption),
+    ("batch_independence", Deformable),
+    ("padding", Deformable),
+    ("query_independence", Deformable),
     ("constructor_options", RotaryOfPairs),
     ("constructor_options", ChoosesKernel),
     ("incremental_decoding", ReturnsRollingCache),
@@ -6530,6 +6677,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", StepOfOneToken),
     ("padding", TwoCausalLayers),
     ("dropout", LayerOfDecoder),
+    ("long_sequences", MakesCroppedCache),
+    ("dropout", TwoCausalLayers),
+    ("dropout", HeadsAndLayer),
     ("long_sequences", RoundsKeys),
     ("earlier_calls", FrequenciesOfCall),
     ("incremental_decoding", StoresAfterSetupInOrder),
@@ -6615,6 +6765,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfWindows),
     ("relative_table", TableOfHalos),
     ("relative_table", BiasOfWindow),
+    ("relative_table", BiasOfImageWindow),
     ("parameter_gradients", NarrowNetwork),
     ("parameter_gradients", BiasBetweenWindows),
     ("parameter_gradients", BiasOfItself),
@@ -6739,8 +6890,11 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("long_sequences", Deformable, "grid_sample"),
+    ("longer_padding", Deformable, "grid_sample"),
     ("key_permutation", TwoCausalLayers, "order the keys of one another"),
     ("formula", RoundsKeys, "fake_quantize"),
+    ("formula", MakesCroppedCache, "its values have positions"),
     ("gradients", RoundsKeys, "fake_quantize"),
     ("padding", FramesOfVideo, "no mask that could hide keys"),
     ("neutral_mask", FramesOfVideo, "no mask that could hide nothing"),

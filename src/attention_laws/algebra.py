@@ -642,7 +642,23 @@ def formula(script: Script) -> None:
             args = make_equal_tokens(script, args)
         message = "{place} differs from the formula"
         message += ", though all tokens are equal" * has_positions
-        assert_formula(script, args, script.call(args), message)
+        output = script.call(args)
+        reason = "its values have positions"
+        skip_unless(not has_positions_in_values(script, output), reason)
+        assert_formula(script, args, output, message)
+
+
+def has_positions_in_values(script: Script, output: str) -> bool:
+    """Whether the outputs for equal tokens are unequal, in an encoding that is unknown.
+
+    Positions are then added to the tokens, before their values are computed.
+    """
+    adapter = script.adapter
+    if adapter.positions != "unknown" or adapter.is_pooled:
+        return False
+    first = adapter.index(l=slice(0, 1))
+    claim = f"torch.allclose({output}, {output}{first}, atol=1e-3)"
+    return not script.evaluate(claim)
 
 
 def tokens_meet(script: Script) -> bool:

@@ -80,7 +80,6 @@ def constructor_options(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
-    skip_unless(not adapter.fixed_length, "takes sequences of one length only")
     options = [*options_with_arguments(adapter)][:MOST_OPTIONS]
     chunks = chunk_sizes_of(adapter.target, adapter.init_args)
     setters = names.setters_of_paths(adapter.target)

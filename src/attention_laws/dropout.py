@@ -26,7 +26,12 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import last_activation, place_of, probabilities
+from attention_laws.tools import (
+    WeightsRecorder,
+    last_activation,
+    place_of,
+    probabilities,
+)
 
 # Copies of one sequence, of which each has a dropout mask of its own. There are fewer
 # if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
@@ -400,12 +405,20 @@ def is_of_part(script: Script, place: str) -> bool:
 def has_several_attentions(script: Script) -> bool:
     """Whether there is more than one attention, but for a list of heads.
 
-    What one of them drops may change the scores of another.
+    What one of them drops may change the scores of another. The layers of a stack have
+    more weights than the heads have.
     """
     if not script.adapter.is_module:
         return False
     paths = structure.attention_paths(script.evaluate("attention"))
-    return len({place_of(path) for path in paths}) > 1
+    if len({place_of(path) for path in paths}) > 1:
+        return True
+    with script.rollback(), WeightsRecorder() as recorder:
+        args = script.make_arguments()
+        script.call(args)
+    of_heads = script.sizes.heads * args.allowed.numel()
+    count: int = sum(weights.numel() for weights, _ in recorder.found)
+    return count > of_heads
 
 
 def copies_first(script: Script) -> list[int]:

@@ -552,6 +552,7 @@ def assert_half_is_close(
             half = f"{half}.float()"
             script.assert_close(single, half, message, relative=0.1, l=queries)
         except LawViolation:
+            script.dtype = dtype
             if mentions_float16(script) or not squares_overflow(script, args):
                 raise
             reason = "squares overflow in float16, which its code does not mention"

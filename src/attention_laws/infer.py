@@ -342,6 +342,8 @@ def infer_init_args(
     values |= small
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
+        if longest < 320:  # several windows, where a small image is not one
+            value = value.replace("(3, 3)", "(8, 8)")
         value = names.pair_of(target, name, value) if value else value
         if not required and is_left_out(parameters[name].default, value):
             continue

@@ -906,7 +906,7 @@ def added_mask(script: Script) -> None:
         script.assert_true(f"({change} - {added})[seen].abs().max() < 0.01", message)
 
 
-@law(assumes="norm convolution positions ends")
+@law(assumes="norm convolution positions ends sampling")
 def longer_padding(script: Script) -> None:
     r"""More padding at the end changes no output.
 

@@ -80,7 +80,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|^(k(eys?)?|v(alues?)?)$",
+    r"|cross|latent|image|text|media|target|flatten|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 # Classes that are attention.
@@ -205,6 +205,13 @@ WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 EXTRA_ARGUMENTS = {
+    # Of deformable attention, with one level: each query samples around the center.
+    r"reference_points?": ["torch.full(({batch_size}, {length}, 1, 2), 0.5){dtype}"],
+    r"(\w+_)?spatial_shapes": [
+        "[(1, {k_len})]",
+        "torch.tensor([[1, {k_len}]]){device}",
+    ],
+    r"(\w+_)?level_start_ind(ex|ices)": ["torch.tensor([0]){device}"],
     # The latter of both is for the pixels behind a class token.
     r"h|height|(n_?|num_?)?rows|(grid|patch)_h": ["{rows}", "1"],
     r"w|width|(n_?|num_?)?(cols|columns)|(grid|patch)_w": [
@@ -397,7 +404,7 @@ def argument_values(required: Mapping[str, bool]) -> dict[str, str]:
 
 
 def small_side(parameter: inspect.Parameter, value: str) -> str:
-    r"""A small value for an optional side of an image; "" if it is none.
+    r"""A small value for an optional side of an image, or for levels; "" if it is none.
 
     `value` is the one that `argument_values` has for it.
 
@@ -405,6 +412,8 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     >>> [small_side(p, "") for p in inspect.signature(build).parameters.values()]
     ['3', '', '(3, 3)']
     """
+    if re.fullmatch(r"(n|num)_(feature_)?levels", parameter.name):
+        return "1"  # of feature maps, of which deformable attention takes several
     is_side = SIDE_PATTERN.fullmatch(parameter.name) or (
         parameter.name in ("height", "width") and value == "3"
     )
@@ -610,6 +619,7 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         and not MASK_PATTERN.search(name)
         and not POSITION_PATTERN.search(name)
         and not CACHE_PATTERN.match(name)
+        and not re.fullmatch("reference_points?", name)
     ]
     # Behind an input, such names are those of sizes.
     needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]

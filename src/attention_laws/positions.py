@@ -849,7 +849,10 @@ def assert_other_windows_use_all(script: Script, adapter: Adapter, name: str) ->
     other one is multiplied.
     """
     given = {**adapter.init_args, name: "(2, 3)"}
-    script.adapter = replace(adapter, init_args=given, fixed_length=6)
+    height = 2 if adapter.image else adapter.image_height
+    script.adapter = replace(
+        adapter, init_args=given, fixed_length=6, image_height=height
+    )
     script.sizes = replace(script.sizes, q_len=6, k_len=6)
     with script.attempt():  # it may take squares only
         script.restart()
@@ -1004,7 +1007,7 @@ def assert_rows_in_order(
         script.fail("False, " + repr(message), message, math.nan, 0.0)
 
 
-@law(slow=True)
+@law(slow=True, assumes="sampling")
 def distant_positions(script: Script) -> None:
     r"""Positions far from the start are as exact as the first, in half precision, too.
 

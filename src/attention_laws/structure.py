@@ -95,7 +95,8 @@ DESIGNS = {
     r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic|rope_?(factor|scaling)",
     "clip": r"clip_?(qkv|kv|logits)|(qkv|kv)_?clip",
-    "sampling": r"^(randint|randperm|multinomial)$",  # of keys, such as of an Informer
+    # Of keys, such as of an Informer, or between the pixels of an image.
+    "sampling": r"^(randint|randperm|multinomial)$|sampling_offsets|^grid_sample$",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|(?-i:T5)|attention_multiplier|floor_scale|temperature_tun"
     r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
