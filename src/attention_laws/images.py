@@ -187,10 +187,9 @@ def assert_order_is_kept(script: Script, shape: tuple[int, int], insist: bool) -
         output = script.call(args)
         is_kept = True
         for along, size, what in ((0, shape[0], "rows"), (1, shape[1], "columns")):
-            # A square that is turned would be another order for each side.
-            order = [2, 0, 1, *range(3, size)]
             if size == 1:
                 continue
+            order = [2, 0, 1, *range(3, size)]
             index = ", ".join([":"] * (axis + along) + [str(order)])
             moved = f".unflatten({axis}, {shape})[{index}].flatten({axis}, {axis + 1})"
             pixels = script.assign("moved", args.inputs[0] + moved)
