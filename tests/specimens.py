@@ -5703,6 +5703,88 @@ class AdditiveHead(nn.Module):
         return weights @ h
 
 
+class OfEdges(nn.Module):
+    """Attention in a graph: the weights of the edges to a node sum to one."""
+
+    end = 1
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.source, self.target = (nn.Linear(out_channels, 1) for _ in range(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        h = self.lin(x)
+        scores = torch.tanh(self.source(h)[source] + self.target(h)[target]).exp()
+        sums = torch.zeros(len(x), 1).to(h).index_add(0, edge_index[self.end], scores)
+        weights = scores / (sums[edge_index[self.end]] + 1e-9)
+        return torch.zeros_like(h).index_add(0, target, weights * h[source])
+
+
+class SumsOverTargets(OfEdges):
+    end = 0
+
+
+class MergesMasks(Correct):
+    """Some tokens are seen by all, and marked in the mask for padding."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        global_mask: Tensor | None = None,
+    ) -> Any:
+        allowed = None
+        if attention_mask is not None:
+            allowed = attention_mask.long()
+            if global_mask is not None:
+                allowed = self.merge(allowed, global_mask.long())
+            allowed = (allowed > 0)[:, None]
+        elif global_mask is not None:
+            allowed = global_mask.bool()[:, None]
+        return super().forward(x, x, x, allowed)
+
+    def merge(self, mask: Tensor, marks: Tensor) -> Tensor:
+        return mask * (1 + marks)
+
+
+class MergesMasksInPlace(MergesMasks):
+    def merge(self, mask: Tensor, marks: Tensor) -> Tensor:
+        mask *= 1 + marks
+        return mask
+
+
+class ZeroesPadding(Correct):
+    """Padding is set to zero, and attended to all the same."""
+
+    def forward(self, x: Tensor, is_padding: Tensor | None = None) -> Any:  # type: ignore[override]
+        if is_padding is None:
+            return super().forward(x, x, x)
+        x = x.masked_fill(is_padding[..., None], 0.0)
+        return super().forward(x, x, x, self.allow(~is_padding))
+
+    def allow(self, is_token: Tensor) -> Tensor | None:
+        return None
+
+
+class ZeroesAndHidesPadding(ZeroesPadding):
+    def allow(self, is_token: Tensor) -> Tensor | None:
+        return is_token[:, None]
+
+
+class MasksWeights(ZeroesPadding):
+    """The weights are masked behind the softmax, and divided by their sum."""
+
+    def allow(self, is_token: Tensor) -> Tensor | None:
+        return is_token[:, None]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, None)
+        weights = weights if mask is None else weights * mask[:, None]
+        return weights / (weights.sum(-1, keepdim=True) + 1e-13)
+
+
 class RoundsKeys(MaskedSelfAttention):
     """Keys are rounded as in a cache of few bits, with straight gradients."""
 
@@ -6306,6 +6388,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (ZeroesPadding, {}),
         (MaskBesideWeights, {}),
         (MultipliesByMask, MASK),
         (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),
@@ -6354,6 +6437,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "longer_padding": [(DependsOnKeyCount, {})],
     "rows_sum_to_one": [
+        (SumsOverTargets, {}),
         (ReturnsDroppedWeights, {}),
         (ReturnsWeightsBeforeMask, MASK),
         (NegativeWeights, {}),
@@ -6627,6 +6711,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
+        (MergesMasksInPlace, {}),
         (ModifiesMask, MASK),
         (ModifiesData, MASK),
         (CountsCalls, {}),
@@ -6666,6 +6751,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("padding", ZeroesAndHidesPadding),
+    ("padding", MasksWeights),
+    ("rows_sum_to_one", OfEdges),
+    ("no_side_effects", MergesMasks),
     ("constructor_options", ShiftsByOption),
     ("batch_independence", Deformable),
     ("padding", Deformable),

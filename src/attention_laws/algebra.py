@@ -65,10 +65,14 @@ def rows_sum_to_one(script: Script) -> None:
 
     Weights that are returned before the mask is applied, or normalized along another
     axis, are no distribution over these keys. If no weights are returned, all values
-    are made equal: every weighted mean of them is then the same. With `only`, weights
-    that are returned after dropout fail, too; those of PyTorch and of many others are.
+    are made equal: every weighted mean of them is then the same; equal nodes of a graph
+    have equal outputs, however many neighbors they have. With `only`, weights that are
+    returned after dropout fail, too; those of PyTorch and of many others are.
     """
     adapter = script.adapter
+    if edges := next(iter(adapter.extra_args.keys() & EDGES), ""):
+        assert_equal_nodes_give_equal(script, edges)
+        return
     returns_weights = bool(adapter.weights_source)
     skip_unless(
         returns_weights or len(adapter.inputs) == 3,
@@ -102,6 +106,31 @@ def rows_sum_to_one(script: Script) -> None:
             tolerance = script.tolerance(sums)
             script.assert_true(f"({sums} - 1).abs().max() <= {tolerance}", message)
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
+
+
+# Arguments for the edges of a graph, from nodes and to nodes.
+EDGES = {"edge_index", "edges", "edge_idx"}
+
+
+def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
+    """In a graph in which each node has edges from those before, equal nodes are equal.
+
+    That is so if the softmax is over the edges to a node. Over those from a node, it
+    gives one with many neighbors more than others.
+    """
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    length = script.sizes.k_len
+    pairs = f"torch.ones({length}, {length}).tril().nonzero().T"
+    graph = script.assign("edges", pairs + script.to_device())
+    first = script.adapter.index(l=slice(0, 1))
+    for edges in (graph, f"{graph}.flip(0)"):
+        output = script.call(args, **{argument: edges})
+        tolerance = script.tolerance(output)
+        message = "nodes that are equal have unequal outputs, by their neighbors"
+        script.assert_true(
+            f"({output} - {output}{first}).abs().max() <= {tolerance}", message
+        )
 
 
 @law(assumes="gate features compression convolution unnormalized decay linear inverse")

@@ -602,6 +602,32 @@ def no_side_effects(script: Script) -> None:
                     script.assert_true(claim, f"`{name}` is modified by a call")
     assert_optional_unmodified(script)
     assert_mask_unmodified_by_flag(script)
+    assert_masks_unmodified_together(script)
+
+
+def assert_masks_unmodified_together(script: Script) -> None:
+    """Nor are masks of two arguments modified if one is merged with the other.
+
+    They have integers, too, of which others than booleans need no copy.
+    """
+    masks = [m for m in script.adapter.masks if m.kind not in ("causal", "lengths")]
+    by_name = {mask.name: mask for mask in reversed(masks)}
+    length = script.sizes.k_len
+    for (one, other), kind in itertools.product(
+        itertools.permutations(by_name.values(), 2), ("", ".long()")
+    ):
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length), one)
+        encoded = script.encode_mask(args.allowed, other)
+        assert args.mask is not None
+        assert encoded is not None
+        texts = args.mask[1], encoded[1]
+        masks_of_call = [script.assign("mask", f"{text}{kind}") for text in texts]
+        remember(script, masks_of_call)
+        with script.attempt():
+            given = replace(args, mask=(one.name, masks_of_call[0]))
+            script.call(given, **{other.name: masks_of_call[1]})
+            assert_unmodified(script, masks_of_call)
 
 
 def assert_mask_unmodified_by_flag(script: Script) -> None:

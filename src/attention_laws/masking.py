@@ -169,9 +169,43 @@ def padding(script: Script) -> None:
     The sequences of a batch are padded to one length. If queries attend to padding, a
     sequence has another representation beside a longer one than alone. The hidden keys
     and values of one batch item are replaced, once by others of usual size and once by
-    much larger ones, and no output may change.
+    much larger ones, and no output may change. Nor may it if their scores are set to
+    minus infinity: tokens that are only set to zero keep a part of the weights.
     """
     assert_padding_ignored(script, ("", "100.0"))
+    if not {"selection", "window", "latents"} & {*script.adapter.designs}:
+        assert_padding_has_no_weight(script)
+
+
+# The number of keys, which is no other size, so that a softmax over them is known.
+MASKED_KEYS = 7
+
+
+def assert_padding_has_no_weight(script: Script) -> None:
+    """Scores of minus infinity for padded keys, in each softmax, change no output."""
+    adapter, usual = script.adapter, script.sizes
+    if adapter.fixed_length is not None:
+        return
+    q_len = MASKED_KEYS if adapter.single_input or adapter.causal else 5
+    script.sizes = replace(usual, q_len=q_len, k_len=MASKED_KEYS)
+    for hidden in ([0, 1], [MASKED_KEYS - 2, MASKED_KEYS - 1]):
+        queries = [0] if adapter.is_pooled else [*range(q_len)]
+        if adapter.queries_are_keys:
+            queries = [query for query in queries if query not in hidden]
+        for allowed, mask in script.padding_cases(slice(hidden[0], hidden[-1] + 1)):
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            with script.attempt():  # there may be a limit of the length
+                before = script.call(args)
+                call = f"lambda: {script.call_source(args)}"
+                text = f"without_keys({call}, {hidden}, {MASKED_KEYS})"
+                after = script.assign_output(text, args)
+                message = (
+                    f"padded keys {hidden} have a part of the weights: {{place}} "
+                    f"changes if their scores are minus infinity"
+                )
+                script.assert_close(before, after, message, l=queries, b=slice(0, 1))
+    script.sizes = usual
 
 
 @law(strict=True)

@@ -72,8 +72,8 @@ DESIGNS = {
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
-    "features": r"^elu$|relu|feature_map|performer|linear_?att|^phi$|favor"
-    r"|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
+    "features": r"^elu$|(?<!leaky)(?<!leaky_)relu|feature_map|performer|linear_?att"
+    r"|^phi$|favor|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
     # Tokens fade from step to step, by a number that others may have influence on.
     "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|log_?sigmoid|retention"
     r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm"

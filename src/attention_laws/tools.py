@@ -396,6 +396,52 @@ class ScoresOfZero(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+class KeysHidden(torch.overrides.TorchFunctionMode):
+    """Sets the scores of some of the keys to the least number, in each softmax."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden  # for each key
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, count = dict(kwargs or {}), len(self.hidden)
+        if function is torch.nn.functional.scaled_dot_product_attention:
+            query, key = args[:2]
+            if key.shape[-2] == count:
+                names = ("attn_mask", "dropout_p", "is_causal")
+                kwargs |= dict(zip(names, args[3:], strict=False))
+                args, mask = args[:3], kwargs.get("attn_mask")
+                if mask is None:
+                    mask = torch.ones(query.shape[-2], count, dtype=torch.bool)
+                    mask = mask.tril() if kwargs.pop("is_causal", False) else mask
+                least = torch.finfo(query.dtype).min
+                bias = torch.zeros(mask.shape).to(query)
+                if mask.dtype == torch.bool:
+                    bias = bias.masked_fill(~mask.to(query.device), least)
+                else:
+                    bias = bias + mask
+                kwargs["attn_mask"] = bias.masked_fill(self.hidden, least)
+        elif getattr(function, "__name__", "") == "softmax":
+            scores = args[0]
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            if scores.dim() > 1 and scores.shape[dim] == count:
+                least = torch.finfo(scores.dtype).min
+                scores = scores.movedim(dim, -1).masked_fill(self.hidden, least)
+                args = (scores.movedim(-1, dim), *args[1:])
+        return function(*args, **kwargs)
+
+
+def without_keys(call: Callable[[], Any], keys: list[int], k_len: int) -> Any:
+    r"""What a call returns if no softmax over `k_len` keys gives these keys a weight.
+
+    >>> without_keys(lambda: torch.zeros(1, 4).softmax(-1), [1, 3], 4)
+    tensor([[0.5000, 0.0000, 0.5000, 0.0000]])
+    """
+    with KeysHidden(torch.isin(torch.arange(k_len), torch.tensor(keys))):
+        return call()
+
+
 class MixedDtypes(torch.overrides.TorchFunctionMode):
     """Lets products of tensors of two floating-point dtypes be computed in float32.
 
