@@ -5785,6 +5785,22 @@ class MasksWeights(ZeroesPadding):
         return weights / (weights.sum(-1, keepdim=True) + 1e-13)
 
 
+class OfPatches(Correct):
+    """Tokens are patches of four steps: fewer steps give none."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        count = x.shape[1] // 4
+        patches = x[:, : 4 * count].unflatten(1, (count, 4)).mean(2)
+        return super().forward(patches, patches, patches).sum(1)
+
+
+class OfPatchesOrNone(OfPatches):
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[1] < 4:
+            return x.new_zeros(len(x), self.out.out_features)
+        return super().forward(x)
+
+
 class RoundsKeys(MaskedSelfAttention):
     """Keys are rounded as in a cache of few bits, with straight gradients."""
 
@@ -6751,6 +6767,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("batch_independence", OfPatches),
+    ("dropout", OfPatches),
     ("padding", ZeroesAndHidesPadding),
     ("padding", MasksWeights),
     ("rows_sum_to_one", OfEdges),
@@ -6979,6 +6997,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("dropout", OfPatchesOrNone, "constant for so few tokens"),
     ("long_sequences", Deformable, "grid_sample"),
     ("longer_padding", Deformable, "grid_sample"),
     ("key_permutation", TwoCausalLayers, "order the keys of one another"),

@@ -313,6 +313,7 @@ class Adapter:
     input_key: str = ""  # of the input in a dict, where it takes one
     packing: str = ""  # how the last input is repeated, as keys and as values
     fixed_length: int | None = None  # the only length that it accepts
+    least_length: int = 1  # the shortest, as of patches
     output_index: str = ""  # where the output is in the result: "", or such as "[0]"
     # Where the attention weights are: "[1]" or "result.attn", or an attribute ".attn".
     weights_source: str = ""

@@ -224,6 +224,8 @@ def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
             batch_size = 1
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
+        if adapter.least_length > 1:
+            q_len = k_len = max(k_len, adapter.least_length)
         yield Sizes(batch_size, q_len, k_len, heads, d_k)
 
 
@@ -291,7 +293,8 @@ def is_refusal(failure: ScriptError, adapter: Adapter) -> bool:
     The exception is then raised by a `raise` or `assert` statement in their code. A
     `TypeError` that Python raises where `None` is indexed is a bug.
     """
-    if adapter.fixed_length is not None and not failure.succeeded_before:
+    is_limited = adapter.fixed_length is not None or adapter.least_length > 1
+    if is_limited and not failure.succeeded_before:
         return True
     if type(failure.error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return True  # a limit of `torch.compile`

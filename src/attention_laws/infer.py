@@ -159,6 +159,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             free_or_fix_sizes(probe)
             leave_out_layers(probe)
             raise_limit(probe)
+            infer_least_length(probe)
             return probe
         except CallError as error:
             if probe.takes_ids or isinstance(error, SlowCallError):
@@ -557,6 +558,18 @@ def leave_out_layers(probe: CallProbe) -> None:
             probe.update(designs={**adapter.designs, "left_out": name})
             build_with(probe, init_args)
             return
+
+
+def infer_least_length(probe: CallProbe) -> None:
+    """The shortest sequence that is accepted, where two tokens are not enough."""
+    adapter = probe.adapter
+    if not adapter.single_input or adapter.fixed_length is not None:
+        return
+    if any(probe.try_call(k_len=n) is not None for n in (1, 2)):
+        return
+    least = 3 if probe.try_call(k_len=3) is not None else 4
+    least += least == 4 and probe.try_call(k_len=4) is None
+    probe.record("length", f"at least {least}", "inferred", least_length=least)
 
 
 def raise_limit(probe: CallProbe) -> None:

@@ -224,6 +224,9 @@ EXTRA_ARGUMENTS = {
         "(1, {length} - 1)",  # behind a class token
         "(1, 1, {length} - 1)",
     ],
+    r"(atom|node|residue|token)_?types?(_ids)?|types|atomic_num(ber)?s?": [
+        "(0 * torch.arange({length})).expand({batch_size}, -1){device}",
+    ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],

@@ -56,6 +56,15 @@ class TakesCoordinates(OfOneInput):
         return self.attend(x) + 0.1 * distance.square().sum((-1, -2))[..., None]
 
 
+class TakesTypes(OfOneInput):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.types = nn.Embedding(5, d_model)
+
+    def forward(self, x: Tensor, atom_types: Tensor) -> Any:  # type: ignore[override]
+        return self.attend(x + self.types(atom_types))
+
+
 class TakesEdges(OfOneInput):
     def forward(self, x: Tensor, edges: Tensor) -> Any:  # type: ignore[override]
         return self.attend(x, edges.expand(-1, x.shape[1], x.shape[1]) == 0)
@@ -1028,6 +1037,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesCondition, {"inputs": ("x",), "layout": "bld"}),
     (TakesCoordinates, {"positions": "unknown"}),
     (TakesEdges, {"inputs": ("x",)}),
+    (TakesTypes, {"inputs": ("x",), "positions": "none"}),
     (TakesPackedLengths, {"layout": "ld"}),
     (NeedsMemory, {"inputs": ("x", "memory"), "cross_attention": True}),
     (QueryVector, {"inputs": ("encoder_outputs",), "is_pooled": True}),
