@@ -1132,6 +1132,18 @@ class RotaryStartsAgain(Rotary):
         return super().places(x) % 512
 
 
+class RotaryOfNorms(Rotary):
+    """Queries and keys have a norm, so that scores are small."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        return super().turn(nn.functional.normalize(x, dim=-1)) * 2
+
+
+class RotaryOfNormsInHalf(RotaryOfNorms):
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(x)
+
+
 class RotaryInHalf(Rotary):
     """Positions are rounded to the dtype of the input."""
 
@@ -2724,6 +2736,31 @@ class ShiftsOtherWindows(ShiftsByOption):
         height, width = self.input_resolution
         number = height * width // self.window_size**2
         return allowed[:, None].expand(number, count, -1, -1).flatten(0, 1)
+
+
+class TableOfShiftedWindows(ShiftsByOption):
+    """An image of one window is divided by the shift, and needs fewer distances."""
+
+    def __init__(
+        self, d_model: int, heads: int, window_size: int = 4, shift_size: int = 2
+    ) -> None:
+        super().__init__(d_model, heads, (4, 4), window_size, shift_size)
+        self.relative_bias = nn.Parameter(
+            torch.zeros((2 * window_size - 1) ** 2, heads)
+        )
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        _, height, width, _ = image.shape
+        self.input_resolution = height, width
+        return super().forward(image.flatten(1, 2)).unflatten(1, (height, width))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        size = self.window_size
+        place = torch.arange(size**2, device=q.device)
+        row, column = place // size, place % size
+        down, right = row - row[:, None] + size - 1, column - column[:, None] + size - 1
+        bias = self.relative_bias[down * (2 * size - 1) + right]
+        return super().score(q, k) + bias.permute(2, 0, 1)
 
 
 class Deformable(nn.Module):
@@ -5801,6 +5838,21 @@ class OfPatchesOrNone(OfPatches):
         return super().forward(x)
 
 
+class RecurrentDecoder(nn.Module):
+    """A recurrent layer of the context, and one of the queries that attend to it."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.encoder = nn.GRU(d_model, d_model, batch_first=True)
+        self.decoder = nn.GRU(d_model, d_model, batch_first=True)
+        self.attention = Correct(d_model, heads)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Any:
+        keys, state = self.encoder(memory)
+        queries, _ = self.decoder(x, state)
+        return self.attention(queries, keys, keys)
+
+
 class RoundsKeys(MaskedSelfAttention):
     """Keys are rounded as in a cache of few bits, with straight gradients."""
 
@@ -6630,6 +6682,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryEndsEarly, {"positions": "rotary"}),
         (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
+        (RotaryOfNormsInHalf, {"positions": "rotary"}),
         (RotaryByBlocks, {"positions": "rotary"}),
         (RotaryImageOfShortRows, {"positions": "rotary"}),
     ],
@@ -6873,6 +6926,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfHalos),
     ("relative_table", BiasOfWindow),
     ("relative_table", BiasOfImageWindow),
+    ("distant_positions", RotaryOfNorms),
+    ("relative_table", TableOfShiftedWindows),
     ("parameter_gradients", NarrowNetwork),
     ("parameter_gradients", BiasBetweenWindows),
     ("parameter_gradients", BiasOfItself),
@@ -6997,6 +7052,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("key_permutation", RecurrentDecoder, "recurrent layers"),
+    ("query_independence", RecurrentDecoder, "its queries attend to each other"),
     ("dropout", OfPatchesOrNone, "constant for so few tokens"),
     ("long_sequences", Deformable, "grid_sample"),
     ("longer_padding", Deformable, "grid_sample"),

@@ -408,13 +408,14 @@ def is_of_part(script: Script, place: str) -> bool:
 def has_several_attentions(script: Script) -> bool:
     """Whether there is more than one attention, but for a list of heads.
 
-    What one of them drops may change the scores of another. The layers of a stack have
-    more weights than the heads have.
+    What one of them drops may change the scores of another, as it does in recurrent
+    layers. The layers of a stack have more weights than the heads have.
     """
     if not script.adapter.is_module:
         return False
-    paths = structure.attention_paths(script.evaluate("attention"))
-    if len({place_of(path) for path in paths}) > 1:
+    attention = script.evaluate("attention")
+    paths = structure.attention_paths(attention)
+    if len({place_of(path) for path in paths}) > 1 or structure.is_recurrent(attention):
         return True
     with script.rollback(), WeightsRecorder() as recorder:
         args = script.make_arguments()

@@ -88,8 +88,12 @@ def call_with_vectors(
     """Call `model` with ids, and give it vectors where it looks them up."""
     padding = kwargs.pop(PADDING, None)
     inputs = [each for each in args if is_of_vectors(each)]
-    if not inputs:
-        inputs = [*filter(is_of_vectors, kwargs.values())][:1]
+    required = names.required_by_name(names.parameters_of(model))
+    inputs += [
+        value
+        for name, value in kwargs.items()
+        if required.get(name) and is_of_vectors(value)
+    ]
     count, names_of_tables = find_tables(model, inputs, args, kwargs)
     tables: list[Any] = [model.get_submodule(name) for name in names_of_tables]
     inputs = inputs[:count]

@@ -609,6 +609,8 @@ def infer_inputs(probe: CallProbe) -> None:
     # Key and value may be the same argument.
     given = tuple(dict.fromkeys(options.inputs or ()))
     inputs: tuple[str, ...] = given or names.find_inputs(required)
+    if takes_ids(adapter.target) and not given:
+        inputs = names.decoder_inputs(required) or inputs
     takes_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if takes_args and not options.inputs and not any(required.values()):
         inputs = ("x",)  # all that has a name is optional
@@ -1094,6 +1096,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
     softcap = structure.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**structure.designs_of(module), **probe.adapter.designs}
+    if structure.is_recurrent(module):
+        # Tokens are mixed beside the attention, in their order.
+        designs |= dict.fromkeys(("convolution", "decay"), "recurrent layers")
     if over_features:
         designs["channels"] = "softmax over features"
         if has_one_axis_of_tokens(*call):

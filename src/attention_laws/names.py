@@ -639,6 +639,19 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     return tuple(needed[:1] or order[:1])
 
 
+def decoder_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
+    r"""The tokens of a decoder, whose outputs are theirs, and those of its encoder.
+
+    >>> decoder_inputs({"input_ids": True, "decoder_input_ids": True, "mask": False})
+    ('decoder_input_ids', 'input_ids')
+    >>> decoder_inputs({"input_ids": True, "mask": False})
+    ()
+    """
+    needed = [name for name, is_required in required.items() if is_required]
+    is_pair = len(needed) == 2 and re.match("dec(oder)?_|tgt|trg|target", needed[1])
+    return (needed[1], needed[0]) if is_pair else ()
+
+
 def length_limits(target: type) -> list[str]:
     r"""The arguments of a constructor that limit the length of a sequence.
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import check
+from attention_laws.adapter import Options
 from attention_laws.embedded import of_vectors, with_vectors
+from attention_laws.infer import infer_adapter
 from headnotes.cli import main
 
 TOKENS, WIDTH, POSITIONS = 11, 6, 13
@@ -37,6 +39,13 @@ class OfPairs(Model):
         return torch.cat([self.tokens(ids), self.tokens(targets)], dim=1)
 
 
+class Decoder(Model):
+    """Means of the context are added to the tokens of the decoder."""
+
+    def forward(self, ids: Tensor, decoder_ids: Tensor) -> Tensor:  # type: ignore[override]
+        return self.tokens(decoder_ids) + self.tokens(ids).mean(1, keepdim=True)
+
+
 class MarksPadding(Model):
     def forward(self, ids: Tensor) -> Tensor:
         return self.tokens(ids) * (ids != 0)[..., None]
@@ -49,6 +58,12 @@ def test_vectors_are_returned_where_ids_are_looked_up() -> None:
     torch.testing.assert_close(of_vectors(OfColumns)()(x), x[:, 1:])
     together = torch.cat([x, targets], dim=1)
     torch.testing.assert_close(of_vectors(OfPairs)()(x, targets), together)
+
+
+def test_the_tokens_of_a_decoder_are_the_first_input() -> None:
+    adapter = infer_adapter(of_vectors(Decoder), "Decoder", "", Options())
+    assert adapter.inputs == ("decoder_ids", "ids")
+    assert adapter.by_keyword
 
 
 def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask() -> None:
