@@ -76,6 +76,8 @@ from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
 # Names in code that attends within chunks, beside those of PyTorch's functions.
 CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
 
+# How much of it is for calls with token ids, which are slower.
+WORK_WITH_IDS = 150
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 # Behind them is the longest length, which may have to be small, and whether all widths
@@ -128,7 +130,9 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     """
     first_error: CallError | None = None
     is_built = needs_more = False
-    sizes = SIZES if isinstance(attention, type) else SIZES[:1]
+    is_of_ids = takes_ids(attention)  # whose parts are checked, too
+    count = 1 if not isinstance(attention, type) else 3 if is_of_ids else len(SIZES)
+    sizes = SIZES[:count]
     built: set[str] = set()
     work = 0
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
@@ -137,6 +141,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         limit = (CALLING_WORK - work) // 2
         if isinstance(first_error, ModelError):
             limit //= 4  # the attentions within it are checked else
+        if is_of_ids:
+            limit = WORK_WITH_IDS
         adapter = Adapter(attention, name, imports, {}, window=options.window)
         probe = CallProbe(adapter, options, limit)
         try:
@@ -170,6 +176,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         finally:
             work += probe.work
     assert first_error is not None
+    if is_of_ids:
+        raise first_error
     limit = CALLING_WORK // (8 if isinstance(first_error, ModelError) else 2)
     try:
         return find_call_of_defaults(attention, name, imports, options, limit)
