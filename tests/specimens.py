@@ -5853,6 +5853,22 @@ class RecurrentDecoder(nn.Module):
         return self.attention(queries, keys, keys)
 
 
+class NearFive(Correct):
+    """Each token has scores for the five tokens around it, by their distance."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        window = torch.arange(-2, 3, device=x.device)
+        place = torch.arange(x.shape[1], device=x.device)[:, None] + window
+        inside = (place >= 0) & (place < x.shape[1])
+        place = place.clamp(0, x.shape[1] - 1)
+        scores = (
+            torch.einsum("bhld,bhlwd->bhlw", q, k[:, :, place]) / q.shape[-1] ** 0.5
+        )
+        weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
+        return self.join(torch.einsum("bhlw,bhlwd->bhld", weights, v[:, :, place]))
+
+
 class RoundsKeys(MaskedSelfAttention):
     """Keys are rounded as in a cache of few bits, with straight gradients."""
 
@@ -7052,6 +7068,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("score_independence", NearFive, "neither returned nor those of a softmax"),
     ("key_permutation", RecurrentDecoder, "recurrent layers"),
     ("query_independence", RecurrentDecoder, "its queries attend to each other"),
     ("dropout", OfPatchesOrNone, "constant for so few tokens"),
