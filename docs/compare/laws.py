@@ -114,6 +114,7 @@ FAMILIES = {
     "masking": "Masking",
     "images": "Images",
     "algebra": "The formula",
+    "heads": "Heads",
     "gradients": "Gradients",
     "decoding": "Decoding",
     "positions": "Order and positions",

@@ -37,6 +37,7 @@ from attention_laws import (
     dropout,
     execution,
     gradients,
+    heads,
     images,
     lengths,
     masking,
@@ -62,8 +63,8 @@ from attention_laws.script import Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, images, algebra, gradients, decoding, positions, lengths),
-        *(execution, dropout, constructor),
+        *(masking, images, algebra, heads, gradients, decoding, positions),
+        *(lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

@@ -1,0 +1,110 @@
+r"""# Laws of heads
+
+Heads are apart until the last projection. A `view` in place of a transpose, a norm over
+all features or a normalizer that adds up the wrong axis joins them, and all shapes stay
+right. So these laws count the heads on which one row of a projection has influence.
+
+Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.2.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from attention_laws.algebra import plain_layers, record_weights
+from attention_laws.law import law, skip_unless
+from attention_laws.script import Script
+
+
+@law(slow=True, assumes="talking features convolution")
+def head_independence(script: Script) -> None:
+    r"""The weights of a head depend on its own queries only.
+
+    $$\partial a^{(h)} / \partial q^{(h')} = 0 \quad \text{for } h \neq h'$$
+
+    Heads are computed side by side, in axes that are easily confused. A norm or a
+    softmax over the axis of the heads mixes them. A row of the projection may have
+    influence on one head, or with grouped keys on the heads of a group.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no projections")
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    # Queries and keys of all heads have a norm in common in models that train its
+    # weights; one without weights is for single heads.
+    layers = plain_layers(script, weightless=False)
+    name = layers.get("query", layers.get("fused", ""))
+    skip_unless(name and script.sizes.heads > 1, "has no projection for several heads")
+    weights = record_weights(script, script.make_arguments())
+    skip_unless(weights, "its weights are neither returned nor those of a softmax")
+    script.exec_line(f"rows = attention.get_submodule({name!r}).weight")
+    script.exec_line("counts = 0")
+    for head in range(script.sizes.heads):
+        # The weights of future keys are zero, and have no logarithm.
+        of_head = f"loss({weights}[{head}].clamp(min=1e-30).log())"
+        grad = f"torch.autograd.grad({of_head}, rows, retain_graph=True)[0]"
+        size = script.assign("size", f"{grad}.flatten(1).norm(dim=1)")
+        script.exec_line(f"counts = counts + ({size} > 1e-3 * {size}.max())")
+    message = f"a row of `{name}` has influence on the weights of several heads"
+    # In a fused projection, the width tells how many heads share their keys.
+    rows, heads = script.evaluate("len(rows)"), script.sizes.heads
+    kv_heads = heads if "query" in layers else (rows // script.sizes.d_k - heads) // 2
+    group_size = max(adapter.group_size, heads // max(1, kv_heads))
+    script.assert_true(f"counts.max() <= {group_size}", message)
+
+
+@law(slow=True, assumes="talking convolution selection")
+def own_context(script: Script) -> None:
+    r"""The context vectors of a head depend on its own queries and keys only.
+
+    $$\partial c^{(h)} / \partial q^{(h')} = \partial c^{(h)} / \partial k^{(h')} = 0
+    \quad \text{for } h \neq h'$$
+
+    Without a softmax, too, heads are apart until the last projection. A normalizer that
+    adds up keys along the axis of the heads mixes them. A row of a projection may
+    change as many features of the input of the last one as belong to a head. Some rows
+    have to: else the heads are not known.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    skip_unless(adapter.is_module, "is a function, and has no projections")
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    layers = plain_layers(script)
+    is_known = {"query", "key", "out"} <= {*layers} and heads > 1
+    skip_unless(is_known, "has no projections for several heads")
+    call = f"lambda: {script.call_source(script.make_arguments())}"
+    last, d_k = f"attention.get_submodule({layers['out']!r})", script.sizes.d_k
+    is_found = script.evaluate(f"is_called({call}, {last})") and (
+        script.evaluate(f"captured_input({call}, {last})").shape[-1] == heads * d_k
+    )
+    skip_unless(is_found, "its context vectors are not found")
+    counts: dict[str, int] = {}
+    for role in ("query", "key"):
+        layer = f"attention.get_submodule({layers[role]!r})"
+        if not is_scale_free(script, layer, f"captured_input({call}, {last})"):
+            for head in range(heads):
+                row = head * d_k
+                text = f"count_changed({call}, {layer}.weight, {row}, {last})"
+                counts[text] = script.evaluate(text)
+    are_apart = counts and min(counts.values()) <= d_k
+    skip_unless(are_apart, "no query or key changes the context of one head only")
+    worst = max(counts, key=lambda text: counts[text])
+    message = "a row of the queries or keys changes the context of several heads"
+    script.assert_true(f"{worst} <= {d_k}", message)
+
+
+def is_scale_free(script: Script, layer: str, context: str) -> bool:
+    """Whether the size of what a layer computes does not matter.
+
+    So it is with a norm, which may be over the features of all heads.
+    """
+    usual = script.evaluate(context)
+    parameters = [*script.evaluate(layer).parameters()]
+    for weight in parameters:
+        weight.data *= 2
+    scaled = script.evaluate(context)
+    for weight in parameters:
+        weight.data /= 2
+    return torch.allclose(usual, scaled, rtol=0.01, atol=0.01)
