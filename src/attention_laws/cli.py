@@ -81,13 +81,11 @@ from attention_laws.adapter import (
     Options,
 )
 from attention_laws.checker import LAWS, LawResult, Report, check, explain
-from attention_laws.embedded import of_vectors, with_vectors
+from attention_laws.embedded import is_large, of_vectors, with_vectors
 from attention_laws.law import did_you_mean, first_line
 from attention_laws.names import import_of
 
 # The options of `check` that a table of `pyproject.toml` may set.
-# The parameters of the largest model that is checked as a whole, as it was built.
-LARGEST_MODEL = 1_000_000
 SETTINGS = {f.name for f in fields(Options)} | {"only", "skip", "thorough", "inside"}
 
 WHERE_TO_WRITE = 'write options under [tool.headnotes.check."FILE.py:NAME"]'
@@ -393,8 +391,8 @@ def check_with_vectors(
     wrapped: Any
     if isinstance(model, type):
         wrapped, source, given = of_vectors(model), f"of_vectors({name})", options
-    elif sum(p.numel() for p in error.model.parameters()) > LARGEST_MODEL:
-        return False  # a check makes thousands of calls
+    elif is_large(error.model):
+        return False
     else:
         wrapped, source = with_vectors(error.model), f"with_vectors({error.source})"
         given = {n: value for n, value in options.items() if n != "init_args"}

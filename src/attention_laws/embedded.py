@@ -12,8 +12,11 @@ Source: the token embeddings of public language models, such as nanoGPT and SASR
 import copy
 import inspect
 import itertools
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,19 +26,41 @@ from attention_laws import names
 
 # The smallest ids are those of padding and of the start and the end of a text.
 FIRST_ID = 4
+# The parameters of the largest model that is checked as it was built, or at the sizes
+# that it has by default: a check makes thousands of calls.
+LARGEST_MODEL = 1_000_000
 # An argument for models that find the padding among their token ids.
 PADDING = "padding_mask"
+# Sizes of whole models, whose large defaults would only cost time.
+SMALL_MODEL = {
+    r"(\w+_)?vocab(ulary)?(_size)?|(n|num|nb)_?(tokens?|items?|words?|embeddings)"
+    r"|(item|token|word)_(num|size|count)": 64,
+    r"(n|num|nb)_?(\w+_)?(layers?|blocks?)|depth|layers": 2,
+}
+
+
+class TakesVectors:
+    """A model that takes vectors in place of token ids."""
+
+    # How many inputs are token ids, and the embeddings that look them up.
+    found_tables: tuple[int, list[str]] | None = None
 
 
 def takes_ids(target: Any) -> bool:
     """Whether a module or class takes vectors in place of token ids."""
-    return hasattr(target, "tables")
+    kind = target if isinstance(target, type) else type(target)
+    return issubclass(kind, TakesVectors)
+
+
+def is_large(model: nn.Module) -> bool:
+    """Whether a model has too many parameters to be checked as a whole."""
+    return sum(parameter.numel() for parameter in model.parameters()) > LARGEST_MODEL
 
 
 def weights_of_tables(target: Any) -> list[str]:
     """The weights of the embeddings that are left out, after a first call."""
-    _, found = getattr(target, "tables", None) or (0, [])
-    return [f"{name}.weight" for name in found]
+    found = target.found_tables if takes_ids(target) else None
+    return [f"{name}.weight" for name in found[1]] if found else []
 
 
 def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
@@ -54,10 +79,7 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
     tensor([[[2., 4., 6.]]], grad_fn=<MulBackward0>)
     """
 
-    class OfVectors(kind):  # type: ignore[valid-type, misc]
-        # How many inputs are token ids, and the embeddings that look them up.
-        tables: tuple[int, list[str]] | None = None
-
+    class OfVectors(TakesVectors, kind):  # type: ignore[valid-type, misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return call_with_vectors(self, args, kwargs)
 
@@ -179,14 +201,17 @@ def find_tables(
     answer is kept for all modules of its class.
     """
     kind: Any = type(model)
-    if kind.tables is None:
+    if kind.found_tables is None:
         for count in range(1, len(inputs) + 1):
             with suppress(Exception):
-                kind.tables = count, seen_tables(model, inputs[:count], args, kwargs)
+                kind.found_tables = (
+                    count,
+                    seen_tables(model, inputs[:count], args, kwargs),
+                )
                 break
         else:
             raise ValueError("no embedding of token ids was found")
-    found: tuple[int, list[str]] = kind.tables
+    found: tuple[int, list[str]] = kind.found_tables
     return found
 
 
@@ -218,3 +243,53 @@ def seen_tables(
     if not seen:
         raise ValueError("no embedding gets the ids")
     return [*dict.fromkeys(seen)]
+
+
+# Sizes and inputs of whole models
+
+
+def small_sizes(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
+    r"""Small numbers of tokens in a vocabulary, and of layers, of those that are large.
+
+    >>> def build(item_num, n_layer=12, vocab_size=50257, depth=1): ...
+    >>> small_sizes(inspect.signature(build).parameters.values())
+    {'item_num': '64', 'n_layer': '2', 'vocab_size': '64'}
+    """
+    return {
+        each.name: str(size)
+        for each in parameters
+        for pattern, size in SMALL_MODEL.items()
+        if re.fullmatch(pattern, each.name)
+        if each.default is each.empty
+        or (type(each.default) is int and each.default >= size)
+    }
+
+
+def small_config(text: str, classes: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    r"""The source text of a config with small sizes, and the class that it names.
+
+    >>> def Config(n_head, n_layer=12): ...
+    >>> small_config("Config(n_head=3, n_layer=4)", {"Config": Config})[0]
+    'Config(n_head=3, n_layer=2)'
+    """
+    kind = classes.get(text.partition("(")[0])
+    if kind is None or kind is SimpleNamespace:
+        return text, classes
+    for name, size in small_sizes(inspect.signature(kind).parameters.values()).items():
+        text = re.sub(rf"\b{name}=[^,()]*(, )?", "", text)
+        inside = text.rstrip(")").rstrip(", ")
+        text = f"{inside}{', ' * (not inside.endswith('('))}{name}={size})"
+    return text, classes
+
+
+def decoder_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
+    r"""The tokens of a decoder, whose outputs are theirs, and those of its encoder.
+
+    >>> decoder_inputs({"input_ids": True, "decoder_input_ids": True, "mask": False})
+    ('decoder_input_ids', 'input_ids')
+    >>> decoder_inputs({"input_ids": True, "mask": False})
+    ()
+    """
+    needed = [name for name, is_required in required.items() if is_required]
+    is_pair = len(needed) == 2 and re.match("dec(oder)?_|tgt|trg|target", needed[1])
+    return (needed[1], needed[0]) if is_pair else ()

@@ -61,7 +61,14 @@ from attention_laws.calling import (
     ways_to_call,
     weighing_argument,
 )
-from attention_laws.embedded import takes_ids, weights_of_tables
+from attention_laws.embedded import (
+    decoder_inputs,
+    is_large,
+    small_config,
+    small_sizes,
+    takes_ids,
+    weights_of_tables,
+)
 from attention_laws.infer_cache import (
     infer_cache,
     infer_context_cache,
@@ -76,8 +83,9 @@ from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax
 # Names in code that attends within chunks, beside those of PyTorch's functions.
 CHUNK_PATTERN = re.compile(r"chunk(?!s?$)|(?<!^)chunk", re.IGNORECASE)
 
-# How much of it is for calls with token ids, which are slower.
+# The work of trying calls with token ids, which are slow, at each of the sizes.
 WORK_WITH_IDS = 150
+
 # Heads and their widths with which a class is built. Most accept the first; some
 # require a power of two, or a width that is a multiple of 8.
 # Behind them is the longest length, which may have to be small, and whether all widths
@@ -176,9 +184,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         finally:
             work += probe.work
     assert first_error is not None
-    if is_of_ids:
-        raise first_error
     limit = CALLING_WORK // (8 if isinstance(first_error, ModelError) else 2)
+    limit = WORK_WITH_IDS if is_of_ids else limit
     try:
         return find_call_of_defaults(attention, name, imports, options, limit)
     except SlowCallError:
@@ -205,6 +212,8 @@ def find_call_of_defaults(
     else:
         probe.record("built as", f"{name}()", "inferred")
     probe.built = build(probe, probe.adapter.heads)
+    if takes_ids(attention) and is_large(probe.built):
+        raise CallError("it is too large to be checked as a whole")
     infer_heads(probe)
     infer_inputs(probe)
     infer_layout(probe, usual=False)
@@ -347,7 +356,7 @@ def infer_init_args(
     required_by_name = names.required_by_name(parameters.values())
     values = names.argument_values(required_by_name)
     values |= names.tied_widths(parameters, values, options, tie)
-    small = names.small_sizes(parameters.values()) if takes_ids(target) else {}
+    small = small_sizes(parameters.values()) if takes_ids(target) else {}
     values |= small
     for name, required in required_by_name.items():
         value = values[name].replace("320", str(longest))
@@ -396,9 +405,9 @@ def init_argument(
     if required and not given:
         given = names.first_choice(names.source_of(target), name)
     if not given and (required or name == "config"):
-        config = names.config_source(target, parameter, takes_ids(target))
+        config = names.config_source(target, parameter)
         if config is not None:
-            return config
+            return small_config(*config) if takes_ids(target) else config
     if required and not given:
         if (part := names.part_named(target, name)) is not None:
             return f"{part.__name__}()", {part.__name__: part}
@@ -618,7 +627,7 @@ def infer_inputs(probe: CallProbe) -> None:
     given = tuple(dict.fromkeys(options.inputs or ()))
     inputs: tuple[str, ...] = given or names.find_inputs(required)
     if takes_ids(adapter.target) and not given:
-        inputs = names.decoder_inputs(required) or inputs
+        inputs = decoder_inputs(required) or inputs
     takes_args = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if takes_args and not options.inputs and not any(required.values()):
         inputs = ("x",)  # all that has a name is optional

@@ -170,12 +170,6 @@ FEED_FORWARD_PATTERN = re.compile(
     r"|(mlp|inner|feed_?forward)_(hidden_)?(dim|size|width)|dim_(ff|feedforward|mlp)"
     r"|feedforward_dim|fc_dim"
 )
-# Sizes of whole models, whose large defaults would only cost time.
-SMALL_MODEL = {
-    r"(\w+_)?vocab(ulary)?(_size)?|(n|num|nb)_?(tokens?|items?|words?|embeddings)"
-    r"|(item|token|word)_(num|size|count)": 64,
-    r"(n|num|nb)_?(\w+_)?(layers?|blocks?)|depth|layers": 2,
-}
 # Values for required arguments of a constructor, by their names, or by their types.
 GUESSED_VALUES = {
     r"ratio|alpha|slope|temp|scale|factor|^init": "1.0",
@@ -548,23 +542,6 @@ def tied_widths(
     }
 
 
-def small_sizes(parameters: Iterable[inspect.Parameter]) -> dict[str, str]:
-    r"""Small numbers of tokens in a vocabulary, and of layers, of those that are large.
-
-    >>> def build(item_num, n_layer=12, vocab_size=50257, depth=1): ...
-    >>> small_sizes(inspect.signature(build).parameters.values())
-    {'item_num': '64', 'n_layer': '2', 'vocab_size': '64'}
-    """
-    return {
-        each.name: str(size)
-        for each in parameters
-        for pattern, size in SMALL_MODEL.items()
-        if re.fullmatch(pattern, each.name)
-        if each.default is each.empty
-        or (type(each.default) is int and each.default >= size)
-    }
-
-
 def first_choice(source: str, name: str) -> str:
     r"""The first string that the code compares an argument with; "" if none.
 
@@ -637,19 +614,6 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
         return tuple(needed[:2])
     return tuple(needed[:1] or order[:1])
-
-
-def decoder_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
-    r"""The tokens of a decoder, whose outputs are theirs, and those of its encoder.
-
-    >>> decoder_inputs({"input_ids": True, "decoder_input_ids": True, "mask": False})
-    ('decoder_input_ids', 'input_ids')
-    >>> decoder_inputs({"input_ids": True, "mask": False})
-    ()
-    """
-    needed = [name for name, is_required in required.items() if is_required]
-    is_pair = len(needed) == 2 and re.match("dec(oder)?_|tgt|trg|target", needed[1])
-    return (needed[1], needed[0]) if is_pair else ()
 
 
 def length_limits(target: type) -> list[str]:
@@ -1141,11 +1105,9 @@ def cache_steps(
 
 
 def config_source(
-    target: Any, parameter: inspect.Parameter, is_model: bool = False
+    target: Any, parameter: inspect.Parameter
 ) -> tuple[str, dict[str, Any]] | None:
     """Source text for a config object, and the class that it names.
-
-    That of a whole model has few layers, and a small vocabulary.
 
     The class is that of the annotation, or one of the file whose fields the code reads.
     Without a class it is a namespace or a dict of the names that the source of the
@@ -1163,9 +1125,6 @@ def config_source(
     read = dict.fromkeys(n for n in keys or fields if value_of(n) or n not in optional)
     if config is not None and not is_dict:
         sizes = config_sizes(config, [*read])
-        if is_model:
-            accepted = inspect.signature(config).parameters.values()
-            sizes |= small_sizes(accepted)
         text = ", ".join(f"{n}={value}" for n, value in sizes.items())
         return f"{config.__name__}({text})", {config.__name__: config}
     values = {
