@@ -5869,6 +5869,22 @@ class NearFive(Correct):
         return self.join(torch.einsum("bhlw,bhlwd->bhld", weights, v[:, :, place]))
 
 
+class LayerWithOptionalContext(nn.Module):
+    """Causal self-attention, and then attention to a context, if there is one."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.attention = MaskedSelfAttention(d_model, heads, 0.0)
+        self.encoder_attention = Correct(d_model, heads, 0.0)
+
+    def forward(self, x: Tensor, encoder_hidden_states: Tensor | None = None) -> Any:
+        x = x + self.attention(x)
+        if encoder_hidden_states is None:
+            return x
+        context = encoder_hidden_states
+        return x + self.encoder_attention(x, context, context)
+
+
 class RoundsKeys(MaskedSelfAttention):
     """Keys are rounded as in a cache of few bits, with straight gradients."""
 
@@ -7068,6 +7084,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("query_permutation", LayerWithOptionalContext, "is always causal"),
+    ("query_independence", LayerWithOptionalContext, "takes no queries"),
     ("score_independence", NearFive, "neither returned nor those of a softmax"),
     ("key_permutation", RecurrentDecoder, "recurrent layers"),
     ("query_independence", RecurrentDecoder, "its queries attend to each other"),

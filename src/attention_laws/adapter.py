@@ -425,6 +425,8 @@ class Adapter:
     def is_like_query(self, shape: torch.Size, query: torch.Size) -> bool:
         """Whether a tensor of this shape may be the output, whose width may differ."""
         if self.is_pooled:
+            if "b" not in self.layout:
+                return False  # what has as many rows has one for each token
             # One vector, or one for each of its own, learned queries.
             return len(shape) in (2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)

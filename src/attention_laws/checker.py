@@ -45,7 +45,7 @@ from attention_laws import (
     positions,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
-from attention_laws.calling import order_matters
+from attention_laws.calling import order_matters, queries_meet
 from attention_laws.infer import infer_adapter
 from attention_laws.law import (
     Excused,
@@ -339,8 +339,10 @@ def with_context(adapter: Adapter) -> Adapter | None:
             script = Script(context, Sizes(2, 4, 5, adapter.heads, adapter.d_k))
             try:
                 if is_context(script):
+                    script.restart()
                     return replace(
                         context,
+                        mixes_queries=queries_meet(script, script.make_arguments()),
                         unused_parameters=unused_weights(script),
                         positions=positions_of_context(context),
                     )

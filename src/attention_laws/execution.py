@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import record_weights
+from attention_laws.embedded import takes_ids
 from attention_laws.law import (
     Excused,
     LawViolation,
@@ -697,6 +698,8 @@ def dtype_and_device(script: Script) -> None:
     This finds tables computed in float32, masks created on the CPU, and fill values
     that half precision cannot represent, if that of one mask is and of another is not.
     """
+    of_ids = takes_ids(script.adapter.target)
+    skip_unless(not of_ids, "its token ids have no dtype that its logits could have")
     usual, insists = script.dtype, script.insist
     try:
         for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):

@@ -139,7 +139,7 @@ POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
 # Other names of sides, which may not change.
 FIXED_SIDE_PATTERN = re.compile(
-    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid)_?(size|shape))"
+    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid|window)_?(size|shape))"
 )
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
 # The widths of a context, as arguments of a constructor.

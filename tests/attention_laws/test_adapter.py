@@ -1,6 +1,7 @@
 """Options are validated, and masks, calls and indices written as source text."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,6 +120,13 @@ def test_input_shapes_follow_the_layout_and_the_group_size() -> None:
     assert Adapter(print, "f", "", {}, layout="lbd").input_shape(sizes, 0) == [3, 2, 42]
     fixed = Adapter(print, "f", "", {}, layout="ld", d_model=13)
     assert fixed.input_shape(sizes, 1) == [5, 13]
+
+
+def test_what_has_a_row_for_each_token_without_a_batch_is_not_pooled() -> None:
+    pooled = Adapter(print, "print", "", {}, layout="ld", is_pooled=True)
+    shapes = torch.Size([5, 2, 4]), torch.Size([5, 8])
+    assert not pooled.is_like_query(*shapes)
+    assert replace(pooled, layout="bld").is_like_query(*shapes)
 
 
 def test_an_index_is_written_like_handwritten_code() -> None:

@@ -132,6 +132,12 @@ class LanguageModel(nn.Module):
         return self.to_logits(x + out), cache
 
 
+class LogitsInFloat32(LanguageModel):
+    def forward(self, ids: Tensor, cache: Any = None) -> Any:
+        logits, cache = super().forward(ids, cache)
+        return logits.float(), cache
+
+
 class CountsFromZero(LanguageModel):
     """The positions of new tokens begin at zero: the bias forgets the past."""
 
@@ -144,6 +150,8 @@ def test_a_model_is_checked_with_its_cache_and_its_positions() -> None:
     laws = ["causality", "incremental_decoding", "parameter_gradients"]
     report = check(of_vectors(LanguageModel), only=laws)
     assert report.ok
+    (result,) = check(of_vectors(LogitsInFloat32), only="dtype_and_device").results
+    assert result.status == "not applicable"
     report = check(of_vectors(CountsFromZero), only=laws)
     assert [result.law.name for result in report.failed] == ["incremental_decoding"]
 
