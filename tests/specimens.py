@@ -5805,6 +5805,18 @@ class ZeroesPadding(Correct):
         return None
 
 
+class ZeroesPaddingInKernel(ZeroesPadding):
+    """The same with PyTorch's kernel, which gets a causal mask only."""
+
+    def forward(self, x: Tensor, is_padding: Tensor | None = None) -> Any:
+        if is_padding is not None:
+            x = x.masked_fill(is_padding[..., None], 0.0)
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        return self.join(
+            nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        )
+
+
 class ZeroesAndHidesPadding(ZeroesPadding):
     def allow(self, is_token: Tensor) -> Tensor | None:
         return is_token[:, None]
@@ -6489,6 +6501,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
         (ZeroesPadding, {}),
+        (ZeroesPaddingInKernel, {}),
         (MaskBesideWeights, {}),
         (MultipliesByMask, MASK),
         (FadesOnPadding, {**CAUSAL, "mask": {"mask": "attend:bk"}}),

@@ -142,7 +142,8 @@ def distinct_ids(inputs: list[Tensor], rows: int) -> list[Tensor]:
             [15, 14, 13]])]
     """
     sizes = [x.shape[:-1] for x in inputs]
-    numbers = torch.arange(sum(size.numel() for size in sizes), device=inputs[0].device)
+    tokens = sum(size.numel() for size in sizes)
+    numbers = torch.arange(tokens, device=inputs[0].device)  # [tokens]
     numbers = rows - 2 - numbers % max(1, rows - 1 - FIRST_ID)
     ends = list(itertools.accumulate(size.numel() for size in sizes))
     parts = numbers.tensor_split(ends[:-1])
@@ -163,15 +164,14 @@ def call_with_ids(
         rows = vectors_of(given[0], inputs, ids).to(output)
         return rows + 0 * output  # so that the table has a gradient
 
-    def exchange(value: Any) -> Any:
-        found = (n for x, n in zip(inputs, ids, strict=True) if x is value)
-        return next(found, value)
-
+    ids_of = {id(vectors): each for vectors, each in zip(inputs, ids, strict=True)}
     handles = [table.register_forward_hook(look_up) for table in tables]
     try:
         forward: Any = super(type(model), model).forward  # type: ignore[misc]
-        exchanged = {name: exchange(value) for name, value in kwargs.items()}
-        return forward(*map(exchange, args), **exchanged)
+        return forward(
+            *(ids_of.get(id(value), value) for value in args),
+            **{name: ids_of.get(id(value), value) for name, value in kwargs.items()},
+        )
     finally:
         for handle in handles:
             handle.remove()

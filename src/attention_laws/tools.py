@@ -396,6 +396,10 @@ class ScoresOfZero(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
+# Arguments of PyTorch's attention behind queries, keys and values.
+SDPA_OPTIONS = ("attn_mask", "dropout_p", "is_causal")
+
+
 class KeysHidden(torch.overrides.TorchFunctionMode):
     """Sets the scores of some of the keys to the least number, in each softmax."""
 
@@ -407,29 +411,34 @@ class KeysHidden(torch.overrides.TorchFunctionMode):
     ) -> Any:
         kwargs, count = dict(kwargs or {}), len(self.hidden)
         if function is torch.nn.functional.scaled_dot_product_attention:
-            query, key = args[:2]
-            if key.shape[-2] == count:
-                names = ("attn_mask", "dropout_p", "is_causal")
-                kwargs |= dict(zip(names, args[3:], strict=False))
-                args, mask = args[:3], kwargs.get("attn_mask")
-                if mask is None:
-                    mask = torch.ones(query.shape[-2], count, dtype=torch.bool)
-                    mask = mask.tril() if kwargs.pop("is_causal", False) else mask
-                least = torch.finfo(query.dtype).min
-                bias = torch.zeros(mask.shape).to(query)
-                if mask.dtype == torch.bool:
-                    bias = bias.masked_fill(~mask.to(query.device), least)
-                else:
-                    bias = bias + mask
-                kwargs["attn_mask"] = bias.masked_fill(self.hidden, least)
+            if len(args) > 1 and args[1].shape[-2] == count:
+                kwargs |= dict(zip(SDPA_OPTIONS, args[3:], strict=False))
+                kwargs["attn_mask"] = self.bias(args[0], kwargs)
+                args = args[:3]
         elif getattr(function, "__name__", "") == "softmax":
             scores = args[0]
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if scores.dim() > 1 and scores.shape[dim] == count:
-                least = torch.finfo(scores.dtype).min
-                scores = scores.movedim(dim, -1).masked_fill(self.hidden, least)
-                args = (scores.movedim(-1, dim), *args[1:])
+                scores = self.hide(scores.movedim(dim, -1)).movedim(-1, dim)
+                args = (scores, *args[1:])
         return function(*args, **kwargs)
+
+    def hide(self, scores: Tensor) -> Tensor:
+        """The scores with the least number for hidden keys."""
+        least = torch.finfo(scores.dtype).min
+        return scores.masked_fill(self.hidden.to(scores.device), least)
+
+    def bias(self, query: Tensor, options: dict[str, Any]) -> Tensor:
+        """An additive mask for the hidden keys, and for those that `options` hide."""
+        mask = options.get("attn_mask")
+        if mask is None:
+            mask = torch.ones(query.shape[-2], len(self.hidden), dtype=torch.bool)
+            mask = mask.tril() if options.pop("is_causal", False) else mask
+        if mask.dtype == torch.bool:
+            zeros = torch.zeros(mask.shape).to(query)
+            least = torch.finfo(query.dtype).min
+            mask = zeros.masked_fill(~mask.to(query.device), least)
+        return self.hide(mask.expand(*mask.shape[:-1], len(self.hidden)))
 
 
 def without_keys(call: Callable[[], Any], keys: list[int], k_len: int) -> Any:
