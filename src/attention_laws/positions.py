@@ -1105,13 +1105,14 @@ def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
 
     The tokens may choose the position of a window, whose borders are at other keys if
     a number is rounded, and several layers multiply what rounding changes. No position
-    has to be rounded for that. Within a model, each layer rounds anew: to the outputs
-    for rounded tokens come those for tokens that have some more of that noise.
+    has to be rounded for that. Within a model, each layer rounds anew, and so do the
+    many weights of a long sequence: to rounded tokens comes some more of that noise.
     """
     script.restart()
     args = script.make_arguments()
     usual = script.call(args)
-    several = script.adapter.is_module and attends_twice(script)
+    is_long = script.sizes.k_len > FAR
+    several = is_long or (script.adapter.is_module and attends_twice(script))
     noise = f" * (1 + 4 * torch.finfo({dtype}).eps * torch.randn_like({{0}}).sign())"
     inputs = tuple(
         script.assign(n, f"{n}.to({dtype}).float(){noise.format(n) if several else ''}")
