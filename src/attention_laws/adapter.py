@@ -91,11 +91,17 @@ class ModelError(CallError):
     """
 
     def __init__(
-        self, message: str, why: str, model: Any, source: str, imports: str
+        self,
+        message: str,
+        why: str,
+        model: Any,
+        source: str,
+        imports: str,
+        takes_ids: bool = False,
     ) -> None:
         super().__init__(message)
         self.why = why
-        self.takes_ids = "token ids" in why
+        self.takes_ids = takes_ids
         self.model = model
         self.source = source
         self.imports = imports

@@ -824,7 +824,7 @@ def raise_if_model(probe: CallProbe, message: str) -> None:
             f"`{adapter.name}` takes {takes}, which it embeds, and no vectors; check "
             f"the attentions within it with `--inside`, or a function of vectors"
         )
-        raise ModelError(message, why, model, source, adapter.imports)
+        raise ModelError(message, why, model, source, adapter.imports, probe.takes_ids)
     # What is named attention is to be checked itself, as is what a call is given for.
     is_attention = names.ATTENTION_PATTERN.search(type(model).__name__)
     is_described = options.layout or options.inputs or options.mask or options.call_args

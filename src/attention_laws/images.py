@@ -131,15 +131,13 @@ def rectangular_images(script: Script) -> None:
     merged. The smallest shift for which this holds in squares has to be one in other
     images: if height and width are exchanged, squares do not show it.
     """
-    adapter = script.adapter
-    is_image = adapter.image.startswith("image") or adapter.gets_sides
-    skip_unless(is_image and adapter.single_input, "takes no images")
-    skip_unless(not adapter.is_pooled, "has one output for all pixels")
-    steps = (step for step in (1, 2, 4) if assert_shifts(script, (8, 8), step))
+    skip_unless_pixels_have_outputs(script)
+    axis, square = script.adapter.layout.index("l"), (8, 8)
+    steps = (n for n in (1, 2, 4) if moves_pixels(script, square, shifts(axis, n)))
     step = next(steps, 0)
     skip_unless(step > 0, "no shift of a square image shifts its outputs")
     for shape in ((8, 16), (16, 8)):
-        assert_shifts(script, shape, step, insist=True)
+        moves_pixels(script, shape, shifts(axis, step), insist=True)
 
 
 # Pixels of one row, and the sides of images that are no squares.
@@ -157,62 +155,61 @@ def rows_and_columns(script: Script) -> None:
     where no axes can be exchanged. In other images, whole rows and whole columns are
     moved: so they can be where each pixel attends to its row or its column only, too.
     """
-    adapter = script.adapter
-    is_image = adapter.image.startswith("image") or adapter.gets_sides
-    skip_unless(is_image and adapter.single_input, "takes no images")
-    skip_unless(not adapter.is_pooled, "has one output for all pixels")
-    skip_unless(adapter.fixed_length is None, "takes images of one size only")
+    skip_unless_pixels_have_outputs(script)
+    is_free = script.adapter.fixed_length is None
+    skip_unless(is_free, "takes images of one size only")
+    axis = script.adapter.layout.index("l")
     in_no_order = all(
-        assert_order_is_kept(script, shape, insist=False)
+        moves_pixels(script, shape, other_orders(axis, shape))
         for shape in ((1, ROW), (ROW, 1))
     )
     skip_unless(in_no_order, "the pixels of a row or of a column are in an order")
     for shape in SIDES:
-        assert_order_is_kept(script, shape, insist=True)
+        moves_pixels(script, shape, other_orders(axis, shape), insist=True)
 
 
-def assert_order_is_kept(script: Script, shape: tuple[int, int], insist: bool) -> bool:
-    """Whether reordered rows and columns give reordered outputs; with `insist`, assert.
+def skip_unless_pixels_have_outputs(script: Script) -> None:
+    """Raise `NotApplicable` if it takes no image, or has one output for all pixels."""
+    adapter = script.adapter
+    is_image = adapter.image.startswith("image") or adapter.gets_sides
+    skip_unless(bool(is_image) and adapter.single_input, "takes no images")
+    skip_unless(not adapter.is_pooled, "has one output for all pixels")
 
-    An image of this size may be refused.
-    """
-    usual, axis = script.adapter, script.adapter.layout.index("l")
-    number = math.prod(shape)
-    script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
-    script.adapter = replace(usual, image_height=shape[0])
-    is_kept = False
-    with script.attempt():
-        script.restart()
-        args = script.make_arguments()
-        output = script.call(args)
-        is_kept = True
-        for along, size, what in ((0, shape[0], "rows"), (1, shape[1], "columns")):
-            if size == 1:
-                continue
+
+def shifts(axis: int, step: int) -> list[tuple[str, str]]:
+    """A shift of rows and one of columns, as `moves_pixels` takes them."""
+    return [
+        (
+            f".roll({step}, {along})",
+            f"an image of {{}} x {{}} pixels is shifted by {step} of its {what}, and "
+            f"in squares nothing does",
+        )
+        for along, what in ((axis, "rows"), (axis + 1, "columns"))
+    ]
+
+
+def other_orders(axis: int, shape: tuple[int, int]) -> list[tuple[str, str]]:
+    """Another order of rows and one of columns, as `moves_pixels` takes them."""
+    moves = []
+    for along, (size, what) in enumerate(zip(shape, ("rows", "columns"), strict=True)):
+        if size > 1:
             order = [2, 0, 1, *range(3, size)]
             index = ", ".join([":"] * (axis + along) + [str(order)])
-            moved = f".unflatten({axis}, {shape})[{index}].flatten({axis}, {axis + 1})"
-            pixels = script.assign("moved", args.inputs[0] + moved)
-            after = script.call(replace(args, inputs=(pixels,)))
-            expected = script.assign("expected", output + moved)
-            if insist:
-                message = (
-                    f"{{place}} differs if the {what} of an image of {shape[0]} x "
-                    f"{shape[1]} pixels are reordered to {order}"
-                )
-                script.assert_close(expected, after, message)
-            close = f"torch.allclose({expected}, {after}, atol=1e-4)"
-            is_kept = is_kept and bool(script.evaluate(close))
-    script.adapter = usual
-    return is_kept
+            text = f"the {what} of an image of {{}} x {{}} pixels are reordered to "
+            moves.append((f"[{index}]", f"{text}{order}"))
+    return moves
 
 
-def assert_shifts(
-    script: Script, shape: tuple[int, int], step: int, insist: bool = False
+def moves_pixels(
+    script: Script,
+    shape: tuple[int, int],
+    moves: list[tuple[str, str]],
+    insist: bool = False,
 ) -> bool:
-    """Whether a shift of rows or columns shifts the outputs; with `insist`, it must.
+    """Whether moved pixels have outputs that are moved alike; with `insist`, they must.
 
-    An image of this size may be refused.
+    Each move is source text for an image with rows and columns, and what it does, for
+    the message. An image of this size may be refused.
     """
     usual, axis = script.adapter, script.adapter.layout.index("l")
     number = math.prod(shape)
@@ -223,23 +220,15 @@ def assert_shifts(
         script.restart()
         args = script.make_arguments()
         output = script.call(args)
-        for along, what in ((axis, "rows"), (axis + 1, "columns")):
-            shift = (
-                f".unflatten({axis}, {shape}).roll({step}, {along})"
-                f".flatten({axis}, {axis + 1})"
-            )
-            moved = script.assign("moved", args.inputs[0] + shift)
-            shifted = script.call(replace(args, inputs=(moved,)))
-            expected = script.assign("expected", output + shift)
+        for move, what in moves:
+            moved = f".unflatten({axis}, {shape}){move}.flatten({axis}, {axis + 1})"
+            pixels = script.assign("moved", args.inputs[0] + moved)
+            after = script.call(replace(args, inputs=(pixels,)))
+            expected = script.assign("expected", output + moved)
             if insist:
-                message = (
-                    f"{{place}} differs if an image of {shape[0]} x {shape[1]} pixels "
-                    f"is shifted by {step} of its {what}, and in squares nothing does"
-                )
-                script.assert_close(expected, shifted, message)
-            elif not script.evaluate(
-                f"torch.allclose({expected}, {shifted}, atol=1e-4)"
-            ):
+                message = f"{{place}} differs if {what.format(*shape)}"
+                script.assert_close(expected, after, message)
+            elif not script.evaluate(f"torch.allclose({expected}, {after}, atol=1e-4)"):
                 break
         else:
             holds = True

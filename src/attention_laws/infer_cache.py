@@ -148,8 +148,7 @@ def returned_caches(
 
 def caches_after(adapter: Adapter, options: Options) -> Iterator[str]:
     """Where in the result of a call with an empty cache the next may be returned."""
-    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
-    script = Script(adapter, sizes, **options.script_options())
+    script = script_of_length(adapter, options, 5)
     assert adapter.cache is not None
     with suppress(ScriptError):
         restart_with_cache(script)
@@ -216,6 +215,13 @@ def remembers_past(adapter: Adapter, options: Options) -> bool:
     return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
 
 
+def script_of_length(adapter: Adapter, options: Options, length: int) -> Script:
+    """A script at small sizes, whose number of batch items is not that of heads."""
+    batch_size = 2 + (adapter.heads == 2)
+    sizes = Sizes(batch_size, length, length, adapter.heads, adapter.d_k)
+    return Script(adapter, sizes, **options.script_options())
+
+
 def takes_steps_only(adapter: Adapter, options: Options) -> bool:
     """Whether a method that is named as one for a step gives others of two tokens.
 
@@ -223,8 +229,7 @@ def takes_steps_only(adapter: Adapter, options: Options) -> bool:
     """
     if adapter.one_token or not STEP_PATTERN.search(adapter.decode_method):
         return False
-    sizes = Sizes(2 + (adapter.heads == 2), 2, 2, adapter.heads, adapter.d_k)
-    script = Script(adapter, sizes, **options.script_options())
+    script = script_of_length(adapter, options, 2)
     try:
         restart_with_cache(script)
         args = script.make_arguments()
@@ -238,10 +243,9 @@ def takes_steps_only(adapter: Adapter, options: Options) -> bool:
 
 def piece_depends_on_past(adapter: Adapter, options: Options, count: int) -> bool:
     """Whether the output of a piece of `count` tokens depends on those before."""
-    sizes = Sizes(2 + (adapter.heads == 2), 5, 5, adapter.heads, adapter.d_k)
     outputs = []
     for changed in (False, True):
-        script = Script(adapter, sizes, **options.script_options())
+        script = script_of_length(adapter, options, 5)
         try:
             restart_with_cache(script)
             args = script.make_arguments()

@@ -46,7 +46,8 @@ def reorder(script: Script, name: str, order: list[int]) -> str:
 
 def attends_twice(script: Script) -> bool:
     """Whether there are several attentions, one behind the other perhaps."""
-    return structure.count_attentions(script.evaluate("attention")) > 1
+    is_module = script.adapter.is_module
+    return is_module and structure.count_attentions(script.evaluate("attention")) > 1
 
 
 def rotated_order(script: Script, length: int) -> list[int]:
@@ -83,7 +84,7 @@ def key_permutation(script: Script) -> None:
     skip_unless(length > 2 and not adapter.is_pooled, "needs three tokens")
     script.restart()
     # The keys of a second causal attention depend on those before them.
-    is_stack = adapter.causal and adapter.is_module and attends_twice(script)
+    is_stack = adapter.causal and attends_twice(script)
     skip_unless(not is_stack, "its causal layers order the keys of one another")
     if not (adapter.single_input or adapter.causal):
         args = script.make_arguments()
@@ -1111,8 +1112,7 @@ def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:
     script.restart()
     args = script.make_arguments()
     usual = script.call(args)
-    is_long = script.sizes.k_len > FAR
-    several = is_long or (script.adapter.is_module and attends_twice(script))
+    several = script.sizes.k_len > FAR or attends_twice(script)
     noise = f" * (1 + 4 * torch.finfo({dtype}).eps * torch.randn_like({{0}}).sign())"
     inputs = tuple(
         script.assign(n, f"{n}.to({dtype}).float(){noise.format(n) if several else ''}")
