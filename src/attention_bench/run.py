@@ -48,6 +48,9 @@ from attention_bench.timing import (
 # After a first call of at least so many seconds, no second warm-up call is needed.
 WARM_SECONDS = 0.1
 
+# The shares of the peak rates that a call reaches.
+UTILIZATIONS = "flops_utilization", "bandwidth_utilization"
+
 # Called before each setting, with the number of finished settings and the next one.
 ProgressCallback = Callable[[int, str], None]
 
@@ -327,6 +330,9 @@ def find_disturbances(
 def faster_on_longer(cells: Sequence[Cell]) -> list[str]:
     r"""Implementations that took less time on a longer sequence, by more than 10 %.
 
+    Below a tenth of the peak rates, the time is that of launching operators, and the
+    length says nothing.
+
     >>> cells = [
     ...     Cell({"seq_len": n}, "", {"core": {"seconds": seconds}})
     ...     for n, seconds in ((256, 0.221), (512, 0.236), (1024, 0.073))]
@@ -340,6 +346,8 @@ def faster_on_longer(cells: Sequence[Cell]) -> list[str]:
         varying = ("seq_len", "flops", "bytes")
         rest = [v for k, v in sorted(cell.setting.items()) if k not in varying]
         for name, result in cell.results.items():
+            if max(result.get(rate, 1.0) for rate in UTILIZATIONS) < 0.1:
+                continue
             shorter, seconds = last.get((name, *rest), (length, 0.0))
             if result["seconds"] < 0.9 * seconds:
                 found.append(

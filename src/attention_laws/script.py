@@ -19,13 +19,14 @@ import inspect
 import io
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_laws import structure, tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
@@ -134,6 +135,45 @@ class CallArguments:
     mask: tuple[str, str] | None  # name of the argument, and its value as source text
     # `[q_len, k_len, batch_size]`, True = may attend: the mask, causality and window.
     allowed: Tensor
+
+
+class CheckedIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses an index that is out of range, as a CPU does.
+
+    On a GPU, it would end all work of the process.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        for size, index in indexed_sizes(func, args):
+            if index.is_cuda and index.numel():
+                low, high = (int(bound) for bound in index.aminmax())
+                if not -size <= low <= high < size:
+                    raise IndexError(f"indices {low} to {high} of a size of {size}")
+        return func(*args, **(kwargs or {}))
+
+
+def indexed_sizes(func: Any, args: Any) -> list[tuple[int, Tensor]]:
+    """The sizes that an operator indexes, each with its indices.
+
+    >>> table, index = torch.zeros(3, 5), torch.tensor([2, 7])
+    >>> indexed_sizes(torch.ops.aten.index_select.default, (table, 1, index))
+    [(5, tensor([2, 7]))]
+    """
+    aten = torch.ops.aten
+    if func is aten.embedding.default:
+        return [(args[0].shape[0], args[1])]
+    if func in (aten.index_select.default, aten.gather.default):
+        return [(args[0].shape[args[1]], args[2])]
+    if func is aten.index.Tensor:
+        sizes = [
+            pair
+            for pair in zip(args[0].shape, args[1], strict=False)
+            if pair[1] is not None
+        ]
+        return [] if any(index.dtype == torch.bool for _, index in sizes) else sizes
+    return []
 
 
 class Script:
@@ -256,8 +296,12 @@ class Script:
         is_call = calls_attention(line)
         # The same lines may have run before, in another mode.
         program = "\n".join(map(without_mode, self.lines)) if is_call else ""
+        on_gpu = self.device.startswith("cuda") and "compiled(" not in line
         try:
-            with redirect_stdout(io.StringIO()):
+            with redirect_stdout(io.StringIO()), ExitStack() as stack:
+                if is_call and on_gpu:
+                    checked: Any = CheckedIndices
+                    stack.enter_context(checked())
                 exec(compile_line(line, "exec"), self.namespace)
         except Exception as error:
             raise ScriptError(
@@ -309,6 +353,10 @@ class Script:
         count = self.counters["seeded_randn"] = self.counters.get("seeded_randn", 0) + 1
         sizes = ", ".join(map(str, (100 * self.seed + count, *shape)))
         return f"seeded_randn({sizes}){self.to_dtype_and_device()}"
+
+    def skip_random(self, count: int) -> None:
+        """Leave out the seeds of `count` expressions, so that the next ones differ."""
+        self.counters["seeded_randn"] = self.counters.get("seeded_randn", 0) + count
 
     def random_tensor(self, name: str, *shape: int) -> str:
         """A new variable of random numbers."""

@@ -809,12 +809,18 @@ def draws_without_effect(call: Callable[[], Any], tries: int = 8) -> bool:
     draws = []
 
     def note_draw() -> Any:
-        before = torch.get_rng_state()
+        before = random_states()
         result = call()
-        draws.append(not torch.equal(before, torch.get_rng_state()))
+        draws.append(not all(map(torch.equal, before, random_states())))
         return result
 
     return not is_random(note_draw, tries) and all(draws)
+
+
+def random_states() -> list[torch.Tensor]:
+    """The states of all generators of PyTorch: of the CPU and of each GPU."""
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *of_gpus]
 
 
 def silence_convolutions(module: nn.Module) -> None:

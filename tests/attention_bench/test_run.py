@@ -228,6 +228,18 @@ def test_only_the_same_setting_is_compared_with_a_longer_one() -> None:
     assert found == "core took 3.00 s at length 8 and 2.60 s at length 16"
 
 
+@pytest.mark.parametrize(("rate", "found"), [(0.09, 0), (0.11, 1)])
+def test_lengths_are_compared_where_launches_do_not_take_the_time(
+    rate: float, found: int
+) -> None:
+    rates = {"flops_utilization": rate, "bandwidth_utilization": 0.01}
+    cells = [
+        Cell({"seq_len": n}, "", {"core": {"seconds": seconds, **rates}})
+        for n, seconds in ((8, 3.0), (16, 2.0))
+    ]
+    assert len(faster_on_longer(cells)) == found
+
+
 def test_no_recorded_benchmark_is_faster_on_longer_sequences() -> None:
     folder = Path(__file__).parent.parent.parent / "benchmarks" / "results"
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.json")]

@@ -193,7 +193,7 @@ def test_correct_functions_pass(
     attention: Any, options: dict[str, Any], seen: str, device: torch.device
 ) -> None:
     report = check(attention, device=device.type, skip="compiled", **options)
-    assert report.ok, report
+    assert report.ok, str(report)
     assert seen in str(report)
     assert "formula" in [f.law.name for f in report.passed]
 

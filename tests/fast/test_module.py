@@ -158,6 +158,56 @@ def test_outputs_weights_and_gradients_are_those_of_the_core(
             close(weights, core.attn.mean(-1))
 
 
+@pytest.mark.parametrize("kv_heads", [HEADS, 1])
+def test_one_product_gives_what_three_give(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, kv_heads: int
+) -> None:
+    module = build(kv_heads=kv_heads).to(device, torch.float64)
+    x = torch.randn(K_LEN, BATCH, D_MODEL, dtype=torch.float64, device=device)
+    variables = [x.requires_grad_(), *module.parameters()]
+    results = []
+    for packed in (False, True):
+        monkeypatch.setattr(
+            fast.module, "can_be_packed", lambda parts, x, packed=packed: packed
+        )
+        output = module(query=x, key=x, value=x, is_causal=True)
+        gradients = torch.autograd.grad(output.square().sum(), variables)
+        results.append([output, *gradients])
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+def test_one_product_is_of_the_present_weights(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device.type == "cpu":
+        monkeypatch.setattr(fast.module, "can_be_packed", lambda parts, x: True)
+    core, module = (each.to(device) for each in pair())
+    x = torch.randn(K_LEN, BATCH, D_MODEL, device=device)
+    for factor in (1.0, -1.0):
+        for each in (core, module):
+            each.value.linear.weight.data.mul_(factor)
+            each.key.linear.bias.data.add_(factor)
+        outputs = [each(query=x, key=x, value=x) for each in (core, module)]
+        torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
+
+
+def test_projections_that_may_do_more_are_called_each_by_itself() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("one product projects all inputs on a GPU only, and here is none")
+    module = build().to("cuda")
+    x = torch.randn(K_LEN, BATCH, D_MODEL, device="cuda")
+    parts = [module.query, module.key, module.value]
+    assert fast.module.can_be_packed(parts, x)
+    assert not fast.module.can_be_packed(parts, x.double())
+    with torch.no_grad():
+        assert not fast.module.can_be_packed(parts, x)
+    hook = module.key.linear.register_forward_hook(lambda *given: None)
+    assert not fast.module.can_be_packed(parts, x)
+    hook.remove()
+    module.value.linear.bias = None
+    assert not fast.module.can_be_packed(parts, x)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_checkpoints_load_in_both_directions(device: torch.device, bias: bool) -> None:
     core = build(mha.MultiHeadAttention, bias=bias).to(device)

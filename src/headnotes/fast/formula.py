@@ -422,7 +422,8 @@ def unmask_fully_masked_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
     has_key = allowed.any(-1, keepdim=True)  # [..., 1]
     if known_true(has_key):
         return allowed, None
-    return allowed | ~has_key, ~has_key
+    empty = ~has_key  # [..., 1]
+    return allowed | empty, empty
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
@@ -449,7 +450,8 @@ def zero_hidden_keys(
     # Causality alone hides no key from the last query.
     if window is not None or (is_causal and mask.shape[0] > 1):
         mask = band_mask(q_len, key, is_causal, window) & mask
-    unseen = ~mask.any(dim=0)  # [k_len, ...]
+    seen = mask[0] if mask.shape[0] == 1 else mask.any(dim=0)  # [k_len, ...]
+    unseen = ~seen  # [k_len, ...]
     while unseen.dim() < key.dim():
         unseen = unseen.unsqueeze(-1)  # [k_len, ...]
     cleared = key.masked_fill(unseen, 0)
