@@ -96,7 +96,7 @@ def assert_biases_have_gradients(script: Script) -> None:
         bias = script.random_tensor(argument, *value.shape)
         script.exec_line(f"{bias}.requires_grad_()")
         near = script.assign(
-            argument, f"{bias} + 1e-4 * seeded_randn(9, *{bias}.shape)"
+            argument, f"{bias} + 1e-4 * seeded_randn(9, *{bias}.shape).to({bias})"
         )
         with script.attempt():  # its values may have a meaning
             alone = replace(args, mask=None)

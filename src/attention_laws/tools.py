@@ -520,7 +520,7 @@ def sdpa_weights(
     key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        attn_mask = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -torch.inf)
     elif attn_mask is not None:

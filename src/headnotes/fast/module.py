@@ -18,7 +18,8 @@ their [components](components.md).
    heads: `[seq_len, batch_size, heads, d_k]`, with fewer heads of keys and values if
    `kv_heads` says so. There is no packed copy of their weights, which could become
    stale, so hooks and replaced submodules work. What has neither is computed without
-   a call of its module.
+   a call of its module; in training on a GPU, one product with the weights of all
+   three, concatenated in each call, projects a `query` that is also `key` and `value`.
 4. `rotary` rotates queries and keys by their positions, before they are cached. The
    last query has the position of the last key.
 5. [`attention`](attention.md#attention) chooses a method from its table `DISPATCH`:
