@@ -4515,6 +4515,162 @@ class TrimsPaddingByCount(TrimsPadding):
         return int(real.sum(dim=1).max())
 
 
+class PairsOfTokens(nn.Module):
+    """Pairs attend along their row, then along their column; others are the bias."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.rows, self.columns = (Correct(d_model, heads) for _ in range(2))
+        self.bias = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        mask = torch.ones_like(x[..., 0]) if mask is None else mask
+        x = x + self.attend(self.rows, x, mask)
+        return x + self.attend(self.columns, x.transpose(1, 2), mask.mT).transpose(1, 2)
+
+    def attend(self, part: Correct, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = (
+            part.split(f(x.flatten(0, 1))) for f in (part.query, part.key, part.value)
+        )
+        bias = self.bias(x)[:, None, None, ..., 0]
+        scores = part.score(q, k).unflatten(0, x.shape[:2]) + bias
+        least = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask.bool()[:, :, None, None], least)
+        joined: Tensor = part.join(scores.flatten(0, 1).softmax(dim=-1) @ v)
+        return joined.unflatten(0, x.shape[:2])
+
+
+class DropsBeforeActivation(SelfAttention):
+    """The weights are dropped in front of a layer with an activation, and no norm."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.wide, self.narrow = nn.Linear(d_model, 99), nn.Linear(99, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        x = x + super().forward(x)
+        return x + self.narrow(self.wide(x).exp())
+
+
+class MeanOfHeads(nn.Module):
+    """Heads with their own weights, and the mean of their reads of shared values."""
+
+    def __init__(self, d_model: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.n_head, d_k = heads, d_model // heads
+        self.queries = nn.ModuleList(nn.Linear(d_model, d_k) for _ in range(heads))
+        self.keys = nn.ModuleList(nn.Linear(d_model, d_k) for _ in range(heads))
+        self.value, self.out = nn.Linear(d_model, d_k), nn.Linear(d_k, d_model)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        heads = zip(self.queries, self.keys, strict=True)
+        values = self.value(v)
+        scores = [
+            one(q) @ other(k).mT / values.shape[-1] ** 0.5 for one, other in heads
+        ]
+        reads = [self.dropout(score.softmax(dim=-1)) @ values for score in scores]
+        return self.out(torch.stack(reads).mean(dim=0))
+
+
+class AllDelays(Correct):
+    """A weight for each delay of a whole series, shared by its queries and heads."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        n = x.shape[1]
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        spectrum = torch.fft.rfft(q.float(), dim=1).conj() * torch.fft.rfft(
+            k.float(), dim=1
+        )
+        series = torch.fft.irfft(spectrum, n=n, dim=1).mean(dim=2)
+        weights = self.dropout(series.softmax(dim=-1)).to(v)
+        places = torch.arange(n, device=x.device)
+        moved = v[:, (places[:, None] + places) % n]
+        return self.out(torch.einsum("bijd,bj->bid", moved, weights))
+
+
+class SumsOfDecays(nn.Module):
+    """Differences of sums, behind a norm of few features, round to large errors."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.gate, self.value = (nn.Linear(d_model, d_model) for _ in range(2))
+        self.norm = nn.LayerNorm(d_model, eps=1e-12)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
+        total = nn.functional.logsigmoid(self.gate(x)).cumsum(dim=1)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        fading = (total[:, :, None] - total[:, None]).masked_fill(
+            ~ones.tril()[..., None], -torch.inf
+        )
+        y = torch.einsum("bijd,bjd->bid", fading.exp(), self.value(x))
+        if state is not None:
+            y = y + total.exp() * state[:, None]
+        return self.norm(self.norm(y)), y[:, -1]
+
+
+class StoredTokens:
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+
+
+class CacheOfLayers(WithCache):
+    """A list of caches, one for each layer, that are objects."""
+
+    def make_cache(self) -> list[StoredTokens]:
+        return [StoredTokens()]
+
+    def forward(self, x: Tensor, cache: list[StoredTokens] | None = None) -> Any:  # type: ignore[override]
+        (store,) = self.make_cache() if cache is None else cache
+        past = x[:, :0] if store.tokens is None else store.tokens
+        store.tokens = torch.cat([past, x], dim=1)
+        return super().forward(x, past)[0]
+
+
+class PlaceOfFirst(WithCache):
+    """Positions are counted from that of the first token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(600, d_model)
+
+    def forward(self, x: Tensor, past: Tensor | None, position: int) -> Any:  # type: ignore[override]
+        places = torch.arange(x.shape[1], device=x.device) + position
+        return super().forward(x + self.table(places), past)
+
+
+class TwoLayersOfWindows(nn.Module):
+    """Two layers, each with a window of three tokens."""
+
+    def __init__(self, d_model: int, heads: int, window: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Correct(d_model, heads) for _ in range(2))
+        self.window = window
+
+    def forward(self, x: Tensor) -> Tensor:
+        ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        near = ones.tril() & ~ones.tril(-self.window)
+        for layer in self.layers:
+            x = x + layer(x, x, x, near)
+        return x
+
+
+class AgesOfItems(SelfAttention):
+    """Positions are counted from the last item; padding is in front of the first."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.ages = nn.Embedding(300, d_model)
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Any:
+        x = x + self.ages(self.count(x))
+        mask = None if padding is None else ~padding[:, None]
+        return Correct.forward(self, x, x, x, mask)
+
+    def count(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 PADDED = {"mask": {"padding": "ignore:bk", "attn_mask": "attend:bqk"}}
@@ -6865,6 +7021,13 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("dropout", DropsBeforeActivation),
+    ("dropout", MeanOfHeads()),
+    ("dropout", AllDelays),
+    ("incremental_decoding", SumsOfDecays),
+    ("incremental_decoding", CacheOfLayers),
+    ("incremental_decoding", PlaceOfFirst),
+    ("sliding_window", TwoLayersOfWindows),
     ("batch_independence", OfPatches),
     ("dropout", OfPatches),
     ("padding", ZeroesAndHidesPadding),
@@ -7097,6 +7260,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("padding", PairsOfTokens, "has no mask that could hide keys"),
+    ("key_permutation", PairsOfTokens, "rows and columns are in no order"),
+    ("long_sequences", AgesOfItems, "counted from the last token"),
     ("query_permutation", LayerWithOptionalContext, "is always causal"),
     ("query_independence", LayerWithOptionalContext, "takes no queries"),
     ("score_independence", NearFive, "neither returned nor those of a softmax"),

@@ -734,10 +734,16 @@ def accepts_other_batch(
 ) -> bool:
     """Whether a guessed argument, one item for each of a batch, may have others.
 
-    The two items of a first batch may be accepted as a pair, by coincidence, and the
-    five tokens of a first sequence as as many features.
+    The two items of a first batch may be accepted as a pair, by coincidence, the five
+    tokens of a first sequence as as many features, and an image of one row where pairs
+    of tokens make a square.
     """
-    if fields["layout"] == "bdl" and "fixed_length" not in fields:
+    is_fixed = "fixed_length" in fields
+    if fields.get("image") and fields.get("is_pooled") and not is_fixed:
+        rows = {**fields, "image_height": 2}
+        if probe.try_call(**rows, **{**more, "k_len": 6}) is None:
+            return False
+    if fields["layout"] == "bdl" and not is_fixed:
         if probe.try_call(**fields, **{**more, "k_len": 7}) is None:
             return False
     is_guessed = "{batch_size}" in str(fields.get("extra_args")) or "inputs" in fields
@@ -993,8 +999,12 @@ def infer_window(probe: CallProbe) -> None:
         window = stated or max(widths)
         init_args = dict(adapter.init_args)
         built_for = adapter.named_sizes(sizes)["window"]
-        if not adapter.causal and window != built_for:
-            # In two directions, many count the keys on each side of a token.
+        several = adapter.is_module and (
+            structure.count_attentions(script.namespace["attention"]) > 1
+        )
+        if (several or not adapter.causal) and window != built_for:
+            # In two directions, many count the keys on each side of a token. Several
+            # layers reach farther than each of them.
             for name, text in init_args.items():
                 init_args[name] = text.replace("{window}", str(built_for))
         # The argument of the constructor may count in another way.

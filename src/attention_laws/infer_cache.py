@@ -21,7 +21,12 @@ from torch import Tensor
 from attention_laws import names
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
-from attention_laws.decoding import call_with_cache, empty_cache, restart_with_cache
+from attention_laws.decoding import (
+    call_with_cache,
+    empty_cache,
+    pieces_agree,
+    restart_with_cache,
+)
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output, parts_of
 
@@ -53,9 +58,41 @@ def infer_cache(probe: CallProbe) -> None:
             continue
         if remembers_past(passed, probe.options):
             probe.record("cache", text, "inferred", **fields)
+            infer_first_position(probe)
             return
     if is_causal and (argument := cache_argument(adapter)):
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
+
+
+def infer_first_position(probe: CallProbe) -> None:
+    """Whether an argument is not the positions of all tokens, but that of the first.
+
+    A number and a vector may both be added to positions. Single tokens that are decoded
+    with the one that is meant have the outputs of the whole.
+    """
+    adapter = probe.adapter
+    first = {
+        name: "{start}" if text.startswith("torch.arange({start}, {stop})") else text
+        for name, text in adapter.position_args.items()
+    }
+    other = replace(adapter, position_args=first)
+    if other == adapter or tokens_agree(adapter, probe.options):
+        return
+    if tokens_agree(other, probe.options):
+        probe.update(position_args=first)
+        for name in first:
+            kept = [fact for fact in adapter.facts if fact.name != f"`{name}`"]
+            probe.update(facts=tuple(kept))
+            probe.record(f"`{name}`", "the position of the first token", "inferred")
+
+
+def tokens_agree(adapter: Adapter, options: Options) -> bool:
+    """Whether four tokens, decoded one by one, have the outputs of the sequence."""
+    with suppress(ScriptError):
+        script = script_of_length(adapter, options, 4)
+        script.restart()
+        return pieces_agree(script, [1, 1, 1, 1])
+    return False
 
 
 def cache_argument(adapter: Adapter, method: str = "") -> str:

@@ -12,6 +12,8 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3
 import itertools
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -63,6 +65,40 @@ def rotated_order(script: Script, length: int) -> list[int]:
     ]
 
 
+@contextmanager
+def unless_of_pairs(script: Script) -> Iterator[None]:
+    """Excuse a violation if a square image is a matrix of pairs of tokens.
+
+    A pair attends along its row or its column, so that the tokens are in no order.
+    """
+    try:
+        yield
+    except LawViolation:
+        rows, columns = script.adapter.grid(script.sizes.k_len)
+        is_square = bool(script.adapter.image) and rows == columns > 1
+        skip_unless(
+            not (is_square and are_pairs_in_no_order(script, rows)),
+            "rows and columns are in no order, and pixels are",
+        )
+        raise
+
+
+def are_pairs_in_no_order(script: Script, count: int) -> bool:
+    """Whether the same order of rows and of columns has the outputs in that order."""
+    order = [*range(1, count), 0]
+    pixels = [count * i + j for i in order for j in order]
+    script.restart()
+    args = script.make_arguments()
+    before = reorder(script, script.call(args), pixels)
+    x = reorder(script, args.inputs[0], pixels)
+    try:
+        after = script.call(replace(args, inputs=(x, *args.inputs[1:])))
+        script.assert_close(before, after, "")
+    except (LawViolation, ScriptError):
+        return False
+    return True
+
+
 # Designs whose tokens are in an order, though no positions are encoded.
 ORDERED = "positions decay compression convolution window selection"
 
@@ -101,7 +137,8 @@ def key_permutation(script: Script) -> None:
         inputs[role] = reorder(script, inputs[role], order)
     after = script.call(replace(args, inputs=tuple(inputs)))
     message = f"{{place}} changes if the keys are reordered to {order}"
-    script.assert_close(before, after, message, l=compared)
+    with unless_of_pairs(script):
+        script.assert_close(before, after, message, l=compared)
 
 
 @law(assumes=ORDERED)
@@ -131,7 +168,8 @@ def query_permutation(script: Script) -> None:
     after = script.call(replace(args, inputs=(query, *args.inputs[1:])))
     before = reorder(script, together, order)
     message = f"{{place}} changes if the queries are reordered to {order}"
-    script.assert_close(before, after, message)
+    with unless_of_pairs(script):
+        script.assert_close(before, after, message)
 
 
 # Functions, beside layers of convolutions, through which neighbors have influence.

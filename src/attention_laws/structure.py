@@ -184,6 +184,11 @@ def designs_of(target: Any) -> dict[str, str]:
     return found
 
 
+def uses_spectra(target: Any) -> bool:
+    """Whether the code transforms to frequencies, as an autocorrelation does."""
+    return any(re.match(r"i?r?fft", name) for name in identifiers(target))
+
+
 @cache  # most modules share most names
 def designs_named(name: str) -> tuple[str, ...]:
     r"""The designs that a name in code tells of.

@@ -299,9 +299,11 @@ def can_flip_items(cache: Any, batch_size: int) -> bool:
 
     >>> can_flip_items((torch.zeros(2, 3),), 2), can_flip_items(torch.zeros(2, 2), 2)
     (True, False)
+    >>> can_flip_items([object()], 2)
+    False
     """
-    tensors = tensors_in(cache)
-    is_known = isinstance(cache, Tensor | dict | list | tuple)
+    tensors = [*tensors_in(cache)]
+    is_known = isinstance(cache, Tensor | dict | list | tuple) and bool(tensors)
     return is_known and all([*t.shape].count(batch_size) == 1 for t in tensors)
 
 
@@ -925,6 +927,18 @@ RESHAPES = re.compile(
     r"(Unsafe)?View|_?Reshape(Alias|Copy)?|Transpose|Permute|T|Clone|Unbind|Slice|Select"
     r"|Squeeze|Unsqueeze"
 )
+
+
+def are_on_a_line(tensors: list[Tensor]) -> bool:
+    r"""Whether tensors change in equal steps.
+
+    >>> x = torch.tensor([2.0, 3.0])
+    >>> are_on_a_line([x, 2 * x, 3 * x]), are_on_a_line([x, x**2, x**3])
+    (True, False)
+    """
+    one, two, three = tensors
+    bend = (three - two - (two - one)).abs().max()
+    return bool(bend <= 1e-3 * (three - one).abs().max())
 
 
 def last_activation(output: Tensor) -> str:
