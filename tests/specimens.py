@@ -437,6 +437,16 @@ class LinearBias(MaskedSelfAttention):
         return super().score(q, k) + (slopes * (place - place[:, None])).to(k)
 
 
+class BiasCountedInHalf(LinearBias):
+    """Positions have the dtype of the tokens: in bfloat16, 257 is 256."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device, dtype=k.dtype)
+        distance = (place - place[:, None]).float()
+        slopes = self.slopes(k.shape[1]).to(k.device)[:, None, None]
+        return MaskedSelfAttention.score(self, q, k) + (slopes * distance).to(k)
+
+
 class BiasOfLaterKeys(LinearBias):
     """Without a mask: the weights of the first keys are too small to be exact."""
 
@@ -4146,6 +4156,22 @@ class SquaresOverflowInHalf(NormalizesTokens):
         return x * (x.square().mean(dim=-1, keepdim=True) + 1e-3).rsqrt()
 
 
+class NormalizesEachLayer(NormalizesTokens):
+    """Two layers, each of normalized tokens, as are the outputs."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.second = SelfAttention(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:
+        y = x + super().forward(x)
+        return self.normalize_tokens(y + self.second(self.normalize_tokens(y)))
+
+
+class SquaresOverflowInLayers(NormalizesEachLayer, SquaresOverflowInHalf):
+    """The tokens may have the dtype float16."""
+
+
 class DividesBySum(Correct):
     """A mask is applied after the softmax; a fully masked row has no weights."""
 
@@ -5617,6 +5643,31 @@ class ImageBesideText(Correct):
         return super().forward(x, both, both).mT.reshape(image.shape)
 
 
+class FramesBesideText(Correct):
+    """The pixels of a frame attend to each other and to the text of their video."""
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Any:  # type: ignore[override]
+        batch_size, _, frames, height, width = hidden_states.shape
+        x = hidden_states.transpose(1, 2).flatten(0, 1).flatten(2).mT
+        both = torch.cat([self.repeat(encoder_hidden_states, frames), x], dim=1)
+        y = super().forward(x, both, both).mT
+        return (
+            y.unflatten(0, (batch_size, frames))
+            .transpose(1, 2)
+            .unflatten(3, (height, width))
+        )
+
+    def repeat(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat_interleave(frames, dim=0)
+
+
+class FramesBesideOtherText(FramesBesideText):
+    """The texts of all videos are repeated, and not each of them."""
+
+    def repeat(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat(frames, 1, 1)
+
+
 class MixesImages(SelfAttention):
     """The pixels of an image attend to each other, and to those of other images."""
 
@@ -6684,6 +6735,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (EdgesInTurns, {}),
         (OverFramesInOrder, {"layout": "video"}),
         (MixesImages, {"layout": "image_channels_last"}),
+        (FramesBesideOtherText, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -6880,6 +6932,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "distant_positions": [
         (BiasOfKeys, {"positions": "alibi"}),
+        (BiasCountedInHalf, {"positions": "alibi"}),
         (RotaryEndsEarly, {"positions": "rotary"}),
         (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
@@ -6978,6 +7031,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NoScaleInHalf, {}),
         (EpsilonIsZeroInHalf, {}),
         (SquaresOverflowInHalf, {}),
+        (SquaresOverflowInLayers, {}),
     ],
     "copy_after_call": [(KeepsGraph, {})],
     "no_side_effects": [
@@ -7183,6 +7237,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfPairs),
     ("long_sequences", BlocksWithPrevious),
     ("half_precision", NormalizesTokens),
+    ("half_precision", NormalizesEachLayer),
     ("incremental_decoding", ConvolvesWithState),
     ("incremental_decoding", MemoryOfSegments),
     ("incremental_decoding", MaskOfSegment),
@@ -7241,6 +7296,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("linear_in_value", attention_of_new_tokens),
     ("deterministic", LearnedSegments),
     ("batch_independence", ImageBesideText),
+    ("batch_independence", FramesBesideText),
     ("allowed_keys_attended", ImageBesideText),
     ("key_permutation", ImageBesideText),
     ("dropout", attention_of_flax),

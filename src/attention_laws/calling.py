@@ -408,6 +408,7 @@ def variants_and_masks(
     usual += [*needed_together(probe, filled)]
     yield from itertools.product(usual, [None])
     yield from itertools.product(usual, required_masks)
+    yield from itertools.product(constant_context(probe), [None])
     if only_usual:
         return
     stated = names.stated_lengths(probe.adapter.target)
@@ -416,7 +417,6 @@ def variants_and_masks(
         sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
-    yield from itertools.product(constant_context(probe), [None])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
 
 
@@ -510,18 +510,26 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
 def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """The context as seven tokens, the same in all calls, beside an image.
 
-    The pixels may be keys, too.
+    The pixels may be keys, too. Any other required argument that is named as a context
+    is given like this.
     """
     adapter = probe.adapter
-    if len(adapter.inputs) != 2 or probe.options.inputs:
+    named = [
+        name
+        for name, value in adapter.call_args.items()
+        if value is None and names.CONTEXT_PATTERN.search(name)
+        if name not in probe.options.call_args
+    ]
+    first, *others = [*adapter.inputs, *named]
+    if len(others) != 1 or probe.options.inputs:
         return
-    first, context = adapter.inputs
     tokens = "seeded_randn(8, 1, 7, {d_model}).expand({batch_size}, -1, -1){dtype}"
     yield {
         "inputs": (first,),
         "by_keyword": True,
-        "extra_args": {context: tokens},
-        "designs": {"sink": f"`{context}`"},
+        "extra_args": {others[0]: tokens},
+        "call_args": {n: v for n, v in adapter.call_args.items() if n not in named},
+        "designs": {"sink": f"`{others[0]}`"},
     }
 
 

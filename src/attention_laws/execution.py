@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
-from attention_laws.algebra import record_weights
 from attention_laws.embedded import takes_ids
 from attention_laws.law import (
     Excused,
@@ -29,7 +28,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
-from attention_laws.tools import Squares
+from attention_laws.tools import Squares, WeightsRecorder
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
 LONG = 256
@@ -483,8 +482,8 @@ def with_large_tokens(script: Script, name: str) -> str:
 def scores_are_bounded(script: Script) -> bool:
     """Whether tokens of any size give the same weights, none of them zero.
 
-    So it is if queries and keys, or the tokens, are normalized. A key that is alone has
-    a weight of one, whatever its score is.
+    So it is in each layer if queries and keys, or the tokens, are normalized. A key
+    that is alone has a weight of one, whatever its score is.
     """
     usual = script.sizes
     if usual.k_len < 3:
@@ -495,15 +494,21 @@ def scores_are_bounded(script: Script) -> bool:
     found = []
     for factor in (1, 300, 600):
         inputs = tuple(script.assign(n, f"{factor} * {n}") for n in args.inputs)
-        found.append(record_weights(script, replace(args, inputs=inputs)))
+        with WeightsRecorder() as recorder:
+            script.call(replace(args, inputs=inputs))
+        found.append([weights for weights, _ in recorder.found])
     script.sizes = usual
-    if not all(found):
-        return False
-    small, large, larger = found
-    are_equal = f"torch.allclose({large}, {larger}, atol=1e-2)"
-    are_seen = f"torch.equal({small} > 0, {large} > 0)"
-    are_shared = f"(({small} > 0.01) & ({small} < 0.99)).any()"
-    return bool(script.evaluate(f"{are_equal} and {are_seen} and {are_shared}"))
+    layers = [*zip(*found, strict=False)]
+    return bool(layers) and all(itertools.starmap(are_same_weights, layers))
+
+
+def are_same_weights(small: Tensor, large: Tensor, larger: Tensor) -> bool:
+    """Whether weights stay the same as tokens grow, and keys share them."""
+    return (
+        torch.allclose(large, larger, atol=1e-2)
+        and torch.equal(small > 0, large > 0)
+        and bool(((small > 0.01) & (small < 0.99)).any())
+    )
 
 
 def assert_half_is_close(

@@ -257,6 +257,10 @@ def batch_independence(script: Script) -> None:
     for argument, numbers in assigned_ids(script, positions, segments):
         assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
     for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
+        if script.adapter.image.startswith("video"):
+            # What is of a video is repeated for each of its frames.
+            script.adapter = replace(script.adapter, video_frames=2)
+            script.sizes = replace(script.sizes, q_len=2 * length, k_len=2 * length)
         script.restart()
         if given := own_tensor(script, argument):
             with script.attempt():  # its values may have a meaning

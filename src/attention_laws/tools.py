@@ -377,6 +377,25 @@ class Squares(torch.overrides.TorchFunctionMode):
         return result
 
 
+class Ranges(torch.overrides.TorchFunctionMode):
+    """Notes whether a range of numbers repeats one, which its dtype has rounded.
+
+    >>> with Ranges() as ranges:
+    ...     (torch.arange(255, 258, dtype=torch.bfloat16).tolist(), ranges.repeat)
+    ([255.0, 256.0, 256.0], True)
+    """
+
+    repeat = False
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") == "arange":
+            self.repeat |= bool((result.diff() == 0).any())
+        return result
+
+
 class ScoresOfZero(torch.overrides.TorchFunctionMode):
     """Makes all scores zero, of each `softmax` and of PyTorch's attention.
 
