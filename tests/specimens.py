@@ -3315,6 +3315,35 @@ class KeepsBiasOfPixels(RelativeTable):
         return Correct.score(self, q, k) + self.relative_bias[:, rows]
 
 
+class OfPatchesInRows(nn.Module):
+    """The mean of the patches of an image, each at the position of its row."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, d_model, 4, stride=4)
+        self.attention = Correct(d_model, heads)
+        self.slope = nn.Parameter(torch.ones(()))
+        self.kept: dict[Any, Tensor] = {}
+
+    def forward(self, image: Tensor) -> Tensor:
+        grid = self.patches(image)
+        key = self.key(*grid.shape[2:])
+        if key not in self.kept:
+            row = torch.arange(grid.shape[2], device=image.device)
+            self.kept[key] = row.repeat_interleave(grid.shape[3])
+        x, row = grid.flatten(2).mT, self.kept[key]
+        x = x + self.slope * row[:, None].to(x).cos()
+        return self.attention(x, x, x).mean(dim=1)
+
+    def key(self, rows: int, columns: int) -> Any:
+        return rows, columns
+
+
+class KeepsRowsOfPatches(OfPatchesInRows):
+    def key(self, rows: int, columns: int) -> Any:
+        return rows * columns
+
+
 class NormalizesNeither(SelfAttention):
     """The norm of the queries has no weight, and is forgotten."""
 
@@ -5668,6 +5697,30 @@ class FramesBesideOtherText(FramesBesideText):
         return text.repeat(frames, 1, 1)
 
 
+class Subsamples(Correct):
+    """A convolution leaves half of the frames; those of padding are hidden."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, d_model, 3, stride=2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:  # type: ignore[override]
+        x = self.convolution(x.mT).mT
+        counts = self.count(lengths).clamp(max=x.shape[1])
+        is_real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
+        return super().forward(x, x, x, is_real[:, None]), counts
+
+    def count(self, lengths: Tensor) -> Tensor:
+        return (lengths - 1) // 2
+
+
+class CountsPaddedFrames(Subsamples):
+    """As if the convolution were padded: beside a longer sequence, one is too many."""
+
+    def count(self, lengths: Tensor) -> Tensor:
+        return lengths // 2
+
+
 class MixesImages(SelfAttention):
     """The pixels of an image attend to each other, and to those of other images."""
 
@@ -6736,6 +6789,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OverFramesInOrder, {"layout": "video"}),
         (MixesImages, {"layout": "image_channels_last"}),
         (FramesBesideOtherText, {}),
+        (CountsPaddedFrames, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -7024,6 +7078,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsCount, {}),
         (StoresDistancesByKeys, {}),
         (KeepsBiasOfPixels, {}),
+        (KeepsRowsOfPatches, {}),
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
     ],
@@ -7140,6 +7195,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("neutral_mask", SegmentsAndMask),
     ("earlier_calls", SignOfItsOwn),
     ("earlier_calls", KeepsAngles),
+    ("earlier_calls", OfPatchesInRows),
     ("earlier_calls", StoresDistances),
     ("earlier_calls", MergesWeights),
     ("sinks", Sinks),
@@ -7297,6 +7353,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("deterministic", LearnedSegments),
     ("batch_independence", ImageBesideText),
     ("batch_independence", FramesBesideText),
+    ("batch_independence", Subsamples),
     ("allowed_keys_attended", ImageBesideText),
     ("key_permutation", ImageBesideText),
     ("dropout", attention_of_flax),

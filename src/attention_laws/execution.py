@@ -206,6 +206,8 @@ def earlier_calls(script: Script) -> None:
         assert_no_long_call_is_kept(script)
     if adapter.image and adapter.fixed_length is None:
         assert_no_shape_is_kept(script)
+    if adapter.layout == "bhld" and adapter.single_input:
+        assert_no_sides_are_kept(script)
     if script.dtype == torch.float32:
         assert_no_dtype_is_kept(script)
     if adapter.reproducible_training:
@@ -262,6 +264,27 @@ def assert_no_shape_is_kept(script: Script) -> None:
             message = "{place} changes after a call with an image of another shape"
             script.assert_close(expected, seen, message)
     script.adapter, script.sizes = usual
+
+
+def assert_no_sides_are_kept(script: Script) -> None:
+    """An input of four axes may be an image: its sides are exchanged after a call.
+
+    One with an embedding of its patches takes heads for channels.
+    """
+    usual, length = script.sizes, 3 * script.sizes.d_k
+    script.sizes = replace(usual, q_len=length, k_len=length)
+    script.restart("no_grad")
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    with script.attempt():  # it may take no such image
+        args = script.make_arguments()
+        script.call(args)
+        other = script.assign(args.inputs[0], f"{args.inputs[0]}.mT.contiguous()")
+        exchanged = replace(args, inputs=(other,))
+        expected = script.call(exchanged, function="fresh")
+        seen = script.call(exchanged)
+        message = "{place} changes after a call with an input whose sides are exchanged"
+        script.assert_close(expected, seen, message)
+    script.sizes = usual
 
 
 def assert_no_weight_is_kept(script: Script) -> None:
