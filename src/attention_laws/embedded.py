@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names
+from attention_laws import names, structure
 
 # The smallest ids are those of padding and of the start and the end of a text.
 FIRST_ID = 4
@@ -85,7 +85,7 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
 
     parameters = [*inspect.signature(kind.forward).parameters.values()]
     has_mask = any(names.MASK_PATTERN.search(p.name) for p in parameters)
-    if not has_mask and "padding_idx" in names.source_of(kind):
+    if not has_mask and has_padding_id(kind):
         mask = inspect.Parameter(PADDING, inspect.Parameter.KEYWORD_ONLY, default=None)
         is_rest = bool(parameters) and parameters[-1].kind is mask.VAR_KEYWORD
         parameters.insert(len(parameters) - is_rest, mask)
@@ -95,6 +95,14 @@ def of_vectors(kind: type[nn.Module]) -> type[nn.Module]:
     OfVectors.__name__ = OfVectors.__qualname__ = kind.__name__
     OfVectors.__doc__ = kind.__doc__
     return OfVectors
+
+
+def has_padding_id(kind: type[nn.Module]) -> bool:
+    """Whether the code of a model, or of a part of it, has an id for padding."""
+    constants = (each for code in structure.codes_of(kind) for each in code.co_consts)
+    names_of_keywords = (each for each in constants if isinstance(each, tuple))
+    is_in_parts = any("padding_idx" in each for each in names_of_keywords)
+    return is_in_parts or "padding_idx" in names.source_of(kind)
 
 
 def with_vectors(model: nn.Module) -> nn.Module:

@@ -51,6 +51,27 @@ class MarksPadding(Model):
         return self.tokens(ids) * (ids != 0)[..., None]
 
 
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(TOKENS, WIDTH, padding_idx=0)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        looked_up: Tensor = self.table(ids)
+        return looked_up
+
+
+class MarksPaddingOfPart(nn.Module):
+    """The embedding, and its id for padding, is in a part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = Tokens()
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.tokens(ids) * (ids != 0)[..., None]
+
+
 def test_vectors_are_returned_where_ids_are_looked_up() -> None:
     x, targets = torch.randn(2, 3, WIDTH), torch.randn(2, 5, WIDTH)
     model = of_vectors(Model)()
@@ -66,9 +87,12 @@ def test_the_tokens_of_a_decoder_are_the_first_input() -> None:
     assert adapter.by_keyword
 
 
-def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask() -> None:
+@pytest.mark.parametrize("model", [MarksPadding, MarksPaddingOfPart])
+def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask(
+    model: type[nn.Module],
+) -> None:
     x, padding = torch.ones(2, 3, WIDTH), torch.tensor([[False, False, True]] * 2)
-    masked = of_vectors(MarksPadding)()(x, padding_mask=padding)
+    masked = of_vectors(model)()(x, padding_mask=padding)
     torch.testing.assert_close(masked, x * ~padding[..., None])
 
 
