@@ -1,5 +1,6 @@
 """Models of token ids are checked as a whole, with vectors in place of the ids."""
 
+import inspect
 import json
 from typing import Any
 
@@ -92,7 +93,9 @@ def test_padding_gets_the_id_of_the_embedding_where_there_is_no_mask(
     model: type[nn.Module],
 ) -> None:
     x, padding = torch.ones(2, 3, WIDTH), torch.tensor([[False, False, True]] * 2)
-    masked = of_vectors(model)()(x, padding_mask=padding)
+    of_padded = of_vectors(model)
+    assert "padding_mask" in inspect.signature(of_padded.forward).parameters
+    masked = of_padded()(x, padding_mask=padding)
     torch.testing.assert_close(masked, x * ~padding[..., None])
 
 
