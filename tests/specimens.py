@@ -2915,6 +2915,35 @@ class KeepsBias(SelfAttention):
         return super().score(q, k) + bias[..., : k.shape[2]]
 
 
+class KeepsBiasOfEvaluation(SelfAttention):
+    """The bias is computed once for evaluation, until training begins."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 1, 600))
+        self.kept: Tensor | None = None
+        self.register_load_state_dict_post_hook(self.forget)
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            self.kept = None
+        return super().train(mode)
+
+    def forget(self, *_: Any) -> None:
+        """What to do after weights are loaded: by mistake, nothing."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        bias = self.relative_bias.sin()
+        if not self.training:
+            self.kept = bias = bias.detach() if self.kept is None else self.kept
+        return super().score(q, k) + bias[..., : k.shape[2]]
+
+
+class KeepsBiasUntilLoaded(KeepsBiasOfEvaluation):
+    def forget(self, *_: Any) -> None:
+        self.kept = None
+
+
 class KeepsCount(Correct):
     """A mask is stored for all others that allow as many keys."""
 
@@ -5125,6 +5154,27 @@ class WithNormOverHeads(WithNormOfHeads):
     norm = NormOverHeads
 
 
+class LearnsTemperature(Correct):
+    """Scores are divided by a temperature, and then masked."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.temperature = nn.Parameter(torch.ones(heads, 1, 1))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores / self.temperature, mask)
+
+
+class LearnsTemperatureOfHidden(LearnsTemperature):
+    """Minus infinity is divided by the temperature, whose gradient is NaN."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            is_seen = mask.any(dim=-1, keepdim=True)
+            scores = scores.masked_fill((is_seen & ~mask)[:, None], -torch.inf)
+        return super().weigh(scores, None)
+
+
 class UnusedLayerBesideMask(MaskedSelfAttention):
     """Causal, with a mask of padding."""
 
@@ -6907,6 +6957,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesNeither, {}),
         (PoolsByOnes, {}),
         (UnusedLayerBesideMask, {**CAUSAL, "mask": {"padding": "ignore:bk"}}),
+        (LearnsTemperatureOfHidden, {}),
     ],
     "key_permutation": [(AddsKeyIndex, {})],
     "query_permutation": [
@@ -7081,6 +7132,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsRowsOfPatches, {}),
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
+        (KeepsBiasOfEvaluation, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -7198,6 +7250,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("earlier_calls", OfPatchesInRows),
     ("earlier_calls", StoresDistances),
     ("earlier_calls", MergesWeights),
+    ("earlier_calls", KeepsBiasUntilLoaded),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
     ("query_key_norms", NormalizesHeadsOfBoth),
@@ -7258,6 +7311,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("linear_bias", penalized_attention),
     ("parameter_gradients", BiasOfEdges),
     ("parameter_gradients", PoolsByWeights),
+    ("parameter_gradients", LearnsTemperature),
     ("deterministic", KeysOfTwoHeads),
     ("allowed_keys_attended", RequiresOther),
     ("formula", HeadsInWeights),

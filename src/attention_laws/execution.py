@@ -201,6 +201,7 @@ def earlier_calls(script: Script) -> None:
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     assert_no_weight_is_kept(script)
+    assert_loaded_weights_are_used(script)
     if isinstance(adapter.target, type):
         assert_nothing_is_shared(script)
         assert_no_long_call_is_kept(script)
@@ -300,6 +301,25 @@ def assert_no_weight_is_kept(script: Script) -> None:
     expected = script.call(args, function="unused")
     message = "{place} is that of the weights before they were trained"
     script.assert_close(expected, script.call(args), message)
+
+
+def assert_loaded_weights_are_used(script: Script) -> None:
+    """After a call in evaluation, a state dict that is loaded there replaces all weights.
+
+    The other module had its mode set after its weights changed, so that what `train`
+    computes from them, such as merged weights, is part of its state.
+    """
+    script.restart("no_grad")
+    args = script.make_arguments()
+    script.exec_line("other = copy.deepcopy(attention)")
+    script.exec_line("for weight in other.parameters(): weight.data.mul_(0.5)")
+    script.exec_line("other.train().eval()")
+    script.call(args)
+    with script.attempt():  # a state of its own may be refused
+        script.exec_line("attention.load_state_dict(other.state_dict())")
+        expected, seen = script.call(args, function="other"), script.call(args)
+        message = "{place} is that of the weights before others were loaded"
+        script.assert_close(expected, seen, message)
 
 
 def assert_no_mode_is_kept(script: Script) -> None:

@@ -241,12 +241,13 @@ def parameter_gradients(script: Script) -> None:
     A weight that the forward pass leaves out, or uses under `detach`, stays at its
     initialization. (Of biases, only a gradient that is not `None` is required: the bias
     of the keys adds one number to a whole row of scores, which the softmax cancels, so
-    its gradient is zero up to rounding.) Nor is a norm without weights left out.
+    its gradient is zero up to rounding.) Nor is a norm without weights left out. Where
+    a mask hides keys, the gradients have to be finite, too.
     """
-    adapter = script.adapter
+    adapter, sizes = script.adapter, script.sizes
     skip_unless(adapter.is_module, "is a function, and has no parameters")
-    skip_unless(script.sizes.k_len > 1, "needs two keys")
-    is_single = adapter.mixes_queries and script.sizes.q_len == 1
+    skip_unless(sizes.k_len > 1, "needs two keys")
+    is_single = adapter.mixes_queries and sizes.q_len == 1
     skip_unless(not is_single, "needs two queries, which attend to each other")
     give_room(script)
     try:
@@ -260,6 +261,35 @@ def parameter_gradients(script: Script) -> None:
             or do_gradients_arrive_in_long(script)
         ):
             raise
+    script.adapter, script.sizes = adapter, sizes
+    assert_gradients_are_finite_with_masks(script)
+
+
+def assert_gradients_are_finite_with_masks(script: Script) -> None:
+    """Where a mask hides some keys, no parameter receives a gradient that is NaN.
+
+    A score of minus infinity that is then divided by a learned temperature, or goes
+    through another function with parameters, leaves no trace in the output; in the
+    backward pass, 0 times infinity is NaN. What hides keys in an additive mask is the
+    caller's number.
+    """
+    for allowed, mask in script.mask_cases():
+        if mask is None or mask.kind.startswith("additive"):
+            continue
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        real = script.adapter.index(l=script.real_queries(args))
+        output = script.assign("y", f"{script.call(args)}{real}")
+        script.exec_line("named = dict(attention.named_parameters())")
+        script.exec_line("named = {n: w for n, w in named.items() if w.requires_grad}")
+        if not script.evaluate(f"{output}.isfinite().all() and {output}.requires_grad"):
+            continue
+        options = "[*named.values()], allow_unused=True"
+        script.exec_line(f"grads = torch.autograd.grad(loss({output}), {options})")
+        for n, name in enumerate(script.evaluate("[*named]")):
+            message = f"the gradient of `{name}` is NaN or infinite beside a mask"
+            claim = f"grads[{n}] is None or grads[{n}].isfinite().all()"
+            script.assert_true(claim, message)
 
 
 def do_gradients_arrive_with_marks(script: Script, mask: MaskArgument) -> bool:
