@@ -1098,6 +1098,38 @@ class SumsBlocksUnscaled(SumsBlocks):
         return context
 
 
+class MergesChunks(SelfAttention):
+    """Chunks of four keys are merged by their largest scores.
+
+    A factor of the scale has a name of rotary positions, and nothing is rotated.
+    """
+
+    rope_factor = 1.0
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        contexts, totals, shares = [], [], []
+        largest = weights.amax(dim=-1, keepdim=True)
+        for scores, values in zip(weights.split(4, -1), v.split(4, 2), strict=True):
+            most = scores.amax(dim=-1, keepdim=True)
+            exp = (self.rope_factor * (scores - most)).exp()
+            contexts.append(self.dropout(exp) @ values)
+            totals.append(exp.sum(dim=-1, keepdim=True))
+            shares.append((self.scale() * (most - largest)).exp())
+        merged = sum(map(torch.mul, shares, contexts))
+        return merged / torch.stack([*map(torch.mul, shares, totals)]).sum(dim=0)
+
+    def scale(self) -> float:
+        return self.rope_factor
+
+
+class MergesChunksUnscaled(MergesChunks):
+    def scale(self) -> float:
+        return 2.0
+
+
 class DropsForAllCalls(NeverDrops):
     noise: Tensor | None = None
 
@@ -3319,6 +3351,45 @@ class BiasOfImageWindow(BiasOfWindow):
 class BiasOfSquareImageWindow(BiasOfImageWindow):
     def factor(self) -> int:
         return 2 * self.height - 1
+
+
+class BiasOfVolume(RelativeTable):
+    """A video is divided into windows of frames, rows and columns."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.window = (2, 2, 3)
+        count = math.prod(2 * side - 1 for side in self.window)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, count))
+
+    def forward(self, video: Tensor) -> Any:
+        _, *sizes, _ = video.shape
+        if len(sizes) != 3:
+            raise ValueError(f"an input of {video.dim()} axes is no video")
+        more = [-n % side for n, side in zip(sizes, self.window, strict=True)]
+        video = nn.functional.pad(video, (0, 0, 0, more[2], 0, more[1], 0, more[0]))
+        d, h, w = self.window
+        x = video.unflatten(3, (-1, w)).unflatten(2, (-1, h)).unflatten(1, (-1, d))
+        x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)
+        y = super().forward(x.reshape(-1, d * h * w, x.shape[-1])).view_as(x)
+        y = y.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(video.shape)
+        return y[:, : sizes[0], : sizes[1], : sizes[2]]
+
+    def rows(self, distance: Tensor) -> Tensor:
+        sides = [torch.arange(n, device=distance.device) for n in self.window]
+        place = torch.cartesian_prod(*sides)
+        offset = place[None] - place[:, None] + torch.tensor(self.window) - 1
+        return (offset * torch.tensor(self.strides())).sum(dim=-1)
+
+    def strides(self) -> list[int]:
+        _, h, w = self.window
+        return [(2 * h - 1) * (2 * w - 1), 2 * w - 1, 1]
+
+
+class BiasOfVolumeOfOneStride(BiasOfVolume):
+    def strides(self) -> list[int]:
+        _, h, w = self.window
+        return [2 * (h + w) - 2, 2 * w - 1, 1]
 
 
 class BiasOfPixelsFromEnd(BiasOfPixels):
@@ -6963,6 +7034,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "query_permutation": [
         (ViewsAsHeads, {}),
         (ViewsAsHeadsSelfAttention, {}),
+        (MergesChunksUnscaled, {}),
     ],
     "query_independence": [
         (NormalizesOverQueries, {}),
@@ -7074,6 +7146,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TableOfHalosLast, {}),
         (BiasOfSquareWindow, {"init_args": {"window_size": (2, 2)}}),
         (BiasOfSquareImageWindow, {"init_args": {"window_size": (2, 2)}}),
+        (BiasOfVolumeOfOneStride, {}),
     ],
     "eval_matches_train": [
         (HalvesInTraining, {}),
@@ -7297,6 +7370,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("relative_table", TableOfHalos),
     ("relative_table", BiasOfWindow),
     ("relative_table", BiasOfImageWindow),
+    ("relative_table", BiasOfVolume),
     ("distant_positions", RotaryOfNorms),
     ("relative_table", TableOfShiftedWindows),
     ("parameter_gradients", NarrowNetwork),
@@ -7370,6 +7444,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("parameter_gradients", AddedGlobalTokens),
     ("parameter_gradients", SaturatesSecondSoftmax),
     ("gradients", SteepKinks),
+    ("query_permutation", MergesChunks),
     ("key_permutation", ClassBeforePixels),
     ("query_permutation", ClassBeforePixels),
     ("formula", ScaleInInitialWeights),

@@ -767,6 +767,18 @@ def order_matters(script: Script, args: CallArguments) -> bool:
     return not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+def are_tokens_a_set(script: Script, args: CallArguments) -> bool:
+    """Whether each output moves with its token if all but the last are reordered."""
+    length = script.batch_and_length(args.inputs[0])[1]
+    if length < 5 or not script.adapter.single_input or script.adapter.is_pooled:
+        return False
+    order = script.adapter.index(l=[2, 0, *range(3, length - 1), 1, length - 1])
+    moved = tuple(script.assign(name, f"{name}{order}") for name in args.inputs)
+    before, after = script.call(args), script.call(replace(args, inputs=moved))
+    one, other = script.evaluate(f"{before}{order}"), script.evaluate(after)
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 def has_one_axis_of_tokens(script: Script, args: CallArguments) -> bool:
     """Whether weights are of queries and of fewer keys, to which tokens are reduced."""
     with WeightsRecorder() as recorder:

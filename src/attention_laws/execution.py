@@ -304,7 +304,7 @@ def assert_no_weight_is_kept(script: Script) -> None:
 
 
 def assert_loaded_weights_are_used(script: Script) -> None:
-    """After a call in evaluation, a state dict that is loaded there replaces all weights.
+    """After a call in evaluation, a state dict that is loaded replaces all weights.
 
     The other module had its mode set after its weights changed, so that what `train`
     computes from them, such as merged weights, is part of its state.

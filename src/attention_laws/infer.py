@@ -45,6 +45,7 @@ from attention_laws.calling import (
     CALLING_WORK,
     CallProbe,
     SlowCallError,
+    are_tokens_a_set,
     built_by,
     count_own_keys,
     error_location,
@@ -1146,6 +1147,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
     is_pooled = probe.adapter.is_pooled and pools_by_weights(*call)
     if is_pooled or structure.convolves_single_tokens(module):
         designs.pop("convolution", None)
+    # A name such as `rope_factor` may be of a scale alone.
+    if adapter.positions == "none" and are_tokens_a_set(*call):
+        designs.pop("positions", None)
     is_wrapped = hasattr(type(module).forward, "__wrapped__")
     if is_wrapped and not output_of(call).requires_grad:
         designs["inference"] = "no_grad"

@@ -853,9 +853,11 @@ def relative_table(script: Script) -> None:
     share rows, as the buckets of T5, the last row begins near the largest distance.
     """
     adapter = script.adapter
-    skip_unless(
-        adapter.positions in ("relative", "unknown"), "`positions` is not relative"
-    )
+    found = assert_offsets_of_windows_used(script)
+    is_relative = found or adapter.positions in ("relative", "unknown")
+    skip_unless(is_relative, "`positions` is not relative")
+    if adapter.positions == "none":
+        return  # in a window of few tokens, the order was not seen to matter
     skip_unless(adapter.is_module, "is a function, and has no parameters")
     has_shape = any("1, {length} - 1)" in text for text in adapter.extra_args.values())
     skip_unless(not has_shape, "the shape of its images is given")
@@ -884,6 +886,40 @@ def relative_table(script: Script) -> None:
     windows = [name for name, value in adapter.init_args.items() if value == "(2, 2)"]
     if windows and adapter.fixed_length == 4:
         assert_other_windows_use_all(script, adapter, windows[0])
+
+
+def assert_offsets_of_windows_used(script: Script) -> bool:
+    """Images and videos of two windows along each axis need all rows of their table.
+
+    Returns whether there is a table with a row for each offset in a window. If the
+    strides of its axes are not the widths of those behind, two offsets share a row.
+    """
+    adapter, sizes = script.adapter, script.sizes
+    if not adapter.image or adapter.fixed_length is not None or not adapter.is_module:
+        return False
+    found = False
+    script.restart()
+    tables = structure.tables_of_windows(script.evaluate("attention"))
+    for name, window in tables.items():
+        if len(window) != adapter.image_axes:
+            continue
+        sides = [2 * side for side in window]
+        script.adapter = replace(
+            adapter,
+            image=adapter.image.replace("frames", "video"),
+            video_frames=math.prod(sides[:-2]),
+            image_height=sides[-2],
+        )
+        length = math.prod(sides)
+        script.sizes = replace(sizes, batch_size=1, q_len=length, k_len=length)
+        with script.attempt():
+            script.restart()
+            args = script.make_arguments(script.all_allowed(length, length))
+            rows = math.prod(2 * side - 1 for side in window)
+            assert_all_rows_used(script, args, name, rows)
+            found = True
+    script.adapter, script.sizes = adapter, sizes
+    return found
 
 
 def larger_image_uses_all(script: Script, name: str, rows: int) -> bool:

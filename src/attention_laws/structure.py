@@ -149,6 +149,31 @@ def table_sizes(module: nn.Module) -> dict[str, int]:
     }
 
 
+def tables_of_windows(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    r"""The tables that have a row for each offset within a window, with its sides.
+
+    >>> module = nn.Module()
+    >>> module.window, module.bias = (2, 3, 4), nn.Parameter(torch.zeros(3 * 5 * 7, 2))
+    >>> tables_of_windows(module)
+    {'bias': (2, 3, 4)}
+    """
+    windows = {
+        math.prod(2 * side - 1 for side in value): tuple(value)
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if "win" in name and isinstance(value, tuple | list) and len(value) > 1
+        if all(type(side) is int and side > 1 for side in value)
+    }
+    linear = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    layers = {f"{n}." for n, m in module.named_modules() if isinstance(m, linear)}
+    return {
+        name: windows[max(parameter.shape)]
+        for name, parameter in module.named_parameters()
+        if parameter.dim() == 2 and max(parameter.shape) in windows
+        if f"{name.rpartition('.')[0]}." not in layers
+    }
+
+
 def has_buckets(module: nn.Module) -> bool:
     """Whether several distances share a row of a table, by intention."""
     return any("bucket" in name for name in identifiers(module))

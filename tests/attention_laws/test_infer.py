@@ -23,6 +23,8 @@ from specimens import (
     Correct,
     ImageBesideText,
     MaskedSelfAttention,
+    MergesChunks,
+    MergesChunksUnscaled,
     PoolsByWeights,
     SelfAttention,
 )
@@ -619,6 +621,11 @@ def test_a_pool_of_weighted_tokens_is_no_convolution() -> None:
 
     assert "convolution" not in found(PoolsByWeights).designs
     assert "convolution" in found(PoolsPairs).designs
+
+
+def test_a_name_of_positions_is_no_excuse_where_tokens_are_a_set() -> None:
+    for attention in (MergesChunks, MergesChunksUnscaled):
+        assert "positions" not in found(attention).designs
 
 
 class NeedsUnknown(nn.Module):
