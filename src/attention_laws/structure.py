@@ -153,7 +153,7 @@ def tables_of_windows(module: nn.Module) -> dict[str, tuple[int, ...]]:
     r"""The tables that have a row for each offset within a window, with its sides.
 
     >>> module = nn.Module()
-    >>> module.window, module.bias = (2, 3, 4), nn.Parameter(torch.zeros(3 * 5 * 7, 2))
+    >>> module.window, module.bias = (2, 3, 4), nn.Parameter(Tensor(3 * 5 * 7, 2))
     >>> tables_of_windows(module)
     {'bias': (2, 3, 4)}
     """
