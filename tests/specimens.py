@@ -5818,30 +5818,6 @@ class FramesBesideOtherText(FramesBesideText):
         return text.repeat(frames, 1, 1)
 
 
-class Subsamples(Correct):
-    """A convolution leaves half of the frames; those of padding are hidden."""
-
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads)
-        self.convolution = nn.Conv1d(d_model, d_model, 3, stride=2)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Any:  # type: ignore[override]
-        x = self.convolution(x.mT).mT
-        counts = self.count(lengths).clamp(max=x.shape[1])
-        is_real = torch.arange(x.shape[1], device=x.device) < counts[:, None]
-        return super().forward(x, x, x, is_real[:, None]), counts
-
-    def count(self, lengths: Tensor) -> Tensor:
-        return (lengths - 1) // 2
-
-
-class CountsPaddedFrames(Subsamples):
-    """As if the convolution were padded: beside a longer sequence, one is too many."""
-
-    def count(self, lengths: Tensor) -> Tensor:
-        return lengths // 2
-
-
 class MixesImages(SelfAttention):
     """The pixels of an image attend to each other, and to those of other images."""
 
@@ -6910,7 +6886,6 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OverFramesInOrder, {"layout": "video"}),
         (MixesImages, {"layout": "image_channels_last"}),
         (FramesBesideOtherText, {}),
-        (CountsPaddedFrames, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -7482,7 +7457,6 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("deterministic", LearnedSegments),
     ("batch_independence", ImageBesideText),
     ("batch_independence", FramesBesideText),
-    ("batch_independence", Subsamples),
     ("allowed_keys_attended", ImageBesideText),
     ("key_permutation", ImageBesideText),
     ("dropout", attention_of_flax),

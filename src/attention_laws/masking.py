@@ -33,7 +33,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.script import CallArguments, Script, parts_of
+from attention_laws.script import CallArguments, Script
 
 
 def causal_calls(script: Script, modes: list[str]) -> Iterator[CallArguments]:
@@ -230,7 +230,7 @@ def batch_independence(script: Script) -> None:
     The sequences of a batch are chosen at random. Statistics over the batch, a `view`
     that confuses heads with batch items, and masks that broadcast only because two
     sizes are equal all break this, and the results of a sequence then depend on the
-    others. Nor does the number of outputs of a sequence, where a call returns that.
+    others.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -244,7 +244,6 @@ def batch_independence(script: Script) -> None:
         assert_items_equal_alone(script, allowed, mask)
     assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
-    assert_counts_equal_alone(script)
     if script.adapter.image.startswith("frames"):
         assert_pixels_equal_alone(script)
     if len(script.adapter.inputs) == 2:
@@ -325,52 +324,6 @@ def assert_first_item_is_unseen(script: Script) -> None:
             reason = f"also gets `{filled}`, and its pixels attend to batch items only"
             skip_unless(is_batch, reason)
             raise
-
-
-# The length of a sequence beside shorter ones, whose outputs are counted.
-COUNTED = 24
-
-
-def assert_counts_equal_alone(script: Script) -> None:
-    """A sequence has as many outputs beside a longer one as alone.
-
-    Convolutions make a sequence shorter; where its new length has another formula, an
-    output of padding is counted.
-    """
-    adapter, usual = script.adapter, script.sizes
-    masks = [adapter.required_mask, *adapter.masks]
-    lengths = next((m for m in masks if m is not None and m.kind == "lengths"), None)
-    if lengths is None or adapter.layout != "bld" or not adapter.single_input:
-        return
-    script.sizes = replace(usual, batch_size=2)
-    script.restart()
-    for length in range(COUNTED - 8, COUNTED):
-        with script.rollback(), script.attempt():  # it may take other lengths only
-            allowed = script.all_allowed(COUNTED, COUNTED)
-            allowed[:, length:, 0] = False
-            args = script.make_arguments(allowed, lengths)
-            together = script.assign("result", script.call_source(args))
-            short = script.assign("x", f"{args.inputs[0]}[:1, :{length}]")
-            allowed = torch.ones(length, length, 1, dtype=torch.bool)
-            encoded = script.encode_mask(allowed, lengths)
-            given = CallArguments((short,), encoded, allowed)
-            alone = script.assign("result", script.call_source(given))
-            if index := index_of_counts(script.evaluate(together), 2):
-                script.assert_true(
-                    f"{together}{index}[0] == {alone}{index}[0]",
-                    f"a sequence of {length} has another number of outputs beside one "
-                    f"of {COUNTED} than alone",
-                )
-    script.sizes = usual
-
-
-def index_of_counts(result: object, batch_size: int) -> str:
-    """Where in a result there is an integer for each batch item; "" if nowhere."""
-    for index, part in parts_of(result).items():
-        if isinstance(part, Tensor) and part.dtype in (torch.int32, torch.int64):
-            if part.shape == (batch_size,):
-                return index
-    return ""
 
 
 def item_index(script: Script, item: int) -> str:

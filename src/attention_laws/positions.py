@@ -1230,7 +1230,7 @@ def rounds_bias(script: Script, dtype: torch.dtype) -> bool:
 
     It is as large as the slope times the length, and is rounded; so are position and
     slope, or product and sum. A wrong position changes the weights by more, unless
-    slopes are powers of two; no published model counts in half precision.
+    slopes are powers of two; published models count positions in integers.
     """
     if script.adapter.positions != "alibi" or counts_in_half(script, dtype):
         return False
