@@ -9,6 +9,7 @@ Source: the names used on the pages under *Other implementations*, in
 and in the usual tutorials.
 """
 
+import ast
 import dataclasses
 import inspect
 import math
@@ -16,6 +17,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -461,11 +463,46 @@ def needed_default(parameter: inspect.Parameter, value: str) -> str:
 
 
 def source_of(target: Any) -> str:
-    """The source text of a class or a function; "" if there is none."""
+    r"""The source text of a class or a function; "" if there is none.
+
+    Before Python 3.13, `inspect` parses the whole file for each of its classes.
+
+    >>> source_of(inspect.Signature).partition(":")[0], source_of(int)
+    ('class Signature', '')
+    """
     try:
-        return inspect.getsource(target)
-    except (OSError, TypeError):
+        if not isinstance(target, type):
+            return inspect.getsource(target)
+        text = inspect.getsource(sys.modules[target.__module__])
+        return classes_in(text).get(target.__qualname__, "")
+    except (KeyError, OSError, SyntaxError, TypeError):
         return ""
+
+
+@lru_cache(maxsize=64)
+def classes_in(text: str) -> dict[str, str]:
+    r"""The source text of each class of a file, by its qualified name.
+
+    >>> classes_in("class A:\n    class B: ...\n\ndef f():\n    class C: ...\n")["A.B"]
+    '    class B: ...\n'
+    """
+    lines, found = text.split("\n"), dict[str, str]()
+
+    def visit(node: ast.AST, path: str) -> None:
+        for part in ast.iter_child_nodes(node):
+            inside = path
+            if isinstance(part, ast.ClassDef):
+                first = min([part.lineno, *(d.lineno for d in part.decorator_list)])
+                source = "\n".join(lines[first - 1 : part.end_lineno]) + "\n"
+                found.setdefault(path + part.name, source)
+                inside = f"{path}{part.name}."
+            elif isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = f"{path}{part.name}.<locals>."
+            if not isinstance(part, ast.expr):
+                visit(part, inside)
+
+    visit(ast.parse(text), "")
+    return found
 
 
 def pair_of(target: Any, name: str, value: str) -> str:
@@ -479,7 +516,7 @@ def pair_of(target: Any, name: str, value: str) -> str:
     """
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
-    source = source_of(target)  # slow for a class: Python parses the whole file
+    source = source_of(target)
     unpacked = rf"\w, *(self\.)?\w+ = (self\.)?{name} *(#|$)"
     is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
     if value.startswith("("):
@@ -911,10 +948,7 @@ def constructor_sizes(target: Any, given: Mapping[str, str]) -> dict[str, str]:
 
 def dict_template(target: Any, name: str) -> str:
     """Source text for a dict of weights, by the keys that the code reads from it."""
-    try:
-        source = inspect.getsource(target)
-    except (OSError, TypeError):
-        return ""
+    source = source_of(target)
     keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
     pairs = [(key, extra_templates(key, None)[0]) for key in dict.fromkeys(keys)]
     text = ", ".join(f"{key!r}: {value}" for key, value in pairs if value)
@@ -1156,7 +1190,7 @@ def names_in_config(
     The config may be stored, have a shorter name in the function, or be passed on as
     the first argument of other classes of the file, but those that are `outer`.
     """
-    source, short = inspect.getsource(target), short_name(target, parameter)
+    source, short = source_of(target), short_name(target, parameter)
     stored = rf"((?:self\.)?\w+)(?::[^=\n]+)? = {short}(?:;|$)"
     called = [short, *re.findall(stored, source, re.MULTILINE)]
     name = f"(?:{'|'.join(map(re.escape, called))})"
