@@ -470,13 +470,13 @@ def source_of(target: Any) -> str:
     >>> source_of(inspect.Signature).partition(":")[0], source_of(int)
     ('class Signature', '')
     """
-    try:
-        if not isinstance(target, type):
-            return inspect.getsource(target)
-        text = inspect.getsource(sys.modules[target.__module__])
-        return classes_in(text).get(target.__qualname__, "")
-    except (KeyError, OSError, SyntaxError, TypeError):
-        return ""
+    with suppress(KeyError, OSError, SyntaxError, TypeError):
+        if isinstance(target, type):
+            text = inspect.getsource(sys.modules[target.__module__])
+            return classes_in(text)[target.__qualname__]
+    with suppress(OSError, TypeError):
+        return inspect.getsource(target)
+    return ""
 
 
 @lru_cache(maxsize=64)
