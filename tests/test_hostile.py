@@ -84,6 +84,7 @@ SPARED = {
     "integrations.": "it is given what `transformers` passes; see its own test",
     "masks.describe.Item": "a record: it holds what it is given",
     "fast.module.KeyValueCache.take_back": "called by `decode` after an error",
+    "fast.module.project_packed": "called by `forward`, behind its checks, on a GPU",
     "implementations.causal.drop_stored_mask": "called by torch, on loading",
     "implementations.causal.rebuild_mask": "called by torch, on loading or moving",
     "models.": "it is given a model and its own batches; see tests/models",
