@@ -42,6 +42,7 @@ from attention_laws import (
     lengths,
     masking,
     names,
+    order,
     positions,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
@@ -63,7 +64,7 @@ from attention_laws.script import Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, images, algebra, heads, gradients, decoding, positions),
+        *(masking, images, algebra, heads, gradients, decoding, order, positions),
         *(lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()

@@ -26,10 +26,10 @@ from attention_laws.algebra import (
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
 from attention_laws.law import LawViolation, ScriptError, law, skip_unless
+from attention_laws.order import ORDERED
 from attention_laws.positions import (
     FAR,
     LONGEST,
-    ORDERED,
     SCALED_PATTERN,
     assert_weights_shift,
     fits_in_memory,

@@ -1,4 +1,4 @@
-"""Laws of order and positions: each fails on attention that violates it."""
+"""Laws of positions: each fails on attention that violates it."""
 
 from typing import Any
 
