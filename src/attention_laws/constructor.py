@@ -33,6 +33,7 @@ from attention_laws.lengths import long_sequences
 from attention_laws.masking import batch_independence, causality, padding
 from attention_laws.positions import relative_positions
 from attention_laws.script import Script
+from attention_laws.source import source_of
 
 # Finds options of a constructor, beside those that are given, with values as text.
 OptionFinder = Callable[[type, Mapping[str, str]], Iterator[tuple[str, str]]]
@@ -166,7 +167,7 @@ def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
 
     The code compares it with them, or the annotation is a `Literal`.
     """
-    code = names.source_of(sys.modules.get(target.__module__))
+    code = source_of(sys.modules.get(target.__module__))
     for name, parameter in inspect.signature(target).parameters.items():
         usual = parameter.default
         if not (isinstance(usual, str) and CHOICE_PATTERN.fullmatch(name)):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import names, structure
+from attention_laws.source import source_of
 
 # The smallest ids are those of padding and of the start and the end of a text.
 FIRST_ID = 4
@@ -102,7 +103,7 @@ def has_padding_id(kind: type[nn.Module]) -> bool:
     constants = (each for code in structure.codes_of(kind) for each in code.co_consts)
     names_of_keywords = (each for each in constants if isinstance(each, tuple))
     is_in_parts = any("padding_idx" in each for each in names_of_keywords)
-    return is_in_parts or "padding_idx" in names.source_of(kind)
+    return is_in_parts or "padding_idx" in source_of(kind)
 
 
 def with_vectors(model: nn.Module) -> nn.Module:

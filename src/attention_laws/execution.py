@@ -28,6 +28,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
+from attention_laws.source import source_of
 from attention_laws.tools import Squares, WeightsRecorder
 
 # Tokens added for a long sequence, beyond the usual sizes of blocks.
@@ -469,7 +470,7 @@ def mentions_float16(script: Script) -> bool:
     parts = target.modules() if script.adapter.is_module else [target]
     kinds = {type(part) if script.adapter.is_module else part for part in parts}
     own = [kind for kind in kinds if not str(kind.__module__).startswith("torch.")]
-    mentioned = any(map(FLOAT16_PATTERN.search, map(names.source_of, own)))
+    mentioned = any(map(FLOAT16_PATTERN.search, map(source_of, own)))
     return script.insist or mentioned
 
 

@@ -79,6 +79,7 @@ from attention_laws.infer_masks import infer_masks, mask_leakage
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script
+from attention_laws.source import source_of
 from attention_laws.tools import CalledFunctions, WeightsRecorder, calls_softmax, loss
 
 # Names in code that attends within chunks, beside those of PyTorch's functions.
@@ -404,7 +405,7 @@ def init_argument(
     if fill and not given:
         given = names.needed_default(parameter, value)
     if required and not given:
-        given = names.first_choice(names.source_of(target), name)
+        given = names.first_choice(source_of(target), name)
     if not given and (required or name == "config"):
         config = names.config_source(target, parameter)
         if config is not None:
@@ -946,7 +947,7 @@ def leaks_at_start_only(probe: CallProbe) -> bool:
     """
     adapter = probe.adapter
     target = adapter.target
-    text = names.source_of(type(target) if isinstance(target, nn.Module) else target)
+    text = source_of(type(target) if isinstance(target, nn.Module) else target)
     if (
         not adapter.single_input
         or adapter.fixed_length is not None

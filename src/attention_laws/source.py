@@ -1,0 +1,58 @@
+r"""# Source text
+
+What the text of a class tells, a check asks again and again. This module gives the text
+of a class without parsing its file each time.
+
+Source: Python's [`inspect`](https://docs.python.org/3/library/inspect.html), which it
+agrees with.
+"""
+
+import ast
+import inspect
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+
+def source_of(target: Any) -> str:
+    r"""The source text of a class or a function; "" if there is none.
+
+    Before Python 3.13, `inspect` parses the whole file for each of its classes.
+
+    >>> source_of(inspect.Signature).partition(":")[0], source_of(int)
+    ('class Signature', '')
+    """
+    with suppress(KeyError, OSError, SyntaxError, TypeError):
+        if isinstance(target, type):
+            text = inspect.getsource(sys.modules[target.__module__])
+            return classes_in(text)[target.__qualname__]
+    with suppress(OSError, TypeError):
+        return inspect.getsource(target)
+    return ""
+
+
+@lru_cache(maxsize=64)
+def classes_in(text: str) -> dict[str, str]:
+    r"""The source text of each class of a file, by its qualified name.
+
+    >>> classes_in("class A:\n    class B: ...\n\ndef f():\n    class C: ...\n")["A.B"]
+    '    class B: ...\n'
+    """
+    lines, found = text.split("\n"), dict[str, str]()
+
+    def visit(node: ast.AST, path: str) -> None:
+        for part in ast.iter_child_nodes(node):
+            inside = path
+            if isinstance(part, ast.ClassDef):
+                first = min([part.lineno, *(d.lineno for d in part.decorator_list)])
+                source = "\n".join(lines[first - 1 : part.end_lineno]) + "\n"
+                found.setdefault(path + part.name, source)
+                inside = f"{path}{part.name}."
+            elif isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+                inside = f"{path}{part.name}.<locals>."
+            if not isinstance(part, ast.expr):
+                visit(part, inside)
+
+    visit(ast.parse(text), "")
+    return found

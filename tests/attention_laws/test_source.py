@@ -1,0 +1,40 @@
+"""The source text of a class is that of Python's `inspect`."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import specimens
+from attention_laws import adapter
+from attention_laws.source import source_of
+
+
+class Outer:
+    class Inner:
+        """A class within a class, of a name that others have."""
+
+
+def make() -> type:
+    class Inner:
+        """A class of a function."""
+
+    return Inner
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(nn.MultiheadAttention, specimens.Correct, adapter.Adapter),
+        *(Outer.Inner, make(), make, torch.optim.AdamW),
+    ],
+)
+def test_it_is_that_of_inspect(target: Any) -> None:
+    assert source_of(target) == inspect.getsource(target)
+
+
+def test_without_a_file_there_is_none() -> None:
+    made = type("Made", (), {"__module__": "nowhere"})
+    assert source_of(made) == source_of(torch.Tensor.add) == ""
