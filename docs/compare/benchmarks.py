@@ -296,7 +296,8 @@ def answer(of_device):
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.set_xlabel(f"speedup of fast; the bar is the geometric mean\n{where}")
     plt.show()
-    if any(geometric_mean(values) < 1 - TIE for _, values in rows):
+    is_gpu = of_device[0].machine["device_type"] == "cuda"
+    if is_gpu and any(geometric_mean(values) < 1 - TIE for _, values in rows):
         training = "training-a-forward-and-a-backward-pass"
         display(Markdown(f"Below 1, `fast` is slower; [why](#{training})."))
 

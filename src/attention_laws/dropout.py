@@ -29,6 +29,7 @@ from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (
     WeightsRecorder,
     are_on_a_line,
+    captured_inputs,
     last_activation,
     place_of,
     probabilities,
@@ -454,7 +455,7 @@ def assert_mean_is_kept(
     is_linear = not {"norm", "features"} & {*script.adapter.designs}
     is_linear &= not last_activation(script.evaluate(output))
     if is_linear and script.adapter.is_module:
-        is_linear = is_linear_in_context(script, many, place)
+        is_linear = is_linear_in_dropped(script, many, place)
     if script.adapter.is_module and not is_linear:
         width = script.sizes.heads * script.sizes.d_k
         layers = structure.layers_by_role(script.evaluate("attention"), width)
@@ -484,19 +485,24 @@ def assert_mean_is_kept(
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
 
 
-def is_linear_in_context(script: Script, many: CallArguments, place: str) -> bool:
-    """Whether the output is a linear function of what the last projection returns.
+def is_linear_in_dropped(script: Script, many: CallArguments, place: str) -> bool:
+    """Whether the output is a linear function of the weights or features dropped.
 
     Behind a layer with an activation, and without a norm, a mean is not kept either.
     """
-    width = script.sizes.heads * script.sizes.d_k
-    layers = structure.layers_by_role(script.evaluate("attention"), width)
-    if "out" not in layers:
+    parts = dict(script.evaluate("attention").named_modules())
+    layer = parts.get(place.replace("*", "0"))
+    if type(layer) is not nn.Dropout:
         return True
     outputs = []
     with script.rollback():
         apply_dropout(script, 0.0, place)
-        layer = script.evaluate(f"attention.get_submodule({layers['out']!r})")
+        dropped = captured_inputs(lambda: script.call(many), layer)
+        k_len = script.sizes.k_len
+        for x in dropped:
+            is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
+            if is_square and (x.sum(-1) - 1).abs().max() > 0.01:
+                return True  # no weights, but scores: that is wrong, and not linear
         for factor in (1, 2, 3):
             handle = layer.register_forward_hook(
                 lambda _, inputs, output, factor=factor: factor * output

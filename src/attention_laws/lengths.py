@@ -370,7 +370,8 @@ def counts_from_the_end(
     Recommenders put padding in front of a history, and count positions from its end.
     """
     adapter, n = script.adapter, 5
-    if not adapter.single_input or adapter.is_pooled:
+    is_at_the_end = mask is None or mask.kind == "lengths"
+    if is_at_the_end or not adapter.single_input or adapter.is_pooled:
         return False
     length = len(args.allowed)
     last = adapter.index(l=slice(length - n, None))

@@ -1,10 +1,10 @@
 r"""# Source text
 
-What the text of a class tells, a check asks again and again. This module gives the text
-of a class without parsing its file each time.
+A check reads the source text of a class many times: for designs, arguments and shapes
+that its names tell of. This module finds the text without parsing the file each time.
 
-Source: Python's [`inspect`](https://docs.python.org/3/library/inspect.html), which it
-agrees with.
+Source: Python's [`inspect`](https://docs.python.org/3/library/inspect.html), whose text
+it equals.
 """
 
 import ast
