@@ -70,27 +70,26 @@ def infer_first_position(probe: CallProbe) -> None:
     A number and a vector may both be added to positions. Single tokens that are decoded
     with the one that is meant have the outputs of the whole.
     """
-    adapter = probe.adapter
+    adapter, options = probe.adapter, probe.options
     first = {
-        name: "{start}" if text.startswith("torch.arange({start}, {stop})") else text
+        name: "{start}"
         for name, text in adapter.position_args.items()
+        if text.startswith("torch.arange({start}, {stop})")
     }
-    other = replace(adapter, position_args=first)
-    if other == adapter or tokens_agree(adapter, probe.options):
+    other = replace(adapter, position_args={**adapter.position_args, **first})
+    if not first or tokens_agree(adapter, options) or not tokens_agree(other, options):
         return
-    if tokens_agree(other, probe.options):
-        probe.update(position_args=first)
-        for name in first:
-            kept = [fact for fact in adapter.facts if fact.name != f"`{name}`"]
-            probe.update(facts=tuple(kept))
-            probe.record(f"`{name}`", "the position of the first token", "inferred")
+    changed = [f"`{name}`" for name in first]
+    kept = tuple(fact for fact in adapter.facts if fact.name not in changed)
+    probe.update(position_args=other.position_args, facts=kept)
+    for name in changed:
+        probe.record(name, "the position of the first token", "inferred")
 
 
 def tokens_agree(adapter: Adapter, options: Options) -> bool:
     """Whether four tokens, decoded one by one, have the outputs of the sequence."""
     with suppress(ScriptError):
         script = script_of_length(adapter, options, 4)
-        script.restart()
         return pieces_agree(script, [1, 1, 1, 1])
     return False
 
