@@ -146,34 +146,37 @@ class CheckedIndices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        for size, index in indexed_sizes(func, args):
-            if index.is_cuda and index.numel():
-                low, high = (int(bound) for bound in index.aminmax())
-                if not -size <= low <= high < size:
-                    raise IndexError(f"indices {low} to {high} of a size of {size}")
+        check_indices(func, args)
         return func(*args, **(kwargs or {}))
 
 
-def indexed_sizes(func: Any, args: Any) -> list[tuple[int, Tensor]]:
-    """The sizes that an operator indexes, each with its indices.
+def check_indices(func: Any, args: Any) -> None:
+    """Raise `IndexError` if an operator has an index that its tensor has not.
 
-    >>> table, index = torch.zeros(3, 5), torch.tensor([2, 7])
-    >>> indexed_sizes(torch.ops.aten.index_select.default, (table, 1, index))
-    [(5, tensor([2, 7]))]
+    Only `x[index]` counts negative ones from the end. Those of a tracer are not known.
+
+    >>> table, index = torch.zeros(3, 5), torch.tensor([2, -1])
+    >>> check_indices(torch.ops.aten.index.Tensor, (table, [None, index]))
+    >>> check_indices(torch.ops.aten.embedding.default, (table, index))
+    Traceback (most recent call last):
+    IndexError: indices -1 to 2 of a size of 3
     """
     aten = torch.ops.aten
+    indexed: list[tuple[int, Tensor | None]] = []
     if func is aten.embedding.default:
-        return [(args[0].shape[0], args[1])]
-    if func in (aten.index_select.default, aten.gather.default):
-        return [(args[0].shape[args[1]], args[2])]
-    if func is aten.index.Tensor:
-        sizes = [
-            pair
-            for pair in zip(args[0].shape, args[1], strict=False)
-            if pair[1] is not None
-        ]
-        return [] if any(index.dtype == torch.bool for _, index in sizes) else sizes
-    return []
+        indexed = [(args[0].shape[0], args[1])]
+    elif func in (aten.index_select.default, aten.gather.default):
+        indexed = [(args[0].shape[args[1]], args[2])]
+    elif func is aten.index.Tensor:
+        indexed = [*zip(args[0].shape, args[1], strict=False)]
+    if any(index is not None and index.dtype == torch.bool for _, index in indexed):
+        return  # a mask of several axes
+    for size, index in indexed:
+        if type(index) is Tensor and index.numel():
+            low, high = (int(bound) for bound in index.aminmax())
+            least = -size if func is aten.index.Tensor else 0
+            if not least <= low <= high < size:
+                raise IndexError(f"indices {low} to {high} of a size of {size}")
 
 
 class Script:

@@ -9,7 +9,7 @@ from torch import nn
 
 from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import LawViolation, ScriptError
-from attention_laws.script import Script
+from attention_laws.script import CheckedIndices, Script
 from headnotes import mha
 from headnotes.implementations import causal, valid_lens
 from specimens import Correct
@@ -245,3 +245,28 @@ def test_a_single_input_is_query_key_and_value() -> None:
     assert script.perturb(args, l=slice(1, None)).inputs == ("x2",)
     joined = script.concatenate("x", "x2")
     assert script.evaluate(joined).shape == (2, 10, 12)
+
+
+@pytest.mark.parametrize(
+    "look_up",
+    [
+        lambda table, index: table[:, index],
+        lambda table, index: table.index_select(1, index),
+        lambda table, index: table.gather(1, index.expand(3, -1)),
+        lambda table, index: nn.functional.embedding(index, table.mT),
+    ],
+)
+def test_an_index_out_of_range_is_refused_before_a_gpu_sees_it(look_up: Any) -> None:
+    table, checked = torch.randn(3, 5), CheckedIndices()  # type: ignore[no-untyped-call]
+    inside, outside = torch.tensor([4, 0]), torch.tensor([4, 5])
+    with checked:
+        assert look_up(table, inside).numel() == 6
+        with pytest.raises(IndexError, match="indices 4 to 5 of a size of 5"):
+            look_up(table, outside)
+
+
+def test_a_mask_and_an_index_from_the_end_are_in_range() -> None:
+    table, checked = torch.randn(3, 5), CheckedIndices()  # type: ignore[no-untyped-call]
+    with checked:
+        assert table[table > 0].numel() == (table > 0).sum()
+        assert torch.equal(table[torch.tensor([-3])], table[:1])
