@@ -1785,6 +1785,29 @@ class CachesContextOfOneShape(CachesContext):
         return one.shape == other.shape
 
 
+class CachesMaskOfContext(Correct):
+    """Stores the context and its mask in a dict of the caller, at the first step."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, key_mask: Any = None, cache: Any = None
+    ) -> Any:
+        """While decoding, give one `cache`: the context is stored at the first step."""
+        if cache:
+            context, key_mask = cache["context"], self.cached_mask(cache)
+        elif cache is not None:
+            cache.update(context=context, mask=key_mask)
+        mask = None if key_mask is None else key_mask[:, None]
+        return super().forward(x, context, context, mask)
+
+    def cached_mask(self, cache: Any) -> Any:
+        return cache["mask"]
+
+
+class DropsMaskOfCachedContext(CachesMaskOfContext):
+    def cached_mask(self, cache: Any) -> Any:
+        return None
+
+
 class CachesContextOnce(CachesContextOfOneShape):
     def forward(  # type: ignore[override]
         self, x: Tensor, context: Tensor, cache: Any = None
@@ -1817,6 +1840,14 @@ class OneLayerForBoth(Correct):
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
         self.key = self.query
+
+
+class SharesKeysOfPositions(Correct):
+    """One projection for keys and for positions, if it is wanted so."""
+
+    def __init__(self, d_model: int, heads: int, share_att_key: bool = True) -> None:
+        super().__init__(d_model, heads)
+        self.position = self.key if share_att_key else nn.Linear(d_model, d_model)
 
 
 class RepeatsOneLayer(OneLayerForBoth):
@@ -4481,6 +4512,14 @@ class MemoryOfSegments(SelfAttention):
         return torch.cat([mems.detach(), x], dim=1)
 
 
+class MemoryOfSomeSegments(MemoryOfSegments):
+    """The memory keeps the last tokens."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, mems)
+        return output, seen[:, -12:]
+
+
 class SegmentsTopLeftInTraining(MemoryOfSegments):
     def append(self, mems: Tensor, x: Tensor) -> Tensor:
         return super().append(mems[:, 1:] if self.training else mems, x)
@@ -4825,6 +4864,17 @@ class AgesOfItems(SelfAttention):
 
     def count(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+
+
+class WindowWithMaskOnly(SelfAttention):
+    """A query attends to 12 tokens on each side of it, but without a mask to all."""
+
+    def forward(self, x: Tensor, padding: Tensor | None = None) -> Any:
+        ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        near = ones.tril(12) & ones.triu(-12)
+        mask = None if padding is None else near & ~padding[:, None]
+        mask = None if mask is None else mask | ones.tril().triu()
+        return Correct.forward(self, x, x, x, mask)
 
 
 MASK = {"mask": {"mask": "attend:bqk"}}
@@ -7044,6 +7094,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DetachesTokensWithMemory, {}),
         (TopLeftOnRequest, {}),
         (CachesContextOfOneShape, {}),
+        (DropsMaskOfCachedContext, {}),
         (CacheOfWindowFromZero, {}),
         (ReordersKeysOnly, {}),
         (ReordersKeysOfEitherMask, {}),
@@ -7068,6 +7119,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
+        (WindowWithMaskOnly, {}),
         (FadesFromBlocks, {}),
         (AttendsToEmptyBlock, {}),
         (LinearByLastChunk, CAUSAL),
@@ -7330,6 +7382,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", DetachesMemory),
     ("incremental_decoding", CacheOnRequest),
     ("incremental_decoding", CachesContext),
+    ("incremental_decoding", CachesMaskOfContext),
     ("incremental_decoding", ReordersDict),
     ("score_scale", RotaryAfterNorms),
     ("relative_positions", RotaryAfterNorms),
@@ -7400,6 +7453,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("half_precision", NormalizesEachLayer),
     ("incremental_decoding", ConvolvesWithState),
     ("incremental_decoding", MemoryOfSegments),
+    ("incremental_decoding", MemoryOfSomeSegments),
     ("incremental_decoding", MaskOfSegment),
     ("incremental_decoding", PaddingInCache),
     ("incremental_decoding", CacheOfBlocks),
@@ -7504,6 +7558,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", FramesWithToken, "num_frames"),
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("own_layers", RepeatsOneLayer, "share_layers"),
+    ("own_layers", SharesKeysOfPositions, "share_att_key"),
     ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),

@@ -58,7 +58,8 @@ def incremental_decoding(script: Script) -> None:
         return
     skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
     if adapter.context_cache:
-        assert_context_is_cached(script)
+        assert_equal_with_context_cache(script)
+        assert_other_context_is_noticed(script)
         return
     if adapter.memory:
         for first in range(1, length):
@@ -202,8 +203,29 @@ def assert_last_token_is_decoded(script: Script) -> None:
     reorder_cache(script)
 
 
-def assert_context_is_cached(script: Script) -> None:
-    """With a cache of the context, outputs are those without.
+def assert_equal_with_context_cache(script: Script) -> None:
+    """With a cache of the context, outputs are those without, also of a padded context.
+
+    The caller gives the mask each time, though it may be cached as well.
+    """
+    allowed = script.all_allowed()
+    cases: list[tuple[Tensor, MaskArgument | None]]
+    cases = [(allowed, script.adapter.required_mask)]
+    if script.sizes.k_len > 1:
+        padded = allowed.clone()
+        padded[:, -1, 0] = False
+        cases += [(padded, mask) for mask in script.masks_for(padded)]
+    for allowed, mask in cases:
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        given = {script.adapter.context_cache: script.assign("cache", "{}")}
+        for _ in range(2):
+            message = "{place} differs with a cache of the context"
+            script.assert_close(script.call(args), script.call(args, **given), message)
+
+
+def assert_other_context_is_noticed(script: Script) -> None:
+    """With the cache of another context, outputs are those without.
 
     An implementation that notices a context of another length has to notice one with
     other content, unless it documents that the caller begins with an empty cache.
@@ -216,9 +238,7 @@ def assert_context_is_cached(script: Script) -> None:
     script.sizes = usual
     cache = script.assign("cache", "{}")
     given = {argument: cache}
-    for _ in range(2):
-        message = "{place} differs with a cache of the context"
-        script.assert_close(script.call(first), script.call(first, **given), message)
+    script.call(first, **given)
     try:
         with script.rollback():
             script.assert_close(script.call(longer), script.call(longer, **given), "")
@@ -308,16 +328,22 @@ def decode_many(script: Script) -> None:
     The positions of the others are not those in the cache, and a ring buffer may begin
     at any of its places. Pieces of several tokens were right before it is full, so they
     have to be right then: each query still sees the keys of its own window, some of
-    which the piece itself displaces. A ring buffer may take no longer ones.
+    which the piece itself displaces. A ring buffer may take no longer ones. A memory
+    may be shorter by intention.
     """
-    usual, width = script.sizes, script.adapter.window or 8
-    script.sizes = replace(usual, q_len=2 * width + 7, k_len=2 * width + 7)
+    adapter, usual = script.adapter, script.sizes
+    assert adapter.cache is not None
+    width = adapter.window or 8
+    length = 2 * width + 7
+    is_memory = MEMORY_PATTERN.search(adapter.cache[0])
+    script.sizes = replace(usual, q_len=length, k_len=length)
     with script.attempt():  # longer than its cache
-        for first in (width + 1, width + 2):
-            decode_with_cache(script, [first, *[1] * (2 * width + 7 - first)])
-        decode_with_cache(script, [width + 1, 2, 3, *[1] * (width + 1)])
-        if cache_grows(script):
-            decode_with_cache(script, [width + 1, 2, width, 1, 3])
+        if not is_memory or cache_grows(script, length - 1):
+            for first in (width + 1, width + 2):
+                decode_with_cache(script, [first, *[1] * (length - first)])
+            decode_with_cache(script, [width + 1, 2, 3, *[1] * (width + 1)])
+            if cache_grows(script):
+                decode_with_cache(script, [width + 1, 2, width, 1, 3])
     script.sizes = usual
 
 
@@ -397,14 +423,14 @@ def assert_half_pieces_are_close(script: Script, first: int) -> None:
     script.assert_close(whole, outputs[-1], message, relative=0.1)
 
 
-def cache_grows(script: Script) -> bool:
-    """Whether the tensors of a cache are larger after two tokens than after one."""
+def cache_grows(script: Script, first: int = 1) -> bool:
+    """Whether the tensors of a cache are larger with one token after the `first`."""
     restart_with_cache(script)
-    args = script.make_arguments(script.all_allowed(2, 2))
+    args = script.make_arguments(script.all_allowed(first + 1, first + 1))
     cache = empty_cache(script)
     sizes: list[int] = []
-    for start in range(2):
-        _output, cache = call_with_cache(script, args, start, 1, cache)
+    for start, count in ((0, first), (first, 1)):
+        _output, cache = call_with_cache(script, args, start, count, cache)
         tensors = script.evaluate(f"tensors_in({cache})")
         sizes.append(sum(tensor.numel() for tensor in tensors))
     return sizes[0] < sizes[1]

@@ -373,17 +373,26 @@ def counts_from_the_end(
     is_at_the_end = mask is None or mask.kind == "lengths"
     if is_at_the_end or not adapter.single_input or adapter.is_pooled:
         return False
-    length = len(args.allowed)
-    last = adapter.index(l=slice(length - n, None))
-    allowed = script.all_allowed(length, length)
-    allowed[:, : length - n] = False
+    in_front = padding_has_no_influence(script, args, mask, slice(-n, None))
+    return in_front and not padding_has_no_influence(script, args, mask, slice(0, n))
+
+
+def padding_has_no_influence(
+    script: Script, args: CallArguments, mask: MaskArgument, tokens: slice
+) -> bool:
+    """Whether these tokens have the same outputs alone as with all others hidden."""
+    length, index = len(args.allowed), script.adapter.index(l=tokens)
+    allowed = torch.zeros_like(script.all_allowed(length, length))
+    allowed[:, tokens] = True
     with script.rollback():
-        end = script.assign("end", f"{args.inputs[0]}{last}.contiguous()")
-        few = script.all_allowed(n, n)
-        alone = script.call(CallArguments((end,), script.encode_mask(few), few))
+        few = script.assign("few", f"{args.inputs[0]}{index}.contiguous()")
+        count = len(range(length)[tokens])
+        all_few = script.all_allowed(count, count)
+        encoded = script.encode_mask(all_few)
+        alone = script.call(CallArguments((few,), encoded, all_few))
         encoded = script.encode_mask(allowed, mask)
         padded = script.call(CallArguments(args.inputs, encoded, allowed))
-        same = f"torch.allclose({alone}, {padded}{last}, atol=1e-4)"
+        same = f"torch.allclose({alone}, {padded}{index}, atol=1e-4)"
         return bool(script.evaluate(same))
 
 

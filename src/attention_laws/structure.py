@@ -111,7 +111,7 @@ DESIGNS = {
     r"|downsample|sr_ratio|^i?r?fft",  # a product of spectra is a convolution
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|weight_tie|(tie|share)_?(layer|block)s?|^to_qk$"
-    r"|shared?_?(qk|kv|key|query|value|weight)",
+    r"|share[ds]?_?(\w+_)?(qk|kv|key|query|value|weight)",
     "talking": r"talking|head_scale|differential|diff_?att|lambda_(q|k|init)|subln"
     r"|layer_?scale|^gamma$|^proj_[lw]$",
 }
