@@ -4877,6 +4877,327 @@ class WindowWithMaskOnly(SelfAttention):
         return Correct.forward(self, x, x, x, mask)
 
 
+# Written for positions, integers and padding that only a documentation tells of.
+
+
+class RollingWindow:
+    """The last 8 tokens, the oldest first; tokens that do not exist yet are zero."""
+
+    def __init__(self, batch_size: int, d_model: int) -> None:
+        self.tokens = torch.zeros(batch_size, 8, d_model)
+
+    def append(self, x: Tensor, position: int) -> Tensor:
+        if self.is_full(position):
+            self.tokens = self.tokens.roll(-1, dims=1)
+        self.tokens[:, min(position, 7)] = x[:, 0]
+        return self.tokens.to(x)
+
+    def is_full(self, position: int) -> bool:
+        return position > 7
+
+
+class RollsTooEarlyWindow(RollingWindow):
+    def is_full(self, position: int) -> bool:
+        return position >= 7
+
+
+class CachePositions(Window):
+    """With a cache, it takes one token, whose position the caller gives."""
+
+    reach = 7
+    window = 8
+    kind: type[RollingWindow] = RollingWindow
+
+    def new_cache(self, batch_size: int) -> RollingWindow:
+        return self.kind(batch_size, self.query.in_features)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, cache: Any = None, cache_position: Tensor | None = None
+    ) -> Any:
+        if cache is None or cache_position is None:
+            return super().forward(x)
+        if x.shape[1] > 1:
+            raise ValueError(f"with a cache, {x.shape[1]} tokens are too many")
+        position = int(cache_position[-1])
+        tokens = cache.append(x, position)
+        ones = torch.ones(1, 1, 8, dtype=torch.bool, device=x.device)
+        is_there = ones & (torch.arange(8, device=x.device) <= position)
+        return Correct.forward(self, x, tokens, tokens, is_there)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if mask.shape[1] != mask.shape[2]:
+            return Correct.weigh(self, scores, mask)
+        return super().weigh(scores, mask)
+
+
+class RollsTooEarly(CachePositions):
+    kind = RollsTooEarlyWindow
+
+
+class QueriesOfFeatures(Correct):
+    """Queries and a feature map, whose name could be that of a number."""
+
+    def forward(  # type: ignore[override]
+        self, queries: Tensor, features: Tensor, padding: Tensor | None = None
+    ) -> Any:
+        mask = None if padding is None else ~padding[:, None]
+        return super().forward(queries, features, features, mask)
+
+
+class PoolsByKind(Correct):
+    """What a query finds in the items of a history, which are of several kinds.
+
+    query: (B, D)
+    history: (B, L, D)
+    kinds: LongTensor (B, L)
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kinds = nn.Embedding(3, d_model)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, history: Tensor, kinds: Tensor
+    ) -> Any:
+        items = history + self.kinds(kinds)
+        return super().forward(query[:, None], items, items)[:, 0]
+
+
+class PoolsByKindOfBatch(PoolsByKind):
+    def forward(self, query: Tensor, history: Tensor, kinds: Tensor) -> Any:
+        # The kinds are counted from those of the first history.
+        return super().forward(query, history, (kinds - kinds[:1]).abs().clamp(max=2))
+
+
+class AgesInUnits(SelfAttention):
+    """Ages are measured in units of the smallest of a history.
+
+    Inputs
+        x     (B, L, D)  items
+        ages  (B, L)     integer seconds
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.ages = nn.Embedding(3, d_model)
+
+    def forward(self, x: Tensor, ages: Tensor) -> Any:  # type: ignore[override]
+        smallest = ages.masked_fill(ages == 0, 9).amin(self.axes, keepdim=True)
+        x = x + self.ages((ages // smallest).clamp(max=2))
+        return super().forward(x)
+
+    axes: tuple[int, ...] = (1,)
+
+
+class AgesInUnitsOfBatch(AgesInUnits):
+    axes = (0, 1)
+
+
+class FollowsState(nn.Module):
+    """The weights of each key so far change its score.
+
+    query: (B, D)
+    memory: (B, T, D)
+    seen: (B, T)
+    padding: (B, T) bool
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+        self.rate = nn.Linear(d_model, 1)
+
+    def forward(
+        self, query: Tensor, memory: Tensor, seen: Tensor, padding: Any = None
+    ) -> Any:
+        keys = self.key(memory) + self.query(query)[:, None] + seen.cumsum(1)[..., None]
+        scores = self.rate(keys.tanh())[..., 0]
+        if padding is not None:
+            scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+        return (scores.softmax(dim=1)[:, None] @ memory)[:, 0]
+
+
+@dataclass
+class FramesConfig:
+    d_model: int = 32
+    heads: int = 4
+    context_dim: int = 24
+
+
+class PixelsOfFrames(Correct):
+    """Each pixel attends to the context of its video, of which it has one copy."""
+
+    def __init__(self, config: FramesConfig) -> None:
+        super().__init__(config.d_model, config.heads)
+        self.context = nn.Linear(config.context_dim, config.d_model)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, num_frames: int
+    ) -> Any:
+        pixels, width = x.shape[1:]
+        videos = x.reshape(-1, num_frames, pixels, width).transpose(1, 2).flatten(0, 1)
+        context = self.copy(self.context(context), pixels)
+        y = super().forward(videos, context, context)
+        return y.reshape(-1, pixels, num_frames, width).transpose(1, 2).reshape_as(x)
+
+    def copy(self, context: Tensor, pixels: int) -> Tensor:
+        return context.repeat_interleave(pixels, dim=0)
+
+
+class PixelsOfOtherVideos(PixelsOfFrames):
+    def copy(self, context: Tensor, pixels: int) -> Tensor:
+        return context.repeat(pixels, 1, 1)
+
+
+class AttendsInOneFrame(PixelsOfFrames):
+    """The frames of a pixel attend to each other, too."""
+
+    def __init__(self, config: FramesConfig) -> None:
+        super().__init__(config)
+        self.frames = Correct(config.d_model, config.heads)
+
+    def forward(self, x: Tensor, context: Tensor, num_frames: int) -> Any:
+        frames = x.unflatten(0, (-1, num_frames)).transpose(1, 2).flatten(0, 1)
+        y = self.frames(frames, frames, frames).unflatten(0, (-1, x.shape[1]))
+        return super().forward(x + y.transpose(1, 2).flatten(0, 1), context, num_frames)
+
+
+class ReturnsWeightsOfItems(Correct):
+    """Heads in front of batch items, as the weights are computed."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x).transpose(0, 1).flatten(0, 1) for x in (q, k, v))
+        weights = self.weigh(self.score(q, k), None)
+        context = (self.dropout(weights) @ v).unflatten(0, (self.heads, -1))
+        return self.join(context.transpose(0, 1)), self.of_items(weights)
+
+    def of_items(self, weights: Tensor) -> Tensor:
+        return weights.unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+
+class ViewsWeightsOfItems(ReturnsWeightsOfItems):
+    def of_items(self, weights: Tensor) -> Tensor:
+        return weights.unflatten(0, (-1, self.heads))
+
+
+class CountsRealTokens(MaskedSelfAttention):
+    """Causal, with a table of positions.
+
+    mask: True for tokens. Padding may be on the left: tokens are counted without it.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.positions = nn.Embedding(300, d_model)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        x = x + self.positions(self.count(mask))
+        return Correct.forward(self, x, x, x, ones.tril() & mask[:, None])
+
+    def count(self, mask: Tensor) -> Tensor:
+        return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+class CountsPadding(CountsRealTokens):
+    def count(self, mask: Tensor) -> Tensor:
+        return torch.ones_like(mask).long().cumsum(1) - 1
+
+
+class RotatesRowsAndColumns(SelfAttention):
+    """The patches of a square, row by row; a half of the features for each axis."""
+
+    def __init__(self, d_model: int, heads: int, grid_size: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.grid_size = grid_size
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[1] != self.grid_size**2:
+            raise ValueError(f"{x.shape[1]} patches are no square of {self.grid_size}")
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[2], device=x.device)
+        rows, columns = places // self.grid_size, places % self.grid_size
+        halves = x.chunk(2, dim=-1)
+        pairs = zip(halves, (rows, columns), strict=True)
+        return torch.cat([self.rotary(half, place) for half, place in pairs], dim=-1)
+
+    def rotary(self, x: Tensor, places: Tensor) -> Tensor:
+        count = x.shape[-1] // 2
+        frequencies = 100.0 ** -(torch.arange(count, device=x.device) / count)
+        angles = self.for_pairs(places[:, None] * frequencies)
+        one, other = x[..., ::2], x[..., 1::2]
+        turned = torch.stack([-other, one], dim=-1).flatten(-2)
+        return x * angles.cos().to(x) + turned * angles.sin().to(x)
+
+    def for_pairs(self, angles: Tensor) -> Tensor:
+        return angles.repeat_interleave(2, dim=-1)
+
+
+class RotatesHalvesByPairs(RotatesRowsAndColumns):
+    def for_pairs(self, angles: Tensor) -> Tensor:
+        return angles.repeat(1, 2)
+
+
+def packed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+) -> Tensor:
+    """Sequences that are packed into one, `[length, heads, d_k]`.
+
+    Keys end where queries do, if nothing else is given.
+    """
+    ends = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    of_query, of_key = (
+        torch.searchsorted(
+            end[1:].contiguous(), torch.arange(len(x), device=q.device), right=True
+        )
+        for end, x in ((cu_seqlens_q, q), (ends, k))
+    )
+    mask = of_query[:, None] == of_key
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~mask, torch.finfo(q.dtype).min).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+class FeedForwardFirst(SelfAttention):
+    """A block that begins with a network, which has dropout."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.first = nn.Sequential(nn.Linear(d_model, d_model), nn.Dropout(0.1))
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(self.norm(x + self.first(x)))
+
+
+class ProbabilitiesOfTokens(SelfAttention):
+    """The probability of each token to be the answer, in float32."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rate = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        ratings = self.rate(super().forward(x))[..., 0]
+        return torch.log_softmax(ratings.float(), dim=1)
+
+
 MASK = {"mask": {"mask": "attend:bqk"}}
 ADDED = {"mask": {"mask": "additive:b1qk"}}
 PADDED = {"mask": {"padding": "ignore:bk", "attn_mask": "attend:bqk"}}
@@ -6908,6 +7229,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (CountsPadding, {}),
         (ZeroesPadding, {}),
         (ZeroesPaddingInKernel, {}),
         (MaskBesideWeights, {}),
@@ -6917,6 +7239,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (PoolsByKindOfBatch, {}),
+        (AgesInUnitsOfBatch, {}),
+        (PixelsOfOtherVideos, {}),
+        (ViewsWeightsOfItems, {}),
         (LengthsInTurns, {}),
         (TakesKeysForQueriesOrBoth, {}),
         (PackedByBisection, {}),
@@ -7069,6 +7395,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (RollsTooEarly, {}),
         (CountsInRollingCache, {}),
         (PlacesOfRemovedTokens, {}),
         (MemoryInBlocks, {}),
@@ -7156,6 +7483,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (RotatesHalvesByPairs, {}),
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
         (RotaryKeysAhead, {"positions": "rotary"}),
@@ -7283,6 +7611,17 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("incremental_decoding", CachePositions),
+    ("allowed_keys_attended", QueriesOfFeatures),
+    ("batch_independence", PoolsByKind),
+    ("batch_independence", AgesInUnits),
+    ("batch_independence", PixelsOfFrames),
+    ("batch_independence", ReturnsWeightsOfItems),
+    ("padding", CountsRealTokens),
+    ("relative_positions", RotatesRowsAndColumns),
+    ("query_independence", packed_attention),
+    ("dropout", FeedForwardFirst),
+    ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),
     ("dropout", MeanOfHeads()),
     ("dropout", AllDelays),
@@ -7531,6 +7870,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("parameter_gradients", AttendsInOneFrame, "has one frame"),
+    ("dtype_and_device", ProbabilitiesOfTokens, "other numbers than vectors"),
     ("padding", PairsOfTokens, "has no mask that could hide keys"),
     ("key_permutation", PairsOfTokens, "rows and columns are in no order"),
     ("long_sequences", AgesOfItems, "counted from the last token"),

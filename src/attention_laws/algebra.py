@@ -622,6 +622,8 @@ def compare_projected(
     if "out" in adapter.projections:
         projected = adapter.projections["out"].replace("{}", expected)
         expected = script.assign("expected", projected)
+    has_shape = script.evaluate(f"{expected}.shape == {output}.shape")
+    skip_unless(has_shape, "its output has another shape than its heads, joined")
     queries = script.real_queries(args)
     script.assert_close(expected, output, message, relative=relative, l=queries)
 

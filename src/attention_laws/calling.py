@@ -427,6 +427,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     shapes = names.documented_shapes(adapter.target)
     if len(shapes.get(adapter.inputs[0], "")) < 3:
         shapes = {}  # the input is no sequence of batch items
+    integers = names.documented_integers(adapter.target)
     templates = {
         name: ["{heads}"]
         for name, parameter in parameters.items()
@@ -444,11 +445,21 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known
             known = names.documented_lengths(shapes.values()) | known
-            text = names.documented_template(name, shapes[name], known)
+            are_integers = name in integers
+            text = names.documented_template(
+                name, shapes[name], known, are_integers=are_integers
+            )
             templates[name] = [text, *names.extra_templates(name, None)]
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)
+    if any("cu_seq" in name for name in templates):
+        # Those of the keys may default to those of the queries.
+        templates |= {
+            name: names.extra_templates(name, None)
+            for name, parameter in parameters.items()
+            if "cu_seq" in name and parameter.default is None and name not in given
+        }
     columns = [*templates.values()]
     choices = [*itertools.islice(itertools.product(*columns), 12)]
     if len(columns) > 1:
@@ -495,7 +506,11 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         if parameters[n].default is None and not names.has_positions(axes, batch)
         if shapes[values][1] not in axes  # a number for each position
     ]
-    texts = {n: names.documented_template(n, shapes[n], known, width) for n in others}
+    integers = names.documented_integers(adapter.target)
+    texts = {
+        n: names.documented_template(n, shapes[n], known, width, n in integers)
+        for n in others
+    }
     texts |= dict.fromkeys(keys, "{query}")
     rest = {n: v for n, v in adapter.call_args.items() if n not in (*texts, values)}
     fields = {"inputs": (values,), "by_keyword": True, "call_args": rest}

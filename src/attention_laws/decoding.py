@@ -702,7 +702,10 @@ def call_with_cache(
     allowed = script.all_allowed(count, stop)
     if mask is not None:
         allowed = args.allowed[start:stop, start * only_new : stop]
-    more = {name: text.format(start=start) for name, text in adapter.cache_args.items()}
+    more = {
+        name: text.format(start=start, stop=stop, device=script.to_device())
+        for name, text in adapter.cache_args.items()
+    }
     if argument:
         more[argument] = cache
     source = script.argument_source(

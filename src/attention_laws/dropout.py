@@ -468,6 +468,8 @@ def assert_mean_is_kept(
             return  # of parts of the sequences, such as the frames of videos
         if is_normalized(script, call):
             return
+        if not is_linear_in_dropped(script, many, place, call):
+            return  # what is dropped is in front of the attention
         y = script.assign("y", f"{call}{first}.detach()")
         apply_dropout(script, 0.0, place)
         usual = script.assign("usual", call)
@@ -485,30 +487,40 @@ def assert_mean_is_kept(
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
 
 
-def is_linear_in_dropped(script: Script, many: CallArguments, place: str) -> bool:
+def is_linear_in_dropped(
+    script: Script, many: CallArguments, place: str, source: str = ""
+) -> bool:
     """Whether the output is a linear function of the weights or features dropped.
 
     Behind a layer with an activation, and without a norm, a mean is not kept either.
+    Instead of the output, it may be what the `source` text gives.
     """
-    parts = dict(script.evaluate("attention").named_modules())
-    layer = parts.get(place.replace("*", "0"))
-    if type(layer) is not nn.Dropout:
+    parts = script.evaluate("attention").named_modules()
+    layers = [part for path, part in parts if place_of(path) == place]
+    layers = [part for part in layers if type(part) is nn.Dropout]
+    if not layers:
         return True
     outputs = []
     with script.rollback():
         apply_dropout(script, 0.0, place)
-        dropped = captured_inputs(lambda: script.call(many), layer)
+        dropped = captured_inputs(lambda: script.call(many), layers[0])
         k_len = script.sizes.k_len
         for x in dropped:
             is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
             if is_square and (x.sum(-1) - 1).abs().max() > 0.01:
+                apply_dropout(script, 0.5, place)
                 return True  # no weights, but scores: that is wrong, and not linear
         for factor in (1, 2, 3):
-            handle = layer.register_forward_hook(
-                lambda _, inputs, output, factor=factor: factor * output
-            )
-            outputs.append(script.evaluate(script.call(many)).detach())
-            handle.remove()
+            handles = [
+                layer.register_forward_hook(
+                    lambda _, inputs, output, factor=factor: factor * output
+                )
+                for layer in layers
+            ]
+            outputs.append(script.evaluate(source or script.call(many)).detach())
+            for handle in handles:
+                handle.remove()
+        apply_dropout(script, 0.5, place)
     return are_on_a_line(outputs)
 
 

@@ -11,6 +11,7 @@ Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Noc
 Wright 2006, section 8.1.
 """
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -249,6 +250,9 @@ def parameter_gradients(script: Script) -> None:
     skip_unless(sizes.k_len > 1, "needs two keys")
     is_single = adapter.mixes_queries and sizes.q_len == 1
     skip_unless(not is_single, "needs two queries, which attend to each other")
+    one = [n for n in adapter.extra_args if re.search("frames?$", n)]
+    one = [n for n in one if adapter.extra_args[n] == "1"]
+    skip_unless(not one, f"has one frame (`{', '.join(one)}`), which attends to itself")
     give_room(script)
     try:
         assert_gradients_arrive(script)

@@ -118,6 +118,25 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             for one_token in (False, True) if method else (False,):
                 more = {"decode_method": method, "one_token": one_token}
                 yield f"{text}{within}", {**fields, **more}
+    for name in optional_positions(adapter):
+        places = {name: "torch.arange({start}, {stop}){device}"}
+        parameters = parameters_of_call(adapter, "")
+        for text, fields in cache_candidates_of(probe, "", parameters):
+            placed = {**fields, "cache_args": {**fields["cache_args"], **places}}
+            # After the prompt, it may take one token at a time.
+            several = replace(adapter, **placed)
+            is_single = not piece_depends_on_past(several, probe.options, 2)
+            yield f"{text}, with `{name}`", {**placed, "one_token": is_single}
+
+
+def optional_positions(adapter: Adapter) -> list[str]:
+    """Optional arguments that take the position of each new token."""
+    return [
+        parameter.name
+        for parameter in names.parameters_of(adapter.target)
+        if parameter.default is None and parameter.name not in adapter.position_args
+        if re.fullmatch("cache_pos(ition)?s?|(token_)?positions?|pos", parameter.name)
+    ]
 
 
 def cache_candidates_of(

@@ -370,8 +370,9 @@ def counts_from_the_end(
     Recommenders put padding in front of a history, and count positions from its end.
     """
     adapter, n = script.adapter, 5
-    is_at_the_end = mask is None or mask.kind == "lengths"
-    if is_at_the_end or not adapter.single_input or adapter.is_pooled:
+    if mask is None or mask.kind == "lengths":
+        return False  # padding is at the end
+    if not adapter.single_input or adapter.is_pooled:
         return False
     in_front = padding_has_no_influence(script, args, mask, slice(-n, None))
     return in_front and not padding_has_no_influence(script, args, mask, slice(0, n))

@@ -170,9 +170,17 @@ def padding(script: Script) -> None:
     sequence has another representation beside a longer one than alone. The hidden keys
     and values of one batch item are replaced, once by others of usual size and once by
     much larger ones, and no output may change. Nor may it if their scores are set to
-    minus infinity: tokens that are only set to zero keep a part of the weights.
+    minus infinity: tokens that are only set to zero keep a part of the weights. Where
+    the documentation says that padding may be on the left, tokens have their positions
+    without it.
     """
     assert_padding_ignored(script, ("", "100.0"))
+    adapter, k_len = script.adapter, script.sizes.k_len
+    if adapter.single_input and names.documents_left_padding(adapter.target):
+        longer = script.all_allowed(k_len + 2, k_len + 2)
+        longer[:, :2] = False
+        for mask in script.masks_for(longer):
+            assert_padding_is_unseen(script, longer, mask, slice(2, None))
     if not {"selection", "window", "latents"} & {*script.adapter.designs}:
         assert_padding_has_no_weight(script)
 
@@ -239,6 +247,7 @@ def batch_independence(script: Script) -> None:
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
     assert_first_item_is_unseen(script)
+    assert_weights_are_of_item(script)
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
@@ -262,7 +271,7 @@ def batch_independence(script: Script) -> None:
             script.adapter = replace(script.adapter, video_frames=2)
             script.sizes = replace(script.sizes, q_len=2 * length, k_len=2 * length)
         script.restart()
-        if given := own_tensor(script, argument):
+        for given in own_tensors(script, argument):
             with script.attempt():  # its values may have a meaning
                 assert_items_have_own(
                     script, argument, given, lambda n: f"[{n}:{n + 1}]"
@@ -326,16 +335,33 @@ def assert_first_item_is_unseen(script: Script) -> None:
             raise
 
 
+def assert_weights_are_of_item(script: Script) -> None:
+    """Returned weights of other batch items are the same if the first one changes."""
+    adapter = script.adapter
+    if not adapter.weights_source or "b" not in adapter.weights_axes:
+        return
+    script.restart()
+    args = script.make_arguments()
+    before = script.call_for_weights(args)
+    changed = script.perturb(args, b=slice(0, 1))
+    after = script.call_for_weights(changed)
+    others = "[" + ":, " * adapter.weights_axes.index("b") + "1:]"
+    claim = f"torch.allclose({before}{others}, {after}{others}, atol=1e-5)"
+    message = "returned weights of other batch items depend on batch item 0"
+    script.assert_true(claim, message)
+
+
 def item_index(script: Script, item: int) -> str:
     """The index of one batch item, which keeps the axis."""
     return script.adapter.index(b=slice(item, item + 1))
 
 
-def own_tensor(script: Script, argument: str) -> str:
+def own_tensors(script: Script, argument: str) -> Iterator[str]:
     """Random values for a required tensor that has one part for each batch item.
 
-    Such are the edges of a graph, or a vector that a layer is conditioned on. Empty
-    where the argument is another one.
+    Such are the edges of a graph, or a vector that a layer is conditioned on. There are
+    none where the argument is another one. Integers may be numbers of which each item
+    has its own unit, or select one of two.
     """
     args = script.make_arguments(script.all_allowed(script.sizes.k_len))
     text = script.sized_arguments(args, 0, list(args.inputs)).get(argument, "None")
@@ -344,21 +370,26 @@ def own_tensor(script: Script, argument: str) -> str:
     adapter = script.adapter
     template = {**adapter.position_args, **adapter.extra_args}[argument]
     if "{batch_size}" not in template and "{query}" not in template:
-        return ""  # of weights, or of positions, as many as there are batch items
+        return  # of weights, or of positions, as many as there are batch items
     if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
-        return ""
+        return
     if value.shape[0] != batch_size or batch_size in value.shape[1:]:
-        return ""
+        return
     given = script.random_tensor(argument, *value.shape)
     if value.is_floating_point():
-        return given
+        yield given
+        return
     if argument in script.adapter.position_args:
-        return ""  # numbers of positions
+        return  # numbers of positions
     # Each token is its own neighbor, so that no row is empty.
     given = f"({given} > 0)"
     if value.shape[-2:].count(script.sizes.k_len) == 2:
         given += f" | torch.eye({script.sizes.k_len}).bool(){script.to_device()}"
-    return script.assign(argument, f"({given}).to({value.dtype})")
+    elif value.dtype != torch.bool:
+        axes = (-1,) + (1,) * (value.dim() - 1)
+        units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
+        yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
+    yield script.assign(argument, f"({given}).to({value.dtype})")
 
 
 def assert_mask_is_shared(script: Script) -> None:
@@ -964,20 +995,31 @@ def longer_padding(script: Script) -> None:
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
     for mask in masks:
-        script.restart()
-        allowed = script.all_allowed(q_len, k_len)
-        args = script.make_arguments(allowed)
-        before = script.call(args)
-        inputs = list(args.inputs)
-        for role in range(len(inputs)) if is_self else adapter.key_roles:
-            sizes = replace(script.sizes, q_len=2, k_len=2)
-            shape = adapter.input_shape(sizes, role)
-            padding = script.random_tensor("padding", *shape)
-            inputs[role] = script.concatenate(inputs[role], padding)
-        encoded = script.encode_mask(longer, mask)
-        after = script.call(CallArguments(tuple(inputs), encoded, longer))
-        real = script.assign("y", f"{after}{adapter.index(l=slice(0, q_len))}")
-        script.assert_close(before, real, "{place} depends on the padding")
+        assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
+
+
+def assert_padding_is_unseen(
+    script: Script, longer: Tensor, mask: MaskArgument | None, real: slice
+) -> None:
+    """With two hidden tokens beside them, the `real` ones have the same outputs."""
+    adapter = script.adapter
+    is_self, is_left = adapter.single_input or adapter.causal, real.stop is None
+    q_len, k_len = len(longer) - 2 * is_self, script.sizes.k_len
+    script.restart()
+    args = script.make_arguments(script.all_allowed(q_len, k_len))
+    before = script.call(args)
+    inputs = list(args.inputs)
+    for role in range(len(inputs)) if is_self else adapter.key_roles:
+        sizes = replace(script.sizes, q_len=2, k_len=2)
+        shape = adapter.input_shape(sizes, role)
+        padding = script.random_tensor("padding", *shape)
+        parts = (padding, inputs[role]) if is_left else (inputs[role], padding)
+        inputs[role] = script.concatenate(*parts)
+    encoded = script.encode_mask(longer, mask)
+    after = script.call(CallArguments(tuple(inputs), encoded, longer))
+    after = script.assign("y", f"{after}{adapter.index(l=real)}")
+    where = " in front" * is_left
+    script.assert_close(before, after, f"{{place}} depends on the padding{where}")
 
 
 # Images of which one at least is made of whole windows, as rows and columns.

@@ -345,15 +345,18 @@ def may_be_context(parameter: inspect.Parameter) -> bool:
     >>> forward = lambda x, txt, mask, n: None
     >>> [p.name for p in parameters_of(forward) if may_be_context(p)]
     ['x', 'txt', 'n']
+
+    The name of a size is one of a tensor if the annotation says so.
     """
     name = parameter.name
+    is_tensor = "Tensor" in str(parameter.annotation)
     return not (
         any(re.fullmatch(p, name, re.IGNORECASE) for p in EXTRA_ARGUMENTS)
         or CACHE_PATTERN.match(name)
         or WEIGHT_PATTERN.fullmatch(name)
         or MASK_PATTERN.search(name)
         or POSITION_PATTERN.search(name)
-        or value_of(name)
+        or (value_of(name) and not is_tensor)
         or parameter.annotation in (int, float, bool, str, dict)
     )
 
@@ -708,6 +711,10 @@ SHAPE_PATTERN = re.compile(
 )
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
+# The same in columns of a table: "query  (B, N, D)".
+COLUMNS_PATTERN = re.compile(
+    r"(?m)^\s*((?:\w+, *)*\w+) +[\[(]((?:[\w*. /]+, ?)+[\w*. /]+),?[\])]"
+)
 # The same without brackets: "query: B x N x D", or in columns of a table.
 PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
@@ -731,18 +738,14 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> documented_shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
     """
-    functions = [target, getattr(target, "forward", None)]
-    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
-    with suppress(OSError, TypeError):
-        source = inspect.getsource(getattr(target, "forward", target))
-        texts += re.findall("#.*", source)
     found: dict[str, tuple[str, ...]] = {}
     arguments = parameters_by_name(target)
-    for text in texts:
+    for text in documentation(target):
         products = [
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
-        for written, shape in [*SHAPE_PATTERN.findall(text), *products]:
+        columns = COLUMNS_PATTERN.findall(text)
+        for written, shape in [*SHAPE_PATTERN.findall(text), *columns, *products]:
             axes = tuple(axis.strip() for axis in shape.split(","))
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
@@ -750,6 +753,51 @@ def documented_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     return {
         n: axes for n, axes in found.items() if not any(p.search(n) for p in NO_FLOATS)
     }
+
+
+def documentation(target: Any) -> list[str]:
+    """The docstrings of a class and its `forward`, and the comments in the latter."""
+    functions = [target, getattr(target, "forward", None)]
+    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(getattr(target, "forward", target))
+        texts += re.findall("#.*", source)
+    return texts
+
+
+def documented_integers(target: Any) -> set[str]:
+    r"""The arguments that the line in which their shape is stated calls integers.
+
+    >>> def attend(x, kinds, gaps):
+    ...     "kinds: LongTensor (B, L)\n gaps  (B, L)  integer seconds; x: (B, L, D)"
+    >>> sorted(documented_integers(attend))
+    ['gaps', 'kinds']
+    """
+    lines = [line for text in documentation(target) for line in text.splitlines()]
+    return {
+        name
+        for name in documented_shapes(target)
+        if any(re.search(rf"\b{name}\b.*{INTEGER_TYPES}", line) for line in lines)
+    }
+
+
+INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices)\b"
+
+
+def documents_left_padding(target: Any) -> bool:
+    r"""Whether the documentation says that padding may be in front of the tokens.
+
+    Positions that the caller may give are the caller's to shift.
+
+    >>> def attend(x, mask=None): "`mask`: 0 for padding, which may be on the left."
+    >>> def attend_from(x, mask=None, position_ids=None): "Prompts are left-padded."
+    >>> documents_left_padding(attend), documents_left_padding(attend_from)
+    (True, False)
+    """
+    if any(map(POSITION_PATTERN.search, parameters_by_name(target))):
+        return False
+    text = " ".join(" ".join(documentation(target)).split())
+    return bool(re.search(r"\bleft\W+pad|\bpad[^.]*\bleft\b", text, re.IGNORECASE))
 
 
 def begins_empty(target: Any, argument: str) -> bool:
@@ -862,11 +910,13 @@ def documented_template(
     axes: Iterable[str],
     known: dict[str, str],
     width: str = "{d_model}",
+    are_integers: bool = False,
 ) -> str:
     r"""Source text for a tensor of these axes, the same for all batch items.
 
     An axis that is not known is as long as `width`. Features of tokens, or of pairs of
-    tokens, are the same for all: tokens then have no order.
+    tokens, are the same for all: tokens then have no order. So they have if integers,
+    or numbers of which each token has one, are zero.
 
     >>> documented_template("w", ("h", "d", "2"), {"h": "{heads}"})
     'seeded_randn(119, {heads}, {d_model}, 2){dtype} * {d_model} ** -0.5'
@@ -877,8 +927,13 @@ def documented_template(
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
     known = of_heads | known | {n: n for n in axes if n.isdigit()}
     sizes = [known.get(axis, width) for axis in (*before, last)]
+    lengths = {"{length}", "{k_len}"}
+    if are_integers:
+        return f"torch.zeros({', '.join(sizes)}, dtype=torch.int64){{device}}"
+    if sizes[-1] in lengths and not lengths & {*sizes[:-1]}:
+        return f"torch.zeros({', '.join(sizes)}){{dtype}}"
     seed = sum(map(ord, name))  # for each argument another
-    equal = {"{batch_size}"} | {"{length}", "{k_len}"} - {sizes[-1]}
+    equal = {"{batch_size}"} | lengths - {sizes[-1]}
     first = ["1" if size in equal else size for size in sizes]
     text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
     if first != sizes:
@@ -1169,9 +1224,13 @@ def names_in_config(
 
 
 def config_sizes(config: type, read: list[str]) -> dict[str, str]:
-    """The sizes and other values with which a config of this class is built.
+    r"""The sizes and other values with which a config of this class is built.
 
     `read` are the fields that the code of the attention reads.
+
+    >>> def config(channels=32, num_heads=4, context_dim=24): ...
+    >>> config_sizes(config, ["channels", "num_heads"])
+    {'channels': '{d_model}', 'num_heads': '{heads}', 'context_dim': '{d_model}'}
     """
     accepted = inspect.signature(config).parameters
     is_of_transformers = hasattr(config, "attribute_map")
@@ -1183,6 +1242,11 @@ def config_sizes(config: type, read: list[str]) -> dict[str, str]:
         and (n in accepted or is_of_transformers)
         and not is_sequence(accepted.get(n))
     }
+    # Keys and values have widths of their own, too.
+    contexts = filter(re.compile("context|ctx|enc|cross|source|src").search, accepted)
+    for n in filter(CONTEXT_WIDTH_PATTERN.fullmatch, contexts):
+        if n not in sizes and is_number(accepted[n]) and WIDTH_PATTERN.search(n):
+            sizes[n] = "{d_model}"
     for n, field in accepted.items():
         is_one = field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
         if is_one and field.default is field.empty and n not in sizes:

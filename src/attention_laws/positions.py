@@ -352,8 +352,11 @@ def relative_positions(script: Script) -> None:
     skip_unless(not is_of_caller, "the positions of pixels are given, in any order")
     # The mean of all pixels, or a token for it, is a query and a key more.
     skip_unless(not (adapter.image and adapter.is_pooled), "pools the pixels")
-    has_rows = adapter.image and not adapter.image.startswith("frames")
+    has_rows = is_grid(adapter)
     if has_rows:
+        if not adapter.fixed_size:
+            # Two pairs of features for each axis: the order of a single one is free.
+            script.sizes = replace(script.sizes, d_k=8)
         assert_image_shift_invariant(script)
         script.adapter = adapter
     assert_shift_invariant(script)
@@ -368,6 +371,19 @@ def relative_positions(script: Script) -> None:
     is_plain = not (is_normed or adapter.image)
     if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def is_grid(adapter: Adapter) -> bool:
+    """Whether tokens have two distances, of rows and of columns."""
+    if adapter.image:
+        return not adapter.image.startswith("frames")
+    length = adapter.fixed_length or 2
+    code = structure.identifiers(adapter.target)
+    is_square = math.isqrt(length) ** 2 == length
+    return is_square and any(map(GRID_PATTERN.search, code))
+
+
+GRID_PATTERN = re.compile(r"(^|_)(grid|height|rows?|axial|patch(es)?)(_|$)", re.I)
 
 
 def assert_image_shift_invariant(
@@ -791,8 +807,11 @@ def distant_positions(script: Script) -> None:
     has_points = "%" in "".join(adapter.position_args.values())
     skip_unless(not has_points, "its tokens are points, at coordinates that recur")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
-    has_rows = adapter.image and not adapter.image.startswith("frames")
+    has_rows = is_grid(adapter)
     if has_rows:
+        if not adapter.fixed_size:
+            # Two pairs of features for each axis: the order of a single one is free.
+            script.sizes = replace(script.sizes, d_k=8)
         # No image has a side so long, and tables of rows and columns end before.
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")

@@ -339,7 +339,9 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
             self.fused.append(sdpa_weights(*args, **kwargs))
             self.found.append((self.fused[-1], -1))
         elif getattr(function, "__name__", "") == "softmax":
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if dim is None:
+                dim = 0 if result.dim() in (0, 1, 3) else 1  # as PyTorch chooses it
             self.found.append((result, dim))
         return result
 

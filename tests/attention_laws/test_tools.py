@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import oracle
 from attention_laws.tools import (
+    WeightsRecorder,
     dropout_places,
     flip_items,
     loss,
@@ -147,3 +148,15 @@ def test_a_vector_that_is_left_uninitialized_is_randomized(garbage: float) -> No
     module.sinks = nn.Parameter(torch.full((3,), garbage))
     randomize_parameters(module)
     assert 0 < module.sinks.abs().max() < 2
+
+
+def test_recorded_weights_of_a_softmax_without_an_axis_have_the_axis_of_pytorch() -> (
+    None
+):
+    scores = torch.ones(2, 3, 5)
+    recorder = WeightsRecorder()
+    with pytest.warns(UserWarning, match="Implicit dimension"), recorder:
+        torch.nn.functional.softmax(scores)
+        torch.nn.functional.softmax(scores[0])
+    for weights, dim in recorder.found:
+        torch.testing.assert_close(weights.sum(dim), torch.ones_like(weights.sum(dim)))
