@@ -1842,7 +1842,7 @@ class OneLayerForBoth(Correct):
         self.key = self.query
 
 
-class SharesKeysOfPositions(Correct):
+class OneLayerForPositions(Correct):
     """One projection for keys and for positions, if it is wanted so."""
 
     def __init__(self, d_model: int, heads: int, share_att_key: bool = True) -> None:
@@ -7899,7 +7899,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", FramesWithToken, "num_frames"),
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("own_layers", RepeatsOneLayer, "share_layers"),
-    ("own_layers", SharesKeysOfPositions, "share_att_key"),
+    ("own_layers", OneLayerForPositions, "share_att_key"),
     ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
