@@ -5186,6 +5186,26 @@ class FeedForwardFirst(SelfAttention):
         return super().forward(self.norm(x + self.first(x)))
 
 
+class MaskOfOptionalContext(Correct):
+    """The mask is that of the context, and has no effect without one."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor | None = None, context_mask: Any = None
+    ) -> Any:
+        if context is None:
+            return super().forward(x, x, x)
+        mask = None if context_mask is None else self.of_items(context_mask)[:, None]
+        return super().forward(x, context, context, mask)
+
+    def of_items(self, mask: Tensor) -> Tensor:
+        return mask
+
+
+class RollsMaskOfContext(MaskOfOptionalContext):
+    def of_items(self, mask: Tensor) -> Tensor:
+        return mask.roll(1, 0)
+
+
 class ProbabilitiesOfTokens(SelfAttention):
     """The probability of each token to be the answer, in float32."""
 
@@ -7230,6 +7250,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
         (CountsPadding, {}),
+        (RollsMaskOfContext, {}),
         (ZeroesPadding, {}),
         (ZeroesPaddingInKernel, {}),
         (MaskBesideWeights, {}),
@@ -7618,6 +7639,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", PixelsOfFrames),
     ("batch_independence", ReturnsWeightsOfItems),
     ("padding", CountsRealTokens),
+    ("padding", MaskOfOptionalContext),
     ("relative_positions", RotatesRowsAndColumns),
     ("query_independence", packed_attention),
     ("dropout", FeedForwardFirst),

@@ -78,9 +78,11 @@ def infer_masks(probe: CallProbe) -> None:
                 masks.append(without_queries(probe, mask))
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
-    for name in least:
-        if not (found[name] or given) and (context := context_of(probe, name)):
-            probe.update(masked_context=(context, name))
+    for name, masks in found.items():
+        # Without the context, its mask leaks, or is not used at all.
+        if not (masks or given) and (name in least or unused_names[name]):
+            if context := context_of(probe, name):
+                probe.update(masked_context=(context, name))
     for name, masks in found.items():
         if not masks and name in least and may_leak(probe, least[name][1], given):
             masks.append(least[name][1])
