@@ -81,9 +81,7 @@ def infer_masks(probe: CallProbe) -> None:
     for name, masks in found.items():
         # Without the context, its mask leaks, or is not used at all.
         if not (masks or given) and (name in least or unused_names[name]):
-            if context := context_of(probe, name):
-                probe.update(masked_context=(context, name))
-    for name, masks in found.items():
+            infer_context_of_mask(probe, name)
         if not masks and name in least and may_leak(probe, least[name][1], given):
             masks.append(least[name][1])
         masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
@@ -206,16 +204,18 @@ def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
     return of_queries and not of_keys
 
 
-def context_of(probe: CallProbe, name: str) -> str:
+def infer_context_of_mask(probe: CallProbe, name: str) -> None:
     """The optional argument that a mask is of, by its name, if it is not of the input.
 
     The input may take the place of a context that is not given. In a block that attends
     to itself first, it has an influence that the mask of the context does not hide.
     """
     if not probe.adapter.single_input or not names.CONTEXT_PATTERN.search(name):
-        return ""
-    tensors = names.optional_tensors(probe.adapter)
-    return next(filter(names.CONTEXT_PATTERN.search, tensors), "")
+        return
+    for argument in names.optional_tensors(probe.adapter):
+        if names.CONTEXT_PATTERN.search(argument):
+            probe.update(masked_context=(argument, name))
+            return
 
 
 def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
