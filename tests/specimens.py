@@ -5186,6 +5186,131 @@ class FeedForwardFirst(SelfAttention):
         return super().forward(self.norm(x + self.first(x)))
 
 
+class RotatesPatches(SelfAttention):
+    """A class token, and patches row by row; a half of the features for each axis."""
+
+    def forward(self, x: Tensor, grid_size: tuple[int, int]) -> Any:  # type: ignore[override]
+        if x.shape[1] != 1 + math.prod(grid_size):
+            raise ValueError(f"{x.shape[1] - 1} patches are no grid of {grid_size}")
+        places = torch.arange(x.shape[1] - 1, device=x.device)
+        width = self.width(grid_size)
+        self.axes = torch.stack([places // width, places % grid_size[1]])
+        return super().forward(x)
+
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[1]
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """The rotary encoding of all but the class token."""
+        count = x.shape[-1] // 4
+        frequencies = 100.0 ** -(torch.arange(count, device=x.device) / max(1, count))
+        angles = torch.cat([axis[:, None] * frequencies for axis in self.axes], dim=-1)
+        angles = nn.functional.pad(angles, (0, 0, 1, 0))
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        one, other = x.chunk(2, dim=-1)
+        return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
+
+
+class RowsByHeight(RotatesPatches):
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[0]
+
+
+class SinksOfOtherMaximum(Sinks):
+    """The largest of all scores is subtracted, but not from the sinks."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        sinks = self.sinks[:, None, None]
+        top = scores.amax(dim=-1, keepdim=True).maximum(sinks)
+        shares = (scores - top).exp()
+        return shares / (
+            shares.sum(dim=-1, keepdim=True) + (sinks - self.lower(top)).exp()
+        )
+
+    def lower(self, top: Tensor) -> Tensor:
+        return torch.zeros_like(top)
+
+
+class SinksOfOneMaximum(SinksOfOtherMaximum):
+    def lower(self, top: Tensor) -> Tensor:
+        return top
+
+
+class ReturnsGatedWeights(Correct):
+    """The weights are a mean of two, by a gate of each head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        weights, gate = self.weigh(self.score(q, k), None), self.gate.sigmoid()
+        mean = gate * weights + (1 - gate) / x.shape[1]
+        return self.join(self.dropout(mean) @ v), self.choose(weights, mean)
+
+    def choose(self, weights: Tensor, mean: Tensor) -> Tensor:
+        return mean
+
+
+class ReturnsWeightsBeforeGate(ReturnsGatedWeights):
+    def choose(self, weights: Tensor, mean: Tensor) -> Tensor:
+        return weights
+
+
+class TableOfFloat32(SelfAttention):
+    """A table is made anew in float32, which a layer of another dtype refuses."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.bias = nn.Linear(1, heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device).float()
+        distances = (places - places[:, None]).abs()[..., None]
+        return super().score(q, k) + self.bias(distances).permute(2, 0, 1)
+
+
+def attention_of_lengths(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_lens: Tensor | None = None,
+    kv_lens: Tensor | None = None,
+) -> Tensor:
+    """`[batch_size, length, heads, d_k]`; outputs behind `q_lens` are zero."""
+    queries, keys = (
+        torch.arange(x.shape[1], device=x.device).expand(len(x), -1) < lengths[:, None]
+        for x, lengths in (
+            (q, q.new_full((len(q),), q.shape[1]) if q_lens is None else q_lens),
+            (k, k.new_full((len(k),), k.shape[1]) if kv_lens is None else kv_lens),
+        )
+    )
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    least = torch.finfo(q.dtype).min
+    weights = scores.masked_fill(~keys[:, None, None], least).softmax(dim=-1)
+    output = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    return output.masked_fill(~queries[..., None, None], 0.0)
+
+
+class EpisodesOfSteps(MaskedSelfAttention):
+    """Steps see those of their own episode.
+
+    x: (T, B, D)
+    first: (T, B) bool, True where an episode begins
+    """
+
+    def forward(self, x: Tensor, first: Tensor) -> Any:  # type: ignore[override]
+        episode = first.bool().cumsum(0).T
+        ones = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()
+        mask = ones & (episode[:, None] == episode[..., None])
+        x = x.transpose(0, 1)
+        return Correct.forward(self, x, x, x, mask).transpose(0, 1)
+
+
 class MaskOfOptionalContext(Correct):
     """The mask is that of the context, and has no effect without one."""
 
@@ -7314,6 +7439,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (ReturnsWeightsBeforeGate, {}),
         (ReturnsOtherHeads, {}),
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
@@ -7324,7 +7450,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NormalizesKeysAndValues, {}),
         (NormalizesQueriesAndValues, {}),
     ],
-    "sinks": [(SinksInEachScore, {})],
+    "sinks": [(SinksOfOtherMaximum, {}), (SinksInEachScore, {})],
     "sinks_compete": [(SinksBesideMaximum, {})],
     "key_independence": [(ExchangesQueriesAndKeys, {})],
     "own_context": [(AddsUpEarlierHeads, {})],
@@ -7504,6 +7630,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (RowsByHeight, {}),
         (RotatesHalvesByPairs, {}),
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
@@ -7632,6 +7759,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("relative_positions", RotatesPatches),
+    ("sinks", SinksOfOneMaximum),
+    ("weights_match_output", ReturnsGatedWeights),
+    ("padding", attention_of_lengths),
+    ("batch_independence", EpisodesOfSteps),
     ("incremental_decoding", CachePositions),
     ("allowed_keys_attended", QueriesOfFeatures),
     ("batch_independence", PoolsByKind),
@@ -7892,6 +8024,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("dtype_and_device", TableOfFloat32, "is for float32 only"),
+    ("half_precision", TableOfFloat32, "is for float32 only"),
     ("parameter_gradients", AttendsInOneFrame, "has one frame"),
     ("dtype_and_device", ProbabilitiesOfTokens, "other numbers than vectors"),
     ("padding", PairsOfTokens, "has no mask that could hide keys"),

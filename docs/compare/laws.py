@@ -87,9 +87,10 @@
 # ```
 #
 # A law that assumes plain attention is skipped, with the reason, if it fails and the code
-# names another design, such as a gate or a residual connection. So are six habits of
+# names another design, such as a gate or a residual connection. So are seven habits of
 # many libraries: NaN in a fully masked row, weights that are returned after dropout, a
-# fill value that raises an error in float16, squares in a norm that overflow in float16
+# fill value that raises an error in float16, a table of float32 with which PyTorch
+# refuses inputs of any other dtype, squares in a norm that overflow in float16
 # where the code does not mention it, a linear bias that is rounded to the dtype of the
 # scores, and positions that are counted in the dtype of a buffer, which is wrong in a
 # module that was converted to bfloat16. `--only` runs a law even so.

@@ -11,6 +11,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2.
 """
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -381,7 +382,11 @@ def weights_axes(script: Script) -> None:
     script.assert_true(claim, "the returned weights do not depend on the keys")
 
 
-@law(assumes="norm residual gate softcap features sink convolution talking clip")
+# Designs that change what weights and values give, but not how much of each value.
+AROUND_WEIGHTS = {"norm", "residual", "gate", "softcap", "sink"}
+
+
+@law(assumes="features convolution talking clip")
 def weights_match_output(script: Script) -> None:
     r"""The returned weights are those that were used.
 
@@ -389,7 +394,8 @@ def weights_match_output(script: Script) -> None:
 
     Weights are returned for plots and for pruning. If they were computed a second time,
     before a mask or with another scale, or belong to another head, what they show is
-    not what the model did.
+    not what the model did. Where the formula is not known, as behind a norm or a gate,
+    the influence of a value on the output has to be in proportion to its weight.
     """
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
@@ -399,6 +405,9 @@ def weights_match_output(script: Script) -> None:
         for axis in "bhqk"
         if axis in adapter.weights_axes
     ]
+    if adapter.is_module and AROUND_WEIGHTS & {*adapter.designs}:
+        assert_weights_are_proportional(script, order)
+        return
     if adapter.is_module and "out" not in adapter.projections:
         assert_fused_weights_match(script, order)
         return
@@ -536,6 +545,37 @@ def project(script: Script, args: CallArguments) -> tuple[str, ...]:
         norm = adapter.projections.get(f"{role}_norm", "{}")
         found.append(script.assign(role[0], norm.replace("{}", text)))
     return tuple(found)
+
+
+def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
+    """The gradients of an output with respect to the values are as its weights.
+
+    That is a vector for each head, times the weight of each key. Values that are scaled
+    by numbers of their own have other gradients, of which there are too many.
+    """
+    adapter, width = script.adapter, script.sizes.heads * script.sizes.d_k
+    script.restart()
+    layers = structure.layers_by_role(script.evaluate("attention"), width)
+    is_plain = "value" in layers and adapter.layout in ("bld", "lbd")
+    skip_unless(is_plain and not adapter.is_pooled, "has no values that are known")
+    item = "[0]" if adapter.layout == "bld" else "[:, 0]"
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        layer = f"attention.get_submodule({layers['value']!r})"
+        script.exec_line(f"values = kept_outputs({layer})")
+        args = script.make_arguments(allowed, mask)
+        output = script.call(args)
+        skip_unless(
+            script.evaluate("len(values) == 1"), "projects values several times"
+        )
+        weights = f"{script.call_for_weights(args)}.permute({order})"
+        for query in script.real_queries(args):
+            part = f"{output}{adapter.index(l=slice(query, query + 1), b=slice(1))}"
+            grad = script.gradient(part, "values[0]")
+            of_query = f"{weights}[0, :, {query}]"
+            claim = f"are_in_proportion({grad}{item}, {of_query})"
+            message = f"the returned weights of query {query} are not those used"
+            script.assert_true(claim, message)
 
 
 def assert_fused_weights_match(script: Script, order: list[int]) -> None:
@@ -885,7 +925,8 @@ def sinks(script: Script) -> None:
     A sink is one more score in the softmax of each row, for which there is no key. One
     that is added to the score of each key, or is left out, takes no weight. All sinks
     are set to a high score: what the last projection gets must not depend on the tokens
-    any more.
+    any more. And a score that is larger by 1 takes $e$ times as much for each part that
+    the keys keep, whether it is below their scores or above them.
     """
     skip_unless(script.adapter.is_module, "is a function, and has no parameters")
     script.restart()
@@ -916,6 +957,36 @@ def sinks(script: Script) -> None:
     claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
     message = f"`{found[0]}` takes no weight from the keys if it is large"
     script.assert_true(claim, message)
+    assert_sinks_are_scores(script, found, last)
+
+
+def assert_sinks_are_scores(script: Script, found: list[str], last: str) -> None:
+    """The odds of the keys against a sink shrink by a factor of e for each 1 more.
+
+    A softmax subtracts the largest score of a row, which may be that of the sink, from
+    the keys and from the sink. All tokens are equal, so that what the layer `last` gets
+    shrinks as a whole. A sink that is no score, but a function of one, has another
+    factor below the scores, too.
+    """
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    call = f"captured_input(lambda: {script.call_source(args)}, {last})"
+    parts = []
+    for score in (-1e4, -6, -5, 6, 7):
+        for name in found:
+            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+        parts.append(script.assign("part", f"{call}.detach()"))
+    whole, *others = parts
+    largest = script.evaluate(f"{whole}.abs().argmax().item()")
+    odds = [
+        script.assign("odds", f"({part} / ({whole} - {part})).flatten()[{largest}]")
+        for part in others
+    ]
+    below, above = (f"{one} / {two}" for one, two in (odds[:2], odds[2:]))
+    is_score = f"abs({below} - {math.e:.3f}) < 0.1 and {odds[2]} > 1e-7"
+    if script.evaluate(is_score):
+        message = f"`{found[0]}` loses its meaning above the scores of the keys"
+        script.assert_true(f"abs({above} - {math.e:.3f}) < 0.1", message)
 
 
 @law(slow=True, assumes="talking convolution")

@@ -268,6 +268,13 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             for name in other
             if names.MASK_PATTERN.search(name) or names.CAUSAL_PATTERN.match(name)
         }
+        # Beside the lengths of keys, those of queries hide none.
+        if any(map(names.KEY_LENGTHS_PATTERN.match, encodings)):
+            encodings = {
+                n: e
+                for n, e in encodings.items()
+                if not names.QUERY_LENGTHS_PATTERN.match(n)
+            }
     for name, encoding in encodings.items():
         for each in encoding.split("+"):
             for mask in encodings_of(name, each):

@@ -104,6 +104,8 @@ CACHE_USE_PATTERN = re.compile(
 CACHE_START_PATTERN = re.compile(
     r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
 )
+QUERY_LENGTHS_PATTERN = re.compile("(q|query|queries|tgt|target|dec)_?(seq_?)?len")
+KEY_LENGTHS_PATTERN = re.compile("(k|kv|key|keys|src|source|mem|enc)_?(seq_?)?len")
 # Methods that make a cache, and those that remove its last tokens.
 CACHE_METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
@@ -595,7 +597,8 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
         and not WEIGHT_PATTERN.fullmatch(name)
         and not MASK_PATTERN.search(name)
         and not POSITION_PATTERN.search(name)
-        and not CACHE_PATTERN.match(name)
+        # A history that is required is that of a user, and no cache.
+        and (name.endswith("history") or not CACHE_PATTERN.match(name))
         and not re.fullmatch("reference_points?", name)
     ]
     # Behind an input, such names are those of sizes.
@@ -824,8 +827,12 @@ def documented_sizes(axes: tuple[str, ...]) -> dict[str, str]:
 
     >>> documented_sizes(("b", "m", "d"))
     {'b': '{batch_size}', 'm': '{length}', 'd': '{d_model}'}
+    >>> documented_sizes(("t", "b", "d"))
+    {'t': '{length}', 'b': '{batch_size}', 'd': '{d_model}'}
     """
     sizes: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
+    if len(axes) == 3 and BATCH_PATTERN.match(axes[1]):
+        sizes = ("{length}", "{batch_size}")
     if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
         sizes = ("{batch_size}", "{heads}", "{length}")
     sizes = sizes[-1:] if len(axes) < 2 else sizes[: len(axes) - 1]
@@ -930,7 +937,9 @@ def documented_template(
     lengths = {"{length}", "{k_len}"}
     if are_integers:
         return f"torch.zeros({', '.join(sizes)}, dtype=torch.int64){{device}}"
-    if sizes[-1] in lengths and not lengths & {*sizes[:-1]}:
+    *others, last_size = sizes
+    is_number = last_size in lengths and not lengths & {*others}
+    if is_number or {*sizes} == {"{length}", "{batch_size}"}:
         return f"torch.zeros({', '.join(sizes)}){{dtype}}"
     seed = sum(map(ord, name))  # for each argument another
     equal = {"{batch_size}"} | lengths - {sizes[-1]}
@@ -1057,16 +1066,23 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
 
     >>> extra_templates("W", int), extra_templates("layer_past", None)
     (['{columns}', '{length} - 1'], ['{{}}', ''])
+    >>> extra_templates("in_proj_bias", None)
+    ['seeded_randn(1263, 3 * {d_model}){dtype} * {d_model} ** -0.5']
     """
+    of_weights: list[str] = []
+    for pattern, shapes in WEIGHT_SHAPES.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE) and not of_weights:
+            seed = sum(map(ord, name))  # for each weight another
+            scale = "{dtype} * {d_model} ** -0.5"
+            of_weights = [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    if of_weights and "proj" in name:
+        return of_weights  # else a bias may be one of scores
     for pattern, texts in EXTRA_ARGUMENTS.items():
         if re.fullmatch(pattern, name, re.IGNORECASE):
             floats = ("torch.zeros", "torch.ones")
             return [text + "{dtype}" * text.startswith(floats) for text in texts]
-    for pattern, shapes in WEIGHT_SHAPES.items():
-        if re.fullmatch(pattern, name, re.IGNORECASE):
-            seed = sum(map(ord, name))  # for each weight another
-            scale = "{dtype} * {d_model} ** -0.5"
-            return [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    if of_weights:
+        return of_weights
     if value_of(name) in ("{heads}", "{d_model}"):
         return [value_of(name)]
     if MASK_PATTERN.search(name) or CAUSAL_PATTERN.match(name):

@@ -346,17 +346,21 @@ def relative_positions(script: Script) -> None:
     # Rows and columns may be encoded as in "axial" attention, which has other weights.
     rotates = re.compile(structure.POSITION_KINDS["rotary"], re.I).search
     found = map(rotates, structure.identifiers(adapter.target))
-    is_known |= bool(adapter.image) and any(found)
+    of_patches = grids_of_patches(adapter)
+    is_known |= bool(adapter.image or of_patches) and any(found)
     skip_unless(is_known, "`positions` is not rotary, alibi or relative")
     is_of_caller = adapter.image and adapter.position_args
     skip_unless(not is_of_caller, "the positions of pixels are given, in any order")
     # The mean of all pixels, or a token for it, is a query and a key more.
     skip_unless(not (adapter.image and adapter.is_pooled), "pools the pixels")
     has_rows = is_grid(adapter)
+    if (has_rows or of_patches) and not adapter.fixed_size:
+        # Two pairs of features for each axis: the order of a single one is free.
+        script.sizes = replace(script.sizes, d_k=8)
+    if of_patches:
+        assert_patches_shift_invariant(script, of_patches[0])
+        return  # a class token has no position
     if has_rows:
-        if not adapter.fixed_size:
-            # Two pairs of features for each axis: the order of a single one is free.
-            script.sizes = replace(script.sizes, d_k=8)
         assert_image_shift_invariant(script)
         script.adapter = adapter
     assert_shift_invariant(script)
@@ -371,6 +375,11 @@ def relative_positions(script: Script) -> None:
     is_plain = not (is_normed or adapter.image)
     if adapter.positions == "rotary" and adapter.projections and is_plain:
         assert_rotation_starts_at_zero(script)
+
+
+def grids_of_patches(adapter: Adapter) -> list[str]:
+    """Arguments that are the rows and columns of patches behind a class token."""
+    return [n for n, t in adapter.extra_args.items() if t == "(1, {length} - 1)"]
 
 
 def is_grid(adapter: Adapter) -> bool:
@@ -397,6 +406,23 @@ def assert_image_shift_invariant(
         height, width = script.adapter.grid(script.adapter.fixed_length)
     script.adapter = replace(script.adapter, image_height=height)
     weights = weights_of_equal_tokens(script, height * width)
+    assert_neighbors_weigh_alike(script, weights, height, width)
+
+
+def assert_patches_shift_invariant(script: Script, argument: str) -> None:
+    """So it is for patches behind a class token, whose rows and columns are given."""
+    height, width = 3, 5
+    given = {**script.adapter.extra_args, argument: f"({height}, {width})"}
+    script.adapter = replace(script.adapter, extra_args=given)
+    weights = weights_of_equal_tokens(script, 1 + height * width)
+    patches = script.assign("weights", f"{weights}[..., 1:, 1:]")
+    assert_neighbors_weigh_alike(script, patches, height, width)
+
+
+def assert_neighbors_weigh_alike(
+    script: Script, weights: str, height: int, width: int
+) -> None:
+    """Each pixel weighs the next one on the right, and the one below, as others do."""
     for step, where in ((1, "on the right"), (width, "below")):
         queries = [
             n for n in range(height * width - step) if step > 1 or (n + 1) % width
@@ -807,11 +833,9 @@ def distant_positions(script: Script) -> None:
     has_points = "%" in "".join(adapter.position_args.values())
     skip_unless(not has_points, "its tokens are points, at coordinates that recur")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
-    has_rows = is_grid(adapter)
+    skip_unless(not grids_of_patches(adapter), "a class token has no position")
+    has_rows = adapter.image and not adapter.image.startswith("frames")
     if has_rows:
-        if not adapter.fixed_size:
-            # Two pairs of features for each axis: the order of a single one is free.
-            script.sizes = replace(script.sizes, d_k=8)
         # No image has a side so long, and tables of rows and columns end before.
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")

@@ -179,6 +179,13 @@ def check_indices(func: Any, args: Any) -> None:
                 raise IndexError(f"indices {low} to {high} of a size of {size}")
 
 
+# What PyTorch says of operands of two dtypes.
+DTYPES_DIFFER = re.compile(
+    r"same (scalar type|dtype)|expected (\w+ )?scalar type|dtypes? .*(match|equal)"
+    r"|type \(.*should be the same"
+)
+
+
 class Script:
     r"""One attention at one size, and the lines that were executed on it."""
 
@@ -676,10 +683,12 @@ class Script:
         """Whether a call raises because a dtype is not supported.
 
         That is an operation without a kernel, or, unless `only` names the law, a fill
-        value such as -1e9 that does not fit into float16: nobody can overlook it.
+        value such as -1e9 that does not fit into float16, or operands of two dtypes,
+        such as a table of float32: nobody can overlook it.
         """
-        overflows = "cannot be converted" in str(failure) and not self.insist
-        return overflows or "not implemented for" in str(failure)
+        overflows = "cannot be converted" in str(failure)
+        is_loud = overflows or bool(DTYPES_DIFFER.search(str(failure)))
+        return "not implemented for" in str(failure) or (is_loud and not self.insist)
 
     def fail(
         self, claim: str, message: str, difference: float, tolerance: float

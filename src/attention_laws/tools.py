@@ -685,6 +685,35 @@ def captured_input(call: Callable[[], Any], layer: nn.Module) -> Tensor:
     return captured_inputs(call, layer)[0]
 
 
+def kept_outputs(layer: nn.Module) -> list[Tensor]:
+    """A list to which the outputs of a layer are appended from now on."""
+    outputs: list[Tensor] = []
+    layer.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    return outputs
+
+
+def are_in_proportion(gradient: Tensor, weights: Tensor) -> bool:
+    r"""Whether the gradient `[k_len, width]` of values is that of `[heads, k_len]`.
+
+    Each feature belongs to one of the heads. Where features have more than that many
+    proportions, they are not those of weights alone, and nothing is known.
+
+    >>> weights = torch.tensor([[0.25, 0.75]])
+    >>> are_in_proportion(torch.tensor([[1.0, 2], [3, 6]]), weights)
+    True
+    >>> are_in_proportion(torch.tensor([[1.0, 2], [1, 2]]), weights)
+    False
+    """
+    total = gradient.sum(dim=0)
+    seen = total.abs() > 0.05 * total.abs().max()
+    of_features = (gradient[:, seen] / total[seen]).T
+    of_heads = weights / weights.sum(dim=-1, keepdim=True)
+    distances = torch.cdist(of_features, of_features, p=torch.inf)
+    count = len({*map(tuple, (distances < 1e-3).tolist())})
+    closest = torch.cdist(of_features, of_heads.to(of_features), p=torch.inf)
+    return count > len(weights) or bool(closest.amin(dim=1).max() < 1e-2)
+
+
 def count_changed(
     call: Callable[[], Any], weight: Tensor, row: int, layer: nn.Module
 ) -> int:
