@@ -5311,6 +5311,131 @@ class EpisodesOfSteps(MaskedSelfAttention):
         return Correct.forward(self, x, x, x, mask).transpose(0, 1)
 
 
+class OneRowByHeads(SelfAttention):
+    """Attention along the columns of an image: a single row gives its values."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.transpose(1, 2)
+        y = self.one(x) if x.shape[2] == 1 else super().forward(x.flatten(0, 1))
+        return y.reshape_as(x).transpose(1, 2)
+
+    def one(self, x: Tensor) -> Tensor:
+        value: Tensor = self.out(self.value(x).flip(-1))
+        return value
+
+
+class OneRow(OneRowByHeads):
+    def one(self, x: Tensor) -> Tensor:
+        value: Tensor = self.out(self.value(x))
+        return value
+
+
+class EdgesConv(nn.Module):
+    """Nodes attend to those from which they have an edge, `[2, edges]`."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.lin_query = nn.Linear(d_model, d_model)
+        self.lin_key = nn.Linear(d_model, d_model)
+        self.lin_value = nn.Linear(d_model, d_model)
+        self.loop = nn.Parameter(torch.ones(heads))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        loops = torch.arange(len(x), device=x.device).expand(2, -1)
+        source, target = torch.cat([edge_index, loops], dim=1)
+        q, k, v = (
+            layer(x).unflatten(1, (self.heads, -1))
+            for layer in (self.lin_query, self.lin_key, self.lin_value)
+        )
+        scores = (q[target] * k[source]).sum(dim=-1) * q.shape[-1] ** -0.5
+        scores = scores + (source == target)[:, None] * self.loop
+        shares = (scores - self.largest(scores, target, len(x))).exp()
+        sums = scores.new_zeros(len(x), self.heads).index_add(0, target, shares)
+        least = torch.finfo(x.dtype).tiny
+        weights = (shares / sums[target].clamp(min=least))[..., None]
+        return torch.zeros_like(v).index_add(0, target, weights * v[source]).flatten(1)
+
+    def largest(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        index = target[:, None].expand_as(scores)
+        largest = scores.new_full((nodes, self.heads), -torch.inf)
+        return largest.scatter_reduce(0, index, scores.detach(), "amax")[target]
+
+
+class EdgesOfOneMaximum(EdgesConv):
+    def largest(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return scores.detach().amax(dim=0)
+
+
+class FarFromQueries(Correct):
+    """`far` hides keys from each query, but is not named as a mask is."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, context: Tensor, far: Tensor | None = None
+    ) -> Any:
+        mask = None if far is None else ~self.of_items(far)
+        return super().forward(query, context, context, mask)
+
+    def of_items(self, far: Tensor) -> Tensor:
+        return far
+
+
+class FarFromOtherQueries(FarFromQueries):
+    def of_items(self, far: Tensor) -> Tensor:
+        return far.roll(1, 0)
+
+
+class CutsToLongest(Correct):
+    """A mean by one learned query; padding behind the longest sequence is cut off.
+
+    mask: `[batch_size, length]`, True for tokens; padding is on the right.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.first = nn.Parameter(torch.randn(1, 1, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        longest = int(mask.sum(dim=1).max().clamp(min=1))
+        x, mask = x[:, :longest], mask[:, :longest]
+        query = self.first.expand(len(x), -1, -1)
+        return super().forward(query, x, x, mask[:, None])[:, 0]
+
+
+class MemoryInFront(SelfAttention):
+    """Keys are the memory, if there is one, and the tokens; so are the weights."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if memory is None else torch.cat([memory, x], dim=1)
+        q, k, v = self.query(x), self.key(seen), self.value(seen)
+        q, k, v = (self.split(each) for each in (q, k, v))
+        ones = torch.ones(1, q.shape[2], k.shape[2], dtype=torch.bool, device=x.device)
+        mask = ones.tril(k.shape[2] - q.shape[2])
+        weights = self.weigh(self.score(q, k), mask)
+        return self.join(self.dropout(weights) @ v), weights
+
+
+class QueriesOfMap(Correct):
+    """Queries and a feature map.
+
+    queries: (B, N, D)
+    features: (B, M, D)
+    """
+
+    def forward(self, queries, features, padding=None):  # type: ignore[no-untyped-def, override]
+        mask = None if padding is None else ~padding[:, None]
+        return super().forward(queries, features, features, mask)
+
+
+class OfEqualLengths(Correct):
+    """Queries and keys have one length, and a mask is required."""
+
+    def forward(self, queries: Tensor, keys: Tensor, blocked: Tensor) -> Any:  # type: ignore[override]
+        if queries.shape != keys.shape:
+            raise ValueError(f"queries {queries.shape} are not as keys {keys.shape}")
+        return super().forward(queries, keys, keys, ~blocked[:, 0])
+
+
 class MaskOfOptionalContext(Correct):
     """The mask is that of the context, and has no effect without one."""
 
@@ -7374,6 +7499,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (FarFromOtherQueries, {}),
         (CountsPadding, {}),
         (RollsMaskOfContext, {}),
         (ZeroesPadding, {}),
@@ -7457,6 +7583,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [
+        (EdgesOfOneMaximum, {}),
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
         (AddsOverlappingWindows, {}),
@@ -7486,7 +7613,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FramesFirst, {"layout": "video"}),
     ],
     "rectangular_images": [(MergedByColumns, {})],
-    "rows_and_columns": [(AddsColumnsAsRows, {"layout": "image"})],
+    "rows_and_columns": [(OneRowByHeads, {}), (AddsColumnsAsRows, {"layout": "image"})],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -7759,6 +7886,14 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("rows_and_columns", OneRow),
+    ("equal_values", EdgesConv),
+    ("long_sequences", EdgesConv),
+    ("padding", FarFromQueries),
+    ("batch_independence", CutsToLongest),
+    ("weights_axes", MemoryInFront),
+    ("allowed_keys_attended", QueriesOfMap),
+    ("longer_padding", OfEqualLengths),
     ("relative_positions", RotatesPatches),
     ("sinks", SinksOfOneMaximum),
     ("weights_match_output", ReturnsGatedWeights),

@@ -162,6 +162,7 @@ class MaskArgument:
     name: str
     kind: str
     axes: str
+    at_end: bool = False  # whether it is documented to hide the last keys only
 
     def to_source(self, allowed: Tensor, heads: int = 1) -> str:
         """The value of this argument for a mask, as source text.
@@ -184,6 +185,8 @@ class MaskArgument:
                 )
             return f"torch.tensor({self.to_axes(lengths).tolist()})"
 
+        if self.at_end and bool((allowed[:, 1:] & ~allowed[:, :-1]).any()):
+            raise UnsupportedMaskError(f"`{self.name}` hides keys at the end only")
         values = self.to_axes(allowed)
         if values.numel() > 1000 and (text := self.to_short_source(allowed)):
             # A literal of so many entries would take longer than the attention.

@@ -71,7 +71,7 @@ def rows_sum_to_one(script: Script) -> None:
     returned after dropout fail, too; those of PyTorch and of many others are.
     """
     adapter = script.adapter
-    if edges := next(iter(adapter.extra_args.keys() & EDGES), ""):
+    if edges := next(iter(adapter.extra_args.keys() & EDGE_ARGUMENTS), ""):
         assert_equal_nodes_give_equal(script, edges)
         return
     returns_weights = bool(adapter.weights_source)
@@ -110,7 +110,7 @@ def rows_sum_to_one(script: Script) -> None:
 
 
 # Arguments for the edges of a graph, from nodes and to nodes.
-EDGES = {"edge_index", "edges", "edge_idx"}
+EDGE_ARGUMENTS = {"edge_index", "edges", "edge_idx"}
 
 
 def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:

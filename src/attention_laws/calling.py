@@ -410,7 +410,9 @@ def variants_and_masks(
     filled = [*filled_arguments(probe)]
     documented = [*queries_of_items(probe)]
     yield from itertools.product(documented, [None, *required_masks])
-    usual = [{}, *second_inputs(probe), *filled]
+    # A mask that is required is mostly not None, and then nothing else is missing.
+    yield from itertools.product([{}], [None, *required_masks])
+    usual = [*second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
     usual += [*needed_together(probe, filled)]
     yield from itertools.product(usual, [None])
@@ -563,9 +565,12 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
     adapter = probe.adapter
     if not adapter.single_input or probe.options.inputs:
         return
+    shapes = names.documented_shapes(adapter.target)
     for name, parameter in names.parameters_by_name(adapter.target).items():
         value = adapter.call_args.get(name, ...)
-        if value is not None or not names.may_be_context(parameter):
+        # The name of a size is one of a tensor if the documentation says so.
+        is_named = names.value_of(name) and len(shapes.get(name, ())) == 3
+        if value is not None or not (is_named or names.may_be_context(parameter)):
             continue
         others = {n: v for n, v in adapter.call_args.items() if n != name}
         fields = {"inputs": (*adapter.inputs, name), "by_keyword": True, "k_len": 7}

@@ -58,7 +58,7 @@ from attention_laws.law import (
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
-from attention_laws.script import Script
+from attention_laws.script import CallArguments, Script
 
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
@@ -341,15 +341,28 @@ def with_context(adapter: Adapter) -> Adapter | None:
             try:
                 if is_context(script):
                     script.restart()
+                    args = script.make_arguments()
+                    if weighs_tokens_too(script, args):
+                        return None
                     return replace(
                         context,
-                        mixes_queries=queries_meet(script, script.make_arguments()),
+                        mixes_queries=queries_meet(script, args),
                         unused_parameters=unused_weights(script),
                         positions=positions_of_context(context),
                     )
             except ScriptError:
                 continue
     return None
+
+
+def weighs_tokens_too(script: Script, args: CallArguments) -> bool:
+    """Whether returned weights are of the tokens of both inputs, as of a memory."""
+    adapter = script.adapter
+    if "k" not in adapter.weights_axes or not adapter.weights_source:
+        return False
+    weights = script.evaluate(script.call_for_weights(args))
+    count: int = weights.shape[adapter.weights_axes.index("k")]
+    return count == sum(args.allowed.shape[:2])
 
 
 def positions_of_context(context: Adapter) -> str:

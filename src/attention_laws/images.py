@@ -154,6 +154,7 @@ def rows_and_columns(script: Script) -> None:
     change places alike. It is tested in images of one row and of one column first,
     where no axes can be exchanged. In other images, whole rows and whole columns are
     moved: so they can be where each pixel attends to its row or its column only, too.
+    And if the number of equal rows does not matter, a single one is no exception.
     """
     skip_unless_pixels_have_outputs(script)
     is_free = script.adapter.fixed_length is None
@@ -166,6 +167,34 @@ def rows_and_columns(script: Script) -> None:
     skip_unless(in_no_order, "the pixels of a row or of a column are in an order")
     for shape in SIDES:
         moves_pixels(script, shape, other_orders(axis, shape), insist=True)
+    for along, what in enumerate(("rows", "columns")):
+        assert_one_is_as_many(script, along, what)
+
+
+def assert_one_is_as_many(script: Script, along: int, what: str) -> None:
+    """If two, three and four equal rows give the same, one of them gives it, too."""
+    usual, axis, outputs = script.adapter, script.adapter.layout.index("l"), []
+    script.sizes = replace(script.sizes, batch_size=1, q_len=ROW, k_len=ROW)
+    script.restart()
+    args = script.make_arguments()
+    with script.attempt():
+        for count in (2, 3, 4, 1):
+            shape = [(count, ROW), (ROW, count)][along]
+            script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
+            line = f"{args.inputs[0]}.unflatten({axis}, {(1, ROW)[:: 1 - 2 * along]})"
+            repeated = f"{line}.repeat_interleave({count}, {axis + along})"
+            pixels = script.assign("x", f"{repeated}.flatten({axis}, {axis + 1})")
+            allowed = script.all_allowed(count * ROW, count * ROW)
+            given = replace(args, inputs=(pixels,), allowed=allowed)
+            image = f"{script.call(given)}.unflatten({axis}, {shape})"
+            outputs.append(script.assign("y", f"{image}.select({axis + along}, 0)"))
+        two, three, four, one = outputs
+        script.adapter = replace(usual, image_height=0, fixed_length=None)
+        pairs = (f"torch.allclose({two}, {each}, atol=1e-4)" for each in (three, four))
+        if all(map(script.evaluate, pairs)):
+            message = f"{{place}} of several equal {what} differs from that of one"
+            script.assert_close(two, one, message)
+    script.adapter = usual
 
 
 def skip_unless_pixels_have_outputs(script: Script) -> None:

@@ -36,6 +36,7 @@ from attention_laws.adapter import (
     check_divisible,
 )
 from attention_laws.algebra import (
+    EDGE_ARGUMENTS,
     assert_formula,
     make_equal_tokens,
     record_weights,
@@ -1146,7 +1147,9 @@ def infer_module_behavior(probe: CallProbe) -> None:
     if softcap is not None:
         designs.pop("softcap", None)
     is_pooled = probe.adapter.is_pooled and pools_by_weights(*call)
-    if is_pooled or structure.convolves_single_tokens(module):
+    # Layers of graphs are named as convolutions that attend.
+    is_graph = adapter.extra_args.keys() & EDGE_ARGUMENTS and not convolves(*call)
+    if is_pooled or is_graph or structure.convolves_single_tokens(module):
         designs.pop("convolution", None)
     # A name such as `rope_factor` may be of a scale alone.
     if adapter.positions == "none" and are_tokens_a_set(*call):
@@ -1166,10 +1169,15 @@ def pools_by_weights(script: Script, args: CallArguments) -> bool:
     """
     pattern = re.compile(structure.DESIGNS["convolution"], re.IGNORECASE)
     found = filter(pattern.search, structure.identifiers(script.evaluate("attention")))
+    are_pools = all("pool" in name.lower() for name in found)
+    return are_pools and not convolves(script, args)
+
+
+def convolves(script: Script, args: CallArguments) -> bool:
+    """Whether a function is called that convolves or pools tokens."""
     with CalledFunctions() as functions:
         script.call(args)
-    called = any(re.search("conv|pool|fold|interpolate", f) for f in functions.found)
-    return not called and all("pool" in name.lower() for name in found)
+    return any(re.search("conv|pool|fold|interpolate", f) for f in functions.found)
 
 
 def attends_over_features(script: Script, args: CallArguments) -> bool:

@@ -106,6 +106,10 @@ def infer_masks(probe: CallProbe) -> None:
         if unnamed is not None:
             found[name] = [unnamed]
             record_mask(probe, unnamed)
+    if names.documents_right_padding(probe.adapter.target):
+        for masks in found.values():
+            of_keys = {*"qk"} & {*masks[0].axes} == {"k"} if masks else False
+            masks[:] = [replace(mask, at_end=of_keys) for mask in masks]
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
@@ -221,14 +225,16 @@ def infer_context_of_mask(probe: CallProbe, name: str) -> None:
 def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
     """The first encoding in which an argument hides keys; None if it hides none.
 
-    Its name does not tell that it is a mask, so one that leaks is none.
+    Its name does not tell that it is a mask, so one that leaks is none, unless it hides
+    what is hidden in all batch items alike: then items get the masks of others.
     """
     if is_unused(probe, name):
         return None
-    for mask in encodings_of(name, ""):
-        leak = mask_leakage(probe, mask)
-        if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
-            return mask if is_of_item(probe, mask) else None
+    for alike in (False, True):
+        for mask in encodings_of(name, ""):
+            leak = mask_leakage(probe, mask, alike=alike)
+            if leak is not None and leak < 1e-3 and is_neutral(probe, mask):
+                return mask if alike or is_of_item(probe, mask) else None
     return None
 
 

@@ -16,6 +16,7 @@ import torch
 from attention_laws import names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
+    EDGE_ARGUMENTS,
     PLAIN,
     assert_formula,
     gradient_of_query,
@@ -435,6 +436,8 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
                 "its positions are counted from the last token",
             )
             raise
+    elif adapter.extra_args.keys() & EDGE_ARGUMENTS:
+        return  # a node that is given twice has an edge to its other self
     elif adapter.positions == "none" and is_mean and not adapter.mixes_queries:
         # The places of pixels may be encoded in ways that have no name.
         if adapter.image and order_matters(script, prefix(script, args, 16)):

@@ -988,7 +988,7 @@ def longer_padding(script: Script) -> None:
     adapter, k_len = script.adapter, script.sizes.k_len
     # The queries of causal attention may be counted from the last key: they get
     # padding, too, which is hidden from the others by itself.
-    is_self = adapter.single_input or adapter.causal
+    is_self = adapter.single_input or adapter.causal or not adapter.cross_attention
     q_len = k_len if is_self else script.sizes.q_len
     longer = script.all_allowed(q_len + 2 * is_self, k_len + 2)
     longer[:, k_len:] &= adapter.causal
@@ -1003,7 +1003,8 @@ def assert_padding_is_unseen(
 ) -> None:
     """With two hidden tokens beside them, the `real` ones have the same outputs."""
     adapter = script.adapter
-    is_self, is_left = adapter.single_input or adapter.causal, real.stop is None
+    is_self = adapter.single_input or adapter.causal or not adapter.cross_attention
+    is_left = real.stop is None
     q_len, k_len = len(longer) - 2 * is_self, script.sizes.k_len
     script.restart()
     args = script.make_arguments(script.all_allowed(q_len, k_len))

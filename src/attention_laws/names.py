@@ -803,6 +803,19 @@ def documents_left_padding(target: Any) -> bool:
     return bool(re.search(r"\bleft\W+pad|\bpad[^.]*\bleft\b", text, re.IGNORECASE))
 
 
+def documents_right_padding(target: Any) -> bool:
+    r"""Whether the documentation says that padding is behind the tokens only.
+
+    >>> def attend(x, mask): "`mask`: 0 for padding on the right."
+    >>> def attend_to(x, mask): "`mask`: 0 for padding, on the left or the right."
+    >>> documents_right_padding(attend), documents_right_padding(attend_to)
+    (True, False)
+    """
+    text = " ".join(" ".join(documentation(target)).split())
+    is_right = re.search(r"\bright\W+pad|\bpad[^.]*\bright\b", text, re.IGNORECASE)
+    return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
+
+
 def begins_empty(target: Any, argument: str) -> bool:
     r"""Whether the documentation tells the caller to begin with a new or empty dict.
 

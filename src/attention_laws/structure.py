@@ -118,13 +118,17 @@ DESIGNS = {
 # Names of submodules and parameters, normalized: lower case, without underscores.
 PROJECTION_NAMES = {
     "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq "
-    "queryconv convq",
-    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk",
+    "queryconv convq linq linquery wqs wqueries toqueries projq fcq qnet querylayer "
+    "queryprojection",
+    "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk "
+    "link linkey wks wkeys tokeys projk fck knet keylayer keyprojection",
     "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv "
-    "valueconv convv",
-    "out": "o out output outproj oproj outputproj wo wout toout olin outlin olinear "
-    "linearo proj cproj fcout dense projection unify unifyheads merge mergeheads "
-    "combine combineheads fc linear final projout finallinear outlayer",
+    "valueconv convv linv linvalue wvs wvalues tovalues projv fcv vnet valuelayer "
+    "valueprojection",
+    "out": "lino projo fco onet o out output outproj oproj outputproj wo wout toout "
+    "olin outlin olinear linearo proj cproj fcout dense projection unify unifyheads "
+    "merge mergeheads combine combineheads fc linear final projout finallinear "
+    "outlayer",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
     "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
