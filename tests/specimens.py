@@ -7891,7 +7891,6 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", EdgesConv),
     ("padding", FarFromQueries),
     ("batch_independence", CutsToLongest),
-    ("weights_axes", MemoryInFront),
     ("allowed_keys_attended", QueriesOfMap),
     ("longer_padding", OfEqualLengths),
     ("relative_positions", RotatesPatches),
@@ -8159,6 +8158,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("weights_axes", MemoryInFront, "have one length"),
     ("dtype_and_device", TableOfFloat32, "is for float32 only"),
     ("half_precision", TableOfFloat32, "is for float32 only"),
     ("parameter_gradients", AttendsInOneFrame, "has one frame"),

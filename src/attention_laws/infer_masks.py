@@ -106,13 +106,17 @@ def infer_masks(probe: CallProbe) -> None:
         if unnamed is not None:
             found[name] = [unnamed]
             record_mask(probe, unnamed)
-    if names.documents_right_padding(probe.adapter.target):
-        for masks in found.values():
-            of_keys = {*"qk"} & {*masks[0].axes} == {"k"} if masks else False
-            masks[:] = [replace(mask, at_end=of_keys) for mask in masks]
-    probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
+    masks = [mask for each in found.values() for mask in each]
+    probe.update(masks=tuple(hiding_last_keys(probe, masks)))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def hiding_last_keys(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgument]:
+    """The same masks; those of keys hide the last ones only, if this is documented."""
+    if not names.documents_right_padding(probe.adapter.target):
+        return masks
+    return [replace(m, at_end="k" in m.axes and "q" not in m.axes) for m in masks]
 
 
 def may_leak(probe: CallProbe, mask: MaskArgument, given: Mapping[str, Any]) -> bool:
