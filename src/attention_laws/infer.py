@@ -76,7 +76,11 @@ from attention_laws.infer_cache import (
     infer_context_cache,
     infer_memory,
 )
-from attention_laws.infer_masks import infer_masks, mask_leakage
+from attention_laws.infer_masks import (
+    infer_masks,
+    infer_place_of_padding,
+    mask_leakage,
+)
 from attention_laws.infer_weights import infer_weights
 from attention_laws.law import LawViolation, NotApplicable, ScriptError, did_you_mean
 from attention_laws.script import CallArguments, Script
@@ -127,6 +131,7 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     try:
         infer_weights(probe)
         infer_masks(probe)
+        infer_place_of_padding(probe)
         infer_behavior(probe)
     except ScriptError as failure:
         raise late_error(name, failure) from failure

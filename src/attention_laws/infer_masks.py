@@ -106,17 +106,23 @@ def infer_masks(probe: CallProbe) -> None:
         if unnamed is not None:
             found[name] = [unnamed]
             record_mask(probe, unnamed)
-    masks = [mask for each in found.values() for mask in each]
-    probe.update(masks=tuple(hiding_last_keys(probe, masks)))
+    probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
 
 
-def hiding_last_keys(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgument]:
-    """The same masks; those of keys hide the last ones only, if this is documented."""
+def infer_place_of_padding(probe: CallProbe) -> None:
+    """The masks of keys hide the last ones only, if this is documented."""
     if not names.documents_right_padding(probe.adapter.target):
-        return masks
-    return [replace(m, at_end="k" in m.axes and "q" not in m.axes) for m in masks]
+        return
+    masks = [
+        replace(mask, at_end="k" in mask.axes and "q" not in mask.axes)
+        for mask in probe.adapter.masks
+    ]
+    required = probe.adapter.required_mask
+    if required in probe.adapter.masks:
+        required = masks[probe.adapter.masks.index(required)]
+    probe.update(masks=tuple(masks), required_mask=required)
 
 
 def may_leak(probe: CallProbe, mask: MaskArgument, given: Mapping[str, Any]) -> bool:

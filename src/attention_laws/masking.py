@@ -603,7 +603,8 @@ def assert_items_have_own(
     These are the positions or segments of its tokens, or a tensor shaped as the input.
     """
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
-    args = script.make_arguments(script.all_allowed(length, length))
+    all_allowed = script.all_allowed(length, length)
+    args = script.make_arguments(all_allowed)
     together = script.call(args, **{argument: given})
     if not script.evaluate(f"{together}.isfinite().all()"):
         return  # its values have a meaning, such as that of sizes
@@ -615,7 +616,7 @@ def assert_items_have_own(
             )
             own = given + index_of(item)
             allowed = args.allowed[..., item : item + 1]
-            mask = script.encode_mask(allowed, script.adapter.required_mask)
+            mask = script.encode_mask(all_allowed[..., :1])
             of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)
             alone = script.call(of_item, **{argument: own})
             message = (
