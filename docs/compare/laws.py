@@ -23,9 +23,10 @@
 # ```
 #
 # How the module is called (batch first or not, with which mask) is inferred from its
-# names and from small calls, and printed above the results. Give what cannot be
-# inferred as an [option](../source/attention_laws/adapter.md#Options). In pytest, the
-# fixture `attention_laws` fails the test and prints the results: `def
+# names, from the shapes that its documentation states, and from small calls, and printed
+# above the results. Give what cannot be inferred as an
+# [option](../source/attention_laws/adapter.md#Options). In pytest, the fixture
+# `attention_laws` fails the test and prints the results: `def
 # test_mine(attention_laws): attention_laws(MyAttention(512, 8))`. It also fails if each
 # law is skipped, takes `inside=True` for a model, and ignores `pyproject.toml`.
 #
@@ -90,10 +91,10 @@
 # names another design, such as a gate or a residual connection. So are seven habits of
 # many libraries: NaN in a fully masked row, weights that are returned after dropout, a
 # fill value that raises an error in float16, a table of float32 with which PyTorch
-# refuses inputs of any other dtype, squares in a norm that overflow in float16
-# where the code does not mention it, a linear bias that is rounded to the dtype of the
-# scores, and positions that are counted in the dtype of a buffer, which is wrong in a
-# module that was converted to bfloat16. `--only` runs a law even so.
+# refuses inputs of any other dtype, squares in a norm that overflow in float16 where the
+# code does not mention it, a linear bias that is rounded to the dtype of the scores, and
+# positions that are counted in the dtype of a buffer, which is wrong in a module that
+# was converted to bfloat16. `--only` runs a law even so.
 #
 # Options of the constructor that are off by default are turned on, one after the other,
 # and the modes, the batch and decoding are compared again. A method named `step`,

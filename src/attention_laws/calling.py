@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.adapter import (
     IMAGES,
     LAYOUTS,
@@ -345,12 +345,12 @@ def ways_to_call(
     elif "Conv2d" in structure.identifiers(adapter.target):
         groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
     first = adapter.inputs[0]
-    shapes = [names.documented_shapes(adapter.target).get(first, ())]
+    shapes = [documented.shapes(adapter.target).get(first, ())]
     shapes.append(names.unpacked_axes(adapter.target, first))
-    if not all(map(names.is_batch_first, shapes)):
+    if not all(map(documented.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
-    if any(map(names.is_batch_third, shapes)):
+    if any(map(documented.is_batch_third, shapes)):
         groups.insert(0, ["image_rows_first"])
     if options.layout:
         groups = [[LAYOUTS.get(options.layout, options.layout)]]
@@ -433,10 +433,10 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
-    shapes = names.documented_shapes(adapter.target)
+    shapes = documented.shapes(adapter.target)
     if len(shapes.get(adapter.inputs[0], "")) < 3:
         shapes = {}  # the input is no sequence of batch items
-    integers = names.documented_integers(adapter.target)
+    integers = documented.integers(adapter.target)
     templates = {
         name: ["{heads}"]
         for name, parameter in parameters.items()
@@ -451,11 +451,11 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
         elif name in shapes:
-            known = names.documented_sizes(shapes.get(adapter.inputs[0], ()))
+            known = documented.sizes(shapes.get(adapter.inputs[0], ()))
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known
-            known = names.documented_lengths(shapes.values()) | known
+            known = documented.lengths(shapes.values()) | known
             are_integers = name in integers
-            text = names.documented_template(
+            text = documented.template(
                 name, shapes[name], known, are_integers=are_integers
             )
             templates[name] = [text, *names.extra_templates(name, None)]
@@ -492,32 +492,32 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
     What has an axis of positions is one input, as keys and as values.
     """
     adapter = probe.adapter
-    shapes = names.documented_shapes(adapter.target)
+    shapes = documented.shapes(adapter.target)
     required = [*adapter.inputs, *(n for n in adapter.call_args if n in shapes)]
     if probe.options.inputs or not set(adapter.inputs) <= {*shapes}:
         return
     batch = shapes[required[0]][:1]
-    sequences = [n for n in required if names.has_positions(shapes[n], batch)]
+    sequences = [n for n in required if documented.has_positions(shapes[n], batch)]
     others = [n for n in required if n not in sequences]
     if not sequences or not any(shapes[n][:1] == batch for n in others):
         return
     if len(sequences) > 1 and required[0] in sequences:
         return  # its queries are a sequence, too
     *keys, values = sequences
-    known = names.documented_sizes(shapes[values])
-    multiple = names.documented_multiple(shapes[values])
+    known = documented.sizes(shapes[values])
+    multiple = documented.multiple(shapes[values])
     width = "{d_model}" + f" // {multiple}" * (multiple > 1)
     # An optional state is zero where it is left out.
     parameters = names.parameters_by_name(adapter.target)
     others += [
         n
         for n, axes in shapes.items()
-        if parameters[n].default is None and not names.has_positions(axes, batch)
+        if parameters[n].default is None and not documented.has_positions(axes, batch)
         if shapes[values][1] not in axes  # a number for each position
     ]
-    integers = names.documented_integers(adapter.target)
+    integers = documented.integers(adapter.target)
     texts = {
-        n: names.documented_template(n, shapes[n], known, width, n in integers)
+        n: documented.template(n, shapes[n], known, width, n in integers)
         for n in others
     }
     texts |= dict.fromkeys(keys, "{query}")
@@ -565,7 +565,7 @@ def second_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
     adapter = probe.adapter
     if not adapter.single_input or probe.options.inputs:
         return
-    shapes = names.documented_shapes(adapter.target)
+    shapes = documented.shapes(adapter.target)
     for name, parameter in names.parameters_by_name(adapter.target).items():
         value = adapter.call_args.get(name, ...)
         # The name of a size is one of a tensor if the documentation says so.

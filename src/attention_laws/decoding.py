@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_laws import names
+from attention_laws import documented, names
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.law import (
     LawViolation,
@@ -245,7 +245,7 @@ def assert_other_context_is_noticed(script: Script) -> None:
     except (LawViolation, ScriptError):
         return  # it keeps the first context by intention
     skip_unless(
-        not names.begins_empty(script.adapter.target, argument),
+        not documented.begins_empty(script.adapter.target, argument),
         f"`{argument}` is documented to be empty for each context",
     )
     script.exec_line(f"{cache}.clear()")

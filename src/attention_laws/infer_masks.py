@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.adapter import (
     AXES,
     MASK_KINDS,
@@ -113,7 +113,7 @@ def infer_masks(probe: CallProbe) -> None:
 
 def infer_place_of_padding(probe: CallProbe) -> None:
     """The masks of keys hide the last ones only, if this is documented."""
-    if not names.documents_right_padding(probe.adapter.target):
+    if not documented.pads_right(probe.adapter.target):
         return
     masks = [
         replace(mask, at_end="k" in mask.axes and "q" not in mask.axes)

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
     make_equal_tokens,
@@ -176,7 +176,7 @@ def padding(script: Script) -> None:
     """
     assert_padding_ignored(script, ("", "100.0"))
     adapter, k_len = script.adapter, script.sizes.k_len
-    if adapter.single_input and names.documents_left_padding(adapter.target):
+    if adapter.single_input and documented.pads_left(adapter.target):
         longer = script.all_allowed(k_len + 2, k_len + 2)
         longer[:, :2] = False
         for mask in script.masks_for(longer):

@@ -1,0 +1,251 @@
+r"""# What the documentation says
+
+Docstrings and comments state the shapes of arguments, which of them are integers, where
+padding is, and how a cache begins. An attention is called as its documentation says,
+and what it promises is tested.
+
+Source: the docstrings of public code, in the styles of NumPy, Google and Sphinx.
+"""
+
+import inspect
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from attention_laws.names import (
+    INTEGERS_PATTERN,
+    MASK_PATTERN,
+    POSITION_PATTERN,
+    parameters_by_name,
+)
+
+# The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
+SHAPE_PATTERN = re.compile(
+    r"((?:\w+[`*]*, )*\w+)[`*]*(?: \([^()]*\))? ?: ?(?:[^:;()\[\]\n]*[ `])?"
+    r"[\[(]((?:[\w*. /]+, ?)*[\w*. /]+),?[\])]"
+)
+NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
+# The same in columns of a table: "query  (B, N, D)".
+COLUMNS_PATTERN = re.compile(
+    r"(?m)^\s*((?:\w+, *)*\w+) +[\[(]((?:[\w*. /]+, ?)+[\w*. /]+),?[\])]"
+)
+# The same without brackets: "query: B x N x D", or in columns of a table.
+PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
+BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
+HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
+TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
+
+
+def shapes(target: Any) -> dict[str, tuple[str, ...]]:
+    r"""The shapes of arguments that docstrings and comments state.
+
+    >>> def attend(q, keys):
+    ...     "q: a tensor [b, d]; keys: (b, m, 2 * d)."
+    >>> shapes(attend)
+    {'q': ('b', 'd'), 'keys': ('b', 'm', '2 * d')}
+    >>> attend.__doc__ = "q: B x D, keys  B x M x 2*D"
+    >>> shapes(attend)
+    {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    arguments = parameters_by_name(target)
+    for text in documentation(target):
+        products = [
+            (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
+        ]
+        columns = COLUMNS_PATTERN.findall(text)
+        for written, shape in [*SHAPE_PATTERN.findall(text), *columns, *products]:
+            axes = tuple(axis.strip() for axis in shape.split(","))
+            if not any(map(TYPE_PATTERN.search, axes)):
+                named = re.findall(r"\w+", written)
+                found |= {n: axes for n in named if n in arguments and n not in found}
+    return {
+        n: axes for n, axes in found.items() if not any(p.search(n) for p in NO_FLOATS)
+    }
+
+
+def documentation(target: Any) -> list[str]:
+    """The docstrings of a class and its `forward`, and the comments in the latter."""
+    functions = [target, getattr(target, "forward", None)]
+    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(getattr(target, "forward", target))
+        texts += re.findall("#.*", source)
+    return texts
+
+
+def integers(target: Any) -> set[str]:
+    r"""The arguments that the line in which their shape is stated calls integers.
+
+    >>> def attend(x, kinds, gaps):
+    ...     "kinds: LongTensor (B, L)\n gaps  (B, L)  integer seconds; x: (B, L, D)"
+    >>> sorted(integers(attend))
+    ['gaps', 'kinds']
+    """
+    lines = [line for text in documentation(target) for line in text.splitlines()]
+    return {
+        name
+        for name in shapes(target)
+        if any(re.search(rf"\b{name}\b.*{INTEGER_TYPES}", line) for line in lines)
+    }
+
+
+INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices)\b"
+
+
+def pads_left(target: Any) -> bool:
+    r"""Whether the documentation says that padding may be in front of the tokens.
+
+    Positions that the caller may give are the caller's to shift.
+
+    >>> def attend(x, mask=None): "`mask`: 0 for padding, which may be on the left."
+    >>> def attend_from(x, mask=None, position_ids=None): "Prompts are left-padded."
+    >>> pads_left(attend), pads_left(attend_from)
+    (True, False)
+    """
+    if any(map(POSITION_PATTERN.search, parameters_by_name(target))):
+        return False
+    text = " ".join(" ".join(documentation(target)).split())
+    return bool(re.search(r"\bleft\W+pad|\bpad[^.]*\bleft\b", text, re.IGNORECASE))
+
+
+def pads_right(target: Any) -> bool:
+    r"""Whether the documentation says that padding is behind the tokens only.
+
+    >>> def attend(x, mask): "`mask`: 0 for padding on the right."
+    >>> def attend_to(x, mask): "`mask`: 0 for padding, on the left or the right."
+    >>> pads_right(attend), pads_right(attend_to)
+    (True, False)
+    """
+    text = " ".join(" ".join(documentation(target)).split())
+    is_right = re.search(r"\bright\W+pad|\bpad[^.]*\bright\b", text, re.IGNORECASE)
+    return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
+
+
+def begins_empty(target: Any, argument: str) -> bool:
+    r"""Whether the documentation tells the caller to begin with a new or empty dict.
+
+    So it does if it says that the memory is projected once, or at the first step.
+
+    >>> def attend(query, memory, state=None):
+    ...     "`state` is a new dict for each memory."
+    >>> begins_empty(attend, "state"), begins_empty(attend, "memory")
+    (True, False)
+    """
+    is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
+    is_once = r"\b(once|first (step|call|token|time))\b"
+    pattern = rf"\b{argument}\b.*({is_new}|{is_once})"
+    functions = [target, getattr(target, "forward", None)]
+    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    sentences = re.split(r"[.;]\s", " ".join(" ".join(texts).split()))
+    return any(re.search(pattern, each) for each in sentences)
+
+
+def sizes(axes: tuple[str, ...]) -> dict[str, str]:
+    r"""The sizes that the axes of an input are: batch items, positions and features.
+
+    >>> sizes(("b", "m", "d"))
+    {'b': '{batch_size}', 'm': '{length}', 'd': '{d_model}'}
+    >>> sizes(("t", "b", "d"))
+    {'t': '{length}', 'b': '{batch_size}', 'd': '{d_model}'}
+    """
+    sizes: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
+    if len(axes) == 3 and BATCH_PATTERN.match(axes[1]):
+        sizes = ("{length}", "{batch_size}")
+    if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
+        sizes = ("{batch_size}", "{heads}", "{length}")
+    sizes = sizes[-1:] if len(axes) < 2 else sizes[: len(axes) - 1]
+    return dict(zip(axes, (*sizes, "{d_model}"), strict=False))
+
+
+def lengths(shapes: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    r"""The second axes of arguments with one part for each batch item: a context's.
+
+    >>> lengths([("B", "A", "3"), ("B", "heads", "d"), ("M", "d")])
+    {'A': '{k_len}'}
+    """
+    seconds = [s[1] for s in shapes if len(s) > 2 and BATCH_PATTERN.match(s[0])]
+    return {
+        axis: "{k_len}"
+        for axis in seconds
+        if not (axis.isdigit() or HEADS_PATTERN.search(axis))
+    }
+
+
+def multiple(axes: tuple[str, ...]) -> int:
+    r"""How many widths of a hidden state the last axis has, in each of two directions.
+
+    >>> multiple(("B", "M", "2H")), multiple(("B", "M", "H"))
+    (2, 1)
+    """
+    multiple = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
+    return int(multiple[1]) if multiple else 1
+
+
+def is_batch_first(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes, if they name batch items at all, begin with these.
+
+    >>> is_batch_first(("rows", "batch", "d")), is_batch_first(("B", "H", "W", "C"))
+    (False, True)
+    """
+    return not any(map(BATCH_PATTERN.match, axes[1:]))
+
+
+def is_batch_third(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes are rows and columns, then batch items, then features.
+
+    >>> is_batch_third(("rows", "cols", "batch", "d")), is_batch_third(("n", "b", "d"))
+    (True, False)
+    """
+    return len(axes) == 4 and bool(BATCH_PATTERN.match(axes[2]))
+
+
+def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
+    r"""Whether documented axes are of batch items, several positions, and features.
+
+    >>> [has_positions(axes, ("b",)) for axes in (("b", "n", "d"), ("b", "1", "d"))]
+    [True, False]
+    """
+    if axes[:1] != batch or len(axes) < 3 or axes[1] == "1":
+        return False
+    return len(axes) > 3 or not HEADS_PATTERN.search(axes[1])
+
+
+def template(
+    name: str,
+    axes: Iterable[str],
+    known: dict[str, str],
+    width: str = "{d_model}",
+    are_integers: bool = False,
+) -> str:
+    r"""Source text for a tensor of these axes, the same for all batch items.
+
+    An axis that is not known is as long as `width`. Features of tokens, or of pairs of
+    tokens, are the same for all: tokens then have no order. So they have if integers,
+    or numbers of which each token has one, are zero.
+
+    >>> template("w", ("h", "d", "2"), {"h": "{heads}"})
+    'seeded_randn(119, {heads}, {d_model}, 2){dtype} * {d_model} ** -0.5'
+    >>> template("e", ("n", "d"), {"n": "{length}"})
+    '(seeded_randn(101, 1, {d_model}){dtype} * {d_model} ** -0.5).expand({length}, -1)'
+    """
+    *before, last = axes
+    of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
+    known = of_heads | known | {n: n for n in axes if n.isdigit()}
+    sizes = [known.get(axis, width) for axis in (*before, last)]
+    lengths = {"{length}", "{k_len}"}
+    if are_integers:
+        return f"torch.zeros({', '.join(sizes)}, dtype=torch.int64){{device}}"
+    *others, last_size = sizes
+    is_number = last_size in lengths and not lengths & {*others}
+    if is_number or {*sizes} == {"{length}", "{batch_size}"}:
+        return f"torch.zeros({', '.join(sizes)}){{dtype}}"
+    seed = sum(map(ord, name))  # for each argument another
+    equal = {"{batch_size}"} | lengths - {sizes[-1]}
+    first = ["1" if size in equal else size for size in sizes]
+    text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
+    if first != sizes:
+        expanded = [size if size in equal else "-1" for size in sizes]
+        text = f"({text}).expand({', '.join(expanded)})"
+    return text
