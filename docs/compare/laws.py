@@ -117,6 +117,7 @@ FAMILIES = {
     "images": "Images",
     "algebra": "The formula",
     "heads": "Heads",
+    "sinks": "Sinks",
     "gradients": "Gradients",
     "decoding": "Decoding",
     "order": "Order",

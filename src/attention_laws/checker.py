@@ -44,6 +44,7 @@ from attention_laws import (
     names,
     order,
     positions,
+    sinks,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
 from attention_laws.calling import order_matters, queries_meet
@@ -64,8 +65,8 @@ from attention_laws.script import CallArguments, Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, images, algebra, heads, gradients, decoding, order, positions),
-        *(lengths, execution, dropout, constructor),
+        *(masking, images, algebra, heads, sinks, gradients, decoding, order),
+        *(positions, lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

@@ -1,0 +1,132 @@
+r"""# Laws of sinks
+
+A sink is a score without a key: it takes weight from the keys of a row, so that a head
+can attend to nothing. It is part of the softmax, and of what a softmax subtracts.
+
+Source: [Efficient Streaming Language Models with Attention
+Sinks](https://arxiv.org/abs/2309.17453), Xiao et al. 2023, section 3.2, for a learned
+sink; [gpt-oss](https://github.com/openai/gpt-oss), for one score of each head.
+"""
+
+import math
+import re
+from dataclasses import replace
+
+from attention_laws import structure
+from attention_laws.algebra import call_with_values, find_values, make_equal_tokens
+from attention_laws.law import law, skip_unless
+from attention_laws.script import Script
+
+# A parameter that is the score of a key without a token, by its name.
+SINK_PATTERN = re.compile(r"(^|\.|_)(sinks?(_(logits?|bias|weights?|scores?))?|s_aux)$")
+
+
+@law
+def sinks(script: Script) -> None:
+    r"""A sink with a large score takes all weight from the keys.
+
+    $$a_{ij} = \frac{e^{s_{ij}}}{e^{b} + \sum_k e^{s_{ik}}} \to 0 \quad \text{for } b
+    \to \infty$$
+
+    A sink is one more score in the softmax of each row, for which there is no key. One
+    that is added to the score of each key, or is left out, takes no weight. All sinks
+    are set to a high score: what the last projection gets must not depend on the tokens
+    any more. And a score that is larger by 1 takes $e$ times as much for each part that
+    the keys keep, whether it is below their scores or above them.
+    """
+    skip_unless(script.adapter.is_module, "is a function, and has no parameters")
+    script.restart()
+    heads, attention = script.sizes.heads, script.evaluate("attention")
+    found = [
+        name
+        for name, weight in attention.named_parameters()
+        if SINK_PATTERN.search(name) and weight.numel() == heads
+    ]
+    skip_unless(found, "has no scores of sinks, one for each head")
+    width = heads * script.sizes.d_k
+    layers = structure.layers_by_role(attention, width, any_width=True)
+    # Layers inside of projections of one's own may look like outputs, too.
+    outer = {
+        structure.role_of(*child): child[0] for child in attention.named_children()
+    }
+    layer = layers.get("out", outer.get("out"))
+    skip_unless(layer, "its output projection is not found")
+    last = f"attention.get_submodule({layer!r})"
+    contexts = []
+    for score in ("-1e4", "1e4", "1e4"):
+        for name in found:
+            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+        args = script.make_arguments()
+        call = f"lambda: {script.call_source(args)}"
+        contexts.append(script.assign("context", f"captured_input({call}, {last})"))
+    low, one, other = contexts
+    claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
+    message = f"`{found[0]}` takes no weight from the keys if it is large"
+    script.assert_true(claim, message)
+    assert_sinks_are_scores(script, found, last)
+
+
+def assert_sinks_are_scores(script: Script, found: list[str], last: str) -> None:
+    """The odds of the keys against a sink shrink by a factor of e for each 1 more.
+
+    A softmax subtracts the largest score of a row, which may be that of the sink, from
+    the keys and from the sink. All tokens are equal, so that what the layer `last` gets
+    shrinks as a whole. A sink that is no score, but a function of one, has another
+    factor below the scores, too.
+    """
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    call = f"captured_input(lambda: {script.call_source(args)}, {last})"
+    parts = []
+    for score in (-1e4, -6, -5, 6, 7):
+        for name in found:
+            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+        parts.append(script.assign("part", f"{call}.detach()"))
+    whole, *others = parts
+    largest = script.evaluate(f"{whole}.abs().argmax().item()")
+    odds = [
+        script.assign("odds", f"({part} / ({whole} - {part})).flatten()[{largest}]")
+        for part in others
+    ]
+    below, above = (f"{one} / {two}" for one, two in (odds[:2], odds[2:]))
+    is_score = f"abs({below} - {math.e:.3f}) < 0.1 and {odds[2]} > 1e-7"
+    if script.evaluate(is_score):
+        message = f"`{found[0]}` loses its meaning above the scores of the keys"
+        script.assert_true(f"abs({above} - {math.e:.3f}) < 0.1", message)
+
+
+@law(slow=True, assumes="talking convolution")
+def sinks_compete(script: Script) -> None:
+    r"""What a sink leaves to a single key depends on the score of this key.
+
+    $$a_{11} = \frac{e^{s_{11}}}{e^b + e^{s_{11}}}$$
+
+    A softmax subtracts the largest score from all scores, and thus also from that of a
+    sink, or from the 0 whose exponential is the 1 in the denominator. Where this is
+    forgotten, one key always has the same weight, and no head can attend to nothing.
+    All values are ones, so that the context vectors are the sums of the weights.
+    """
+    adapter, usual = script.adapter, script.sizes
+    sink = adapter.designs.get("sink", "")
+    skip_unless(sink, "has no sink that takes weight from the keys")
+    is_plain = adapter.is_module and "b" in adapter.layout and not adapter.is_pooled
+    skip_unless(is_plain and adapter.fixed_length is None, "has no single keys")
+    layers, features = find_values(script)
+    # With a sink, queries and keys of one fused projection have influence, too.
+    are_known = len(features) in (0, usual.heads // adapter.group_size * usual.d_k)
+    skip_unless(are_known and "out" in layers, "has no values that are known")
+    for length in (5, 1):
+        script.sizes = replace(usual, batch_size=8, q_len=length, k_len=length)
+        script.restart()
+        script.exec_line(f"layer = attention.get_submodule({layers['value']!r})")
+        ones, zeros = (
+            call_with_values(script, features, n, layers["out"])[1] for n in (1, 0)
+        )
+        part = script.assign("part", f"{ones} - {zeros}")
+        claim = f"{part}.std(dim=0).max() > 1e-4"
+        if length > 1:
+            skip_unless(script.evaluate(claim), "no weight is lost to a sink")
+    is_seen = script.evaluate(f"bool({part}.any())")
+    skip_unless(is_seen, "a single key is hidden, as that of a block that is not full")
+    message = f"the weight of a single key does not depend on its score (`{sink}`)"
+    script.assert_true(claim, message)
