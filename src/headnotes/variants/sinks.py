@@ -26,7 +26,7 @@ quick = fast.MultiHeadAttention(heads=3, d_model=42, scores=fast.Scores(sinks=Tr
 
 **Reduces to** the core as the sinks fall to minus infinity.
 
-**Laws.** The law [`sinks`](../attention_laws/algebra.md#sinks) tests the idea itself.
+**Laws.** The law [`sinks`](../attention_laws/sinks.md#sinks) tests the idea itself.
 Of the laws that the core passes, all but `rows_sum_to_one`, `formula`,
 `weights_match_output` and `score_independence` apply: a row of weights sums to less
 than 1. A fully masked row gives its whole weight to the sink.
