@@ -5402,6 +5402,20 @@ class CutsToLongest(Correct):
         return super().forward(query, x, x, mask[:, None])[:, 0]
 
 
+class HeadsSeeTwoWays(SelfAttention):
+    """A half of the heads sees the past, and the others see the future."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores + self.direction_mask(scores), mask)
+
+    def direction_mask(self, scores: Tensor) -> Tensor:
+        future = torch.ones_like(scores[0, 0]).triu(1) > 0
+        half = self.heads // 2
+        hidden = torch.stack([future] * half + [future.T] * (self.heads - half))
+        least = torch.finfo(scores.dtype).min
+        return torch.zeros_like(scores[0]).masked_fill(hidden, least)
+
+
 class MemoryInFront(SelfAttention):
     """Keys are the memory, if there is one, and the tokens; so are the weights."""
 
@@ -8158,6 +8172,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
+    ("query_permutation", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),
     ("dtype_and_device", TableOfFloat32, "is for float32 only"),
     ("half_precision", TableOfFloat32, "is for float32 only"),

@@ -49,7 +49,7 @@ UNKNOWN_ORDER = "the order of its fused projection is not known"
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking edges clip quantized"
+    "convolution talking edges clip quantized direction"
 )
 
 
@@ -422,7 +422,9 @@ def weights_match_output(script: Script) -> None:
     assert_dropped_weights_match(script, order)
 
 
-@law(assumes="window selection zeros unnormalized convolution linear channels")
+@law(
+    assumes="window selection zeros unnormalized convolution linear channels direction"
+)
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.
 

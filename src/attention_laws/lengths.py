@@ -51,7 +51,7 @@ MANY_FUNCTIONS = 20_000
 # Designs that weigh a token given twice in another way than the token once.
 NO_MEAN = (
     *("norm", "features", "sink", "window", "selection", "convolution", "talking"),
-    *("channels", "decay"),
+    *("channels", "decay", "direction"),
 )
 
 

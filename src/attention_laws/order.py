@@ -87,7 +87,7 @@ def are_pairs_in_no_order(script: Script, count: int) -> bool:
 
 
 # Designs whose tokens are in an order, though no positions are encoded.
-ORDERED = "positions decay compression convolution window selection"
+ORDERED = "positions decay compression convolution window selection direction"
 
 
 @law(assumes=ORDERED)

@@ -4,7 +4,7 @@ A sink is a score without a key: it takes weight from the keys of a row, so that
 can attend to nothing. It is part of the softmax, and of what a softmax subtracts.
 
 Source: [Efficient Streaming Language Models with Attention
-Sinks](https://arxiv.org/abs/2309.17453), Xiao et al. 2023, section 3.2, for a learned
+Sinks](https://arxiv.org/abs/2309.17453), Xiao et al. 2023, section 3.3, for a learned
 sink; [gpt-oss](https://github.com/openai/gpt-oss), for one score of each head.
 """
 

@@ -69,6 +69,7 @@ BIAS_NETWORK_PATTERN = re.compile(r"(^|_)(meta|cpb|pos|rel|bias)\w*\.")
 DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
+    "direction": r"(?<!bi)direction",  # of which heads may have one each
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
