@@ -436,7 +436,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     shapes = documented.shapes(adapter.target)
     if len(shapes.get(adapter.inputs[0], "")) < 3:
         shapes = {}  # the input is no sequence of batch items
-    integers = documented.integers(adapter.target)
+    integers = documented.integers(adapter.target) if shapes else set()
     templates = {
         name: ["{heads}"]
         for name, parameter in parameters.items()

@@ -83,10 +83,12 @@ def integers(target: Any) -> set[str]:
     >>> sorted(integers(attend))
     ['gaps', 'kinds']
     """
-    lines = [line for text in documentation(target) for line in text.splitlines()]
+    found = shapes(target)
+    texts = documentation(target) if found else []
+    lines = [line for text in texts for line in text.splitlines()]
     return {
         name
-        for name in shapes(target)
+        for name in found
         if any(re.search(rf"\b{name}\b.*{INTEGER_TYPES}", line) for line in lines)
     }
 
