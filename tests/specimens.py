@@ -5239,6 +5239,18 @@ class SinksOfOneMaximum(SinksOfOtherMaximum):
         return top
 
 
+class SinksWithValues(Sinks):
+    """What a sink takes from the keys has a value of its own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.sink_value = nn.Parameter(torch.zeros(heads, 1, d_model // heads))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        rest = 1 - weights.sum(dim=-1, keepdim=True)
+        return super().read(weights, v) + rest * self.sink_value
+
+
 class ReturnsGatedWeights(Correct):
     """The weights are a mean of two, by a gate of each head."""
 
@@ -7909,6 +7921,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("longer_padding", OfEqualLengths),
     ("relative_positions", RotatesPatches),
     ("sinks", SinksOfOneMaximum),
+    ("sinks", SinksWithValues),
     ("weights_match_output", ReturnsGatedWeights),
     ("padding", attention_of_lengths),
     ("batch_independence", EpisodesOfSteps),

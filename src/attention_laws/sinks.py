@@ -78,14 +78,16 @@ def assert_sinks_are_scores(script: Script, found: list[str], last: str) -> None
     args = make_equal_tokens(script, script.make_arguments())
     call = f"captured_input(lambda: {script.call_source(args)}, {last})"
     parts = []
-    for score in (-1e4, -6, -5, 6, 7):
+    for score in (-1e4, 1e4, -6, -5, 6, 7):
         for name in found:
             script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
         parts.append(script.assign("part", f"{call}.detach()"))
-    whole, *others = parts
-    largest = script.evaluate(f"{whole}.abs().argmax().item()")
+    whole, least, *others = parts  # the least is not zero if a sink has a value
+    largest = script.evaluate(f"({whole} - {least}).abs().argmax().item()")
     odds = [
-        script.assign("odds", f"({part} / ({whole} - {part})).flatten()[{largest}]")
+        script.assign(
+            "odds", f"(({part} - {least}) / ({whole} - {part})).flatten()[{largest}]"
+        )
         for part in others
     ]
     below, above = (f"{one} / {two}" for one, two in (odds[:2], odds[2:]))
