@@ -4872,12 +4872,13 @@ class WindowWithMaskOnly(SelfAttention):
     def forward(self, x: Tensor, padding: Tensor | None = None) -> Any:
         ones = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
         near = ones.tril(12) & ones.triu(-12)
-        mask = None if padding is None else near & ~padding[:, None]
-        mask = None if mask is None else mask | ones.tril().triu()
+        if padding is None:
+            return super().forward(x)
+        mask = near & ~padding[:, None] | ones.tril().triu()
         return Correct.forward(self, x, x, x, mask)
 
 
-# Written for positions, integers and padding that only a documentation tells of.
+# What documentation tells; returned weights, sinks, grids of patches and graphs.
 
 
 class RollingWindow:
@@ -4978,6 +4979,8 @@ class AgesInUnits(SelfAttention):
         ages  (B, L)     integer seconds
     """
 
+    axes: tuple[int, ...] = (1,)
+
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
         self.ages = nn.Embedding(3, d_model)
@@ -4986,8 +4989,6 @@ class AgesInUnits(SelfAttention):
         smallest = ages.masked_fill(ages == 0, 9).amin(self.axes, keepdim=True)
         x = x + self.ages((ages // smallest).clamp(max=2))
         return super().forward(x)
-
-    axes: tuple[int, ...] = (1,)
 
 
 class AgesInUnitsOfBatch(AgesInUnits):

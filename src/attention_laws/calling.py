@@ -408,8 +408,8 @@ def variants_and_masks(
     masks = [*mask_candidates(probe)]
     required_masks = [mask for mask in masks if required.get(mask.name)]
     filled = [*filled_arguments(probe)]
-    documented = [*queries_of_items(probe)]
-    yield from itertools.product(documented, [None, *required_masks])
+    of_items = [*queries_of_items(probe)]
+    yield from itertools.product(of_items, [None, *required_masks])
     # A mask that is required is mostly not None, and then nothing else is missing.
     yield from itertools.product([{}], [None, *required_masks])
     usual = [*second_inputs(probe), *filled]

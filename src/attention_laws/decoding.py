@@ -208,14 +208,9 @@ def assert_equal_with_context_cache(script: Script) -> None:
 
     The caller gives the mask each time, though it may be cached as well.
     """
-    allowed = script.all_allowed()
-    cases: list[tuple[Tensor, MaskArgument | None]]
-    cases = [(allowed, script.adapter.required_mask)]
-    if script.sizes.k_len > 1:
-        padded = allowed.clone()
-        padded[:, -1, 0] = False
-        cases += [(padded, mask) for mask in script.masks_for(padded)]
-    for allowed, mask in cases:
+    last = slice(max(1, script.sizes.k_len - 1), None)
+    unmasked = script.all_allowed(), script.adapter.required_mask
+    for allowed, mask in [unmasked, *script.padding_cases(last)]:
         script.restart()
         args = script.make_arguments(allowed, mask)
         given = {script.adapter.context_cache: script.assign("cache", "{}")}
@@ -673,6 +668,14 @@ def empty_cache(script: Script) -> str:
     return text if text == "None" else script.assign("cache", text)
 
 
+def cache_arguments(script: Script, start: int, stop: int) -> dict[str, str]:
+    """The arguments beside the cache, for the tokens from `start` to `stop`."""
+    return {
+        name: text.format(start=start, stop=stop, device=script.to_device())
+        for name, text in script.adapter.cache_args.items()
+    }
+
+
 def call_with_cache(
     script: Script,
     args: CallArguments,
@@ -703,10 +706,7 @@ def call_with_cache(
     allowed = script.all_allowed(count, stop)
     if mask is not None:
         allowed = args.allowed[start:stop, start * only_new : stop]
-    more = {
-        name: text.format(start=start, stop=stop, device=script.to_device())
-        for name, text in adapter.cache_args.items()
-    }
+    more = cache_arguments(script, start, stop)
     if argument:
         more[argument] = cache
     source = script.argument_source(

@@ -65,14 +65,24 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
+def docstrings(target: Any) -> list[str]:
+    """The docstrings of a class and its `forward`."""
+    functions = [target, getattr(target, "forward", None)]
+    return [inspect.getdoc(each) or "" for each in functions if each is not None]
+
+
 def documentation(target: Any) -> list[str]:
     """The docstrings of a class and its `forward`, and the comments in the latter."""
-    functions = [target, getattr(target, "forward", None)]
-    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
+    texts = docstrings(target)
     with suppress(OSError, TypeError):
         source = inspect.getsource(getattr(target, "forward", target))
         texts += re.findall("#.*", source)
     return texts
+
+
+def in_one_line(texts: Iterable[str]) -> str:
+    """The words of the texts, so that a pattern finds what a line break divides."""
+    return " ".join(" ".join(texts).split())
 
 
 def integers(target: Any) -> set[str]:
@@ -108,7 +118,7 @@ def pads_left(target: Any) -> bool:
     """
     if any(map(POSITION_PATTERN.search, parameters_by_name(target))):
         return False
-    text = " ".join(" ".join(documentation(target)).split())
+    text = in_one_line(documentation(target))
     return bool(re.search(r"\bleft\W+pad|\bpad[^.]*\bleft\b", text, re.IGNORECASE))
 
 
@@ -120,7 +130,7 @@ def pads_right(target: Any) -> bool:
     >>> pads_right(attend), pads_right(attend_to)
     (True, False)
     """
-    text = " ".join(" ".join(documentation(target)).split())
+    text = in_one_line(documentation(target))
     is_right = re.search(r"\bright\W+pad|\bpad[^.]*\bright\b", text, re.IGNORECASE)
     return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
 
@@ -138,9 +148,7 @@ def begins_empty(target: Any, argument: str) -> bool:
     is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
     is_once = r"\b(once|first (step|call|token|time))\b"
     pattern = rf"\b{argument}\b.*({is_new}|{is_once})"
-    functions = [target, getattr(target, "forward", None)]
-    texts = [inspect.getdoc(each) or "" for each in functions if each is not None]
-    sentences = re.split(r"[.;]\s", " ".join(" ".join(texts).split()))
+    sentences = re.split(r"[.;]\s", in_one_line(docstrings(target)))
     return any(re.search(pattern, each) for each in sentences)
 
 
@@ -152,13 +160,13 @@ def sizes(axes: tuple[str, ...]) -> dict[str, str]:
     >>> sizes(("t", "b", "d"))
     {'t': '{length}', 'b': '{batch_size}', 'd': '{d_model}'}
     """
-    sizes: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
+    before: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
     if len(axes) == 3 and BATCH_PATTERN.match(axes[1]):
-        sizes = ("{length}", "{batch_size}")
+        before = ("{length}", "{batch_size}")
     if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
-        sizes = ("{batch_size}", "{heads}", "{length}")
-    sizes = sizes[-1:] if len(axes) < 2 else sizes[: len(axes) - 1]
-    return dict(zip(axes, (*sizes, "{d_model}"), strict=False))
+        before = ("{batch_size}", "{heads}", "{length}")
+    before = before[-1:] if len(axes) < 2 else before[: len(axes) - 1]
+    return dict(zip(axes, (*before, "{d_model}"), strict=False))
 
 
 def lengths(shapes: Iterable[tuple[str, ...]]) -> dict[str, str]:
@@ -181,8 +189,8 @@ def multiple(axes: tuple[str, ...]) -> int:
     >>> multiple(("B", "M", "2H")), multiple(("B", "M", "H"))
     (2, 1)
     """
-    multiple = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
-    return int(multiple[1]) if multiple else 1
+    found = re.match(r"(\d+) ?\*? ?[a-z]", axes[-1], re.IGNORECASE)
+    return int(found[1]) if found else 1
 
 
 def is_batch_first(axes: tuple[str, ...]) -> bool:
@@ -235,19 +243,18 @@ def template(
     *before, last = axes
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
     known = of_heads | known | {n: n for n in axes if n.isdigit()}
-    sizes = [known.get(axis, width) for axis in (*before, last)]
-    lengths = {"{length}", "{k_len}"}
+    shape = [known.get(axis, width) for axis in (*before, last)]
+    counts = {"{length}", "{k_len}"}
     if are_integers:
-        return f"torch.zeros({', '.join(sizes)}, dtype=torch.int64){{device}}"
-    *others, last_size = sizes
-    is_number = last_size in lengths and not lengths & {*others}
-    if is_number or {*sizes} == {"{length}", "{batch_size}"}:
-        return f"torch.zeros({', '.join(sizes)}){{dtype}}"
+        return f"torch.zeros({', '.join(shape)}, dtype=torch.int64){{device}}"
+    is_number = shape[-1] in counts and not counts & {*shape[:-1]}
+    if is_number or {*shape} == {"{length}", "{batch_size}"}:
+        return f"torch.zeros({', '.join(shape)}){{dtype}}"
     seed = sum(map(ord, name))  # for each argument another
-    equal = {"{batch_size}"} | lengths - {sizes[-1]}
-    first = ["1" if size in equal else size for size in sizes]
+    equal = {"{batch_size}"} | counts - {shape[-1]}
+    first = ["1" if size in equal else size for size in shape]
     text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
-    if first != sizes:
-        expanded = [size if size in equal else "-1" for size in sizes]
+    if first != shape:
+        expanded = [size if size in equal else "-1" for size in shape]
         text = f"({text}).expand({', '.join(expanded)})"
     return text

@@ -504,13 +504,9 @@ def is_linear_in_dropped(
     with script.rollback():
         apply_dropout(script, 0.0, place)
         dropped = captured_inputs(lambda: script.call(many), layers[0])
-        k_len = script.sizes.k_len
-        for x in dropped:
-            is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
-            if is_square and (x.sum(-1) - 1).abs().max() > 0.01:
-                apply_dropout(script, 0.5, place)
-                return True  # no weights, but scores: that is wrong, and not linear
-        for factor in (1, 2, 3):
+        # Scores in place of weights are wrong, and not linear: the mean shows it.
+        are_scores = any(has_other_sums(x, script.sizes.k_len) for x in dropped)
+        for factor in () if are_scores else (1, 2, 3):
             handles = [
                 layer.register_forward_hook(
                     lambda _, inputs, output, factor=factor: factor * output
@@ -521,7 +517,13 @@ def is_linear_in_dropped(
             for handle in handles:
                 handle.remove()
         apply_dropout(script, 0.5, place)
-    return are_on_a_line(outputs)
+    return are_scores or are_on_a_line(outputs)
+
+
+def has_other_sums(x: Tensor, k_len: int) -> bool:
+    """Whether rows that could be weights of `k_len` keys do not all sum to one."""
+    is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
+    return is_square and bool((x.sum(-1) - 1).abs().max() > 0.01)
 
 
 def is_normalized(script: Script, call: str) -> bool:

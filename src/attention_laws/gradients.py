@@ -250,8 +250,8 @@ def parameter_gradients(script: Script) -> None:
     skip_unless(sizes.k_len > 1, "needs two keys")
     is_single = adapter.mixes_queries and sizes.q_len == 1
     skip_unless(not is_single, "needs two queries, which attend to each other")
-    one = [n for n in adapter.extra_args if re.search("frames?$", n)]
-    one = [n for n in one if adapter.extra_args[n] == "1"]
+    given = adapter.extra_args.items()
+    one = [n for n, text in given if text == "1" and re.search("frames?$", n)]
     skip_unless(not one, f"has one frame (`{', '.join(one)}`), which attends to itself")
     give_room(script)
     try:

@@ -181,7 +181,8 @@ def assert_one_is_as_many(script: Script, along: int, what: str) -> None:
         for count in (2, 3, 4, 1):
             shape = [(count, ROW), (ROW, count)][along]
             script.adapter = replace(usual, image_height=shape[0], fixed_length=None)
-            line = f"{args.inputs[0]}.unflatten({axis}, {(1, ROW)[:: 1 - 2 * along]})"
+            row = [(1, ROW), (ROW, 1)][along]
+            line = f"{args.inputs[0]}.unflatten({axis}, {row})"
             repeated = f"{line}.repeat_interleave({count}, {axis + along})"
             pixels = script.assign("x", f"{repeated}.flatten({axis}, {axis + 1})")
             allowed = script.all_allowed(count * ROW, count * ROW)

@@ -22,6 +22,7 @@ from attention_laws import names
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import (
+    cache_arguments,
     call_with_cache,
     empty_cache,
     pieces_agree,
@@ -118,9 +119,9 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             for one_token in (False, True) if method else (False,):
                 more = {"decode_method": method, "one_token": one_token}
                 yield f"{text}{within}", {**fields, **more}
+    parameters = parameters_of_call(adapter, "")
     for name in optional_positions(adapter):
         places = {name: "torch.arange({start}, {stop}){device}"}
-        parameters = parameters_of_call(adapter, "")
         for text, fields in cache_candidates_of(probe, "", parameters):
             placed = {**fields, "cache_args": {**fields["cache_args"], **places}}
             # After the prompt, it may take one token at a time.
@@ -208,8 +209,8 @@ def caches_after(adapter: Adapter, options: Options) -> Iterator[str]:
     with suppress(ScriptError):
         restart_with_cache(script)
         args = script.make_arguments()
-        given = {**adapter.cache_args, adapter.cache[0]: empty_cache(script)}
-        more = {name: text.format(start=0) for name, text in given.items()}
+        more = cache_arguments(script, 0, script.sizes.k_len)
+        more[adapter.cache[0]] = empty_cache(script)
         method = f".{adapter.decode_method}" if adapter.decode_method else ""
         source = script.call_source(args, f"attention{method}", **more)
         yield from indexes_beside_output(script, args, source)

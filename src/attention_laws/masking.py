@@ -987,9 +987,7 @@ def longer_padding(script: Script) -> None:
     include them, even if the mask of the attention is right.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
-    # The queries of causal attention may be counted from the last key: they get
-    # padding, too, which is hidden from the others by itself.
-    is_self = adapter.single_input or adapter.causal or not adapter.cross_attention
+    is_self = pads_queries(script)
     q_len = k_len if is_self else script.sizes.q_len
     longer = script.all_allowed(q_len + 2 * is_self, k_len + 2)
     longer[:, k_len:] &= adapter.causal
@@ -999,12 +997,22 @@ def longer_padding(script: Script) -> None:
         assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
 
 
+def pads_queries(script: Script) -> bool:
+    """Whether queries get padding where keys do: they are the same, or as many.
+
+    Those of causal attention may be counted from the last key. Their padding is hidden
+    from the others by itself.
+    """
+    adapter = script.adapter
+    return adapter.single_input or adapter.causal or not adapter.cross_attention
+
+
 def assert_padding_is_unseen(
     script: Script, longer: Tensor, mask: MaskArgument | None, real: slice
 ) -> None:
     """With two hidden tokens beside them, the `real` ones have the same outputs."""
     adapter = script.adapter
-    is_self = adapter.single_input or adapter.causal or not adapter.cross_attention
+    is_self = pads_queries(script)
     is_left = real.stop is None
     q_len, k_len = len(longer) - 2 * is_self, script.sizes.k_len
     script.restart()

@@ -851,12 +851,7 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     >>> extra_templates("in_proj_bias", None)
     ['seeded_randn(1263, 3 * {d_model}){dtype} * {d_model} ** -0.5']
     """
-    of_weights: list[str] = []
-    for pattern, shapes in WEIGHT_SHAPES.items():
-        if re.fullmatch(pattern, name, re.IGNORECASE) and not of_weights:
-            seed = sum(map(ord, name))  # for each weight another
-            scale = "{dtype} * {d_model} ** -0.5"
-            of_weights = [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    of_weights = weight_templates(name)
     if of_weights and "proj" in name:
         return of_weights  # else a bias may be one of scores
     for pattern, texts in EXTRA_ARGUMENTS.items():
@@ -875,6 +870,16 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     if INTEGERS_PATTERN.search(name):
         return [""]
     return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), *UNKNOWN_PAIRS]
+
+
+def weight_templates(name: str) -> list[str]:
+    """Source texts for a weight that a function takes; empty where it is none."""
+    for pattern, shapes in WEIGHT_SHAPES.items():
+        if re.fullmatch(pattern, name, re.IGNORECASE):
+            seed = sum(map(ord, name))  # for each weight another
+            scale = "{dtype} * {d_model} ** -0.5"
+            return [f"seeded_randn({seed}, {shape}){scale}" for shape in shapes]
+    return []
 
 
 def memory_argument(target: Any) -> str:

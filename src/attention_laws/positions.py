@@ -386,10 +386,10 @@ def is_grid(adapter: Adapter) -> bool:
     """Whether tokens have two distances, of rows and of columns."""
     if adapter.image:
         return not adapter.image.startswith("frames")
-    length = adapter.fixed_length or 2
-    code = structure.identifiers(adapter.target)
-    is_square = math.isqrt(length) ** 2 == length
-    return is_square and any(map(GRID_PATTERN.search, code))
+    length = adapter.fixed_length
+    if length is None or math.isqrt(length) ** 2 != length:
+        return False
+    return any(map(GRID_PATTERN.search, structure.identifiers(adapter.target)))
 
 
 GRID_PATTERN = re.compile(r"(^|_)(grid|height|rows?|axial|patch(es)?)(_|$)", re.I)
@@ -834,7 +834,7 @@ def distant_positions(script: Script) -> None:
     skip_unless(not has_points, "its tokens are points, at coordinates that recur")
     script.sizes = replace(script.sizes, batch_size=1, q_len=FAR, k_len=FAR)
     skip_unless(not grids_of_patches(adapter), "a class token has no position")
-    has_rows = adapter.image and not adapter.image.startswith("frames")
+    has_rows = is_grid(adapter)
     if has_rows:
         # No image has a side so long, and tables of rows and columns end before.
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from attention_laws import structure
 from attention_laws.algebra import call_with_values, find_values, make_equal_tokens
 from attention_laws.law import law, skip_unless
-from attention_laws.script import Script
+from attention_laws.script import CallArguments, Script
 
 # A parameter that is the score of a key without a token, by its name.
 SINK_PATTERN = re.compile(r"(^|\.|_)(sinks?(_(logits?|bias|weights?|scores?))?|s_aux)$")
@@ -52,18 +52,24 @@ def sinks(script: Script) -> None:
     layer = layers.get("out", outer.get("out"))
     skip_unless(layer, "its output projection is not found")
     last = f"attention.get_submodule({layer!r})"
-    contexts = []
-    for score in ("-1e4", "1e4", "1e4"):
-        for name in found:
-            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
-        args = script.make_arguments()
-        call = f"lambda: {script.call_source(args)}"
-        contexts.append(script.assign("context", f"captured_input({call}, {last})"))
-    low, one, other = contexts
+    low, one, other = (
+        context_with_sinks(script, script.make_arguments(), found, last, score)
+        for score in ("-1e4", "1e4", "1e4")
+    )
     claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
     message = f"`{found[0]}` takes no weight from the keys if it is large"
     script.assert_true(claim, message)
     assert_sinks_are_scores(script, found, last)
+
+
+def context_with_sinks(
+    script: Script, args: CallArguments, found: list[str], last: str, score: str
+) -> str:
+    """What the layer `last` gets if the sinks `found` all have this score."""
+    for name in found:
+        script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
+    call = f"lambda: {script.call_source(args)}"
+    return script.assign("context", f"captured_input({call}, {last})")
 
 
 def assert_sinks_are_scores(script: Script, found: list[str], last: str) -> None:
@@ -76,13 +82,11 @@ def assert_sinks_are_scores(script: Script, found: list[str], last: str) -> None
     """
     script.restart()
     args = make_equal_tokens(script, script.make_arguments())
-    call = f"captured_input(lambda: {script.call_source(args)}, {last})"
-    parts = []
-    for score in (-1e4, 1e4, -6, -5, 6, 7):
-        for name in found:
-            script.exec_line(f"attention.get_parameter({name!r}).data.fill_({score})")
-        parts.append(script.assign("part", f"{call}.detach()"))
-    whole, least, *others = parts  # the least is not zero if a sink has a value
+    # The least is not zero if a sink has a value.
+    whole, least, *others = (
+        context_with_sinks(script, args, found, last, score)
+        for score in ("-1e4", "1e4", "-6", "-5", "6", "7")
+    )
     largest = script.evaluate(f"({whole} - {least}).abs().argmax().item()")
     odds = [
         script.assign(
