@@ -191,6 +191,34 @@ def test_one_product_is_of_the_present_weights(
         torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("content", [0.0, 1e4, math.nan, math.inf])
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all", "causal"])
+def test_self_attention_trains_with_padding_as_the_core_does(
+    device: torch.device, content: float, is_causal: bool
+) -> None:
+    core, module = (each.to(device) for each in pair())
+    x, mask = torch.randn(K_LEN, BATCH, D_MODEL), torch.ones(1, K_LEN, BATCH).bool()
+    mask[:, 9:, 1], mask[:, :, 2] = False, False
+    x[9:, 1] = content
+    x, mask = x.to(device).requires_grad_(), mask.to(device)
+    results = []
+    full = with_causality(mask.cpu(), is_causal, K_LEN, K_LEN)
+    for each, options in (
+        (core, {"mask": full.to(device)}),
+        (module, {"mask": mask, "is_causal": is_causal}),
+    ):
+        output = each(query=x, key=x, value=x, **options)
+        loss = output[:9].square().sum()
+        gradients = torch.autograd.grad(loss, [x, *each.parameters()])
+        results.append([output[:9], *gradients])
+    bare = fast.module.can_be_packed([module.query, module.key, module.value], x)
+    assert bare == (device.type == "cuda")
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3, equal_nan=True)
+    if content < 1e5:
+        assert all(y.isfinite().all() for y in results[1])
+
+
 def test_projections_that_may_do_more_are_called_each_by_itself() -> None:
     if not torch.cuda.is_available():
         pytest.skip("one product projects all inputs on a GPU only, and here is none")

@@ -174,7 +174,11 @@ def fused(call: Call) -> tuple[Tensor, None]:
         # The kernel reads the mask for each block of queries, up to 1.2 times as slowly
         # if the keys are not adjacent in memory.
         allowed = allowed.contiguous()  # [..., k_len]
-        allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
+        if call.eager or allowed.shape[-2] > 1:
+            allowed, empty = unmask_fully_masked_rows(allowed)  # [..., k_len], [..., 1]
+        else:
+            # The values of a fully masked row are zero already, and so is their mean.
+            allowed = allowed == allowed.any(-1, keepdim=True)  # [..., k_len]
     added = allowed  # [..., k_len]
     if call.bias is not None:
         added = call.bias.permute(2, 3, 0, 1).to(call.query.dtype)

@@ -422,8 +422,7 @@ def unmask_fully_masked_rows(allowed: Tensor) -> tuple[Tensor, Tensor | None]:
     has_key = allowed.any(-1, keepdim=True)  # [..., 1]
     if known_true(has_key):
         return allowed, None
-    empty = ~has_key  # [..., 1]
-    return allowed | empty, empty
+    return allowed == has_key, ~has_key
 
 
 def additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,7 +13,8 @@ their [components](components.md).
 1. `forward` checks the inputs as the core does, and converts the mask to bool.
 2. Keys and values that no query may attend to are set to zero, unless they are known
    to hold neither NaN nor large numbers, and to be seen by no hook and no module of
-   your own. Without gradients, their projections are, instead.
+   your own. Without gradients, and for padding in self-attention, their projections
+   are, instead.
 3. The submodules `query`, `key` and `value` project the inputs and split them into
    heads: `[seq_len, batch_size, heads, d_k]`, with fewer heads of keys and values if
    `kv_heads` says so. There is no packed copy of their weights, which could become
@@ -258,7 +259,9 @@ class MultiHeadAttention(nn.Module):
             mask = mask.bool()
             # Clear the inputs, not only the projections: the gradient of a projection's
             # weight multiplies the inputs by zero, and 0 * NaN is NaN.
-            if not self.padding_is_harmless(key, value):
+            shares_row = mask.shape[0] == 1 and not is_causal and self.window is None
+            is_one_input = query is key is value
+            if not self.padding_is_harmless(key, value, shares_row and is_one_input):
                 key, value = zero_hidden_keys(
                     key, value, mask, is_causal, query.shape[0], self.window
                 )
@@ -316,11 +319,12 @@ class MultiHeadAttention(nn.Module):
             v = project(self.value, value)  # [k_len, batch_size, ...]
         return q, k, v
 
-    def padding_is_harmless(self, key: Tensor, value: Tensor) -> bool:
+    def padding_is_harmless(self, key: Tensor, value: Tensor, in_query: bool) -> bool:
         """Whether padding is known to change nothing, as long as it is masked.
 
         No other module, such as a convolution, may mix it with its neighbors, and no
-        dropout of your own may give it a weight. For gradients, it must be finite.
+        dropout of your own may give it a weight. For gradients, it must be finite,
+        unless it is `in_query`, too: NaN then makes them NaN in the core as well.
         """
         if not (
             is_plain_projection(self.key)
@@ -329,9 +333,9 @@ class MultiHeadAttention(nn.Module):
             and is_plain(self.dropout, DROPOUTS)
         ):
             return False
-        return not torch.is_grad_enabled() or (
-            squares_are_finite(key) and (value is key or squares_are_finite(value))
-        )
+        if in_query or not torch.is_grad_enabled():
+            return True
+        return squares_are_finite(key) and (value is key or squares_are_finite(value))
 
     def get_bias(
         self,
