@@ -56,6 +56,19 @@ def test_all_compute_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mask", ["causal", "padding"])
+def test_flex_attention_computes_the_same(mask: str) -> None:
+    torch.compiler.reset()
+    setting = Setting(3, 11, mask, d_model=32, heads=2)
+    with torch.inference_mode():
+        flex = {"flex": IMPLEMENTATIONS["flex"]}
+        adapters, max_errors, skipped = build_and_check(flex, setting)
+    assert skipped == {}
+    assert list(adapters) == ["flex"]
+    assert max_errors["flex"] < 1e-5
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_those_of_other_packages_compute_the_same(
     name: str, device: torch.device
