@@ -233,6 +233,21 @@ def show_losses(suite, name="fast"):
         display(Markdown(f"{machine(record)}:\n{shown}"))
 
 
+def explain_launches(suite, reason):
+    """Say why times on a GPU hardly depend on the size."""
+    for record in filter(is_drawn, records_of(suite)):
+        if record.machine["device_type"] == "cuda":
+            results = [one for cell in record.cells for one in cell.results.values()]
+            most = max(map(utilization, results))
+            display(
+                Markdown(
+                    f"On {record.machine['device']} no implementation reaches more "
+                    f"than {most:.0%} of a peak rate. At most of these sizes a call "
+                    f"takes as long as PyTorch needs to launch its operators, so {reason}"
+                )
+            )
+
+
 # %% [markdown]
 # ## How much faster is `fast`, and for what?
 #
@@ -398,6 +413,15 @@ for record in records_of("inference"):
         middle = f"median {median(values):.2f}"
         display(Markdown(f"`fast` is {extent}, {middle}: {machine(record)}"))
 
+# %% hide="true"
+explain_launches(
+    "inference",
+    "all that Python does before counts, too. `fast` checks its inputs and chooses a "
+    "kernel, which takes about as long as the operators of `sdpa`; for padding, it has "
+    "operators of its own. The differences are the same at all sizes: they are a time "
+    "per call.",
+)
+
 # %% [markdown]
 # **Settings in which another implementation is faster than `fast`**, by more than 2 %:
 
@@ -430,20 +454,12 @@ for record in filter(is_drawn, records_of("training")):
     show_command(record)
 
 # %% hide="true"
-for record in filter(is_drawn, records_of("training")):
-    if record.machine["device_type"] == "cuda":
-        results = [one for cell in record.cells for one in cell.results.values()]
-        most = max(map(utilization, results))
-        display(
-            Markdown(
-                f"On {record.machine['device']} no implementation reaches more than "
-                f"{most:.0%} of a peak rate. At these sizes a step takes as long as "
-                "PyTorch needs to launch the operators, and the implementation with "
-                "the fewest is the fastest. `fast` has as many as `nn` without a mask, "
-                "and more with one: it keeps NaN in padding out of the output and the "
-                "gradients. So queries differ from keys, and are projected alone."
-            )
-        )
+explain_launches(
+    "training",
+    "the implementation with the fewest is the fastest. `fast` has as many as `nn` "
+    "without a mask, and more for padding: it keeps NaN in padding out of the output, "
+    "and lets a sequence be all padding.",
+)
 
 # %% [markdown]
 # **Settings in which another implementation is faster than `fast`**, by more than 2 %:
