@@ -277,8 +277,7 @@ def build_flex(core: mha.MultiHeadAttention, setting: Setting) -> Adapter:
 
     mask, block_mask = setting.attention_mask(), None
     if mask is not None:
-        mask = mask.expand(setting.seq_len, -1, -1)  # [seq_len, seq_len, ...]
-        block_mask = masks.to_block_mask(mask)
+        block_mask = masks.to_block_mask(mask.expand(setting.seq_len, -1, -1))
     attention = torch.compile(flex_attention, dynamic=False)
     module = FusedProjections(
         core, lambda q, k, v, dropout: attention(q, k, v, block_mask=block_mask)

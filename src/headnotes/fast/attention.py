@@ -160,7 +160,18 @@ def attention(
 
 
 def fused(call: Call) -> tuple[Tensor, None]:
-    """PyTorch's own kernel, which never holds all weights at once."""
+    """PyTorch's own kernel, which never holds all weights at once.
+
+    Keys that are hidden from all queries have values of zero. So on a GPU, a sequence
+    that is all padding needs no further step:
+
+    >>> query, key = torch.randn(8, 2, 7, 11).split([3, 5])
+    >>> mask = torch.tensor([True, False]).expand(1, 5, 2)
+    >>> value = torch.randn(5, 2, 7, 11) * mask[0, ..., None, None]
+    >>> context, _ = fused(Call(query, key, value, mask, eager=False))
+    >>> context.isfinite().all(), context[:, 1].any()
+    (tensor(True), tensor(False))
+    """
     use_mask = (
         call.mask is not None or call.window is not None or call.causal_needs_mask
     )

@@ -260,8 +260,7 @@ class MultiHeadAttention(nn.Module):
             # Clear the inputs, not only the projections: the gradient of a projection's
             # weight multiplies the inputs by zero, and 0 * NaN is NaN.
             shares_row = mask.shape[0] == 1 and not is_causal and self.window is None
-            is_one_input = query is key is value
-            if not self.padding_is_harmless(key, value, shares_row and is_one_input):
+            if not self.padding_is_harmless(query, key, value, shares_row):
                 key, value = zero_hidden_keys(
                     key, value, mask, is_causal, query.shape[0], self.window
                 )
@@ -319,12 +318,15 @@ class MultiHeadAttention(nn.Module):
             v = project(self.value, value)  # [k_len, batch_size, ...]
         return q, k, v
 
-    def padding_is_harmless(self, key: Tensor, value: Tensor, in_query: bool) -> bool:
+    def padding_is_harmless(
+        self, query: Tensor, key: Tensor, value: Tensor, shares_row: bool
+    ) -> bool:
         """Whether padding is known to change nothing, as long as it is masked.
 
         No other module, such as a convolution, may mix it with its neighbors, and no
         dropout of your own may give it a weight. For gradients, it must be finite,
-        unless it is `in_query`, too: NaN then makes them NaN in the core as well.
+        unless it is in the queries, too, and all share a row of the mask: NaN then
+        makes the gradients NaN in the core as well.
         """
         if not (
             is_plain_projection(self.key)
@@ -333,7 +335,7 @@ class MultiHeadAttention(nn.Module):
             and is_plain(self.dropout, DROPOUTS)
         ):
             return False
-        if in_query or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or (shares_row and query is key is value):
             return True
         return squares_are_finite(key) and (value is key or squares_are_finite(value))
 
