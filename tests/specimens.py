@@ -5693,12 +5693,15 @@ class ShiftedWindows(SelfAttention):
             (place >= size - 4).long() + (place >= size - 2).long()
             for place, size in zip(places, shape, strict=True)
         ]
-        region = self.windows(3 * regions[0][None, :, None, None] + regions[1][:, None])
+        region = self.windows(self.number(*regions))
         mask = (region == region.mT).repeat(len(x), 1, 1)
         tokens = self.windows(x)
         y = Correct.forward(self, tokens, tokens, tokens, mask)
         split = y.reshape(len(x), shape[0] // 4, shape[1] // 4, 4, 4, -1)
         return self.restore(split.transpose(2, 3).reshape(x.shape), image)
+
+    def number(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        return 3 * of_rows[None, :, None, None] + of_columns[:, None]
 
     def windows(self, x: Tensor) -> Tensor:
         split = x.unflatten(2, (-1, 4)).unflatten(1, (-1, 4))
@@ -5713,6 +5716,16 @@ class ShiftedWindows(SelfAttention):
     def pad(self, image: Tensor) -> Tensor:
         height, width = image.shape[1:3]
         return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
+
+
+class WrapsColumns(ShiftedWindows):
+    def number(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        return super().number(of_rows, of_columns * 0)
+
+    def pad(self, image: Tensor) -> Tensor:
+        if image.shape[1] % 4 or image.shape[2] % 4:
+            raise ValueError("the image must consist of whole windows")
+        return image
 
 
 class ShiftedUnlessSmall(ShiftedWindows):
@@ -7516,6 +7529,181 @@ class HidesKeyAtEnd(HidesKeyInFront):
         return (0, 1)
 
 
+class LongestIsFirst(SelfAttention):
+    """The keys of all batch items are cut to the length of the first one."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        if lengths is None:
+            return super().forward(x)
+        keys = x[:, : int(lengths[0])]
+        mask = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
+        return Correct.forward(self, x, keys, keys, mask[:, None])
+
+
+def blockwise_attention(
+    query: Tensor, key: Tensor, value: Tensor, block_size: int = 128
+) -> Tensor:
+    """The sum that divides is not rescaled where a later block has a larger score."""
+    peak = torch.full_like(query[..., :1], -math.inf)
+    total, result = torch.zeros_like(peak), torch.zeros_like(query @ value.mT @ value)
+    for k, v in zip(
+        key.split(block_size, dim=-2), value.split(block_size, dim=-2), strict=True
+    ):
+        scores = query @ k.mT / math.sqrt(query.shape[-1])
+        higher = torch.maximum(peak, scores.amax(dim=-1, keepdim=True))
+        decay, weights = (peak - higher).exp(), (scores - higher).exp()
+        total = total + weights.sum(dim=-1, keepdim=True)
+        result, peak = result * decay + weights @ v, higher
+    return result / total
+
+
+class PairBiasInChunks(SelfAttention):
+    """Without gradients, each chunk of queries gets the bias of the first one.
+
+    z: [*, N, N, c_z] pair representation
+    """
+
+    def __init__(self, d_model: int, heads: int, c_z: int = 16) -> None:
+        super().__init__(d_model, heads)
+        self.of_pairs = nn.Linear(c_z, heads, bias=False)
+
+    def forward(self, x: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        bias = self.of_pairs(z).permute(0, 3, 1, 2)
+        size = len(x[0]) if torch.is_grad_enabled() else 64
+        parts = []
+        for rows in q.split(size, dim=2):
+            scores = self.score(rows, k) + bias[:, :, : rows.shape[2]]
+            parts.append(self.read(scores.softmax(dim=-1), v))
+        return self.join(torch.cat(parts, dim=2))
+
+
+class ReordersFewerOnly(Correct):
+    """A cache of the context is reordered only if there are fewer batch items.
+
+    incremental_state: an empty dict at first, in which the context is stored.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        incremental_state: dict[str, Tensor] | None = None,
+    ) -> Any:
+        state = {} if incremental_state is None else incremental_state
+        if not state:
+            state["keys"] = self.split(self.key(memory))
+            state["values"] = self.split(self.value(memory))
+        weights = self.weigh(self.score(self.split(self.query(x)), state["keys"]), None)
+        return self.join(self.read(weights, state["values"]))
+
+    def reorder_state(self, state: dict[str, Tensor], order: Tensor) -> None:
+        for name, stored in state.items():
+            if len(order) < len(stored):
+                state[name] = stored[order]
+
+
+class FramesByChannels(SelfAttention):
+    """The pixels of a frame attend to one another; frames are cut by channels."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        b, c, t, height, width = video.shape
+        q, k, v = (
+            self.pixels(part(video.movedim(1, -1)).movedim(-1, 1))
+            for part in (self.query, self.key, self.value)
+        )
+        y = (self.score(q, k).softmax(dim=-1) @ v).mT.reshape(b, c, t, height, width)
+        joined: Tensor = self.out(y.movedim(1, -1)).movedim(-1, 1)
+        return joined
+
+    def pixels(self, video: Tensor) -> Tensor:
+        b, c, t = video.shape[:3]
+        return video.reshape(b * t, c, -1).mT
+
+
+class LowestOfFloat32(SelfAttention):
+    """Padding to a multiple of four tokens is masked in float32, whatever the dtype."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        rest = -x.shape[1] % 4
+        is_token = torch.arange(x.shape[1] + rest, device=x.device) >= rest
+        padded = nn.functional.pad(x, (0, 0, rest, 0))
+        y = Correct.forward(self, padded, padded, padded, is_token & is_token[:, None])
+        return self.out(y)[:, rest:]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
+
+    def join(self, context: Tensor) -> Tensor:
+        return context.transpose(1, 2).flatten(2).nan_to_num(0.0)
+
+
+class ChunksOfPast(SelfAttention):
+    """A token attends to those before it in its chunk of eight, and to the one before.
+
+    The chunks are counted from the first token.
+    """
+
+    left_chunks = 1
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        place = torch.arange(x.shape[1], device=x.device)
+        first = (place // 8 - self.left_chunks) * 8
+        mask = (place <= place[:, None]) & (place >= first[:, None])
+        return Correct.forward(self, x, x, x, mask[None])
+
+
+class LogProbabilities(SelfAttention):
+    """What is impossible has the lowest number of the dtype."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        y = super().forward(x)
+        is_possible = y == y.amax(dim=-1, keepdim=True)
+        return y.masked_fill(~is_possible, torch.finfo(y.dtype).min)
+
+
+class MeansOfHyperbolicPoints(SelfAttention):
+    """Values are points of a hyperboloid, whose means are projected on it."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        mean = weights @ self.exp_map(v)
+        square = mean[..., :1].square() - mean[..., 1:].square().sum(-1, keepdim=True)
+        return (mean / square.clamp(min=1e-6).sqrt())[..., 1:]
+
+    def exp_map(self, v: Tensor) -> Tensor:
+        length = v.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+        radius = (length / 2).tanh()
+        return torch.cat([radius.cosh(), radius.sinh() * v / length], dim=-1)
+
+
+class ItemsForHistory(Correct):
+    """Candidates attend to the items of a history."""
+
+    def __init__(self, item_dim: int = 12, num_heads: int = 3) -> None:
+        super().__init__(item_dim, num_heads)
+
+    def forward(self, candidates: Tensor, history: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(candidates, history, history)
+
+
+class HalfRotation(SelfAttention):
+    """position_embeddings: (cos, sin), each (B, T, head_dim / 2)"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]
+    ) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        q, k = (self.turn(each, *position_embeddings) for each in (q, k))
+        return self.join(self.read(self.score(q, k).softmax(dim=-1), v))
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=-1)
+        cos, sin = cos[:, None], sin[:, None]
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -7562,6 +7750,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AgesInUnitsOfBatch, {}),
         (PixelsOfOtherVideos, {}),
         (ViewsWeightsOfItems, {}),
+        (LongestIsFirst, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -7632,6 +7821,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "image_windows": [
         (PadsShiftedWindows, {"layout": "image_channels_last"}),
         (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
+        (WrapsColumns, {"layout": "image_channels_last"}),
     ],
     "pixels_in_place": [
         (PixelsByColumns, {"layout": "image"}),
@@ -7640,7 +7830,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FramesFirst, {"layout": "video"}),
     ],
     "rectangular_images": [(MergedByColumns, {})],
-    "rows_and_columns": [(AddsColumnsAsRows, {"layout": "image"}), (OneRowByHeads, {})],
+    "rows_and_columns": [
+        (AddsColumnsAsRows, {"layout": "image"}),
+        (OneRowByHeads, {}),
+        (FramesByChannels, {}),
+    ],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
@@ -7744,6 +7938,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CacheOfFloat32, CACHE),
         (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
         (RollsTooEarly, {}),
+        (ReordersFewerOnly, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -7757,6 +7952,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SumsBlocksUnscaled, {}),
         (GlobalFirstOfLongest, {}),
         (WindowWithMaskOnly, {}),
+        (blockwise_attention, {}),
+        (PairBiasInChunks, {}),
     ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
@@ -8182,10 +8379,17 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", Landmarks),
     ("batch_independence", ReshapesContext),
     ("batch_independence", DealsOutContext),
+    ("gradients", LowestOfFloat32),
+    ("long_sequences", ChunksOfPast),
+    ("query_independence", ItemsForHistory),
+    ("batch_independence", HalfRotation),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("gradients", LogProbabilities, "the lowest number of its dtype"),
+    ("half_precision", LogProbabilities, "the lowest number of its dtype"),
+    ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
     ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
     ("query_permutation", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),

@@ -1066,7 +1066,7 @@ def record_weights(script: Script, args: CallArguments) -> str:
     return weights if script.evaluate(f"{weights} is not None") else ""
 
 
-@law(assumes="residual gate convolution features talking clip")
+@law(assumes="residual gate convolution features talking clip hyperbolic")
 def linear_in_value(script: Script) -> None:
     r"""The output is linear in the values, up to a constant.
 

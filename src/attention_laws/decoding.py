@@ -59,6 +59,7 @@ def incremental_decoding(script: Script) -> None:
     skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
     if adapter.context_cache:
         assert_equal_with_context_cache(script)
+        reorder_context_cache(script)
         assert_other_context_is_noticed(script)
         return
     if adapter.memory:
@@ -217,6 +218,32 @@ def assert_equal_with_context_cache(script: Script) -> None:
         for _ in range(2):
             message = "{place} differs with a cache of the context"
             script.assert_close(script.call(args), script.call(args, **given), message)
+
+
+def reorder_context_cache(script: Script) -> None:
+    """If it has a method that reorders a cache of the context, it reorders all of it.
+
+    The batch items, some with a padded context, change places after the first step.
+    """
+    argument, batch_size = script.adapter.context_cache, script.sizes.batch_size
+    last = slice(max(1, script.sizes.k_len - 1), None)
+    unmasked = script.all_allowed(), script.adapter.required_mask
+    for allowed, mask in [unmasked, *script.padding_cases(last)]:
+        script.restart()
+        methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+        if batch_size < 2 or not methods or "b" not in script.adapter.layout:
+            return
+        args = script.make_arguments(allowed, mask)
+        cache = script.assign("cache", "{}")
+        script.call(args, **{argument: cache})
+        cache = flip_cache(script, cache, argument)
+        index = script.adapter.index(b=[*range(batch_size)][::-1])
+        inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+        encoded = script.encode_mask(allowed.flip(2), mask)
+        other = replace(args, inputs=inputs, allowed=allowed.flip(2), mask=encoded)
+        message = "{place} differs if the batch items of the cache are reordered"
+        after = script.call(other, **{argument: cache})
+        script.assert_close(script.call(other), after, message)
 
 
 def assert_other_context_is_noticed(script: Script) -> None:
@@ -773,7 +800,8 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     whole = script.assign("y", f"{whole}{last_token}")
     cache = empty_cache(script)
     _first, cache = call_with_cache(script, args, 0, length - 1, cache, **how)
-    cache = flip_cache(script, cache)
+    assert script.adapter.cache is not None
+    cache = flip_cache(script, cache, script.adapter.cache[0])
     if not cache:
         return
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
@@ -781,14 +809,12 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     script.assert_close(whole, last, message)
 
 
-def flip_cache(script: Script, cache: str) -> str:
+def flip_cache(script: Script, cache: str, argument: str) -> str:
     """Reverse the batch items of a cache; return its variable, "" where it cannot be.
 
     A part of a cache that was returned is reordered along the axis that has the batch
     size. A module that stores its cache has a method for it, named as fairseq's.
     """
-    assert script.adapter.cache is not None
-    argument, _ = script.adapter.cache
     batch_size = script.sizes.batch_size
     methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
     order = f"torch.arange({batch_size}).flip(0){script.to_device()}"

@@ -611,6 +611,8 @@ def assert_half_is_close(
         if mask is not None and "add" in mask.kind:
             exact = replace(exact, mask=script.encode_mask(allowed, mask))
         single = script.call(exact, function="exact")
+        is_lowest = script.evaluate(f"({single}.abs() > 1e30).any()")
+        skip_unless(not is_lowest, "its output holds the lowest number of its dtype")
         if change is not None:
             message = "the output is NaN or infinite, in float32, too"
             script.assert_finite(single, message)

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from attention_laws.law import NotApplicable, law, skip_unless
+from attention_laws import structure
+from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
 from attention_laws.script import Script
 
@@ -42,6 +43,8 @@ def image_windows(script: Script) -> None:
     skip_unless(is_image and not adapter.is_pooled, "takes no images")
     for n, size in enumerate(SQUARES):
         local = [each for each, reach in found.items() if 2 * reach <= each]
+        if n == 4 and not local:
+            assert_borders_are_apart(script)
         skip_unless(n < 4 or local, "pixels have influence across the image")
         with script.attempt():
             found[size] = script.evaluate(influence_in_square(script, size))
@@ -154,8 +157,12 @@ def rows_and_columns(script: Script) -> None:
     change places alike. It is tested in images of one row and of one column first,
     where no axes can be exchanged. In other images, whole rows and whole columns are
     moved: so they can be where each pixel attends to its row or its column only, too.
-    And if the number of equal rows does not matter, a single one is no exception.
+    And if the number of equal rows does not matter, a single one is no exception. So
+    it is with the frames of a video.
     """
+    if script.adapter.image.startswith("video") and script.adapter.single_input:
+        assert_frames_are_in_no_order(script)
+        return
     skip_unless_pixels_have_outputs(script)
     is_free = script.adapter.fixed_length is None
     skip_unless(is_free, "takes images of one size only")
@@ -169,6 +176,38 @@ def rows_and_columns(script: Script) -> None:
         moves_pixels(script, shape, other_orders(axis, shape), insist=True)
     for along, what in enumerate(("rows", "columns")):
         assert_one_is_as_many(script, along, what)
+
+
+# Frames, rows and columns.
+VIDEOS = ((5, 1, 1), (5, 2, 3))
+
+
+def assert_frames_are_in_no_order(script: Script) -> None:
+    """If frames of one pixel are in no order, those of more pixels are in none."""
+    adapter = script.adapter
+    is_free = adapter.fixed_length is None and not adapter.is_pooled
+    skip_unless(is_free, "takes videos of one size only, or has one output for a video")
+    axis, message = adapter.layout.index("l"), "{place} differs if frames change places"
+    for frames, rows, columns in VIDEOS:
+        number = frames * rows * columns
+        script.sizes = replace(script.sizes, batch_size=1, q_len=number, k_len=number)
+        script.adapter = replace(adapter, image_height=rows, video_frames=frames)
+        script.restart()
+        args = script.make_arguments()
+        order = f"[{', '.join([':'] * axis)}, [2, 0, 1, 3, 4]]"
+        moved = f".unflatten({axis}, {(frames, rows * columns)}){order}"
+        moved += f".flatten({axis}, {axis + 1})"
+        try:
+            output = script.call(args)
+            video = script.assign("moved", args.inputs[0] + moved)
+            after = script.call(replace(args, inputs=(video,)))
+        except ScriptError as refusal:
+            raise NotApplicable(f"takes no such video: {refusal}") from refusal
+        expected = script.assign("expected", output + moved)
+        if number > frames:
+            script.assert_close(expected, after, message)
+        elif not script.evaluate(f"torch.allclose({expected}, {after}, atol=1e-4)"):
+            raise NotApplicable("its frames are in an order")
 
 
 def assert_one_is_as_many(script: Script, along: int, what: str) -> None:
@@ -287,8 +326,33 @@ def assert_one_window_is_whole(script: Script, window: int) -> None:
         script.adapter = adapter
 
 
+def assert_borders_are_apart(script: Script) -> None:
+    """Windows that are shifted by a roll do not reach from border to border.
+
+    The two sides of a window that was wrapped around would otherwise attend to each
+    other, with nothing of the image between them.
+    """
+    if "roll" not in structure.identifiers(script.adapter.target):
+        return
+    adapter = script.adapter
+    for size in (16, 24):
+        with script.attempt():
+            output, axis = change_square(script, size)
+            message = (
+                f"the borders of an image of {size} x {size} pixels have influence on "
+                f"each other, and pixels between them have none"
+            )
+            script.assert_true(f"not wraps_around({output}, {axis})", message)
+        script.adapter = adapter
+
+
 def influence_in_square(script: Script, size: int) -> str:
     """How far a pixel of a square image has influence, as source text."""
+    return "farthest_influence({}, {})".format(*change_square(script, size))
+
+
+def change_square(script: Script, size: int) -> tuple[str, int]:
+    """The output for a square image with each pixel changed, and the axis of pixels."""
     adapter = script.adapter
     script.sizes = replace(script.sizes, batch_size=1, q_len=size**2, k_len=size**2)
     script.adapter = replace(adapter, image_height=size, fixed_length=None)
@@ -296,5 +360,4 @@ def influence_in_square(script: Script, size: int) -> str:
     args = script.make_arguments()
     axis = adapter.layout.index("l")
     many = script.assign("many", f"change_diagonal({args.inputs[0]}, {axis})")
-    output = script.call(replace(args, inputs=(many,)))
-    return f"farthest_influence({output}, {axis})"
+    return script.call(replace(args, inputs=(many,))), axis

@@ -448,15 +448,16 @@ def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
     """No mask, and masks that hide none, two and one of the last keys in each item.
 
     What an item hides is not all hidden in the next: counted over the batch, it shows.
-    Then it is the first keys, as after left padding: positions may be counted from it.
+    Then the first item hides two, as its length may be taken for the longest. Then it
+    is the first keys, as after left padding: positions may be counted from it.
     """
     k_len = script.sizes.k_len
     q_len = k_len if script.adapter.single_input else script.sizes.q_len
     yield script.all_allowed(q_len, k_len), script.adapter.required_mask
-    for is_left in (False, True):
+    for first, is_left in ((0, False), (2, False), (0, True)):
         allowed = script.all_allowed(q_len, k_len)
         for item in range(script.sizes.batch_size):
-            hidden = min(2 * item % 3, k_len - 1)
+            hidden = min((first + 2 * item) % 3, k_len - 1)
             keys = slice(hidden) if is_left else slice(k_len - hidden, k_len)
             allowed[:, keys, item] = False
         if not allowed.all():

@@ -31,7 +31,7 @@ ARGUMENT_NAMES = {
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
     "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden n_feat "
-    "n_feats idim odim adim attention_dim att_dim",
+    "n_feats idim odim adim attention_dim att_dim item_dim",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
@@ -82,7 +82,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|flatten|^(k(eys?)?|v(alues?)?)$",
+    r"|cross|latent|image|text|media|target|flatten|history|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 # Classes that are attention.
@@ -825,7 +825,10 @@ def position_templates(name: str) -> list[str]:
         # Whole tables, or one of halves, before or behind an axis of heads.
         wholes, *others = [
             f"({cos}{index}, {sin}{index})"
-            for index in ("[None]", "", "[None, :, None, :{d_k} // 2]")
+            for index in (
+                *("[None]", "", "[None, :, None, :{d_k} // 2]"),
+                "[None, :, :{d_k} // 2]",
+            )
         ]
         return [wholes, complex_numbers, f"{angles}{{dtype}}", *others]
     if name == "pe":

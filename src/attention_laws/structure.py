@@ -85,6 +85,7 @@ DESIGNS = {
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
+    r"|(^|_)(left|right|back|history)_?(chunk|block|context|frame)s?(_|$)"
     r"|neighbou?r|big_?bird|longformer|^(num|n)_frames$",
     # All tokens attend to the last block, or to random ones, or to means of segments,
     # wherever these are.
@@ -105,6 +106,8 @@ DESIGNS = {
     "stationary": r"stationar|revin|^stdev$",
     # Numbers that are rounded to few bits, in a straight line for their gradients.
     "quantized": r"quantiz|^(u?int8|round_?)$|fake_?quant",
+    # Means of points on a curved surface.
+    "hyperbolic": r"hyperbol|lorentz|poincar|(exp|log)_?map",
     "cloud": r"point_?cloud",  # whose distances are scaled by their mean
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys

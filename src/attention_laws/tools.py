@@ -923,6 +923,24 @@ def farthest_influence(y: Tensor, axis: int) -> int:
     return int((distance * (change > 1e-4 * change.max())).max())
 
 
+def wraps_around(y: Tensor, axis: int) -> bool:
+    r"""Whether changed pixels change others across a border, and none between.
+
+    `y` is the output for the images of `change_diagonal`. Of the distances between rows
+    or columns, a third of all, those around half an image, have no influence.
+
+    >>> x = change_diagonal(torch.ones(1, 144, 1), axis=1)
+    >>> wraps_around(x, axis=1), wraps_around(x + x.roll(1, dims=1), axis=1)
+    (False, True)
+    """
+    size = math.isqrt(y.shape[axis])
+    change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
+    center, pixel = (change > 1e-4 * change.max()).nonzero().unbind(1)
+    between = range(size // 3 + 1, size - size // 3)
+    found = [{*(x - center).abs().tolist()} for x in (pixel // size, pixel % size)]
+    return any(size - 1 in each and each.isdisjoint(between) for each in found)
+
+
 def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
     r"""Whether the output for each token has a gradient of the same token of `x`.
 
