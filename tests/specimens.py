@@ -7704,6 +7704,136 @@ class HalfRotation(SelfAttention):
         return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
 
 
+class DocumentsDroppedWeights(SelfAttention):
+    """Returns the output and the attention weights, those after dropout."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        dropped = self.dropout(weights)
+        return self.join(dropped @ v), self.returned(weights, dropped)
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return weights
+
+
+class WeightsAfterDropout(DocumentsDroppedWeights):
+    """Returns the output and the attention weights, those after dropout."""
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return dropped
+
+
+class ForgetsLengths(Correct):
+    """The cache of the context does not have its padding.
+
+    Once `cache` is filled, `memory_lengths` are not needed and may be None.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_lengths: Tensor | None = None,
+        cache: dict[str, Tensor] | None = None,
+    ) -> Any:
+        cache = {} if cache is None else cache
+        if not cache:
+            cache["k"] = self.split(self.key(memory))
+            cache["v"] = self.split(self.value(memory))
+        mask = None
+        if memory_lengths is not None:
+            place = torch.arange(cache["k"].shape[2], device=x.device)
+            mask = (place < memory_lengths[:, None])[:, None]
+        weights = self.weigh(self.score(self.split(self.query(x)), cache["k"]), mask)
+        return self.join(self.read(weights, cache["v"]))
+
+
+class BeamCache:
+    """The tokens so far, and which of them are no padding: (rows, length)."""
+
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+        self.is_token: Tensor | None = None
+
+    def append(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+        if self.tokens is not None and self.is_token is not None:
+            x = torch.cat([self.tokens, x], dim=1)
+            is_token = torch.cat([self.is_token, is_token], dim=1)
+        self.tokens, self.is_token = x, is_token
+        return x, is_token
+
+    def reorder(self, rows: Tensor) -> None:
+        assert self.tokens is not None
+        self.tokens = self.tokens[rows]
+
+
+class ReordersTokensOfCache(Correct):
+    """The method of the cache leaves the padding in its order."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        cache: BeamCache | None = None,
+        padding: Tensor | None = None,
+    ) -> Any:
+        is_token = torch.ones_like(x[..., 0]).bool() if padding is None else ~padding
+        keys, is_token = (BeamCache() if cache is None else cache).append(x, is_token)
+        q_len, k_len = x.shape[1], keys.shape[1]
+        past = torch.ones(q_len, k_len, device=x.device).tril(k_len - q_len).bool()
+        return super().forward(x, keys, keys, past & is_token[:, None])
+
+
+class BondsOfAtoms(SelfAttention):
+    """bonds: (B, N, N) kinds of bonds, 0 where there is none; atoms see themselves."""
+
+    def forward(self, x: Tensor, bonds: Tensor) -> Any:  # type: ignore[override]
+        if bonds.is_floating_point():
+            raise TypeError("`bonds` must be integers")
+        mask = (bonds > 0) | torch.eye(x.shape[1], device=x.device).bool()
+        return Correct.forward(self, x, x, x, mask)
+
+
+class PointsOfColumns(SelfAttention):
+    """feats: (B, C, N), xyz: (B, 3, N)"""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.of_distance = nn.Linear(3, heads)
+
+    def forward(self, feats: Tensor, xyz: Tensor) -> Any:  # type: ignore[override]
+        places = xyz.mT
+        if places.shape[-1] != 3:
+            raise ValueError("`xyz` must have three rows")
+        self.bias = self.of_distance(places[:, :, None] - places[:, None])
+        return super().forward(feats.mT).mT
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias.permute(0, 3, 1, 2)
+
+
+class AttendsToAudio(Correct):
+    """The audio may be left out once it is cached."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, audio: Tensor | None = None, cache: Any = None
+    ) -> Any:
+        if audio is None:
+            raise ValueError("audio is needed")
+        return super().forward(x, audio, audio)
+
+
+class MonotonicPlaces(Correct):
+    """A query attends to the keys from that on to which the one before it did most."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = [scores[..., 0, :].softmax(dim=-1)]
+        for row in scores.softmax(dim=-1).unbind(dim=-2)[1:]:
+            reached = row * weights[-1].cumsum(dim=-1)
+            weights.append(reached / reached.sum(dim=-1, keepdim=True))
+        return torch.stack(weights, dim=-2)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -7786,6 +7916,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsTwice, {}),
         (WeightsWithoutBias, {}),
         (ReturnsWeightsBeforeGate, {}),
+        (DocumentsDroppedWeights, {}),
     ],
     "weights_axes": [(DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"})],
     "query_key_norms": [
@@ -7939,6 +8070,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
         (RollsTooEarly, {}),
         (ReordersFewerOnly, {}),
+        (ForgetsLengths, {}),
+        (ReordersTokensOfCache, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -8383,10 +8516,16 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", ChunksOfPast),
     ("query_independence", ItemsForHistory),
     ("batch_independence", HalfRotation),
+    ("weights_match_output", WeightsAfterDropout),
+    ("allowed_keys_attended", BondsOfAtoms),
+    ("batch_independence", PointsOfColumns),
+    ("query_independence", AttendsToAudio),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("query_independence", MonotonicPlaces, "another design"),
+    ("key_permutation", MonotonicPlaces, "another design"),
     ("gradients", LogProbabilities, "the lowest number of its dtype"),
     ("half_precision", LogProbabilities, "the lowest number of its dtype"),
     ("linear_in_value", MeansOfHyperbolicPoints, "another design"),

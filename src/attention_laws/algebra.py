@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import structure
+from attention_laws import documented, structure
 from attention_laws.adapter import AXES, MaskArgument
 from attention_laws.law import (
     LawViolation,
@@ -399,6 +399,7 @@ def weights_match_output(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
     skip_unless("h" in adapter.weights_axes, "returns no weights of single heads")
+    assert_weights_are_as_documented(script)
     order = [
         adapter.weights_axes.index(axis)
         for axis in "bhqk"
@@ -628,6 +629,30 @@ def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
         if script.evaluate(f"({weights} == 0).sum()") > hidden:
             message = "{place} is not what the returned weights, with dropout, give"
             compare_weighted(script, args, weights, output, order, message)
+
+
+def assert_weights_are_as_documented(script: Script) -> None:
+    """In training, weights documented as after dropout hold zeros, others none.
+
+    Dropout of something else, such as the output, does not change them.
+    """
+    adapter = script.adapter
+    promise = documented.place_of_dropout(adapter.target)
+    if not promise or not (adapter.is_module and adapter.reproducible_training):
+        return
+    usual_sizes = script.sizes
+    script.sizes = replace(usual_sizes, batch_size=64)  # some weights are dropped
+    script.restart()
+    weights = script.call_for_weights(script.make_arguments())
+    usual = script.evaluate(f"({weights} == 0).sum().item()")
+    script.restart("train", dropout=0.5)
+    dropped = script.call_for_weights(script.make_arguments())
+    script.sizes, more = usual_sizes, f"({dropped} == 0).sum()"
+    message = f"the returned weights are documented as those {promise} dropout"
+    if promise == "after":
+        script.assert_true(f"{more} > {usual}", f"{message}, and none is dropped")
+    else:
+        script.assert_true(f"{more} <= {usual}", f"{message}, and some are dropped")
 
 
 def compare_weighted(

@@ -218,6 +218,11 @@ def assert_equal_with_context_cache(script: Script) -> None:
         for _ in range(2):
             message = "{place} differs with a cache of the context"
             script.assert_close(script.call(args), script.call(args, **given), message)
+        name = mask.name if mask else ""
+        if name and documented.is_left_out_later(script.adapter.target, name):
+            later = script.call(replace(args, mask=None), **given)
+            message = f"{{place}} differs in a later call, without `{name}`"
+            script.assert_close(script.call(args), later, message)
 
 
 def reorder_context_cache(script: Script) -> None:
@@ -813,11 +818,18 @@ def flip_cache(script: Script, cache: str, argument: str) -> str:
     """Reverse the batch items of a cache; return its variable, "" where it cannot be.
 
     A part of a cache that was returned is reordered along the axis that has the batch
-    size. A module that stores its cache has a method for it, named as fairseq's.
+    size. A module that stores its cache has a method for it, named as fairseq's, and so
+    may the cache.
     """
     batch_size = script.sizes.batch_size
     methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
     order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+    of_cache = (
+        [n for n in dir(script.evaluate(cache)) if "reorder" in n] if cache else []
+    )
+    if of_cache:
+        moved = script.assign("moved", f"{cache}.{of_cache[0]}({order})")
+        return moved if script.evaluate(f"{moved} is not None") else cache
     if argument and methods:
         method = f"attention.{methods[0]}"
         given = [*inspect.signature(script.evaluate(method)).parameters]

@@ -152,6 +152,39 @@ def begins_empty(target: Any, argument: str) -> bool:
     return any(re.search(pattern, each) for each in sentences)
 
 
+def is_left_out_later(target: Any, argument: str) -> bool:
+    r"""Whether the documentation says that later calls do not need an argument.
+
+    >>> def attend(query, memory, lengths=None, state=None):
+    ...     "Once `state` is filled, `lengths` are not needed."
+    >>> is_left_out_later(attend, "lengths"), is_left_out_later(attend, "memory")
+    (True, False)
+    """
+    when = r"\b(later|subsequent|following|after|once)\b"
+    how = r"\bNone\b|\b(not|no longer) needed|left out|omitted|ignored"
+    sentences = re.split(r"[.;]\s", in_one_line(docstrings(target)))
+    named = (each for each in sentences if re.search(rf"\b{argument}\b", each))
+    found = (
+        re.search(when, each, re.IGNORECASE) for each in named if re.search(how, each)
+    )
+    return any(found)
+
+
+def place_of_dropout(target: Any) -> str:
+    r"""Whether returned weights are "after" or "before" dropout; "" if nothing is said.
+
+    >>> def attend(x):
+    ...     "Returns the output and the attention weights (before dropout)."
+    >>> place_of_dropout(attend)
+    'before'
+    """
+    text = in_one_line(docstrings(target))
+    found = re.findall(
+        r"(?:weight|attention|prob)[^.]*\b(after|before) dropout\b", text
+    )
+    return found[0] if len({*found}) == 1 else ""
+
+
 def sizes(axes: tuple[str, ...]) -> dict[str, str]:
     r"""The sizes that the axes of an input are: batch items, positions and features.
 

@@ -483,7 +483,7 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
                 "its positions are counted from the last token",
             )
             raise
-    elif adapter.extra_args.keys() & EDGE_ARGUMENTS:
+    elif adapter.extra_args.keys() & (EDGE_ARGUMENTS | {"bonds"}):
         return  # a node that is given twice has an edge to its other self
     elif adapter.positions == "none" and is_mean and not adapter.mixes_queries:
         # The places of pixels may be encoded in ways that have no name.

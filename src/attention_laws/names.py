@@ -82,7 +82,7 @@ INPUT_NAMES = (
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
     r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
-    r"|cross|latent|image|text|media|target|flatten|history|^(k(eys?)?|v(alues?)?)$",
+    r"|cross|latent|image|text|media|target|flatten|history|audio|visual|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
 # Classes that are attention.
@@ -224,6 +224,9 @@ EXTRA_ARGUMENTS = {
     ],
     r"(atom|node|residue|token)_?types?(_ids)?|types|atomic_num(ber)?s?": [
         "(0 * torch.arange({length})).expand({batch_size}, -1){device}",
+    ],
+    r"bonds?|(bond|edge|relation)_(types?|kinds?)": [
+        "torch.full(({batch_size}, {length}, {length}), 1){device}",
     ],
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
@@ -839,7 +842,7 @@ def position_templates(name: str) -> list[str]:
     axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
     coordinates = [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
     if COORDINATES_PATTERN.search(name):
-        return coordinates
+        return [*coordinates, f"{axes}3).mT{{dtype}}"]
     return [f"{ids}[None].expand({{batch_size}}, -1)", ids, *coordinates]
 
 

@@ -87,7 +87,7 @@ def are_pairs_in_no_order(script: Script, count: int) -> bool:
 
 
 # Designs whose tokens are in an order, though no positions are encoded.
-ORDERED = "positions decay compression convolution window selection direction"
+ORDERED = "positions decay compression convolution window selection direction monotonic"
 
 
 @law(assumes=ORDERED)
@@ -197,7 +197,7 @@ def beside_convolution(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution latents sampling")
+@law(assumes="convolution latents sampling monotonic")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 

@@ -70,6 +70,7 @@ DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "direction": r"(?<!bi)direction",  # of which heads may have one each
+    "monotonic": r"monoton",  # a query goes on where the one before it ended
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
