@@ -7834,6 +7834,40 @@ class MonotonicPlaces(Correct):
         return torch.stack(weights, dim=-2)
 
 
+class ReordersTwoOfThree(Correct):
+    """Returns a cache of the context, whose padding is not reordered.
+
+    The cache is used in place of the memory.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_lengths: Tensor | None = None,
+        cache: dict[str, Tensor] | None = None,
+    ) -> Any:
+        if cache is None:
+            assert memory is not None
+            place = torch.arange(memory.shape[1], device=x.device)
+            lengths = 0 * place[:1] + len(place)
+            if memory_lengths is not None:
+                lengths = memory_lengths
+            cache = {
+                "k": self.split(self.key(memory)),
+                "v": self.split(self.value(memory)),
+                "allowed": (place < lengths[:, None]).expand(len(x), -1),
+            }
+        scores = self.score(self.split(self.query(x)), cache["k"])
+        weights = self.weigh(scores, cache["allowed"][:, None])
+        return self.join(self.read(weights, cache["v"])), cache
+
+    def reorder_cache(
+        self, cache: dict[str, Tensor], order: Tensor
+    ) -> dict[str, Tensor]:
+        return cache | {name: cache[name][order] for name in "kv"}
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -8072,6 +8106,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReordersFewerOnly, {}),
         (ForgetsLengths, {}),
         (ReordersTokensOfCache, {}),
+        (ReordersTwoOfThree, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),

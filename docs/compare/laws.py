@@ -94,7 +94,9 @@
 # refuses inputs of any other dtype, squares in a norm that overflow in float16 where the
 # code does not mention it, a linear bias that is rounded to the dtype of the scores, and
 # positions that are counted in the dtype of a buffer, which is wrong in a module that
-# was converted to bfloat16. `--only` runs a law even so.
+# was converted to bfloat16. `--only` runs a law even so. What docstrings promise is
+# tested, too: on which side padding is, whether returned weights are those from before or
+# after dropout, and which arguments later calls with a cache do not need.
 #
 # Options of the constructor that are off by default are turned on, one after the other,
 # and the modes, the batch and decoding are compared again. A method named `step`,

@@ -394,7 +394,9 @@ def weights_match_output(script: Script) -> None:
     Weights are returned for plots and for pruning. If they were computed a second time,
     before a mask or with another scale, or belong to another head, what they show is
     not what the model did. Where the formula is not known, as behind a norm or a gate,
-    the influence of a value on the output has to be in proportion to its weight.
+    the influence of a value on the output has to be in proportion to its weight. If the
+    documentation tells whether they are from before or after dropout, they are tested
+    for it.
     """
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")

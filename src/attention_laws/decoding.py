@@ -45,8 +45,10 @@ def incremental_decoding(script: Script) -> None:
     are queries. The causal mask must then be aligned to the *last* key (bottom right):
     aligned to the first (top left), new queries see fewer keys the longer the past is.
     Nor may what is cached depend on the lengths of the pieces, or on other sequences
-    that are decoded in turn. A memory of past tokens has no gradient by intention; the
-    new tokens keep theirs.
+    that are decoded in turn. A method that reorders the batch items of a cache has to
+    reorder all that it holds, such as the padding. What the documentation says that
+    later calls of cross-attention do not need has to be in the cache. A memory of past
+    tokens has no gradient by intention; the new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
@@ -60,7 +62,8 @@ def incremental_decoding(script: Script) -> None:
     if adapter.context_cache:
         assert_equal_with_context_cache(script)
         reorder_context_cache(script)
-        assert_other_context_is_noticed(script)
+        if not adapter.context_cache_index:  # the caller has one for each context
+            assert_other_context_is_noticed(script)
         return
     if adapter.memory:
         for first in range(1, length):
@@ -214,7 +217,7 @@ def assert_equal_with_context_cache(script: Script) -> None:
     for allowed, mask in [unmasked, *script.padding_cases(last)]:
         script.restart()
         args = script.make_arguments(allowed, mask)
-        given = {script.adapter.context_cache: script.assign("cache", "{}")}
+        given = {script.adapter.context_cache: begin_context_cache(script, args)}
         for _ in range(2):
             message = "{place} differs with a cache of the context"
             script.assert_close(script.call(args), script.call(args, **given), message)
@@ -223,6 +226,14 @@ def assert_equal_with_context_cache(script: Script) -> None:
             later = script.call(replace(args, mask=None), **given)
             message = f"{{place}} differs in a later call, without `{name}`"
             script.assert_close(script.call(args), later, message)
+
+
+def begin_context_cache(script: Script, args: CallArguments) -> str:
+    """An empty dict for the context, or what a first call has returned of it."""
+    index = script.adapter.context_cache_index
+    return script.assign(
+        "cache", f"{script.call_source(args)}{index}" if index else "{}"
+    )
 
 
 def reorder_context_cache(script: Script) -> None:
@@ -239,7 +250,7 @@ def reorder_context_cache(script: Script) -> None:
         if batch_size < 2 or not methods or "b" not in script.adapter.layout:
             return
         args = script.make_arguments(allowed, mask)
-        cache = script.assign("cache", "{}")
+        cache = begin_context_cache(script, args)
         script.call(args, **{argument: cache})
         cache = flip_cache(script, cache, argument)
         index = script.adapter.index(b=[*range(batch_size)][::-1])

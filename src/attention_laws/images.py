@@ -35,8 +35,10 @@ def image_windows(script: Script) -> None:
     wrap around its borders, where a mask has to hide one side from the other. If the
     padding is added behind the shift, the mask hides other pixels. Each pixel of a
     diagonal is changed in turn: if none has influence across half of a smaller and of a
-    larger image, none may have influence from border to border. An image of one window
-    is not shifted: if a smaller one is attended to as a whole, so is this one.
+    larger image, none may have influence from border to border. Where all images are
+    wrapped around, a pixel has influence beyond a border, and none between. An image of
+    one window is not shifted: if a smaller one is attended to as a whole, so is this
+    one.
     """
     adapter, found = script.adapter, dict[int, int]()
     is_image = adapter.image.startswith("image") and adapter.single_input

@@ -230,7 +230,7 @@ def indexes_beside_output(
 
 
 def infer_context_cache(probe: CallProbe) -> None:
-    """The argument for a dict in which cross-attention stores what it projected."""
+    """The argument for what cross-attention has projected, in a dict or returned."""
     adapter, argument = probe.adapter, cache_argument(probe.adapter)
     call = probe.try_call()
     if call is None or len(adapter.inputs) != 2 or not argument:
@@ -242,6 +242,24 @@ def infer_context_cache(probe: CallProbe) -> None:
         if script.evaluate(cache):
             probe.record("cache", f"`{argument}`, of the context", "inferred")
             probe.update(context_cache=argument)
+            return
+    query, _context = args.inputs
+    with suppress(ScriptError):
+        first = script.call(args)
+        other = script.make_arguments(args.allowed).inputs[1]
+        others = replace(args, inputs=(query, other))
+        if script.evaluate(f"torch.allclose({first}, {script.call(others)})"):
+            return
+        for index in indexes_beside_output(script, args, script.call_source(args)):
+            with script.attempt():
+                # The context is not looked at again.
+                cache = script.assign("cache", f"{script.call_source(args)}{index}")
+                later = script.call(others, **{argument: cache})
+                if script.evaluate(f"torch.allclose({first}, {later})"):
+                    text = f"`{argument}`, {index} of the result, of the context"
+                    probe.record("cache", text, "inferred")
+                    probe.update(context_cache=argument, context_cache_index=index)
+                    return
 
 
 def infer_memory(probe: CallProbe) -> None:
