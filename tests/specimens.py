@@ -7868,6 +7868,28 @@ class ReordersTwoOfThree(Correct):
         return cache | {name: cache[name][order] for name in "kv"}
 
 
+class ResetForgetsTokensOnly(Correct):
+    """With `incremental`, the memory is stored until `reset`, as it should be."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.tokens: Tensor | None = None
+        self.context: Tensor | None = None
+
+    def reset(self) -> None:
+        self.tokens = None
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, incremental: bool = False
+    ) -> Any:
+        if incremental:
+            past = x[:, :0] if self.tokens is None else self.tokens
+            self.tokens = torch.cat([past, x], dim=1)
+            self.context = memory if self.context is None else self.context
+            memory = self.context
+        return super().forward(x, memory, memory)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -8229,6 +8251,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsRateOfEvaluation, {}),
         (MergesWeightsAgain, {}),
         (KeepsBiasOfEvaluation, {}),
+        (ResetForgetsTokensOnly, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),

@@ -8,6 +8,7 @@ Source: the behavior is that of [PyTorch's
 modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 """
 
+import inspect
 import itertools
 import logging
 import re
@@ -174,8 +175,8 @@ def earlier_calls(script: Script) -> None:
 
     Masks and tables of positions are often stored for the next call. Stored for another
     length, batch size, mask or mode, they are wrong without an error. A copy of the
-    attention that was never called must give the same outputs. Nor may they change when
-    another instance is built.
+    attention that was never called must give the same outputs, and so must one after a
+    method such as `reset`. Nor may they change when another instance is built.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")
@@ -202,6 +203,7 @@ def earlier_calls(script: Script) -> None:
                 message = "{place} changes after other calls"
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
+    assert_reset_forgets(script)
     assert_no_weight_is_kept(script)
     assert_loaded_weights_are_used(script)
     if isinstance(adapter.target, type):
@@ -289,6 +291,37 @@ def assert_no_sides_are_kept(script: Script) -> None:
         message = "{place} changes after a call with an input whose sides are exchanged"
         script.assert_close(expected, seen, message)
     script.sizes = usual
+
+
+# Methods that begin a new sequence, or a new batch of them.
+RESET_PATTERN = re.compile(r"_?(reset|clear)(_(?!param|weight)\w+)?")
+
+
+def assert_reset_forgets(script: Script) -> None:
+    """After a method named `reset` or `clear_cache`, it answers as a new one does.
+
+    Flags such as `incremental` are set, with which it stores what it has computed.
+    """
+    target = script.adapter.target
+    flags = {
+        parameter.name: "True"
+        for parameter in names.parameters_of(target)
+        if parameter.default is False
+        and names.CACHE_FLAG_PATTERN.search(parameter.name)
+    }
+    for method in filter(RESET_PATTERN.fullmatch, dir(target)):
+        if not inspect.isfunction(getattr(target, method, None)):
+            continue
+        script.restart()
+        script.exec_line("fresh = copy.deepcopy(attention)")
+        first, second = script.make_arguments(), script.make_arguments()
+        with script.attempt():
+            script.call(first, **flags)
+            script.exec_line(f"attention.{method}()")
+            expected = script.call(second, function="fresh", **flags)
+            seen = script.call(second, **flags)
+            message = f"{{place}} depends on a call before `{method}()`"
+            script.assert_close(expected, seen, message)
 
 
 def assert_no_weight_is_kept(script: Script) -> None:
