@@ -180,7 +180,7 @@ def place_of_dropout(target: Any) -> str:
     """
     text = in_one_line(docstrings(target))
     found = re.findall(
-        r"(?:weight|attention|prob)[^.]*\b(after|before) dropout\b", text
+        r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
     )
     return found[0] if len({*found}) == 1 else ""
 

@@ -52,3 +52,39 @@ def test_integers_and_numbers_of_tokens_are_zero_so_that_tokens_have_no_order() 
     integers = documented.template("ages", ("B", "L"), known, are_integers=True)
     assert numbers == "torch.zeros({batch_size}, {length}){dtype}"
     assert integers.startswith("torch.zeros({batch_size}, {length}, dtype=torch.int64)")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_left_out"),
+    [
+        ("On later steps `lengths` and `memory` are not needed and may be None.", True),
+        ("lengths: ignored once the cache is filled.", True),
+        ("`lengths` may be left out in subsequent calls", True),
+        ("lengths: (B,), None if all are valid. Later steps get the cache.", False),
+        ("The cache may be None after the first step.", False),
+    ],
+)
+def test_what_later_calls_do_not_need_is_found(text: str, is_left_out: bool) -> None:
+    def attend(x: Any, memory: Any, lengths: Any, cache: Any) -> None: ...
+
+    attend.__doc__ = text
+    assert documented.is_left_out_later(attend, "lengths") == is_left_out
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            "Returns the weights, namely those used (after dropout and head mask).",
+            "after",
+        ),
+        ("attn: (B, H, T, S) attention probabilities before dropout", "before"),
+        ("The probabilities are those before dropout; weights after dropout.", ""),
+        ("A norm after dropout. Returns the weights.", ""),
+    ],
+)
+def test_where_dropout_of_returned_weights_is_found(text: str, place: str) -> None:
+    def attend(x: Any) -> None: ...
+
+    attend.__doc__ = text
+    assert documented.place_of_dropout(attend) == place
