@@ -7890,6 +7890,27 @@ class ResetForgetsTokensOnly(Correct):
         return super().forward(x, memory, memory)
 
 
+class RelativeLengths(SelfAttention):
+    """lengths: (batch,) lengths relative to the longest, in (0, 1]."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        lengths = torch.ones(len(x), device=x.device) if lengths is None else lengths
+        place = torch.arange(x.shape[1], device=x.device)
+        mask = place < torch.round(lengths[:, None] * x.shape[1])
+        return Correct.forward(self, x, self.keys(x, mask), x, mask[:, None])
+
+    def keys(self, x: Tensor, is_token: Tensor) -> Tensor:
+        return x
+
+
+class MeansOverPadding(RelativeLengths):
+    """The mean that is subtracted from the keys is over all tokens."""
+
+    def keys(self, x: Tensor, is_token: Tensor) -> Tensor:
+        tokens = x.masked_fill(~is_token[..., None], 0.0)
+        return tokens * tokens.mean(dim=1, keepdim=True)
+
+
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "causality": [
         (SinksSeeFirst, {}),
@@ -7957,7 +7978,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NanInParameterGradient, MASK),
         (NanInQueryGradient, MASK),
     ],
-    "longer_padding": [(DependsOnKeyCount, {})],
+    "longer_padding": [(DependsOnKeyCount, {}), (MeansOverPadding, {})],
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
         (ReturnsDroppedWeights, {}),
@@ -8578,6 +8599,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("allowed_keys_attended", BondsOfAtoms),
     ("batch_independence", PointsOfColumns),
     ("query_independence", AttendsToAudio),
+    ("padding", RelativeLengths),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

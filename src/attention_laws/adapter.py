@@ -70,6 +70,7 @@ MASK_KINDS = {
     "additive": "added to the scores, 0 or minus infinity",
     "additive_min": "added to the scores, 0 or the least finite number",
     "lengths": "number of leading keys that may be attended to",
+    "relative_lengths": "number of leading keys, divided by that of all",
     "causal": "bool flag, True = causal",
 }
 
@@ -155,6 +156,8 @@ class MaskArgument:
     'torch.tensor([[[[0.0, -torch.inf], [0.0, 0.0]]]])'
     >>> MaskArgument("valid_lens", "lengths", "bq").to_source(allowed)
     'torch.tensor([[1, 2]])'
+    >>> MaskArgument("wav_lens", "relative_lengths", "b").to_source(allowed[:1])
+    '(torch.tensor([1]) / 2)'
     >>> MaskArgument("is_causal", "causal", "").to_source(allowed)
     'True'
     """
@@ -176,14 +179,15 @@ class MaskArgument:
                 return "True"
             raise UnsupportedMaskError(f"`{self.name}` can only express a causal mask")
 
-        if self.kind == "lengths":
+        if self.counts_keys:
             lengths = allowed.sum(dim=1, keepdim=True)
             order = torch.arange(allowed.shape[1])[:, None]
             if not allowed.equal(order < lengths):
                 raise UnsupportedMaskError(
                     f"`{self.name}` can only hide the last keys of a sequence"
                 )
-            return f"torch.tensor({self.to_axes(lengths).tolist()})"
+            text = f"torch.tensor({self.to_axes(lengths).tolist()})"
+            return text if self.kind == "lengths" else f"({text} / {len(order)})"
 
         if self.at_end and bool((allowed[:, 1:] & ~allowed[:, :-1]).any()):
             raise UnsupportedMaskError(f"`{self.name}` hides keys at the end only")
@@ -207,6 +211,11 @@ class MaskArgument:
         if "n" in self.axes:
             text += f".repeat_interleave({heads}, dim={self.axes.index('n')})"
         return text
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether it is a number of leading keys, and no mask of each."""
+        return self.kind in ("lengths", "relative_lengths")
 
     def to_literal(self, values: Tensor) -> str:
         """A mask with the axes of this argument, written in full."""

@@ -310,9 +310,10 @@ def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
     if not kind and names.CAUSAL_PATTERN.match(name):
         kinds = ["causal"]
     elif not kind and "mask" not in name and "len" in name:
-        kinds = ["lengths"]
+        kinds = ["lengths", "relative_lengths"]
     for each in kinds:
-        shapes = {"causal": ("",), "lengths": ("bq", "b")}.get(each, MASK_AXES)
+        of_numbers = {"lengths": ("bq", "b"), "relative_lengths": ("b",)}
+        shapes = {"causal": ("",), **of_numbers}.get(each, MASK_AXES)
         for shape in [axes] if axes else shapes:
             yield MaskArgument(name, each, shape)
 

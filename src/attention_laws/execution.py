@@ -247,7 +247,7 @@ def other_calls(
         more_queries = change if adapter.single_input or adapter.causal else 0
         allowed = script.all_allowed(q_len + more_queries, k_len + change)
         # A long sequence fills tables; a mask of its size would be long to write.
-        is_free = mask and mask.kind != "lengths" and not mask.at_end
+        is_free = mask and not mask.counts_keys and not mask.at_end
         hides = is_free and 1 < k_len + change < LONG
         allowed[:, :1, 0] = not hides
         yield script.make_arguments(allowed, mask if length < LONG else None)
@@ -720,7 +720,11 @@ def assert_masks_unmodified_together(script: Script) -> None:
 
     They have integers, too, of which others than booleans need no copy.
     """
-    masks = [m for m in script.adapter.masks if m.kind not in ("causal", "lengths")]
+    masks = [
+        mask
+        for mask in script.adapter.masks
+        if mask.kind != "causal" and not mask.counts_keys
+    ]
     by_name = {mask.name: mask for mask in reversed(masks)}
     length = script.sizes.k_len
     for (one, other), kind in itertools.product(

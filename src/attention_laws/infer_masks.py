@@ -76,6 +76,8 @@ def infer_masks(probe: CallProbe) -> None:
             is_mask = is_mask and (not masks or takes_one_query(probe, mask))
             if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
+            elif mask.kind == "relative_lengths":
+                continue  # where numbers are meant, they hide all keys but the first
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
@@ -165,8 +167,10 @@ def fill_required_mask(probe: CallProbe) -> None:
     candidates = [mask for mask in mask_candidates(probe) if mask.name == required.name]
     leaks = (mask_leakage(probe, mask) for mask in candidates)
     leakage = 1e-3 if is_graph else 0.5
-    if required.kind in ("causal", "lengths") or any(
-        leak is not None and leak < leakage for leak in leaks
+    if (
+        required.kind == "causal"
+        or required.counts_keys
+        or any(leak is not None and leak < leakage for leak in leaks)
     ):
         return
     values = {"attend": True, "ignore": False, "attend_int": 1, "ignore_int": 0}
@@ -206,7 +210,7 @@ def hides_queries(probe: CallProbe, mask: MaskArgument) -> bool:
     adapter, name = probe.adapter, mask.name
     if adapter.single_input or adapter.fixed_length is not None:
         return False
-    if mask.kind in ("lengths", "causal"):
+    if mask.kind == "causal" or mask.counts_keys:
         return False
     batch_size = 2 + (adapter.heads == 2)
     accepted = []
@@ -387,7 +391,7 @@ def mask_leakage(
     # Lengths can hide only the last keys. Of two, the last one counts: the first may
     # be visible by mistake. If the mask has an axis for batch items, only the last item
     # has a hidden key, unless all are `alike`.
-    key = 4 if mask.kind == "lengths" else 3
+    key = 4 if mask.counts_keys else 3
     items = slice(None)
     if set("bn") & set(mask.axes) and not alike:
         last_item = 1 + (probe.adapter.heads == 2)
@@ -404,7 +408,7 @@ def mask_leakage(
         output_of(unmasked), output_of(call), rtol=1e-5, atol=1e-6
     ):
         return 1.0  # the argument is not used, or hides keys that are all equal
-    query = 0 if probe.adapter.is_pooled else 2 if mask.kind == "lengths" else 4
+    query = 0 if probe.adapter.is_pooled else 2 if mask.counts_keys else 4
     observed = {"l": slice(query, query + 1), "b": items}
     hidden = influence(*call, {"l": hidden_key}, observed)
     visible = influence(*call, early, observed)

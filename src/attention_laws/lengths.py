@@ -418,7 +418,7 @@ def counts_from_the_end(
     Recommenders put padding in front of a history, and count positions from its end.
     """
     adapter, n = script.adapter, 5
-    if mask is None or mask.kind == "lengths":
+    if mask is None or mask.counts_keys:
         return False  # padding is at the end
     if not adapter.single_input or adapter.is_pooled:
         return False

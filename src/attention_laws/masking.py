@@ -852,7 +852,7 @@ def fully_masked_rows(script: Script) -> None:
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
     # PyTorch's packed sequences have no length of 0 either.
-    masks = [m for m in masks if script.insist or (m and m.kind != "lengths")]
+    masks = [m for m in masks if script.insist or (m and not m.counts_keys)]
     skip_unless(masks, "a sequence without tokens has a length of 0; see `only`")
     # The caller chooses the number that an additive mask hides with, and can choose a
     # finite one.

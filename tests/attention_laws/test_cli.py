@@ -243,7 +243,8 @@ def test_the_exit_status_is_0_1_or_2(
             ["MODEL:Good", "--mask", "m=keep:bk"],
             "`mask` (={'m': 'keep:bk'}) must be such as {'attn_mask': 'ignore:qk'}; a "
             "kind is one of attend, ignore, attend_int, ignore_int, additive, "
-            "additive_min, lengths, causal, and axes are among b, h, q, k, n, 1",
+            "additive_min, lengths, relative_lengths, causal, and axes are among b, h, "
+            "q, k, n, 1",
         ),
         (
             ["MODEL:Good", "--layout", "sideways"],
