@@ -362,8 +362,8 @@ class Adapter:
     # An optional context, and the mask that is of it and not of the input, by its name.
     masked_context: tuple[str, str] | None = None
     memory: str = ""  # the argument that takes the tokens before the input
-    context_cache: str = ""  # the argument for the projected context, in a dict or
-    context_cache_index: str = ""  # as a part of the result of the first call
+    context_cache: str = ""  # the argument for what was projected of the context
+    context_cache_index: str = ""  # where the first call returns it; "" for a dict
     # What the first call gets, or what is called before by a module that stores it.
     empty_cache: str = "None"
     decode_method: str = ""  # that takes the cache, where `forward` does not

@@ -26,7 +26,13 @@ from attention_laws.algebra import (
 )
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
-from attention_laws.law import LawViolation, ScriptError, law, skip_unless
+from attention_laws.law import (
+    LawViolation,
+    NotApplicable,
+    ScriptError,
+    law,
+    skip_unless,
+)
 from attention_laws.masking import own_tensors
 from attention_laws.order import ORDERED
 from attention_laws.positions import (
@@ -252,7 +258,7 @@ def follows_formula(script: Script) -> bool:
     args = script.make_arguments(script.all_allowed(16, 16))
     try:
         assert_formula(script, args, script.call(args))
-    except (LawViolation, ScriptError):
+    except (LawViolation, NotApplicable, ScriptError):
         return False
     return True
 
