@@ -171,7 +171,7 @@ def is_left_out_later(target: Any, argument: str) -> bool:
 
 
 def place_of_dropout(target: Any) -> str:
-    r"""Whether returned weights are "after" or "before" dropout; "" if nothing is said.
+    r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 
     >>> def attend(x):
     ...     "Returns the output and the attention weights (before dropout)."

@@ -71,13 +71,11 @@ def infer_masks(probe: CallProbe) -> None:
             masks.append(accepted_encoding(probe, mask))
         elif mask.kind == "lengths" or polarity(mask) not in map(polarity, masks):
             leaks = [mask_leakage(probe, mask, mode) for mode in ("eval", "train")]
-            leak = min((leak for leak in leaks if leak is not None), default=math.inf)
+            leak = least_leak(mask, leaks)
             is_mask = leaks[0] is not None and leaks[0] < 1e-3
             is_mask = is_mask and (not masks or takes_one_query(probe, mask))
             if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
-            elif mask.kind == "relative_lengths":
-                continue  # where numbers are meant, they hide all keys but the first
             elif leak < least.get(mask.name, (unused,))[0]:
                 least[mask.name] = leak, mask
     for name, masks in found.items():
@@ -111,6 +109,15 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def least_leak(mask: MaskArgument, leaks: list[float | None]) -> float:
+    """The least influence of hidden keys in any mode; infinite where none is known.
+
+    A share of the length, where a number is meant, hides all keys but the first.
+    """
+    known = [leak for leak in leaks if leak is not None]
+    return min(known, default=math.inf) if mask.kind != "relative_lengths" else math.inf
 
 
 def infer_place_of_padding(probe: CallProbe) -> None:
