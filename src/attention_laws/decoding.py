@@ -212,9 +212,7 @@ def assert_equal_with_context_cache(script: Script) -> None:
 
     The caller gives the mask each time, though it may be cached as well.
     """
-    last = slice(max(1, script.sizes.k_len - 1), None)
-    unmasked = script.all_allowed(), script.adapter.required_mask
-    for allowed, mask in [unmasked, *script.padding_cases(last)]:
+    for allowed, mask in context_masks(script):
         script.restart()
         args = script.make_arguments(allowed, mask)
         given = {script.adapter.context_cache: begin_context_cache(script, args)}
@@ -226,6 +224,13 @@ def assert_equal_with_context_cache(script: Script) -> None:
             later = script.call(replace(args, mask=None), **given)
             message = f"{{place}} differs in a later call, without `{name}`"
             script.assert_close(script.call(args), later, message)
+
+
+def context_masks(script: Script) -> list[tuple[Tensor, MaskArgument | None]]:
+    """No mask, and masks that hide the last token of a context, if it has two."""
+    last = slice(max(1, script.sizes.k_len - 1), None)
+    unmasked = script.all_allowed(), script.adapter.required_mask
+    return [unmasked, *script.padding_cases(last)]
 
 
 def begin_context_cache(script: Script, args: CallArguments) -> str:
@@ -242,11 +247,9 @@ def reorder_context_cache(script: Script) -> None:
     The batch items, some with a padded context, change places after the first step.
     """
     argument, batch_size = script.adapter.context_cache, script.sizes.batch_size
-    last = slice(max(1, script.sizes.k_len - 1), None)
-    unmasked = script.all_allowed(), script.adapter.required_mask
-    for allowed, mask in [unmasked, *script.padding_cases(last)]:
+    for allowed, mask in context_masks(script):
         script.restart()
-        methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+        methods = reorder_methods(script.namespace["attention"])
         if batch_size < 2 or not methods or "b" not in script.adapter.layout:
             return
         args = script.make_arguments(allowed, mask)
@@ -825,6 +828,11 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     script.assert_close(whole, last, message)
 
 
+def reorder_methods(owner: Any) -> list[str]:
+    """The names of methods of a module or cache that reorder batch items."""
+    return [name for name in dir(owner) if "reorder" in name]
+
+
 def flip_cache(script: Script, cache: str, argument: str) -> str:
     """Reverse the batch items of a cache; return its variable, "" where it cannot be.
 
@@ -833,11 +841,9 @@ def flip_cache(script: Script, cache: str, argument: str) -> str:
     may the cache.
     """
     batch_size = script.sizes.batch_size
-    methods = [n for n in dir(script.namespace["attention"]) if "reorder" in n]
+    methods = reorder_methods(script.namespace["attention"])
     order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
-    of_cache = (
-        [n for n in dir(script.evaluate(cache)) if "reorder" in n] if cache else []
-    )
+    of_cache = reorder_methods(script.evaluate(cache)) if cache else []
     if of_cache:
         moved = script.assign("moved", f"{cache}.{of_cache[0]}({order})")
         return moved if script.evaluate(f"{moved} is not None") else cache

@@ -135,6 +135,11 @@ def pads_right(target: Any) -> bool:
     return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
 
 
+def sentences(target: Any) -> list[str]:
+    """The sentences of the docstrings, and their parts between semicolons."""
+    return re.split(r"[.;]\s", in_one_line(docstrings(target)))
+
+
 def begins_empty(target: Any, argument: str) -> bool:
     r"""Whether the documentation tells the caller to begin with a new or empty dict.
 
@@ -148,8 +153,7 @@ def begins_empty(target: Any, argument: str) -> bool:
     is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
     is_once = r"\b(once|first (step|call|token|time))\b"
     pattern = rf"\b{argument}\b.*({is_new}|{is_once})"
-    sentences = re.split(r"[.;]\s", in_one_line(docstrings(target)))
-    return any(re.search(pattern, each) for each in sentences)
+    return any(re.search(pattern, each) for each in sentences(target))
 
 
 def is_left_out_later(target: Any, argument: str) -> bool:
@@ -162,8 +166,7 @@ def is_left_out_later(target: Any, argument: str) -> bool:
     """
     when = r"\b(later|subsequent|following|after|once)\b"
     how = r"\bNone\b|\b(not|no longer) needed|left out|omitted|ignored"
-    sentences = re.split(r"[.;]\s", in_one_line(docstrings(target)))
-    named = (each for each in sentences if re.search(rf"\b{argument}\b", each))
+    named = (each for each in sentences(target) if re.search(rf"\b{argument}\b", each))
     found = (
         re.search(when, each, re.IGNORECASE) for each in named if re.search(how, each)
     )

@@ -303,12 +303,8 @@ def assert_reset_forgets(script: Script) -> None:
     Flags such as `incremental` are set, with which it stores what it has computed.
     """
     target = script.adapter.target
-    flags = {
-        parameter.name: "True"
-        for parameter in names.parameters_of(target)
-        if parameter.default is False
-        and names.CACHE_FLAG_PATTERN.search(parameter.name)
-    }
+    steps = next(names.cache_steps(names.parameters_of(target), {}), {})
+    flags = {name: text for name, text in steps.items() if text == "True"}
     for method in filter(RESET_PATTERN.fullmatch, dir(target)):
         if not inspect.isfunction(getattr(target, method, None)):
             continue
@@ -613,6 +609,12 @@ def are_same_weights(small: Tensor, large: Tensor, larger: Tensor) -> bool:
     )
 
 
+def skip_if_lowest(script: Script, output: str) -> None:
+    """Raise `NotApplicable` if an output marks what is impossible, such as a choice."""
+    is_lowest = script.evaluate(f"({output}.abs() > 1e30).any()")
+    skip_unless(not is_lowest, "its output holds the lowest number of its dtype")
+
+
 def assert_half_is_close(
     script: Script,
     dtype: torch.dtype,
@@ -644,8 +646,7 @@ def assert_half_is_close(
         if mask is not None and "add" in mask.kind:
             exact = replace(exact, mask=script.encode_mask(allowed, mask))
         single = script.call(exact, function="exact")
-        is_lowest = script.evaluate(f"({single}.abs() > 1e30).any()")
-        skip_unless(not is_lowest, "its output holds the lowest number of its dtype")
+        skip_if_lowest(script, single)
         if change is not None:
             message = "the output is NaN or infinite, in float32, too"
             script.assert_finite(single, message)

@@ -914,13 +914,23 @@ def farthest_influence(y: Tensor, axis: int) -> int:
     >>> farthest_influence(x, axis=1), farthest_influence(x.roll(1, dims=1), axis=1)
     (0, 2)
     """
+    return max(0, *map(max, filter(None, distances_of_influence(y, axis))))
+
+
+def distances_of_influence(y: Tensor, axis: int) -> tuple[set[int], set[int]]:
+    r"""How many rows, and columns, away from a changed pixel outputs change.
+
+    `y` is the output for the images of `change_diagonal`.
+
+    >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
+    >>> distances_of_influence(x + x.roll(1, dims=1), axis=1)
+    ({0, 2}, {0, 1, 2})
+    """
     size = math.isqrt(y.shape[axis])
     change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
-    pixel = torch.arange(size**2, device=y.device)
-    center = torch.arange(size, device=y.device)[:, None]
-    rows, columns = pixel // size - center, pixel % size - center
-    distance = torch.maximum(rows.abs(), columns.abs())
-    return int((distance * (change > 1e-4 * change.max())).max())
+    center, pixel = (change > 1e-4 * change.max()).nonzero().unbind(1)
+    rows, columns = (pixel // size - center).abs(), (pixel % size - center).abs()
+    return {*rows.tolist()}, {*columns.tolist()}
 
 
 def wraps_around(y: Tensor, axis: int) -> bool:
@@ -934,10 +944,8 @@ def wraps_around(y: Tensor, axis: int) -> bool:
     (False, True)
     """
     size = math.isqrt(y.shape[axis])
-    change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
-    center, pixel = (change > 1e-4 * change.max()).nonzero().unbind(1)
     between = range(size // 3 + 1, size - size // 3)
-    found = [{*(x - center).abs().tolist()} for x in (pixel // size, pixel % size)]
+    found = distances_of_influence(y, axis)
     return any(size - 1 in each and each.isdisjoint(between) for each in found)
 
 
