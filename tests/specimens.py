@@ -2762,6 +2762,26 @@ class RowsThenColumnsViewed(RowsThenColumns):
         return output.reshape(b, h, w, -1)
 
 
+class RowsWithMask(Correct):
+    """Each pixel attends to the pixels of its row that a mask marks."""
+
+    def forward(self, image: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        b, h, w, c = image.shape
+        if mask is not None:
+            mask = self.to_rows(mask)[:, None]
+        x = image.reshape(b * h, w, c)
+        return super().forward(x, x, x, mask).reshape(image.shape)
+
+    def to_rows(self, mask: Tensor) -> Tensor:
+        return mask.flatten(0, 1)
+
+
+class RowsWithMaskOfColumns(RowsWithMask):
+    def to_rows(self, mask: Tensor) -> Tensor:
+        b, h, w = mask.shape
+        return mask.transpose(1, 2).reshape(b * h, w)
+
+
 class ShiftsByOption(Correct):
     """Windows of an image, which an option shifts; it is given as a sequence."""
 
@@ -7529,6 +7549,42 @@ class HidesKeyAtEnd(HidesKeyInFront):
         return (0, 1)
 
 
+class AssignsTokens(Correct):
+    """Each key chooses one query, with the gradients of a softmax over the queries."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = self.query(query), self.key(key), self.value(key)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        soft = self.score(q, k).softmax(dim=-2)
+        choice = soft.argmax(dim=-2, keepdim=True)
+        hard = torch.zeros_like(soft).scatter(-2, choice, 1.0)
+        assignment = hard + soft - soft.detach()
+        weights = assignment / assignment.sum(dim=-1, keepdim=True).clamp(min=1)
+        return self.join(self.read(weights, v)), assignment
+
+
+class TextBeforeImage(Correct):
+    """The last four tokens of the context are an image's, with keys of their own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.num_tokens = 4
+        self.key_of_image = nn.Linear(d_model, d_model)
+
+    def forward(self, query: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        text, image = context[:, : -self.num_tokens], context[:, -self.num_tokens :]
+        if not text.shape[1]:
+            raise RuntimeError("cannot reshape tensor of 0 elements")
+        q = self.split(self.query(query))
+        outputs = []
+        for tokens, layer in ((text, self.key), (image, self.key_of_image)):
+            k, v = self.split(layer(tokens)), self.split(self.value(tokens))
+            outputs.append(self.read(self.score(q, k).softmax(dim=-1), v))
+        return self.join(sum(outputs))
+
+
 class LongestIsFirst(SelfAttention):
     """The keys of all batch items are cut to the length of the first one."""
 
@@ -7555,6 +7611,10 @@ def blockwise_attention(
         total = total + weights.sum(dim=-1, keepdim=True)
         result, peak = result * decay + weights @ v, higher
     return result / total
+
+
+def attention_in_short_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return blockwise_attention(query, key, value, block_size=8)
 
 
 class PairBiasInChunks(SelfAttention):
@@ -7930,6 +7990,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (CountsPadding, {}),
         (RollsMaskOfContext, {}),
         (FarFromOtherQueries, {}),
+        (RowsWithMaskOfColumns, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -8165,6 +8226,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WindowWithMaskOnly, {}),
         (blockwise_attention, {}),
         (PairBiasInChunks, {}),
+        (attention_in_short_blocks, {}),
     ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
@@ -8418,6 +8480,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("earlier_calls", KeepsBiasUntilLoaded),
     ("sinks", Sinks),
     ("weights_axes", DecoderLayer),
+    ("query_independence", TextBeforeImage),
+    ("padding", RowsWithMask),
     ("query_key_norms", NormalizesHeadsOfBoth),
     ("eval_matches_train", TrimsPadding),
     ("dropout", EncodesPositions),
@@ -8609,6 +8673,9 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("gradients", LogProbabilities, "the lowest number of its dtype"),
     ("half_precision", LogProbabilities, "the lowest number of its dtype"),
     ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
+    ("allowed_keys_attended", MeansOfHyperbolicPoints, "another design"),
+    ("weights_axes", AssignsTokens, "another design"),
+    ("rows_sum_to_one", AssignsTokens, "another design"),
     ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
     ("query_permutation", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),

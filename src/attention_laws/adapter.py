@@ -22,7 +22,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ AXES = {
     "l": "positions",
     "q": "queries",
     "k": "keys",
+    "p": "pixels, as rows and columns",
     "h": "heads",
     "d": "features",
 }
@@ -170,8 +171,12 @@ class MaskArgument:
     def to_source(self, allowed: Tensor, heads: int = 1) -> str:
         """The value of this argument for a mask, as source text.
 
-        Raises `UnsupportedMaskError` where this argument cannot express the mask.
+        Pixels are keys here; `Script.encode_mask` makes them rows and columns. Raises
+        `UnsupportedMaskError` where this argument cannot express the mask.
         """
+        if "p" in self.axes:
+            of_keys = replace(self, axes=self.axes.replace("p", "k"))
+            return of_keys.to_source(allowed, heads)
         if self.kind == "causal":
             q_len, k_len, _ = allowed.shape
             causal = torch.ones(q_len, k_len, dtype=torch.bool).tril()
@@ -469,10 +474,13 @@ class Adapter:
         >>> Adapter(print, "print", "", {}, layout="bdl", image="video").to_image(5)
         '.unflatten(2, (1, 1, 5))'
         """
-        sizes = (self.video_frames,) * (self.image_axes - 2) + self.grid(length)
+        return f".unflatten({self.layout.index('l')}, {self.sides(length)})"
+
+    def sides(self, length: int) -> tuple[int, ...]:
+        """Frames, if it is a video, rows and columns that `length` pixels make."""
         if self.image.startswith("frames"):
-            sizes = (length, 1, 1)
-        return f".unflatten({self.layout.index('l')}, {sizes})"
+            return length, 1, 1
+        return (self.video_frames,) * (self.image_axes - 2) + self.grid(length)
 
     def from_image(self) -> str:
         """How an image or a video is made a sequence, as source text."""

@@ -49,7 +49,7 @@ UNKNOWN_ORDER = "the order of its fused projection is not known"
 
 PLAIN = (
     "norm residual gate softcap features decay sink window selection scale "
-    "convolution talking edges clip quantized direction"
+    "convolution talking edges clip quantized direction assignment"
 )
 
 
@@ -57,7 +57,7 @@ PLAIN = (
 LARGE_FACTOR = 100
 
 
-@law(assumes="norm residual gate features sink talking")
+@law(assumes="norm residual gate features sink talking assignment")
 def rows_sum_to_one(script: Script) -> None:
     r"""Each row of attention weights sums to one, over the keys that it may attend to.
 
@@ -133,7 +133,10 @@ def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
         )
 
 
-@law(assumes="gate features compression convolution unnormalized decay linear inverse")
+@law(
+    assumes="gate features compression convolution unnormalized decay linear inverse "
+    "assignment"
+)
 def equal_values(script: Script) -> None:
     r"""If all values are equal, they have the same part in each output.
 
@@ -351,7 +354,7 @@ def with_large_queries(script: Script, args: CallArguments) -> CallArguments:
     return replace(args, inputs=(large, *others))
 
 
-@law
+@law(assumes="assignment")
 def weights_axes(script: Script) -> None:
     r"""Returned weights have a row for each query, and a column for each key.
 
@@ -385,7 +388,7 @@ def weights_axes(script: Script) -> None:
 AROUND_WEIGHTS = {"norm", "residual", "gate", "softcap", "sink"}
 
 
-@law(assumes="features convolution talking clip")
+@law(assumes="features convolution talking clip assignment")
 def weights_match_output(script: Script) -> None:
     r"""The returned weights are those that were used.
 
@@ -426,7 +429,8 @@ def weights_match_output(script: Script) -> None:
 
 
 @law(
-    assumes="window selection zeros unnormalized convolution linear channels direction"
+    assumes="window selection zeros unnormalized convolution linear channels direction "
+    "hyperbolic"
 )
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.

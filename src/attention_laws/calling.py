@@ -42,6 +42,8 @@ from attention_laws.tools import WeightsRecorder, tensors_in
 # Candidates for the axes of masks and of attention weights. Masks that can express more
 # come first.
 MASK_AXES = ("b1qk", "bhqk", "bqk", "qkb", "nqk", "b11k", "bk", "qk", "qk1", "k")
+# The same for masks of images.
+PIXEL_AXES = ("bp", "b1p")
 
 # Lengths that are tried for an attention that accepts one length only.
 FIXED_LENGTHS = (4, 16, 9, 8, 49, 64)
@@ -284,6 +286,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                         yield replace(mask, axes="b1k")
                 elif not (adapter.is_pooled and mask.axes == "bq" and not encoding):
                     yield mask
+                    if mask.axes == MASK_AXES[0] and adapter.image:
+                        yield from (replace(mask, axes=axes) for axes in PIXEL_AXES)
                 if mask.axes == "b11k" and adapter.is_pooled:
                     yield replace(mask, axes="b1k")  # a row of one query
 

@@ -228,7 +228,8 @@ def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
         if adapter.fixed_length is not None:
             q_len = k_len = adapter.fixed_length
         if adapter.least_length > 1:
-            q_len = k_len = max(k_len, adapter.least_length)
+            k_len = max(k_len, adapter.least_length)
+            q_len = q_len if adapter.cross_attention else k_len
         yield Sizes(batch_size, q_len, k_len, heads, d_k)
 
 

@@ -36,7 +36,7 @@ from attention_laws.tools import captured_input, is_called
 ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
 
 
-@law(slow=True, assumes="stationary quantized")
+@law(slow=True, assumes="stationary quantized assignment")
 def gradients(script: Script) -> None:
     r"""Gradients equal finite differences of the output, in float64.
 

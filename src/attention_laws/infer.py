@@ -586,9 +586,20 @@ def leave_out_layers(probe: CallProbe) -> None:
 
 
 def infer_least_length(probe: CallProbe) -> None:
-    """The shortest sequence that is accepted, where two tokens are not enough."""
+    """The shortest sequence that is accepted, where two tokens are not enough.
+
+    A context may begin or end with as many tokens of its own as an attribute tells.
+    """
     adapter = probe.adapter
-    if not adapter.single_input or adapter.fixed_length is not None:
+    if adapter.fixed_length is not None:
+        return
+    if not adapter.single_input:
+        call = probe.unmasked_call("eval")
+        counts = structure.token_counts(call and call[0].evaluate("attention"))
+        refused = [n for n in counts & {2, 3, 4} if probe.try_call(k_len=n) is None]
+        if call and refused:
+            text = f"at least {max(refused) + 1} of the context"
+            probe.record("length", text, "inferred", least_length=max(refused) + 1)
         return
     if any(probe.try_call(k_len=n) is not None for n in (1, 2)):
         return

@@ -247,7 +247,10 @@ SHOWN = {"norm", "residual", "gate", "decay"}
 
 
 def follows_formula(script: Script) -> bool:
-    """Whether nothing in its code tells of another design, or 16 tokens do not."""
+    """Whether nothing in its code tells of another design, or seven tokens do not.
+
+    They are fewer than a block has.
+    """
     adapter = script.adapter
     others = set(PLAIN.split()) & set(adapter.designs)
     if not (adapter.projections or not adapter.is_module) or others - SHOWN:
@@ -255,7 +258,7 @@ def follows_formula(script: Script) -> bool:
     if not others:
         return True
     script.restart()
-    args = script.make_arguments(script.all_allowed(16, 16))
+    args = script.make_arguments(script.all_allowed(7, 7))
     try:
         assert_formula(script, args, script.call(args))
     except (LawViolation, NotApplicable, ScriptError):

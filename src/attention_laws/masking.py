@@ -172,9 +172,10 @@ def padding(script: Script) -> None:
     much larger ones, and no output may change. Nor may it if their scores are set to
     minus infinity: tokens that are only set to zero keep a part of the weights. Where
     the documentation says that padding may be on the left, tokens have their positions
-    without it.
+    without it. In images, single pixels of several rows are hidden.
     """
     assert_padding_ignored(script, ("", "100.0"))
+    assert_hidden_pixels_are_unseen(script)
     adapter, k_len = script.adapter, script.sizes.k_len
     if adapter.single_input and documented.pads_left(adapter.target):
         longer = script.all_allowed(k_len + 2, k_len + 2)
@@ -183,6 +184,38 @@ def padding(script: Script) -> None:
             assert_padding_is_unseen(script, longer, mask, slice(2, None))
     if not {"selection", "window", "latents"} & {*script.adapter.designs}:
         assert_padding_has_no_weight(script)
+
+
+# Rows and columns of images, and the pixels that are hidden in them.
+HIDDEN_PIXELS = {(3, 5): [4, 10, 11], (5, 3): [2, 6, 9]}
+
+
+def assert_hidden_pixels_are_unseen(script: Script) -> None:
+    """A mask of pixels hides those that it marks, in images of several rows, too."""
+    adapter = script.adapter
+    is_image = adapter.image.startswith("image") and adapter.single_input
+    if not is_image or adapter.fixed_length is not None:
+        return
+    for (rows, columns), hidden in HIDDEN_PIXELS.items():
+        number = rows * columns
+        script.sizes = replace(script.sizes, batch_size=2, q_len=number, k_len=number)
+        script.adapter = replace(adapter, image_height=rows)
+        allowed = script.all_allowed()
+        allowed[:, hidden, 0] = False
+        visible = [n for n in range(number) if n not in hidden]
+        for mask in script.masks_for(allowed):
+            script.restart()
+            args = script.make_arguments(allowed, mask)
+            with script.attempt():  # it may take no such image
+                before = script.call(args)
+                after = script.call(script.perturb(args, l=hidden, b=slice(0, 1)))
+                message = (
+                    f"{{place}} depends on hidden pixels {hidden} of an image of "
+                    f"{rows} x {columns} pixels"
+                )
+                queries = [0] if adapter.is_pooled else visible
+                script.assert_close(before, after, message, l=queries)
+    script.adapter = adapter
 
 
 # The number of keys, which is no other size, so that a softmax over them is known.

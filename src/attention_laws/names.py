@@ -436,9 +436,9 @@ def stated_lengths(target: Any) -> list[int]:
     r"""How many pixels images have by the sides that a class or a module states.
 
     >>> class Attention:
-    ...     def __init__(self, dim, reso=6, img_size=(2, 5)): ...
+    ...     def __init__(self, dim, reso=6, img_size=(2, 5), window_size=(2, 3, 4)): ...
     >>> stated_lengths(Attention)
-    [36, 10]
+    [36, 10, 24]
     """
     if isinstance(target, type):
         parameters = inspect.signature(target).parameters
@@ -451,7 +451,7 @@ def stated_lengths(target: Any) -> list[int]:
     lengths = [
         math.prod(pair)
         for pair in pairs
-        if type(pair) is tuple and [*map(type, pair)] == [int, int]
+        if type(pair) is tuple and [*map(type, pair)] in ([int] * 2, [int] * 3)
     ]
     return [n for n in dict.fromkeys(lengths) if 1 < n <= LONGEST_IMAGE]
 

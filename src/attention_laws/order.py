@@ -197,7 +197,7 @@ def beside_convolution(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution latents sampling monotonic")
+@law(assumes="convolution latents sampling monotonic assignment")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 
@@ -247,7 +247,8 @@ def query_independence(script: Script) -> None:
 
 @law(
     slow=True,
-    assumes="features gate decay convolution group_norm selection cloud tied",
+    assumes="features gate decay convolution group_norm selection cloud tied "
+    "assignment",
 )
 def key_independence(script: Script) -> None:
     r"""The key of a token has influence on the scores of this key only.

@@ -455,6 +455,9 @@ class Script:
         text = mask.to_source(allowed, self.sizes.heads)
         if mask.kind == "causal":
             return mask.name, text
+        if "p" in mask.axes:
+            sides = self.adapter.sides(allowed.shape[1])
+            text += f".unflatten({mask.axes.index('p')}, {sides})"
         if mask.kind in ("additive", "additive_min"):
             text += self.to_dtype_and_device()
             if mask.kind == "additive_min":

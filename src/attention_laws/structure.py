@@ -81,7 +81,7 @@ DESIGNS = {
     r"|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm"
     r"|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
     # Keys whose weight is exactly zero.
-    "zeros": r"sparsemax|entmax",
+    "zeros": r"sparsemax|entmax|tropical|max_?plus",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
@@ -109,6 +109,8 @@ DESIGNS = {
     "quantized": r"quantiz|^(u?int8|round_?)$|fake_?quant",
     # Means of points on a curved surface.
     "hyperbolic": r"hyperbol|lorentz|poincar|(exp|log)_?map",
+    # Each key chooses among the queries, perhaps only one, with a softmax's gradient.
+    "assignment": r"(^|_)assign(ment)?s?(_|$)|(^|_)hard(_|$)|straight_?through",
     "cloud": r"point_?cloud",  # whose distances are scaled by their mean
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
@@ -180,6 +182,23 @@ def tables_of_windows(module: nn.Module) -> dict[str, tuple[int, ...]]:
         for name, parameter in module.named_parameters()
         if parameter.dim() == 2 and max(parameter.shape) in windows
         if f"{name.rpartition('.')[0]}." not in layers
+    }
+
+
+def token_counts(module: Any) -> set[int]:
+    r"""The numbers of tokens of a part of their own that modules state.
+
+    >>> module = nn.Module()
+    >>> module.num_tokens = 4
+    >>> token_counts(module), token_counts(None)
+    ({4}, set())
+    """
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return {
+        n
+        for part in parts
+        for name, n in vars(part).items()
+        if type(n) is int and re.search("tokens$", name)
     }
 
 
