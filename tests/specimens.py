@@ -7549,6 +7549,159 @@ class HidesKeyAtEnd(HidesKeyInFront):
         return (0, 1)
 
 
+class TropicalMaximum(SelfAttention):
+    """The largest sum of a score and a value, in place of a weighted mean."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        tropical = weights.log().unsqueeze(-1) + v.unsqueeze(-3)
+        return tropical.amax(dim=-2)
+
+
+class FramesWithMask(SelfAttention):
+    """Each patch of a video attends to its frames that a mask marks.
+
+    video: (B, T, P, C), frame_mask: (B, T) bool
+    """
+
+    def forward(self, video: Tensor, frame_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        b, t, p, c = video.shape
+        x = video.transpose(1, 2).reshape(b * p, t, c)
+        mask = None
+        if frame_mask is not None:
+            mask = self.of_patches(frame_mask, p)[:, None]
+        y = Correct.forward(self, x, x, x, mask)
+        return y.reshape(b, p, t, c).transpose(1, 2)
+
+    def of_patches(self, mask: Tensor, patches: int) -> Tensor:
+        return mask.repeat_interleave(patches, dim=0)
+
+
+class FramesWithTiledMask(FramesWithMask):
+    def of_patches(self, mask: Tensor, patches: int) -> Tensor:
+        return mask.repeat(patches, 1)
+
+
+class KeepsRowsByCount(SelfAttention):
+    """How many rows of windows there are is kept for a number of windows."""
+
+    kept = 0, 0
+
+    def forward(self, image: Tensor) -> Any:
+        h, w = image.shape[1:3]
+        rows, columns = -(-h // 4), -(-w // 4)
+        if self.kept[0] != rows * columns:
+            self.kept = rows * columns, rows
+        output = super().forward(image.flatten(1, 2)).reshape(image.shape)
+        return output * self.kept[1]
+
+
+class MaskedHalves(SelfAttention):
+    """Two halves of the heads are causal, each with a mask of its own."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        visible = torch.ones_like(scores[:1]).bool()
+        causal = visible[0, 0].tril()
+        half = self.heads // 2
+        visible[:, :half] = causal
+        visible[:, self.second_half() :] = causal
+        return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+
+    def second_half(self) -> int:
+        return self.heads // 2
+
+
+class MaskedHalvesOfEven(MaskedHalves):
+    def second_half(self) -> int:
+        return -(self.heads // 2)
+
+
+class IntervalsOfUser(SelfAttention):
+    """Scores get a bias for each interval, in units of an item's shortest one.
+
+    timestamps: (B, T)
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.bias = nn.Embedding(9, heads)
+
+    def forward(self, x: Tensor, timestamps: Tensor) -> Any:  # type: ignore[override]
+        gap = (timestamps[:, :, None] - timestamps[:, None, :]).abs()
+        usual = gap.masked_fill(gap == 0, torch.inf).amin(dim=(1, 2), keepdim=True)
+        steps = gap / usual.nan_to_num(1, 1, 1).clamp(min=1e-9)
+        kinds = steps.floor().clamp(max=8).long()
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        scores = self.score(q, k) + self.bias(kinds).permute(0, 3, 1, 2)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+
+class ReturnsWeightsOfPairs(SelfAttention):
+    """The weights that it returns are with the bias of pairs.
+
+    distance: (B, T, T) long
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_distance = nn.Embedding(8, heads)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, distance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        bias = self.of_distance(distance).permute(0, 3, 1, 2)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        return self.join(context), self.returned(self.score(q, k), bias)
+
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return (scores + bias).softmax(dim=-1)
+
+
+class ReturnsWeightsWithoutPairs(ReturnsWeightsOfPairs):
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+class MemoryOfBoth(SelfAttention):
+    """Attention to a segment and the tokens before it, in both directions.
+
+    memory: (B, M, C), the tokens right before `x`
+    """
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        past = x[:, :0] if memory is None else memory
+        keys = torch.cat([past, x], dim=1)
+        q, k, v = self.query(x), self.key(keys), self.value(keys)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        first = self.first_distance(x.shape[1], keys.shape[1])
+        rows = torch.arange(first, first - x.shape[1], -1, device=x.device)[:, None]
+        distances = rows.flip(0) - torch.arange(keys.shape[1], device=x.device)
+        scores = self.score(q, k) + (distances / 7).sin().to(q.dtype)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+    def first_distance(self, q_len: int, k_len: int) -> int:
+        return k_len - 1
+
+
+class MemoryOfBothByQueries(MemoryOfBoth):
+    def first_distance(self, q_len: int, k_len: int) -> int:
+        return q_len - 1
+
+
+def attention_to_cache(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None = None
+) -> Tensor:
+    """Causal attention of the last tokens of a cache, of which `lengths` are filled."""
+    q_len, k_len = query.shape[-2], key.shape[-2]
+    if lengths is None:
+        lengths = torch.full((len(query),), k_len, device=query.device)
+    last = lengths[:, None] - q_len + torch.arange(q_len, device=query.device)
+    visible = torch.arange(k_len, device=query.device) <= last[:, None, :, None]
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1).masked_fill(~visible, 0) @ value
+
+
 class AssignsTokens(Correct):
     """Each key chooses one query, with the gradients of a softmax over the queries."""
 
@@ -7978,6 +8131,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (UnmaskedInEval, CAUSAL),
         (MultipliesByMask, MASK),
         (DecoderSeesFuture, CAUSAL),
+        (MaskedHalvesOfEven, {}),
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
@@ -7991,6 +8145,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RollsMaskOfContext, {}),
         (FarFromOtherQueries, {}),
         (RowsWithMaskOfColumns, {}),
+        (FramesWithTiledMask, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -8055,6 +8210,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WeightsWithoutBias, {}),
         (ReturnsWeightsBeforeGate, {}),
         (DocumentsDroppedWeights, {}),
+        (ReturnsWeightsWithoutPairs, {}),
     ],
     "weights_axes": [(DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"})],
     "query_key_norms": [
@@ -8211,6 +8367,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ForgetsLengths, {}),
         (ReordersTokensOfCache, {}),
         (ReordersTwoOfThree, {}),
+        (MemoryOfBothByQueries, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -8335,6 +8492,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MergesWeightsAgain, {}),
         (KeepsBiasOfEvaluation, {}),
         (ResetForgetsTokensOnly, {}),
+        (KeepsRowsByCount, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -8482,6 +8640,13 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_axes", DecoderLayer),
     ("query_independence", TextBeforeImage),
     ("padding", RowsWithMask),
+    ("padding", FramesWithMask),
+    ("causality", MaskedHalves),
+    ("gradients", IntervalsOfUser),
+    ("weights_match_output", ReturnsWeightsOfPairs),
+    ("incremental_decoding", MemoryOfBoth),
+    ("rows_sum_to_one", attention_to_cache),
+    ("formula", attention_to_cache),
     ("query_key_norms", NormalizesHeadsOfBoth),
     ("eval_matches_train", TrimsPadding),
     ("dropout", EncodesPositions),
@@ -8673,7 +8838,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("gradients", LogProbabilities, "the lowest number of its dtype"),
     ("half_precision", LogProbabilities, "the lowest number of its dtype"),
     ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
-    ("allowed_keys_attended", MeansOfHyperbolicPoints, "another design"),
+    ("own_key_attended", TropicalMaximum, "another design"),
     ("weights_axes", AssignsTokens, "another design"),
     ("rows_sum_to_one", AssignsTokens, "another design"),
     ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),

@@ -58,6 +58,8 @@ AXES = {
     "q": "queries",
     "k": "keys",
     "p": "pixels, as rows and columns",
+    "r": "rows",
+    "c": "columns",
     "h": "heads",
     "d": "features",
 }
@@ -161,22 +163,29 @@ class MaskArgument:
     '(torch.tensor([1]) / 2)'
     >>> MaskArgument("is_causal", "causal", "").to_source(allowed)
     'True'
+    >>> MaskArgument("pixels", "attend", "bp").to_source(allowed[:1], sides=(2, 1))
+    'torch.tensor([[True, False]]).unflatten(1, (2, 1))'
+    >>> MaskArgument("frames", "attend", "br").to_source(allowed[:1], sides=(2, 1))
+    'torch.tensor([[True, False]])'
     """
 
     name: str
     kind: str
     axes: str
     at_end: bool = False  # whether it is documented to hide the last keys only
+    # Whether causal queries are the last of the keys that it counts, as in a cache.
+    moves_queries: bool = False
 
-    def to_source(self, allowed: Tensor, heads: int = 1) -> str:
+    def to_source(
+        self, allowed: Tensor, heads: int = 1, sides: tuple[int, ...] = ()
+    ) -> str:
         """The value of this argument for a mask, as source text.
 
-        Pixels are keys here; `Script.encode_mask` makes them rows and columns. Raises
+        The keys may be the pixels of an image with these `sides`. Raises
         `UnsupportedMaskError` where this argument cannot express the mask.
         """
-        if "p" in self.axes:
-            of_keys = replace(self, axes=self.axes.replace("p", "k"))
-            return of_keys.to_source(allowed, heads)
+        if {*"prc"} & {*self.axes}:
+            return self.to_image_source(allowed, heads, sides)
         if self.kind == "causal":
             q_len, k_len, _ = allowed.shape
             causal = torch.ones(q_len, k_len, dtype=torch.bool).tril()
@@ -255,13 +264,30 @@ class MaskArgument:
         sizes = [batch_size if axis in "bn" else -1 for axis in self.axes]
         return f"{text}[{index}].expand({', '.join(map(str, sizes))})"
 
-    def can_express(self, allowed: Tensor) -> bool:
+    def can_express(self, allowed: Tensor, sides: tuple[int, ...] = ()) -> bool:
         """Whether this argument can express a mask."""
         try:
-            self.to_source(allowed)
+            self.to_source(allowed, sides=sides)
         except UnsupportedMaskError:
             return False
         return True
+
+    def to_image_source(
+        self, allowed: Tensor, heads: int, sides: tuple[int, ...]
+    ) -> str:
+        """The value of a mask of pixels, of rows or of columns, as source text."""
+        letter = next(axis for axis in self.axes if axis in "prc")
+        of_keys = replace(self, axes=self.axes.replace(letter, "k"))
+        if letter == "p":
+            image = f".unflatten({self.axes.index('p')}, {sides})"
+            return of_keys.to_source(allowed, heads) + image
+        grid = allowed.reshape(len(allowed), *sides, -1)
+        other = 1 + (letter == "r")
+        first = grid.narrow(other, 0, 1)
+        if not grid.equal(first.expand_as(grid)):
+            text = f"`{self.name}` hides {AXES[letter]}, and no single pixels"
+            raise UnsupportedMaskError(text)
+        return of_keys.to_source(first.squeeze(other), heads)
 
     def to_axes(self, values: Tensor) -> Tensor:
         """Permute `[q_len, k_len, batch_size]` to `axes`; axes of heads have size 1.
@@ -492,11 +518,17 @@ class Adapter:
         """Required tensors of unknown names: one of them may be what is attended to."""
         return [n for n, text in self.extra_args.items() if "zeros_like" in text]
 
-    def effective_mask(self, allowed: Tensor) -> Tensor:
+    def effective_mask(
+        self, allowed: Tensor, mask: MaskArgument | None = None
+    ) -> Tensor:
         """A mask combined with the attention's built-in causality and window."""
         q_len, k_len = allowed.shape[:2]
         ones = torch.ones(q_len, k_len, dtype=torch.bool)
-        if self.causal:
+        if self.causal and mask is not None and mask.moves_queries:
+            hidden = (~allowed).sum(dim=1, keepdim=True)
+            order = torch.arange(k_len)[:, None] + hidden
+            allowed = order <= torch.arange(k_len - q_len, k_len)[:, None, None]
+        elif self.causal:
             allowed = without_future(allowed)
         if self.window is not None:
             farthest = self.window - 1

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import documented, structure
-from attention_laws.adapter import AXES, MaskArgument
+from attention_laws.adapter import AXES, Adapter, MaskArgument
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -344,7 +344,8 @@ def assert_equal_values_pass(script: Script, args: CallArguments) -> None:
     if adapter.group_size > 1:
         axis = adapter.layout.index("h")
         value += f".repeat_interleave({adapter.group_size}, dim={axis})"
-    script.assert_close(f"{value}{first}.expand_as({output})", output, message)
+    expected = f"{value}{first}.expand_as({output})"
+    script.assert_close(expected, output, message, l=script.real_queries(args))
 
 
 def with_large_queries(script: Script, args: CallArguments) -> CallArguments:
@@ -410,6 +411,31 @@ def weights_match_output(script: Script) -> None:
         for axis in "bhqk"
         if axis in adapter.weights_axes
     ]
+    assert_weights_match(script, order)
+    kinds = with_kinds_of_pairs(adapter)
+    if kinds != adapter:
+        script.adapter = kinds
+        with script.attempt():  # there may be one kind only
+            assert_weights_match(script, order)
+        script.adapter = adapter
+
+
+def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
+    """Pairs of tokens are of two kinds, where integers, such as distances, tell them.
+
+    A bias for the kind would cancel in the softmax if all were the same.
+    """
+    kinds = {
+        name: f"({text} + 1).cumsum(-1) % 2"
+        for name, text in adapter.extra_args.items()
+        if re.search(r"torch\.(int64|long)\b", text) and text.count("{length}") == 2
+    }
+    return replace(adapter, extra_args={**adapter.extra_args, **kinds})
+
+
+def assert_weights_match(script: Script, order: list[int]) -> None:
+    """The returned weights give the output; `order` is that of their axes."""
+    adapter = script.adapter
     if adapter.is_module and AROUND_WEIGHTS & {*adapter.designs}:
         assert_weights_are_proportional(script, order)
         return

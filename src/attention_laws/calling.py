@@ -124,7 +124,7 @@ class CallProbe:
     def try_call(
         self,
         mask: MaskArgument | None = None,
-        hide: tuple[slice, slice, slice] | None = None,
+        hide: tuple[slice, slice | list[int], slice] | None = None,
         k_len: int = 5,
         batch_size: int | None = None,
         q_len: int = 5,

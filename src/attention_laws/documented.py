@@ -173,6 +173,19 @@ def is_left_out_later(target: Any, argument: str) -> bool:
     return any(found)
 
 
+def precedes(target: Any, argument: str) -> bool:
+    r"""Whether the documentation says that an argument holds what is before the input.
+
+    >>> def attend(x, memory=None, state=None):
+    ...     "`memory` has the tokens right before `x`. `state` is that of a decoder."
+    >>> precedes(attend, "memory"), precedes(attend, "state")
+    (True, False)
+    """
+    words = r"before|preceding|previous|earlier"
+    pattern = rf"\b{argument}\b.*\b({words})\b"
+    return any(re.search(pattern, each) for each in sentences(target))
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 

@@ -255,13 +255,19 @@ def other_calls(
 
 
 def assert_no_shape_is_kept(script: Script) -> None:
-    """An image is not taken for one of as many pixels with another height."""
+    """An image is not taken for one of as many pixels with another height.
+
+    Nor is one of several windows.
+    """
     usual = script.adapter, script.sizes
-    script.sizes = replace(script.sizes, q_len=12, k_len=12)
-    script.restart("no_grad")
-    script.exec_line("unused = copy.deepcopy(attention)")
-    args = script.make_arguments()
-    for height in (2, 3, 6):
+    for height, number in ((2, 12), (3, 12), (6, 12), (8, 128)):
+        script.sizes = replace(script.sizes, q_len=number, k_len=number)
+        script.adapter = replace(script.adapter, image_height=number // height)
+        script.restart("no_grad")
+        script.exec_line("unused = copy.deepcopy(attention)")
+        args = script.make_arguments()
+        with script.attempt():
+            script.call(args)
         script.adapter = replace(script.adapter, image_height=height)
         script.exec_line("fresh = copy.deepcopy(unused)")
         with script.attempt():  # it may take no such image

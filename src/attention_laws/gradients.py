@@ -102,8 +102,8 @@ def needs_float32(script: Script, allowed: Tensor, mask: MaskArgument | None) ->
 def assert_biases_have_gradients(script: Script) -> None:
     """Other tensors of numbers, such as a bias, receive a gradient if they matter.
 
-    They do if a small change of them changes the output: that of a number which is only
-    compared with a threshold does not.
+    They do if a small change of them changes the output, and a smaller one less: that
+    of a number which is compared with a threshold, or rounded, does not.
     """
     script.restart()
     length = script.sizes.k_len
@@ -122,13 +122,18 @@ def assert_biases_have_gradients(script: Script) -> None:
             continue
         bias = script.random_tensor(argument, *value.shape)
         script.exec_line(f"{bias}.requires_grad_()")
-        near = script.assign(
-            argument, f"{bias} + 1e-4 * seeded_randn(9, *{bias}.shape).to({bias})"
-        )
+        change = f"seeded_randn(9, *{bias}.shape).to({bias})"
+        near = [
+            script.assign(argument, f"{bias} + {size} * {change}")
+            for size in (1e-6, 1e-4)
+        ]
         with script.attempt():  # its values may have a meaning
             alone = replace(args, mask=None)
-            one, other = (script.call(alone, **{argument: x}) for x in (bias, near))
-            if not script.evaluate(f"torch.equal({one}, {other})"):
+            one, *others = (script.call(alone, **{argument: x}) for x in (bias, *near))
+            small, large = (
+                script.evaluate(f"float(({y} - {one}).abs().max())") for y in others
+            )
+            if 0 < small < large / 10:
                 grad = script.gradient(one, bias)
                 message = f"`{argument}` changes the output, and receives no gradient"
                 script.assert_true(f"{grad}.any()", message)

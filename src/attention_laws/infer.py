@@ -922,12 +922,14 @@ def infer_behavior(probe: CallProbe) -> None:
     ):
         causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
         causal |= is_causal_behind_prefix(*call) or leaks_at_start_only(probe)
+        causal |= is_causal_with_more_heads(probe)
     text = "yes" if causal else "no"
     if options.causal and queries_meet(*call):
         # Of the two attentions of a decoder, that is the one of the queries.
         probe.update(causal_queries=True, mixes_queries=True)
         text, causal = f"yes, for `{adapter.inputs[0]}`", False
     probe.record("causal without a mask", text, source, causal=causal)
+    probe.update(masks=tuple(find_moved_queries(probe, m) for m in adapter.masks))
 
     cross = not adapter.single_input and not causal and adapter.fixed_length is None
     cross = cross and all(probe.try_call(k_len=n) is not None for n in (7, 3))
@@ -955,6 +957,29 @@ def infer_behavior(probe: CallProbe) -> None:
         infer_cache(probe)
         infer_memory(probe)
         infer_context_cache(probe)
+
+
+def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
+    """The mask, if it moves causal queries with the number of keys that it counts."""
+    adapter = probe.adapter
+    if not (adapter.causal and mask.counts_keys) or adapter.single_input:
+        return mask
+    call = probe.try_call(mask=mask, hide=(slice(None), slice(4, 5), slice(None)))
+    last = {"l": slice(3, 4)}
+    return replace(mask, moves_queries=not (call and influence(*call, last, last)))
+
+
+def is_causal_with_more_heads(probe: CallProbe) -> bool:
+    """Whether what says to be causal is so with an even number of heads only."""
+    adapter = probe.adapter
+    is_named = any("causal" in n for n in structure.identifiers(adapter.target))
+    if not is_named or "{heads}" not in adapter.init_args.values():
+        return False
+    call = probe.try_call(heads=4 * adapter.group_size)
+    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    return call is not None and (
+        influence(*call, late, early) < 1e-6 < influence(*call, early, late)
+    )
 
 
 def leaks_at_start_only(probe: CallProbe) -> bool:

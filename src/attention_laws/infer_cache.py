@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_laws import names
+from attention_laws import documented, names
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import (
@@ -30,6 +30,7 @@ from attention_laws.decoding import (
 )
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.tools import WeightsRecorder
 
 # Methods beside `forward` that continue a sequence.
 DECODE_METHOD_PATTERN = re.compile(
@@ -269,9 +270,15 @@ def infer_memory(probe: CallProbe) -> None:
         return
     if count_own_keys(probe):
         return  # which the argument replaces
-    call, name = probe.try_call(), names.memory_argument(adapter.target)
+    call = probe.try_call()
     assert call is not None  # as it succeeded for the layout
-    if name:
+    with WeightsRecorder() as recorder:
+        call[0].call(call[1])
+    for name in names.memory_arguments(adapter.target):
+        # It may be that of an encoder.
+        is_of_past = documented.precedes(adapter.target, name)
+        if name == "memory" and not (is_of_past and len(recorder.found) == 1):
+            continue
         shape = call[0].evaluate(call[1].inputs[0]).shape
         past = call[0].random_expression(*shape)
         given = probe.try_call(more={name: past})

@@ -90,6 +90,7 @@ def infer_masks(probe: CallProbe) -> None:
             masks += mask_beside_weights(probe, name)
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
+        masks[:] = masks_of_sides(probe, name, masks)
         for mask in masks:
             record_mask(probe, mask)
         required = probe.adapter.required_mask
@@ -109,6 +110,36 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+def masks_of_sides(
+    probe: CallProbe, name: str, found: list[MaskArgument]
+) -> list[MaskArgument]:
+    """The masks of an argument, of rows or of columns if it is of these.
+
+    In an image of one row, a mask of its pixels may be one of the columns. The hidden
+    row, or column, has no influence on others; it is hidden in all batch items, which
+    may get the masks of others by mistake.
+    """
+    is_free = probe.adapter.fixed_length is None and not probe.options.mask
+    if not (is_free and probe.adapter.image.startswith("image")) or len(found) > 1:
+        return found
+    row, column = [5, 6, 7, 8, 9], [3, 8, 13]
+    size: dict[str, Any] = {"k_len": 15, "image_height": 3}
+    unmasked = probe.try_call(**size)
+    if unmasked is None or (found and probe.try_call(mask=found[0], **size)):
+        return found
+    for kind in [mask.kind for mask in found] or ["attend", "ignore", "attend_int"]:
+        for axes, keys in (("br", row), ("bc", column)):
+            mask = MaskArgument(name, kind, axes)
+            hide = (slice(None), keys, slice(None))
+            call = probe.try_call(mask=mask, hide=hide, **size)
+            observed = {"l": slice(0, 1)}
+            if call is None or not influence(*unmasked, {"l": keys}, observed):
+                continue
+            if influence(*call, {"l": keys}, observed) == 0:
+                return [mask]
+    return found
 
 
 def least_leak(mask: MaskArgument, leaks: list[float | None]) -> float:

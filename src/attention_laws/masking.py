@@ -186,8 +186,14 @@ def padding(script: Script) -> None:
         assert_padding_has_no_weight(script)
 
 
-# Rows and columns of images, and the pixels that are hidden in them.
-HIDDEN_PIXELS = {(3, 5): [4, 10, 11], (5, 3): [2, 6, 9]}
+# Rows and columns of images, and the pixels that are hidden in them: single ones, those
+# of a row, and those of a column.
+HIDDEN_PIXELS = [
+    ((3, 5), [4, 10, 11]),
+    ((5, 3), [2, 6, 9]),
+    ((3, 5), [5, 6, 7, 8, 9]),
+    ((3, 5), [3, 8, 13]),
+]
 
 
 def assert_hidden_pixels_are_unseen(script: Script) -> None:
@@ -196,7 +202,7 @@ def assert_hidden_pixels_are_unseen(script: Script) -> None:
     is_image = adapter.image.startswith("image") and adapter.single_input
     if not is_image or adapter.fixed_length is not None:
         return
-    for (rows, columns), hidden in HIDDEN_PIXELS.items():
+    for (rows, columns), hidden in HIDDEN_PIXELS:
         number = rows * columns
         script.sizes = replace(script.sizes, batch_size=2, q_len=number, k_len=number)
         script.adapter = replace(adapter, image_height=rows)

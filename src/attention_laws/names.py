@@ -93,7 +93,7 @@ CACHE_PATTERN = re.compile(
     r"history$"
 )
 MEMORY_PATTERN = re.compile(
-    r"mems?|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
+    r"mem(s|ory)?|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
     r"|left(_(context|frames|inputs?))?"
 )
 # Arguments with which a module stores a cache of its own: flags, and first positions.
@@ -888,12 +888,13 @@ def weight_templates(name: str) -> list[str]:
     return []
 
 
-def memory_argument(target: Any) -> str:
-    """The optional argument for the tokens before the input; "" if there is none."""
-    for name, is_required in required_by_name(parameters_of(target)).items():
-        if not is_required and MEMORY_PATTERN.fullmatch(name):
-            return name
-    return ""
+def memory_arguments(target: Any) -> list[str]:
+    """The optional arguments that may take the tokens before the input."""
+    return [
+        name
+        for name, is_required in required_by_name(parameters_of(target)).items()
+        if not is_required and MEMORY_PATTERN.fullmatch(name)
+    ]
 
 
 def empty_caches(

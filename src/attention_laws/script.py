@@ -380,7 +380,9 @@ class Script:
         if self.adapter.is_pooled:
             return [0]
         if not self.adapter.queries_are_keys:
-            return list(range(len(args.allowed)))
+            moved = any(mask.moves_queries for mask in self.adapter.masks)
+            seeing = args.allowed.any(dim=1).all(dim=1)  # what a moved one may not
+            return [n for n in range(len(args.allowed)) if seeing[n] or not moved]
         real = args.allowed.any(dim=0).all(dim=1)
         return [n for n in range(len(args.allowed)) if n >= len(real) or real[n]]
 
@@ -388,7 +390,8 @@ class Script:
         """The mask arguments that can express a mask; None where it hides nothing."""
         if bool(allowed.all()):
             return [self.adapter.required_mask]
-        return [mask for mask in self.adapter.masks if mask.can_express(allowed)]
+        sides = self.adapter.sides(allowed.shape[1])
+        return [mask for mask in self.adapter.masks if mask.can_express(allowed, sides)]
 
     def all_allowed(self, q_len: int | None = None, k_len: int | None = None) -> Tensor:
         """A mask that hides nothing, `[q_len, k_len, batch_size]`."""
@@ -440,7 +443,8 @@ class Script:
             for role, name in enumerate(self.adapter.inputs)
         )
         encoded = self.encode_mask(allowed, mask)
-        return CallArguments(inputs, encoded, self.adapter.effective_mask(allowed))
+        visible = self.adapter.effective_mask(allowed, mask)
+        return CallArguments(inputs, encoded, visible)
 
     def encode_mask(
         self, allowed: Tensor, mask: MaskArgument | None = None
@@ -452,12 +456,10 @@ class Script:
         mask = mask or self.adapter.required_mask
         if mask is None:
             return None
-        text = mask.to_source(allowed, self.sizes.heads)
+        sides = self.adapter.sides(allowed.shape[1])
+        text = mask.to_source(allowed, self.sizes.heads, sides)
         if mask.kind == "causal":
             return mask.name, text
-        if "p" in mask.axes:
-            sides = self.adapter.sides(allowed.shape[1])
-            text += f".unflatten({mask.axes.index('p')}, {sides})"
         if mask.kind in ("additive", "additive_min"):
             text += self.to_dtype_and_device()
             if mask.kind == "additive_min":
