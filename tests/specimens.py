@@ -7702,6 +7702,73 @@ def attention_to_cache(
     return scores.softmax(dim=-1).masked_fill(~visible, 0) @ value
 
 
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+) -> Tensor:
+    """One query for each sequence, whose keys and values lie in blocks of a pool."""
+    keys, values = (x[block_tables].flatten(1, 2) for x in (key_cache, value_cache))
+    scores = torch.einsum("bhd,bkhd->bhk", query, keys) / math.sqrt(query.shape[-1])
+    slots = torch.arange(keys.shape[1], device=query.device)
+    hidden = (slots >= context_lens[:, None])[:, None]
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return torch.einsum("bhk,bkhd->bhd", weights, values)
+
+
+def attention_to_whole_pages(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+) -> Tensor:
+    size = key_cache.shape[1]
+    whole = (context_lens + size - 1) // size * size
+    return paged_attention(query, key_cache, value_cache, block_tables, whole)
+
+
+class FirstAlignment(nn.Module):
+    """Additive attention to padded frames, with the alignment of the step before.
+
+    :param Tensor hs_pad: padded states of the encoder (B x T x dim)
+    :param Tensor hs_len: numbers of frames (B)
+    :param Tensor dec_z: state of the decoder (B x dim)
+    :param Tensor att_prev: alignment of the step before (B x T)
+    """
+
+    def __init__(self, dim: int = 12) -> None:
+        super().__init__()
+        self.of_frame, self.of_step = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.energy = nn.Linear(dim, 1)
+
+    def forward(
+        self,
+        hs_pad: Tensor,
+        hs_len: Tensor,
+        dec_z: Tensor,
+        att_prev: Tensor | None = None,
+    ) -> Tensor:
+        length = hs_pad.shape[1]
+        real = torch.arange(length, device=hs_pad.device) < hs_len[:, None]
+        if att_prev is None:
+            att_prev = self.first(real).to(hs_pad.dtype)
+        scores = self.of_frame(hs_pad) + self.of_step(dec_z)[:, None]
+        energy = self.energy((scores + att_prev[..., None]).sin())[..., 0]
+        energy = energy.masked_fill(~real, torch.finfo(energy.dtype).min)
+        return (energy.softmax(dim=-1)[:, None] @ hs_pad)[:, 0]
+
+    def first(self, real: Tensor) -> Tensor:
+        return real / real.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+class FirstAlignmentOfPadding(FirstAlignment):
+    def first(self, real: Tensor) -> Tensor:
+        return torch.ones_like(real) / real.shape[1]
+
+
 class AssignsTokens(Correct):
     """Each key chooses one query, with the gradients of a softmax over the queries."""
 
@@ -8146,6 +8213,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FarFromOtherQueries, {}),
         (RowsWithMaskOfColumns, {}),
         (FramesWithTiledMask, {}),
+        (attention_to_whole_pages, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -8384,6 +8452,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (blockwise_attention, {}),
         (PairBiasInChunks, {}),
         (attention_in_short_blocks, {}),
+        (FirstAlignmentOfPadding, {}),
     ],
     "positions_matter": [
         (RotaryOverHeads, {"positions": "rotary"}),
@@ -8641,6 +8710,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("query_independence", TextBeforeImage),
     ("padding", RowsWithMask),
     ("padding", FramesWithMask),
+    ("padding", paged_attention),
+    ("long_sequences", FirstAlignment),
     ("causality", MaskedHalves),
     ("gradients", IntervalsOfUser),
     ("weights_match_output", ReturnsWeightsOfPairs),

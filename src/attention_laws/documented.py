@@ -47,6 +47,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "q: B x D, keys  B x M x 2*D"
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
+    >>> attend.__doc__ = "keys: all that there are (B x M x 2*D)"
+    >>> shapes(attend)
+    {'keys': ('B', 'M', '2*D')}
     """
     found: dict[str, tuple[str, ...]] = {}
     arguments = parameters_by_name(target)
@@ -56,7 +59,7 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
         ]
         columns = COLUMNS_PATTERN.findall(text)
         for written, shape in [*SHAPE_PATTERN.findall(text), *columns, *products]:
-            axes = tuple(axis.strip() for axis in shape.split(","))
+            axes = tuple(axis.strip() for axis in re.split(",| x ", shape))
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
                 found |= {n: axes for n in named if n in arguments and n not in found}
