@@ -4267,15 +4267,25 @@ class DecoderOfMemory(nn.Module):
         ones = torch.ones(
             1, x.shape[1], tokens.shape[1], dtype=torch.bool, device=x.device
         )
-        causal = ones.tril(tokens.shape[1] - x.shape[1]).to(x.device)
+        causal = self.align(ones, tokens.shape[1] - x.shape[1])
         y = x + self.of_tokens(x, tokens, tokens, causal)
         memory = memory if past is None else past[1]
         mask = None if memory_mask is None else memory_mask[:, None]
         y = y + self.of_memory(y, memory, memory, self.mask_with(mask, past))
         return y, (tokens, memory)
 
+    def align(self, ones: Tensor, past: int) -> Tensor:
+        return ones.tril(past)
+
     def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
         return mask
+
+
+class DecoderAlignsFirst(DecoderOfMemory):
+    """The first new token sees the first key only, whatever is in the cache."""
+
+    def align(self, ones: Tensor, past: int) -> Tensor:
+        return ones.tril()
 
 
 class Guided(nn.Module):
@@ -7769,6 +7779,30 @@ class FirstAlignmentOfPadding(FirstAlignment):
         return torch.ones_like(real) / real.shape[1]
 
 
+class TextAndImages(Correct):
+    """A token attends to the image whose mark is the last one up to it."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, media: Tensor, media_locations: Tensor
+    ) -> Any:
+        images, length = media.shape[1:3]
+        seen = media_locations.long().cumsum(dim=1)[:, :, None]
+        number = torch.arange(1, images + 1, device=x.device).repeat_interleave(length)
+        keys = media.flatten(1, 2)
+        q, k, v = self.query(x), self.key(keys), self.value(keys)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        weights = self.hide(self.weigh(self.score(q, k), seen == number), seen)
+        return self.join(self.read(weights, v))
+
+    def hide(self, weights: Tensor, seen: Tensor) -> Tensor:
+        return weights.masked_fill(seen[:, None] == 0, 0)
+
+
+class TextBeforeImages(TextAndImages):
+    def hide(self, weights: Tensor, seen: Tensor) -> Tensor:
+        return weights
+
+
 class AssignsTokens(Correct):
     """Each key chooses one query, with the gradients of a softmax over the queries."""
 
@@ -8214,6 +8248,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RowsWithMaskOfColumns, {}),
         (FramesWithTiledMask, {}),
         (attention_to_whole_pages, {}),
+        (TextBeforeImages, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -8436,6 +8471,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReordersTokensOfCache, {}),
         (ReordersTwoOfThree, {}),
         (MemoryOfBothByQueries, {}),
+        (DecoderAlignsFirst, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -8711,11 +8747,13 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("padding", RowsWithMask),
     ("padding", FramesWithMask),
     ("padding", paged_attention),
+    ("batch_independence", TextAndImages),
     ("long_sequences", FirstAlignment),
     ("causality", MaskedHalves),
     ("gradients", IntervalsOfUser),
     ("weights_match_output", ReturnsWeightsOfPairs),
     ("incremental_decoding", MemoryOfBoth),
+    ("incremental_decoding", DecoderOfMemory),
     ("rows_sum_to_one", attention_to_cache),
     ("formula", attention_to_cache),
     ("query_key_norms", NormalizesHeadsOfBoth),

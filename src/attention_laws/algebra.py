@@ -57,7 +57,7 @@ PLAIN = (
 LARGE_FACTOR = 100
 
 
-@law(assumes="norm residual gate features sink talking assignment")
+@law(assumes="norm residual gate features sink talking assignment direction")
 def rows_sum_to_one(script: Script) -> None:
     r"""Each row of attention weights sums to one, over the keys that it may attend to.
 

@@ -598,6 +598,8 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
     if len(probe.adapter.inputs) == 2 and probe.adapter.is_module:
         # One of several contexts, such as images, each with tokens of its own.
         yield {"packing": "{0}[:, None]"}
+        for fields in filled_arguments(probe):
+            yield fields | {"packing": "{0}[:, None]"}
 
 
 def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
@@ -767,6 +769,21 @@ def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
         and of_last[0] < 1e-6 < of_last[-1]
         and (of_first > 1e-6).all()
     )
+
+
+def queries_are_causal(script: Script, args: CallArguments) -> bool:
+    """Whether no query that has a context as its keys depends on the last query."""
+    if len(args.inputs) != 2:
+        return False
+    query, context = args.inputs
+    before = script.call(args)
+    changed = script.assign("query", f"{query}.clone()")
+    last, rest = (
+        script.adapter.index(l=part) for part in (slice(4, None), slice(0, 4))
+    )
+    script.exec_line(f"{changed}{last} *= -2")
+    after = script.call(replace(args, inputs=(changed, context)))
+    return bool(script.evaluate(f"torch.equal({before}{rest}, {after}{rest})"))
 
 
 def queries_meet(script: Script, args: CallArguments) -> bool:

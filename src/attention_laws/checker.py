@@ -47,8 +47,9 @@ from attention_laws import (
     sinks,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
-from attention_laws.calling import order_matters, queries_meet
+from attention_laws.calling import CallProbe, order_matters, queries_meet
 from attention_laws.infer import infer_adapter
+from attention_laws.infer_cache import infer_cache
 from attention_laws.law import (
     Excused,
     Law,
@@ -414,6 +415,15 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
         mixes_queries=False,
     )
     return replace(adapter, cache=None), alone
+
+
+def with_cache(adapter: Adapter, options: Options) -> Adapter:
+    """The attention of a decoder to its past, with the cache that it takes, if any."""
+    probe = CallProbe(adapter, options)
+    if adapter.cache is None and options.cache is None and not options.call_args:
+        with suppress(CallError, ScriptError):
+            infer_cache(probe)
+    return probe.adapter
 
 
 def unused_weights(script: Script) -> tuple[str, ...]:
@@ -795,7 +805,8 @@ def check(
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]
-        adapters = [*(of_queries(adapter) or adapters)]
+        if (both := of_queries(adapter)) is not None:
+            adapters = [both[0], with_cache(both[1], stated)]
         for n, law in enumerate(chosen):
             if progress is not None:
                 progress(n, len(chosen), law.name)

@@ -57,6 +57,7 @@ from attention_laws.calling import (
     mask_candidates,
     order_matters,
     output_of,
+    queries_are_causal,
     queries_meet,
     raise_if_model,
     token_mixing,
@@ -924,7 +925,10 @@ def infer_behavior(probe: CallProbe) -> None:
         causal |= is_causal_behind_prefix(*call) or leaks_at_start_only(probe)
         causal |= is_causal_with_more_heads(probe)
     text = "yes" if causal else "no"
-    if options.causal and queries_meet(*call):
+    are_causal = options.causal
+    if options.causal is None:
+        are_causal = queries_are_causal(*call)
+    if are_causal and queries_meet(*call):
         # Of the two attentions of a decoder, that is the one of the queries.
         probe.update(causal_queries=True, mixes_queries=True)
         text, causal = f"yes, for `{adapter.inputs[0]}`", False

@@ -172,8 +172,10 @@ def padding(script: Script) -> None:
     much larger ones, and no output may change. Nor may it if their scores are set to
     minus infinity: tokens that are only set to zero keep a part of the weights. Where
     the documentation says that padding may be on the left, tokens have their positions
-    without it. In images, single pixels of several rows are hidden.
+    without it. In images, single pixels of several rows are hidden. Where marks in a
+    text tell which images a token sees, those in front of the first one see none.
     """
+    assert_images_follow_their_marks(script)
     assert_padding_ignored(script, ("", "100.0"))
     assert_hidden_pixels_are_unseen(script)
     adapter, k_len = script.adapter, script.sizes.k_len
@@ -184,6 +186,25 @@ def padding(script: Script) -> None:
             assert_padding_is_unseen(script, longer, mask, slice(2, None))
     if not {"selection", "window", "latents"} & {*script.adapter.designs}:
         assert_padding_has_no_weight(script)
+
+
+def assert_images_follow_their_marks(script: Script) -> None:
+    """No image has an influence on the tokens in front of the first mark of one."""
+    adapter, q_len = script.adapter, script.sizes.q_len
+    parameters = names.parameters_by_name(adapter.target)
+    marks = [*filter(names.MARKS_PATTERN.fullmatch, parameters)]
+    if len(adapter.inputs) != 2 or not marks:
+        return
+    script.restart()
+    args = script.make_arguments()
+    last = f"(torch.arange({q_len}) == {q_len - 1}){script.to_device()}"
+    items = f"{last}.expand({script.sizes.batch_size}, -1)"
+    given = {marks[0]: script.assign("marks", items)}
+    with script.attempt():  # the marks may be of another kind
+        before = script.call(args, **given)
+        after = script.call(script.perturb(args, l=slice(None)), **given)
+        message = f"{{place}} depends on an image, whose mark in `{marks[0]}` is later"
+        script.assert_close(before, after, message, l=slice(0, q_len - 1))
 
 
 # Rows and columns of images, and the pixels that are hidden in them: single ones, those

@@ -145,6 +145,8 @@ SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_s
 FIXED_SIDE_PATTERN = re.compile(
     r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid|window)_?(size|shape))"
 )
+# Which tokens of a text stand for images, as [batch, length] of bools.
+MARKS_PATTERN = re.compile(r"(media|image|img|visual)_(locations?|markers?|marks)")
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")
 # The widths of a context, as arguments of a constructor.
 CONTEXT_WIDTH_PATTERN = re.compile(
@@ -203,6 +205,10 @@ WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
 EXTRA_ARGUMENTS = {
+    # The first token stands for the only image.
+    r"(media|image|img|visual)_(locations?|markers?|marks)": (
+        "(torch.arange({length}) == 0).expand({batch_size}, -1){device}",
+    ),
     # Of deformable attention, with one level: each query samples around the center.
     r"reference_points?": ["torch.full(({batch_size}, {length}, 1, 2), 0.5){dtype}"],
     r"(\w+_)?spatial_shapes": [
