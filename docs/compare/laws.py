@@ -101,7 +101,11 @@
 # Options of the constructor that are off by default are turned on, one after the other,
 # and the modes, the batch and decoding are compared again. A method named `step`,
 # `decode` or `forward_chunk` that takes a cache is called to decode, if `forward` does
-# not take one.
+# not take one. The masks of an image may be of its pixels, rows or columns, as of the
+# frames of a video. Of a decoder layer, both attentions are checked: that to a context,
+# and the causal one of its tokens, with the cache. A function that takes keys and values
+# in pages (query, key pages, value pages, table, lengths) is checked as attention to
+# sequences, by [`over_pages`](../source/attention_laws/tools.md#over_pages).
 #
 # ## The laws
 
