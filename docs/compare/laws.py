@@ -105,7 +105,7 @@
 # frames of a video. Of a decoder layer, both attentions are checked: that to a context,
 # and the causal one of its tokens, with the cache. A function that takes keys and values
 # in pages (query, key pages, value pages, table, lengths) is checked as attention to
-# sequences, by [`over_pages`](../source/attention_laws/tools.md#over_pages).
+# sequences, by [`over_pages`](../source/attention_laws/pages.md#over_pages).
 #
 # ## The laws
 

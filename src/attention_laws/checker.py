@@ -60,8 +60,8 @@ from attention_laws.law import (
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
+from attention_laws.pages import over_pages, takes_pages
 from attention_laws.script import CallArguments, Script
-from attention_laws.tools import over_pages
 
 # All laws by name, in the order in which they run and are shown.
 LAWS: dict[str, Law] = {
@@ -796,9 +796,9 @@ def check(
             attention, lines = built
             stated = replace(stated, init_args={})
             imports, source_name = imports + lines, "built"
-        elif names.takes_pages(attention):
+        elif takes_pages(attention):
             attention = over_pages(attention)
-            lines = "from attention_laws.tools import over_pages\n\n"
+            lines = "from attention_laws.pages import over_pages\n\n"
             imports += f"\n{lines}built = over_pages({name})\n"
             source_name = "built"
         adapter = infer_adapter(attention, source_name, imports, stated)

@@ -696,32 +696,6 @@ def packings(target: Any, name: str) -> list[str]:
     return [f"torch.stack([{{0}}] * {count}, {n})" for n in (2, 0, 1) if found]
 
 
-# The arguments of an attention to keys and values in pages, in their usual order.
-PAGE_ARGUMENTS = (
-    r"q(uery)?",
-    r"k(ey)?s?_\w+",
-    r"v(alue)?s?_\w+",
-    r"(block|page)_tables?",
-    r"(context|seq|cache|kv)_len(gth)?s?",
-)
-
-
-def takes_pages(function: Any) -> bool:
-    r"""Whether a function takes keys and values in pages, and a table of the pages.
-
-    >>> def attend(q, k_cache, v_cache, block_table, context_lens, scale=None): ...
-    >>> takes_pages(attend), takes_pages(lambda q, k, v: None)
-    (True, False)
-    """
-    if not inspect.isfunction(function):
-        return False
-    required = required_by_name(parameters_of(function))
-    first = [name for name, is_required in required.items() if is_required]
-    return len(first) == len(PAGE_ARGUMENTS) and all(
-        map(re.fullmatch, PAGE_ARGUMENTS, first)
-    )
-
-
 def input_key(target: Any, name: str) -> str:
     r"""The first key that the code reads from an input that is a dict; "" if none."""
     try:

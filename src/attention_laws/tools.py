@@ -32,51 +32,6 @@ from torch.utils._pytree import tree_map_only
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
 from attention_laws.structure import codes_of
 
-# How many tokens a page has.
-PAGE = 4
-
-
-def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    r"""Attention to keys and values in pages, as one to sequences of them.
-
-    `attention(query, key_pages, value_pages, tables, lengths)` has one query for each
-    sequence. The pages of all sequences lie in one pool, in the reverse order; behind
-    the end of a sequence, its last page has other tokens.
-
-    >>> def first_token(query, key_pages, value_pages, tables, lengths):
-    ...     return value_pages[tables[:, 0], 0]
-    >>> q, x = torch.zeros(2, 1, 1, 1), torch.arange(10.0).reshape(2, 5, 1, 1)
-    >>> over_pages(first_token)(q, x, x).flatten()
-    tensor([0., 5.])
-    """
-
-    def attend(
-        query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None = None
-    ) -> Tensor:
-        (batch_size, q_len), k_len = query.shape[:2], key.shape[1]
-        if lengths is None:
-            lengths = torch.full((batch_size,), k_len, device=query.device)
-        if lengths.shape != (batch_size,):
-            raise ValueError(f"lengths has shape {[*lengths.shape]}, not [batch_size]")
-        count = -(-k_len // PAGE)
-        order = torch.arange(batch_size * count, device=query.device).flip(0)
-
-        def pages(x: Tensor) -> Tensor:
-            rest = x.new_ones(batch_size, count * PAGE - k_len, *x.shape[2:])
-            whole = torch.cat([x, rest], dim=1)
-            return whole.reshape(-1, PAGE, *x.shape[2:])[order]
-
-        output = attention(
-            query.flatten(0, 1),
-            pages(key),
-            pages(value),
-            order.reshape(batch_size, count).repeat_interleave(q_len, dim=0),
-            lengths.repeat_interleave(q_len),
-        )
-        return output.reshape(batch_size, q_len, *output.shape[1:])
-
-    return attend
-
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
     r"""Normally distributed random numbers, the same on every device.
