@@ -281,7 +281,8 @@ UNKNOWN_PAIRS = [
 ]
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|(?<![hxyz]s)_pad(ding)?$|^(is_)?valid$|^adj"
+    r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
+    r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
     r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attention_laws.names import parameters_of, required_by_name
 
@@ -58,34 +59,41 @@ def over_pages(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     >>> def first_token(query, key_pages, value_pages, tables, lengths):
     ...     return value_pages[tables[:, 0], 0]
-    >>> q, x = torch.zeros(2, 1, 1, 1), torch.arange(10.0).reshape(2, 5, 1, 1)
-    >>> over_pages(first_token)(q, x, x).flatten()
-    tensor([0., 5.])
+    >>> query, key = torch.zeros(2, 7, 3, 11), torch.randn(2, 19, 3, 11)
+    >>> for lengths in (None, torch.tensor([19, 13])):
+    ...     output = over_pages(first_token)(query, key, key, lengths)
+    ...     print(output.equal(key[:, :1].expand_as(query)))
+    True
+    True
     """
 
     def attend(
-        query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None = None
+        query: Tensor,  # [batch_size, q_len, heads, d_k]
+        key: Tensor,  # [batch_size, k_len, heads, d_k]
+        value: Tensor,  # [batch_size, k_len, heads, d_k]
+        lengths: Tensor | None = None,  # [batch_size]
     ) -> Tensor:
         (batch_size, q_len), k_len = query.shape[:2], key.shape[1]
         if lengths is None:
-            lengths = torch.full((batch_size,), k_len, device=query.device)
+            lengths = torch.full((batch_size,), k_len).to(key.device)  # [batch_size]
         if lengths.shape != (batch_size,):
             raise ValueError(f"lengths has shape {[*lengths.shape]}, not [batch_size]")
         count = -(-k_len // PAGE)
-        order = torch.arange(batch_size * count, device=query.device).flip(0)
+        total = batch_size * count
+        order = torch.arange(total).flip(0).to(key.device)  # [total]
+        tables = order.reshape(batch_size, count)  # [batch_size, count]
 
-        def pages(x: Tensor) -> Tensor:
-            rest = x.new_ones(batch_size, count * PAGE - k_len, *x.shape[2:])
-            whole = torch.cat([x, rest], dim=1)
-            return whole.reshape(-1, PAGE, *x.shape[2:])[order]
+        def in_pages(x: Tensor) -> Tensor:
+            missing = 0, 0, 0, 0, 0, count * PAGE - k_len
+            x = pad(x, missing, value=1.0)  # [batch_size, count * 4, heads, d_k]
+            x = x.reshape(-1, PAGE, *x.shape[2:])  # [batch_size * count, 4, heads, d_k]
+            return x[order]
 
-        output = attention(
-            query.flatten(0, 1),
-            pages(key),
-            pages(value),
-            order.reshape(batch_size, count).repeat_interleave(q_len, dim=0),
-            lengths.repeat_interleave(q_len),
-        )
-        return output.reshape(batch_size, q_len, *output.shape[1:])
+        queries = query.flatten(0, 1)  # [batch_size * q_len, heads, d_k]
+        tables = tables.repeat_interleave(q_len, dim=0)  # [batch_size * q_len, count]
+        lengths = lengths.repeat_interleave(q_len)  # [batch_size * q_len]
+        # [batch_size * q_len, heads, d_k]
+        output = attention(queries, in_pages(key), in_pages(value), tables, lengths)
+        return output.reshape(query.shape)  # [batch_size, q_len, heads, d_k]
 
     return attend
