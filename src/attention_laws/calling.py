@@ -771,33 +771,31 @@ def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
     )
 
 
-def queries_are_causal(script: Script, args: CallArguments) -> bool:
-    """Whether no query that has a context as its keys depends on the last query."""
-    if len(args.inputs) != 2:
-        return False
-    query, context = args.inputs
-    before = script.call(args)
-    changed = script.assign("query", f"{query}.clone()")
-    last, rest = (
-        script.adapter.index(l=part) for part in (slice(4, None), slice(0, 4))
-    )
-    script.exec_line(f"{changed}{last} *= -2")
-    after = script.call(replace(args, inputs=(changed, context)))
-    return bool(script.evaluate(f"torch.equal({before}{rest}, {after}{rest})"))
-
-
 def queries_meet(script: Script, args: CallArguments) -> bool:
     """Whether queries that have a context as their keys depend on each other, too."""
+    return query_has_influence(script, args, slice(0, 1), slice(1, None))
+
+
+def queries_are_causal(script: Script, args: CallArguments) -> bool:
+    """Whether no query that has a context as its keys depends on the last of five."""
+    return not query_has_influence(script, args, slice(4, None), slice(0, 4))
+
+
+def query_has_influence(
+    script: Script, args: CallArguments, changed: slice, observed: slice
+) -> bool:
+    """Whether the outputs at `observed` depend on the queries at `changed`.
+
+    No query has an influence where there is no context beside it.
+    """
     if len(args.inputs) != 2:
         return False
     query, context = args.inputs
     before = script.call(args)
-    changed = script.assign("query", f"{query}.clone()")
-    first, rest = (
-        script.adapter.index(l=part) for part in (slice(0, 1), slice(1, None))
-    )
-    script.exec_line(f"{changed}{first} *= -2")
-    after = script.call(replace(args, inputs=(changed, context)))
+    other = script.assign("query", f"{query}.clone()")
+    index, rest = (script.adapter.index(l=part) for part in (changed, observed))
+    script.exec_line(f"{other}{index} *= -2")
+    after = script.call(replace(args, inputs=(other, context)))
     return not script.evaluate(f"torch.equal({before}{rest}, {after}{rest})")
 
 

@@ -266,7 +266,7 @@ def assert_no_shape_is_kept(script: Script) -> None:
         script.restart("no_grad")
         script.exec_line("unused = copy.deepcopy(attention)")
         args = script.make_arguments()
-        with script.attempt():
+        with script.attempt():  # it may take no such image, nor the next one
             script.call(args)
         script.adapter = replace(script.adapter, image_height=height)
         script.exec_line("fresh = copy.deepcopy(unused)")

@@ -910,7 +910,6 @@ def infer_behavior(probe: CallProbe) -> None:
             f"`{adapter.name}` could not be called with the masks that were inferred: "
             f"it {probe.first_error}; describe them with `--mask`"
         )
-    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
     source = "inferred"
     # A class named causal is meant to be, even if it leaks: the laws show the leak. One
     # of videos may be so from frame to frame; the tokens are the pixels of one frame.
@@ -921,14 +920,15 @@ def infer_behavior(probe: CallProbe) -> None:
     elif adapter.required_mask in (None, *adapter.masks) and not (
         causal or adapter.image  # whose pixels may be pooled
     ):
-        causal = influence(*call, late, early) < 1e-6 < influence(*call, early, late)
-        causal |= is_causal_behind_prefix(*call) or leaks_at_start_only(probe)
-        causal |= is_causal_with_more_heads(probe)
+        causal = (
+            hides_future(*call)
+            or is_causal_behind_prefix(*call)
+            or leaks_at_start_only(probe)
+            or is_causal_with_more_heads(probe)
+        )
     text = "yes" if causal else "no"
-    are_causal = options.causal
-    if options.causal is None:
-        are_causal = queries_are_causal(*call)
-    if are_causal and queries_meet(*call):
+    may_be_causal = options.causal is not False and queries_meet(*call)
+    if may_be_causal and (options.causal or queries_are_causal(*call)):
         # Of the two attentions of a decoder, that is the one of the queries.
         probe.update(causal_queries=True, mixes_queries=True)
         text, causal = f"yes, for `{adapter.inputs[0]}`", False
@@ -970,7 +970,15 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
         return mask
     call = probe.try_call(mask=mask, hide=(slice(None), slice(4, 5), slice(None)))
     last = {"l": slice(3, 4)}
-    return replace(mask, moves_queries=not (call and influence(*call, last, last)))
+    is_moved = call is not None and influence(*call, last, last) == 0
+    return replace(mask, moves_queries=is_moved)
+
+
+def hides_future(script: Script, args: CallArguments) -> bool:
+    """Whether the first three tokens have an influence on later ones, and not back."""
+    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    backward = influence(script, args, late, early)
+    return backward < 1e-6 < influence(script, args, early, late)
 
 
 def is_causal_with_more_heads(probe: CallProbe) -> bool:
@@ -980,10 +988,7 @@ def is_causal_with_more_heads(probe: CallProbe) -> bool:
     if not is_named or "{heads}" not in adapter.init_args.values():
         return False
     call = probe.try_call(heads=4 * adapter.group_size)
-    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
-    return call is not None and (
-        influence(*call, late, early) < 1e-6 < influence(*call, early, late)
-    )
+    return call is not None and hides_future(*call)
 
 
 def leaks_at_start_only(probe: CallProbe) -> bool:
