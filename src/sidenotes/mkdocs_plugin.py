@@ -195,7 +195,8 @@ class SidenotesPlugin(BasePlugin[Options]):  # type: ignore[no-untyped-call]
 
         try:
             with (
-                ThreadPoolExecutor(max_workers=os.cpu_count()) as threads,
+                # More than processors: a kernel that starts or ends mostly waits.
+                ThreadPoolExecutor(max_workers=2 * (os.cpu_count() or 1)) as threads,
                 # Closed before the threads, which an interrupt thus ends at once.
                 Kernels(self.config.setup, self.sources.imports) as kernels,
             ):
