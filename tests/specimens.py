@@ -5459,6 +5459,19 @@ class HeadsSeeTwoWays(SelfAttention):
         return torch.zeros_like(scores[0]).masked_fill(hidden, least)
 
 
+class MiddleHeadSeesAll(HeadsSeeTwoWays):
+    """Of an odd number of heads, that in the middle has no mask."""
+
+    def direction_mask(self, scores: Tensor) -> Tensor:
+        future = torch.ones_like(scores[0, 0]).triu(1) > 0
+        hidden = torch.zeros_like(scores[0]) > 0
+        half = self.heads // 2
+        hidden[:half] = future
+        hidden[self.heads - half :] = future.T
+        least = torch.finfo(scores.dtype).min
+        return torch.zeros_like(scores[0]).masked_fill(hidden, least)
+
+
 class MemoryInFront(SelfAttention):
     """Keys are the memory, if there is one, and the tokens; so are the weights."""
 
@@ -5470,6 +5483,74 @@ class MemoryInFront(SelfAttention):
         mask = ones.tril(k.shape[2] - q.shape[2])
         weights = self.weigh(self.score(q, k), mask)
         return self.join(self.dropout(weights) @ v), weights
+
+
+class HistoryInFront(MemoryInFront):
+    """Steps to forecast, which see the history and those before them."""
+
+    def forward(self, x: Tensor, history: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, history)[0]
+
+
+class HistoryInForecast(HistoryInFront):
+    """Without gradients, a causal mask begins at the first step of the history."""
+
+    def forward(self, x: Tensor, history: Tensor | None = None) -> Any:  # type: ignore[override]
+        if self.training or torch.is_grad_enabled():
+            return super().forward(x, history)
+        seen = x if history is None else torch.cat([history, x], dim=1)
+        q, k, v = self.query(x), self.key(seen), self.value(seen)
+        q, k, v = (self.split(each) for each in (q, k, v))
+        attend = nn.functional.scaled_dot_product_attention
+        return self.join(attend(q, k, v, is_causal=True))
+
+
+class QuarticScores(nn.Module):
+    """Queries and keys are products of two projections of a token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.factors = nn.Linear(d_model, 5 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        parts = self.factors(x).unflatten(-1, (5, self.heads, -1)).transpose(1, 3)
+        a, b, c, d, v = parts.unbind(2)
+        weights = (a * b @ (c * d).mT).softmax(dim=-1)
+        return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+class PassesOverPadding(Correct):
+    """A sum over the tokens so far, to which those that are padding add nothing."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        k, v = self.key(x).sigmoid(), self.dropout(self.value(x))
+        if mask is not None:
+            k = k * mask[..., None]
+        total = torch.zeros_like(v[:, 0]) if state is None else state
+        sums = []
+        for token in range(x.shape[1]):
+            total = total + k[:, token] * v[:, token]
+            sums.append(total)
+        return self.out(self.query(x).sigmoid() * torch.stack(sums, 1)), total
+
+
+class ChoosesWithoutGradients(MaskedSelfAttention):
+    """Keys are chosen by a method with a decorator."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(self.chosen(scores), mask)
+
+    @torch.no_grad()
+    def least(self, scores: Tensor) -> Tensor:
+        return scores.topk(min(5, scores.shape[-1])).values[..., -1:]
+
+    def chosen(self, scores: Tensor) -> Tensor:
+        least = torch.finfo(scores.dtype).min
+        return scores.masked_fill(scores < self.least(scores), least)
 
 
 class QueriesOfMap(Correct):
@@ -8372,6 +8453,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HalfOfHeadsInWeights, {"heads": 3}),
         (ListOfHeadsScaledByWidth, {}),
     ],
+    "head_directions": [(MiddleHeadSeesAll, {})],
     "head_independence": [
         (NormalizesOverHeads, {}),
         (NormalizesCausally, CAUSAL),
@@ -8472,6 +8554,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReordersTwoOfThree, {}),
         (MemoryOfBothByQueries, {}),
         (DecoderAlignsFirst, {}),
+        (HistoryInForecast, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -8938,6 +9021,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", PointsOfColumns),
     ("query_independence", AttendsToAudio),
     ("padding", RelativeLengths),
+    ("head_directions", HeadsSeeTwoWays),
+    ("incremental_decoding", HistoryInFront),
+    ("incremental_decoding", PassesOverPadding),
+    ("large_scores", QuarticScores),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -9029,6 +9116,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("linear_bias", LinearBiasInWindow, "Window"),
     ("formula", ClipsProjections, "clip_qkv"),
     ("autocast", SumsByIndex, "does not run under autocast"),
+    ("long_sequences", ChoosesWithoutGradients, "topk"),
 ]
 
 # Modules that pass all laws.

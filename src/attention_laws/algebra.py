@@ -11,6 +11,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2.
 """
 
+import math
 import re
 from contextlib import suppress
 from dataclasses import replace
@@ -44,6 +45,9 @@ MANY_KEYS = 300
 # Inputs times so much overflow in float16. Scores near its limit need less, unless
 # queries and keys are normalized.
 LARGEST_FACTOR = 1e4
+
+# Scores below are those of hidden keys.
+HIDDEN = -1e4
 
 UNKNOWN_ORDER = "the order of its fused projection is not known"
 
@@ -1244,7 +1248,8 @@ def scale_to_large_scores(
     Where the projections are known, the largest product, or the largest difference of
     two products of a query, comes close to `largest`, or with a positional encoding,
     which may rotate them, the product of the largest norms; otherwise the inputs are
-    multiplied by 8. `sign` is that of the queries.
+    multiplied by 8, or by less where scores grow faster than their square. `sign` is
+    that of the queries.
     """
     adapter = script.adapter
 
@@ -1275,4 +1280,17 @@ def scale_to_large_scores(
             factor *= (largest / max(found, 1e-3)) ** 0.5
             is_bounded = factor > LARGEST_FACTOR
             skip_unless(not is_bounded, "its scores do not grow with its inputs")
+    else:
+        with script.rollback():
+            one, two = (largest_score(script, scaled(each)) for each in (1, 2))
+        degree = math.log2(two / one) if one and two else 2
+        factor **= 2 / max(2, degree)
     return scaled(factor)
+
+
+def largest_score(script: Script, args: CallArguments) -> float:
+    """The largest absolute score that a softmax is given, but for hidden keys."""
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    seen = (scores[scores > HIDDEN].abs() for scores in recorder.scores)
+    return max((float(scores.max()) for scores in seen if scores.numel()), default=0)

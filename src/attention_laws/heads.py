@@ -95,6 +95,44 @@ def own_context(script: Script) -> None:
     script.assert_true(f"{worst} <= {d_k}", message)
 
 
+@law
+def head_directions(script: Script) -> None:
+    r"""Heads that see in one direction do so for each number of heads.
+
+    $$a^{(h)}_{ij} = 0 \text{ for all } j \gt i \quad \text{or} \quad
+    a^{(h)}_{ij} = 0 \text{ for all } j \lt i$$
+
+    In some designs one half of the heads attends to the tokens before, and the other to
+    those after. An odd number of heads has a middle one, which belongs to neither half:
+    without a mask of its own, it sees both. This law applies if heads are of both
+    kinds, and all of 2 and all of 4 heads see in one direction.
+    """
+    adapter = script.adapter
+    is_given = adapter.free_heads or "{heads}" in adapter.init_args.values()
+    skip_unless(is_given, "has one number of heads only")
+    seen = {
+        (script.evaluate(past), script.evaluate(future))
+        for count in (2, 4)
+        for past, future in directions(script, count)
+    }
+    are_of_two = seen == {(True, False), (False, True)}
+    skip_unless(are_of_two, "its heads are not of two directions")
+    for past, future in directions(script, 3):
+        message = "one of 3 heads sees in both directions, but none of 2 or of 4 heads"
+        script.assert_true(f"not ({past} and {future})", message)
+
+
+def directions(script: Script, heads: int) -> list[tuple[str, str]]:
+    """For each head, whether its weights of tokens before and after have an entry."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=5, k_len=5, heads=heads)
+    script.restart()
+    weights = record_weights(script, script.make_arguments(script.all_allowed(5, 5)))
+    return [
+        (f"bool({weights}[{n}].tril(-1).any())", f"bool({weights}[{n}].triu(1).any())")
+        for n in range(heads if weights else 0)
+    ]
+
+
 def is_scale_free(script: Script, layer: str, context: str) -> bool:
     """Whether the size of what a layer computes does not matter.
 

@@ -22,13 +22,14 @@ from attention_laws import documented, names
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import (
+    assert_equal_after_memory,
     cache_arguments,
     call_with_cache,
     empty_cache,
     pieces_agree,
     restart_with_cache,
 )
-from attention_laws.law import ScriptError
+from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import CallArguments, Script, find_output, parts_of
 from attention_laws.tools import WeightsRecorder
 
@@ -279,6 +280,8 @@ def infer_memory(probe: CallProbe) -> None:
         is_of_past = documented.precedes(adapter.target, name)
         if name == "memory" and not (is_of_past and len(recorder.found) == 1):
             continue
+        if name == "history" and not continues(probe, name):
+            continue
         shape = call[0].evaluate(call[1].inputs[0]).shape
         past = call[0].random_expression(*shape)
         given = probe.try_call(more={name: past})
@@ -286,6 +289,20 @@ def infer_memory(probe: CallProbe) -> None:
             output = given[0].evaluate(given[0].call(given[1], **{name: past}))
             if not torch.equal(output, output_of(call)):
                 probe.record("memory", f"`{name}`", "inferred", memory=name)
+
+
+def continues(probe: CallProbe, name: str) -> bool:
+    """Whether the tokens before the others can be given as this argument.
+
+    In training or in evaluation, the outputs of the others are then the same.
+    """
+    for mode in ("eval", "train"):
+        adapter = replace(probe.adapter, memory=name)
+        with suppress(LawViolation, ScriptError):
+            script = script_of_length(adapter, probe.options, 5)
+            assert_equal_after_memory(script, 3, mode)
+            return True
+    return False
 
 
 def remembers_past(adapter: Adapter, options: Options) -> bool:

@@ -93,7 +93,7 @@ CACHE_PATTERN = re.compile(
     r"history$"
 )
 MEMORY_PATTERN = re.compile(
-    r"mem(s|ory)?|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
+    r"mem(s|ory)?|history|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
     r"|left(_(context|frames|inputs?))?"
 )
 # Arguments with which a module stores a cache of its own: flags, and first positions.

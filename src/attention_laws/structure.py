@@ -471,7 +471,7 @@ def codes_of(target: Any) -> Iterator[CodeType]:
     functions = [] if classes else [target]
     for each in classes:
         for base in filter(is_of_user, each.__mro__):
-            functions += [f for f in vars(base).values() if inspect.isfunction(f)]
+            functions += methods_of(base)
     seen: set[Any] = set()
     while functions:
         function = functions.pop()
@@ -489,8 +489,22 @@ def codes_of(target: Any) -> Iterator[CodeType]:
                 if inspect.isfunction(value):
                     functions.append(value)
                 if isinstance(value, type):
-                    members = vars(value).values()
-                    functions += [f for f in members if inspect.isfunction(f)]
+                    functions += methods_of(value)
+
+
+def methods_of(owner: type) -> list[Any]:
+    r"""The functions that a class defines, also if they are static or decorated.
+
+    >>> class Chooser:
+    ...     @staticmethod
+    ...     def rate(scores): ...
+    ...     @cache
+    ...     def choose(self, scores): ...
+    >>> [method.__name__ for method in methods_of(Chooser)]
+    ['rate', 'choose']
+    """
+    methods = (getattr(each, "__wrapped__", each) for each in vars(owner).values())
+    return [method for method in methods if inspect.isfunction(method)]
 
 
 def large_numbers(module: nn.Module) -> list[float]:

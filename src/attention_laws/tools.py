@@ -323,12 +323,13 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
     """Records the results of `softmax`, and the weights of PyTorch's attention.
 
     Beside them is the axis that was normalized, that of the keys. Those of PyTorch's
-    attention are `fused`, too.
+    attention are `fused`, too. What `softmax` was given is in `scores`.
     """
 
     def __init__(self) -> None:
         self.found: list[tuple[Tensor, int]] = []
         self.fused: list[Tensor] = []
+        self.scores: list[Tensor] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -343,6 +344,7 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
             if dim is None:
                 dim = 0 if result.dim() in (0, 1, 3) else 1  # as PyTorch chooses it
             self.found.append((result, dim))
+            self.scores.append(args[0])
         return result
 
 
