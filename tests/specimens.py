@@ -5553,6 +5553,15 @@ class ChoosesWithoutGradients(MaskedSelfAttention):
         return scores.masked_fill(scores < self.least(scores), least)
 
 
+class SelectiveSelfAttention(MaskedSelfAttention):
+    """Each token lowers the scores of others for all tokens behind it."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        lowered = scores[:, :1].relu().masked_fill(~mask[:, None], 0)
+        return super().weigh(scores - lowered.cumsum(dim=2) + lowered, mask)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9117,6 +9126,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("formula", ClipsProjections, "clip_qkv"),
     ("autocast", SumsByIndex, "does not run under autocast"),
     ("long_sequences", ChoosesWithoutGradients, "topk"),
+    ("key_permutation", SelectiveSelfAttention, "Selective"),
 ]
 
 # Modules that pass all laws.

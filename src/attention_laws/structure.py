@@ -94,8 +94,8 @@ DESIGNS = {
     # Weights by an approximate inverse, whose rows have other sums.
     "inverse": r"pinv|pseudo_?inverse|moore_penrose",
     # Which keys are attended to, or in which order, depends on other tokens.
-    "selection": r"topk|^(arg)?sort$|select_|salien|rout(er|ing)|cluster|centroid"
-    r"|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
+    "selection": r"topk|^(arg)?sort$|select_|selective|salien|rout(er|ing)|cluster"
+    r"|centroid|^lsh|hash|^n_buckets$|rotations$|landmark|nystr",
     "dynamic": r"ntk|dynamic|rope_?(factor|scaling)",
     "clip": r"clip_?(qkv|kv|logits)|(qkv|kv)_?clip",
     # Of keys, such as of an Informer, or between the pixels of an image.
