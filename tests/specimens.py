@@ -5562,6 +5562,17 @@ class SelectiveSelfAttention(MaskedSelfAttention):
         return super().weigh(scores - lowered.cumsum(dim=2) + lowered, mask)
 
 
+class LoopsCountTwice(EdgesConv):
+    """Each node attends to itself once, whether or not there is a self-loop already."""
+
+
+class LoopsCountOnce(EdgesConv):
+    """Each node attends to itself once, whether or not there is a self-loop already."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x, edge_index[:, edge_index[0] != edge_index[1]])
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -8434,6 +8445,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NeighborhoodWithoutLast, {}),
         (WindowsInColumns, {"layout": "image_channels_last"}),
         (HalosOfOtherWindows, {"layout": "image_channels_last"}),
+        (LoopsCountTwice, {}),
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
     "image_windows": [
@@ -9034,6 +9046,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", HistoryInFront),
     ("incremental_decoding", PassesOverPadding),
     ("large_scores", QuarticScores),
+    ("own_key_attended", LoopsCountOnce),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

@@ -138,6 +138,20 @@ def pads_right(target: Any) -> bool:
     return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
 
 
+def counts_loops_once(target: Any) -> bool:
+    r"""Whether the documentation says that an edge of a node to itself counts once.
+
+    >>> def attend(x, edge_index): "Adds self-loops; those that exist are replaced."
+    >>> def attend_to(x, edge_index): "Adds a self-loop for each node."
+    >>> counts_loops_once(attend), counts_loops_once(attend_to)
+    (True, False)
+    """
+    text = in_one_line(documentation(target))
+    once = r"once|already|exist\w*|replaced|dropped|removed"
+    near = rf"\bloops?\b[^.]*\b({once})\b|\b({once})\b[^.]*\bloops?\b"
+    return bool(re.search(near, text, re.IGNORECASE))
+
+
 def sentences(target: Any) -> list[str]:
     """The sentences of the docstrings, and their parts between semicolons."""
     return re.split(r"[.;]\s", in_one_line(docstrings(target)))

@@ -21,6 +21,7 @@ from torch import Tensor
 from attention_laws import documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
+    EDGE_ARGUMENTS,
     make_equal_tokens,
     record_weights,
     tokens_meet,
@@ -1110,7 +1111,9 @@ def own_key_attended(script: Script) -> None:
     Windows, blocks and neighborhoods have edges, where an index that is off by one
     leaves a token out. Windows that are put back in another order give a token the
     output of another one. Nothing leaks, and all shapes are right. The gradients of
-    queries and keys are stopped, where these are known, so that values remain.
+    queries and keys are stopped, where these are known, so that values remain. In a
+    graph, a node attends to itself once, also if its edges have a self-loop, where the
+    documentation says so.
     """
     adapter = script.adapter
     skip_unless(adapter.is_module and adapter.single_input, "has no values of its own")
@@ -1125,6 +1128,23 @@ def own_key_attended(script: Script) -> None:
     number = 1 + found.int().argmin().item()
     message = f"token {number} does not attend to itself, and others do"
     script.assert_true(f"{own}.all() or not {own}.any()", message)
+    assert_loops_count_once(script)
+
+
+def assert_loops_count_once(script: Script) -> None:
+    """A given edge of a node to itself changes nothing, if this is documented."""
+    adapter = script.adapter
+    edges = next((name for name in adapter.extra_args if name in EDGE_ARGUMENTS), "")
+    if not edges or not documented.counts_loops_once(adapter.target):
+        return
+    script.restart()
+    args = script.make_arguments()
+    all_edges = script.sized_arguments(args, 0, [*args.inputs])[edges]
+    given = script.assign(edges, all_edges)
+    others = script.assign(edges, f"{given}[:, {given}[0] != {given}[1]]")
+    one, two = (script.call(args, **{edges: each}) for each in (others, given))
+    message = "{place} changes if the edges have a self-loop of each token"
+    script.assert_close(one, two, message)
 
 
 def call_with_values_only(script: Script) -> tuple[str, str]:
