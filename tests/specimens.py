@@ -5205,6 +5205,79 @@ def packed_attention(
     return torch.einsum("hqk,khd->qhd", weights, v)
 
 
+def attend_in_parts(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    ends: tuple[Tensor, Tensor],
+    shifts: Tensor | None,
+) -> Tensor:
+    """Packed sequences; query `n` sees keys up to `n` and the shift of its sequence."""
+    (q, k, v), (queries, keys) = inputs, ends
+    of_query, of_key = (
+        torch.repeat_interleave(torch.arange(len(end) - 1), end.diff()) for end in ends
+    )
+    mask = of_query[:, None] == of_key
+    if shifts is not None:
+        place = torch.arange(len(q)) - queries[of_query] + shifts[of_query]
+        mask &= torch.arange(len(k)) - keys[of_key] <= place[:, None]
+    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~mask, torch.finfo(q.dtype).min).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+
+
+def packed_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Causal masks are aligned to the bottom right corner: queries are the newest."""
+    ends = cu_seqlens_q, cu_seqlens_k
+    shifts = ends[1].diff() - ends[0].diff()
+    return attend_in_parts((q, k, v), ends, shifts if causal else None)
+
+
+def packed_first(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Each query of a sequence sees as many of its keys as it has a number."""
+    ends = cu_seqlens_q, cu_seqlens_k
+    shifts = 0 * ends[0].diff()
+    return attend_in_parts((q, k, v), ends, shifts if causal else None)
+
+
+def packed_first_for_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """With `causal`, the last query of a sequence sees its last key."""
+    return packed_first(q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
+
+
+def packed_by_ends(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Aligned by the ends of sequences, and not by their lengths."""
+    ends = cu_seqlens_q, cu_seqlens_k
+    shifts = (ends[1] - ends[0])[1:]
+    return attend_in_parts((q, k, v), ends, shifts if causal else None)
+
+
 class FeedForwardFirst(SelfAttention):
     """A block that begins with a network, which has dropout."""
 
@@ -8353,6 +8426,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (packed_by_ends, {}),
         (LengthsInTurns, {}),
         (TakesKeysForQueriesOrBoth, {}),
         (PackedByBisection, {}),
@@ -8521,6 +8595,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (packed_first_for_last, {}),
         (CountsInRollingCache, {}),
         (PlacesOfRemovedTokens, {}),
         (MemoryInBlocks, {}),
@@ -8774,6 +8849,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("padding", MaskOfOptionalContext),
     ("relative_positions", RotatesRowsAndColumns),
     ("query_independence", packed_attention),
+    ("batch_independence", packed_last),
+    ("batch_independence", packed_first),
+    ("incremental_decoding", packed_last),
     ("dropout", FeedForwardFirst),
     ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),

@@ -79,10 +79,13 @@ def incremental_decoding(script: Script) -> None:
             not adapter.single_input and not adapter.causal, "`cache` is not given"
         )
         allowed = without_future(script.all_allowed(length, length))
+        # A flag says nothing of the past, unless the documentation does.
+        moves = documented.aligns_ends(adapter.target)
         masks = [
             mask
             for mask in script.masks_for(allowed)
-            if mask and mask.can_express(allowed[first:])
+            if mask
+            and (mask.can_express(allowed[first:]) or (mask.kind == "causal" and moves))
         ]
         skip_unless(
             masks and adapter.cross_attention,
@@ -96,7 +99,9 @@ def incremental_decoding(script: Script) -> None:
             rest = adapter.index(l=slice(first, None))
             query = script.assign("query", f"{args.inputs[0]}{rest}")
             inputs = (query, *args.inputs[1:])
-            encoded = script.encode_mask(allowed[first:], mask)
+            is_flag = mask.kind == "causal"
+            encoded = (mask.name, "True") if is_flag else None
+            encoded = encoded or script.encode_mask(allowed[first:], mask)
             piece = script.call(CallArguments(inputs, encoded, allowed))
             whole = script.assign("y", f"{whole}{rest}")
             message = f"{{place}} differs after a call with the first {first} tokens"

@@ -152,6 +152,23 @@ def counts_loops_once(target: Any) -> bool:
     return bool(re.search(near, text, re.IGNORECASE))
 
 
+def aligns_ends(target: Any) -> bool:
+    r"""Whether the documentation says that the last query is aligned with the last key.
+
+    >>> def attend(q, k, causal=False): "`causal`: aligned to the bottom right corner."
+    >>> def attend_first(q, k): "The mask is top left, and not bottom right."
+    >>> aligns_ends(attend), aligns_ends(attend_first)
+    (True, False)
+    """
+    text = in_one_line(documentation(target)).lower()
+    is_named = re.search(
+        r"\bbottom\W*right\b|\blast (query|token)\b[^.;]*\blast key\b"
+        r"|\bquer(y|ies) (is|are) the (newest|latest|last)\b",
+        text,
+    )
+    return bool(is_named) and not re.search(r"\b(top|upper)\W*left\b", text)
+
+
 def sentences(target: Any) -> list[str]:
     """The sentences of the docstrings, and their parts between semicolons."""
     return re.split(r"[.;]\s", in_one_line(docstrings(target)))

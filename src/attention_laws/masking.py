@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -350,23 +349,55 @@ def batch_independence(script: Script) -> None:
 def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:
     """Sequences that are packed into one give the same outputs as each alone.
 
-    The arguments `ends` tell where the sequences end, as cumulative lengths.
+    The arguments `ends` tell where the sequences end, as cumulative lengths. If those
+    of keys are an argument of their own, sequences have fewer queries than keys, too,
+    with and without a flag for causal attention.
     """
     bounds = [0, 2, 3, 7]
-    script.sizes = replace(script.sizes, q_len=bounds[-1], k_len=bounds[-1])
+    assert_parts_equal_alone(script, ends, bounds, bounds)
+    if len(ends) == 1 or script.adapter.single_input:
+        return
+    flags = [mask.name for mask in script.adapter.masks if mask.kind == "causal"]
+    for flag in ("", *flags):
+        given = {flag: "True"} if flag else {}
+        with script.attempt():  # it may take as many keys as queries only
+            assert_parts_equal_alone(script, ends, bounds, [0, 4, 7, 12], **given)
+
+
+def assert_parts_equal_alone(
+    script: Script,
+    ends: list[str],
+    of_queries: list[int],
+    of_keys: list[int],
+    **more: str,
+) -> None:
+    """Sequences between these bounds do not depend on each other."""
+    usual = script.sizes
+    script.sizes = replace(usual, q_len=of_queries[-1], k_len=of_keys[-1])
     script.restart()
     args = script.make_arguments()
-    given = script.assign("ends", f"torch.tensor({bounds}){script.to_device()}")
-    packed = script.call(args, **dict.fromkeys(ends, given))
-    for start, stop in pairwise(bounds):
-        index = script.adapter.index(l=slice(start, stop))
-        inputs = tuple(script.assign(n, f"{n}{index}") for n in args.inputs)
-        count = stop - start
-        allowed = script.all_allowed(count, count)
-        alone = script.call(replace(args, inputs=inputs, allowed=allowed))
-        part = script.assign("y", f"{packed}{index}")
+    last = {of_queries[-1]: of_queries, of_keys[-1]: of_keys}
+    given = {}
+    for name in ends:
+        text = script.sized_arguments(args, 0, [*args.inputs])[name]
+        bounds = last[int(script.evaluate(text)[-1])]
+        given[name] = script.assign(
+            "ends", f"torch.tensor({bounds}){script.to_device()}"
+        )
+    packed = script.call(args, **given, **more)
+    roles = [of_queries, *[of_keys] * (len(args.inputs) - 1)]
+    for number in range(len(of_queries) - 1):
+        index = [
+            script.adapter.index(l=slice(bounds[number], bounds[number + 1]))
+            for bounds in roles
+        ]
+        pairs = zip(args.inputs, index, strict=True)
+        inputs = tuple(script.assign(n, f"{n}{each}") for n, each in pairs)
+        alone = script.call(replace(args, inputs=inputs), **more)
+        part = script.assign("y", f"{packed}{index[0]}")
         message = "{place} of a sequence differs if it is packed with others"
         script.assert_close(alone, part, message)
+    script.sizes = usual
 
 
 def assert_first_item_is_unseen(script: Script) -> None:
