@@ -7591,6 +7591,21 @@ class LeftContext(LeftContextIsOffset):
         return self.count
 
 
+class CacheIsOffset(LeftContextIsOffset):
+    """Frames see those before them and those of their own piece.
+
+    The `cache` holds the frames before, as they were given.
+    """
+
+    def forward(self, x: Tensor, cache: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else torch.cat([cache, x], dim=1)
+        return super().forward(x, cache), seen
+
+
+class CacheIsCounted(CacheIsOffset, LeftContext):
+    pass
+
+
 class KeepsFrequencies(Rotary):
     """Beyond a limit, frequencies depend on the length; those of the longest stay."""
 
@@ -8601,6 +8616,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MemoryInBlocks, {}),
         (StoresAfterSetup, {}),
         (LeftContextIsOffset, {}),
+        (CacheIsOffset, {}),
         (DecodesTopLeft, {}),
         (StepsInOtherGroups, {}),
         (TopLeftCorner, MASK),
@@ -8852,6 +8868,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", packed_last),
     ("batch_independence", packed_first),
     ("incremental_decoding", packed_last),
+    ("incremental_decoding", CacheIsCounted),
     ("dropout", FeedForwardFirst),
     ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),
