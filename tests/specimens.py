@@ -3678,6 +3678,58 @@ class TwoStreams(SelfAttention):
         return y[:, : x.shape[1]], self.text_out(y[:, x.shape[1] :])
 
 
+class LastOfTwoStreams(TwoStreams):
+    """The last block of a model may be built without the projection of the text."""
+
+    def __init__(
+        self, d_model: int, heads: int, context_pre_only: bool = False
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.queries, self.added = (nn.Linear(d_model, d_model) for _ in range(2))
+        if context_pre_only:
+            del self.text_out
+
+    def forward(self, x: Tensor, text: Tensor) -> Any:
+        sources = torch.cat([x, self.added(text)], dim=1)
+        queries = torch.cat([x, self.queries(text)], dim=1)
+        y = Correct.forward(self, queries, sources, sources)
+        new, other = y.split([x.shape[1], text.shape[1]], dim=1)
+        return new, self.text_out(other) if hasattr(self, "text_out") else None
+
+
+class MaskOfOtherStream(TwoStreams):
+    """The mask of the text is put where that of the image is.
+
+    x: (batch, pixels, d_model)
+    text: (batch, words, d_model)
+    text_mask: (batch, words), True for words
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        text: Tensor,
+        text_mask: Tensor | None = None,
+        pixel_mask: Tensor | None = None,
+    ) -> Any:
+        both = torch.cat([x, text], dim=1)
+        masks = [
+            torch.ones_like(part[..., 0]) if mask is None else mask
+            for part, mask in ((x, pixel_mask), (text, text_mask))
+        ]
+        allowed = torch.cat(self.in_order(masks), dim=1).bool()[:, None]
+        y = Correct.forward(self, both, both, both, allowed)
+        return y[:, : x.shape[1]], self.text_out(y[:, x.shape[1] :])
+
+    def in_order(self, masks: list[Tensor]) -> list[Tensor]:
+        return masks[::-1]
+
+
+class MaskOfText(MaskOfOtherStream):
+    def in_order(self, masks: list[Tensor]) -> list[Tensor]:
+        return masks
+
+
 class NormsOfTwoStreams(TwoStreams):
     """Each stream has norms of its queries and keys."""
 
@@ -8425,6 +8477,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (MaskOfOtherStream, {}),
         (ZeroesPadding, {}),
         (ZeroesPaddingInKernel, {}),
         (MaskBesideWeights, {}),
@@ -9032,6 +9085,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsQueries),
     ("parameter_gradients", SoftmaxOverFeatures),
     ("parameter_gradients", TwoStreams),
+    ("parameter_gradients", LastOfTwoStreams),
+    ("padding", MaskOfText),
     ("parameter_gradients", PointsByLogits),
     ("no_side_effects", CacheInBuffers),
     ("incremental_decoding", CacheOfWindow),

@@ -224,7 +224,9 @@ def holds_tokens(script: Script) -> bool:
     args = script.make_arguments(script.all_allowed(length, length))
     _output, cache = call_with_cache(script, args, 0, length, empty_cache(script))
     is_tensor = isinstance(script.evaluate(cache), Tensor)
-    return is_tensor and bool(script.evaluate(f"torch.equal({cache}, {args.inputs[0]})"))
+    return is_tensor and bool(
+        script.evaluate(f"torch.equal({cache}, {args.inputs[0]})")
+    )
 
 
 def assert_equal_with_context_cache(script: Script) -> None:

@@ -51,6 +51,15 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> shapes(attend)
     {'keys': ('B', 'M', '2*D')}
     """
+    return {
+        n: axes
+        for n, axes in all_shapes(target).items()
+        if not any(p.search(n) for p in NO_FLOATS)
+    }
+
+
+def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
+    """The documented shapes of arguments, of masks and of positions, too."""
     found: dict[str, tuple[str, ...]] = {}
     arguments = parameters_by_name(target)
     for text in documentation(target):
@@ -63,9 +72,20 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
                 found |= {n: axes for n in named if n in arguments and n not in found}
-    return {
-        n: axes for n, axes in found.items() if not any(p.search(n) for p in NO_FLOATS)
-    }
+    return found
+
+
+def is_mask_of(target: Any, mask: str, context: str) -> bool:
+    r"""Whether a mask is documented to have one entry for each token of the context.
+
+    >>> def attend(x, text, text_mask, kinds_mask):
+    ...     "x: [B, N, D]; text: [B, T, D]; text_mask: [B, T]; kinds_mask: [B, N]"
+    >>> [is_mask_of(attend, name, "text") for name in ("text_mask", "kinds_mask")]
+    [True, False]
+    """
+    found = all_shapes(target)
+    axes = found.get(mask, ())
+    return len(axes) == 2 and axes == found.get(context, ())[:2]
 
 
 def docstrings(target: Any) -> list[str]:

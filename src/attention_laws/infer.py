@@ -560,7 +560,8 @@ def free_or_fix_sizes(probe: CallProbe) -> None:
 def leave_out_layers(probe: CallProbe) -> None:
     """Set a flag without which a class builds layers that its calls leave out.
 
-    With `pre_only`, there is no last projection, which other calls have.
+    With `pre_only`, there is no last projection, which other calls have. A layer that
+    another output needs, as that of a second stream of tokens, is not left out.
     """
     adapter, target = probe.adapter, probe.adapter.target
     of_class = inspect.signature(target).parameters if isinstance(target, type) else {}
@@ -569,11 +570,15 @@ def leave_out_layers(probe: CallProbe) -> None:
     call = probe.try_call(mode="train") if flags else None
     if call is None:
         return
-    output, module = output_of(call), call[0].evaluate("attention")
+    script, args = call
+    result = script.assign("result", script.call_source(args))
+    outputs = [*map(script.evaluate, script.all_outputs(args, result))]
+    module = script.evaluate("attention")
     weights = {n: w for n, w in module.named_parameters() if w.requires_grad}
-    if not (weights and output.requires_grad):
+    if not (weights and outputs[0].requires_grad):
         return
-    grads = torch.autograd.grad(loss(output), [*weights.values()], allow_unused=True)
+    total = torch.stack([*map(loss, outputs)]).sum()
+    grads = torch.autograd.grad(total, [*weights.values()], allow_unused=True)
     used = {n for n, grad in zip(weights, grads, strict=True) if grad is not None}
     for name in flags if used < {*weights} else ():
         init_args = {**adapter.init_args, name: "True"}

@@ -12,7 +12,6 @@ Source: the [names](names.md) of mask arguments, and the
 import itertools
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,9 +50,8 @@ def infer_masks(probe: CallProbe) -> None:
     given = dict(probe.options.mask)
     fill_required_mask(probe)
     found: dict[str, list[MaskArgument]] = {}
-    # The candidate for which hidden keys have the least influence. An implementation
-    # whose mask leaks is to be checked with this mask, not as one without a mask.
-    least: dict[str, tuple[float, MaskArgument]] = {}
+    # How much influence hidden keys have with each candidate that does not hide them.
+    leaking: dict[str, list[tuple[float, MaskArgument]]] = {}
     unused = math.inf if given else 0.99  # the influence if the mask hides nothing
     call = probe.unmasked_call("eval") if probe.adapter.image and not given else None
     if call is not None and structure.mixes_pixels(call[0].evaluate("attention")):
@@ -76,15 +74,13 @@ def infer_masks(probe: CallProbe) -> None:
             is_mask = is_mask and (not masks or takes_one_query(probe, mask))
             if is_mask and is_neutral(probe, mask) and agrees(probe, masks[:1], mask):
                 masks.append(without_queries(probe, mask))
-            elif leak < least.get(mask.name, (unused,))[0]:
-                least[mask.name] = leak, mask
+            elif leak < unused:
+                leaking.setdefault(mask.name, []).append((leak, mask))
     for name, masks in found.items():
         # Without the context, its mask leaks, or is not used at all.
-        if not (masks or given) and (name in least or unused_names[name]):
+        if not (masks or given) and (name in leaking or unused_names[name]):
             infer_context_of_mask(probe, name)
-        if not masks and name in least and may_leak(probe, least[name][1], given):
-            masks.append(least[name][1])
-        masks += leaking_mask_of_items(masks, *least.get(name, ())[1:])
+        masks += leaking_masks(probe, masks, leaking.get(name, []))
         masks += leaking_lengths_of_queries(probe, masks)
         if not (masks or given):
             masks += mask_beside_weights(probe, name)
@@ -165,13 +161,35 @@ def infer_place_of_padding(probe: CallProbe) -> None:
     probe.update(masks=tuple(masks), required_mask=required)
 
 
-def may_leak(probe: CallProbe, mask: MaskArgument, given: Mapping[str, Any]) -> bool:
+def leaking_masks(
+    probe: CallProbe,
+    found: list[MaskArgument],
+    leaking: list[tuple[float, MaskArgument]],
+) -> list[MaskArgument]:
+    """A mask of which hidden keys have an influence, if none that hides is `found`.
+
+    An implementation whose mask leaks is to be checked with this mask, not as one
+    without a mask. It is that for which the influence is least. What is documented to
+    be a mask of the context is one that changes nothing if it hides nothing.
+    """
+    ordered = [mask for _, mask in sorted(leaking, key=lambda pair: pair[0])]
+    if found or not ordered:
+        return leaking_mask_of_items(found, *ordered[:1])
+    if may_leak(probe, ordered[0]):
+        return ordered[:1]
+    target, inputs = probe.adapter.target, probe.adapter.inputs
+    if len(inputs) < 2 or not documented.is_mask_of(target, ordered[0].name, inputs[1]):
+        return []
+    return [*itertools.islice((m for m in ordered if is_neutral(probe, m)), 1)]
+
+
+def may_leak(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether what leaks may be a mask of the tokens, with a mistake.
 
     A mask of something else, such as frames, changes the output if it hides nothing.
     """
     is_usual = not re.search("frame|image|media|patch|text|token_type", mask.name)
-    return bool(given) or is_usual or is_neutral(probe, mask)
+    return bool(probe.options.mask) or is_usual or is_neutral(probe, mask)
 
 
 def mask_beside_weights(probe: CallProbe, name: str) -> list[MaskArgument]:
