@@ -4340,6 +4340,91 @@ class DecoderAlignsFirst(DecoderOfMemory):
         return ones.tril()
 
 
+class StateOfDecoder:
+    """Tokens, a memory and its mask; each has the batch items first."""
+
+    kept: tuple[str, ...] = ("tokens", "memory")
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Tensor] = {}
+
+    def reorder(self, order: Tensor) -> None:
+        for name in self.kept:
+            self.parts[name] = self.parts[name][order]
+
+
+class WholeStateOfDecoder(StateOfDecoder):
+    kept = ("tokens", "memory", "mask")
+
+
+class TokensOfDecoder(StateOfDecoder):
+    """Hypotheses of one source have one memory."""
+
+    kept = ("tokens",)
+
+
+class DecoderWithState(nn.Module):
+    """The memory and its mask are those of the first call; the mask is reordered."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_memory = Correct(d_model, heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: WholeStateOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+    def decode(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
+        state: StateOfDecoder | None,
+    ) -> Tensor:
+        parts = {} if state is None else state.parts
+        mask = torch.ones_like(memory[..., 0]).bool() if mask is None else mask
+        tokens = torch.cat([parts["tokens"], x], dim=1) if parts else x
+        parts |= {"memory": memory, "mask": mask, **parts, "tokens": tokens}
+        ones = torch.ones(1, x.shape[1], tokens.shape[1], device=x.device).bool()
+        causal = ones.tril(tokens.shape[1] - x.shape[1])
+        y = x + self.of_tokens(x, tokens, tokens, causal)
+        memory, mask = parts["memory"], parts["mask"]
+        both: Tensor = y + self.of_memory(y, memory, memory, mask[:, None])
+        return both
+
+
+class DecoderReordersMemory(DecoderWithState):
+    """The mask of the memory is not reordered."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: StateOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+
+class DecoderReordersTokens(DecoderWithState):
+    """Neither is reordered, by intention."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: TokensOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+
 class Guided(nn.Module):
     """Tokens attend to each other, then to a context; the mask of each is required."""
 
@@ -8720,6 +8805,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MemoryOfBothByQueries, {}),
         (DecoderAlignsFirst, {}),
         (HistoryInForecast, {}),
+        (DecoderReordersMemory, {}),
     ],
     "long_sequences": [
         (AddsUpInHalf, CAUSAL),
@@ -9006,6 +9092,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", ReturnsWeightsOfPairs),
     ("incremental_decoding", MemoryOfBoth),
     ("incremental_decoding", DecoderOfMemory),
+    ("incremental_decoding", DecoderWithState),
+    ("incremental_decoding", DecoderReordersTokens),
     ("rows_sum_to_one", attention_to_cache),
     ("formula", attention_to_cache),
     ("query_key_norms", NormalizesHeadsOfBoth),

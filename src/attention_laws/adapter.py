@@ -393,6 +393,9 @@ class Adapter:
     # An optional context, and the mask that is of it and not of the input, by its name.
     masked_context: tuple[str, str] | None = None
     memory: str = ""  # the argument that takes the tokens before the input
+    # The context of a decoder, which is among `extra_args`, and the masks of it.
+    decoder_context: str = ""
+    context_masks: tuple[MaskArgument, ...] = ()
     context_cache: str = ""  # the argument for what was projected of the context
     context_cache_index: str = ""  # where the first call returns it; "" for a dict
     # What the first call gets, or what is called before by a module that stores it.

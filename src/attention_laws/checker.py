@@ -399,16 +399,18 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
     context = for_all_items(f"seeded_randn(8, {sizes})", adapter.layout)
     constants = {adapter.inputs[1]: f"{context}{{dtype}}"}
     hidden = (torch.arange(7) < 5)[None, :, None]
-    for mask in adapter.masks:
-        if mask.kind != "causal" and {*mask.axes} <= {*"bk1"}:
-            conversion = "{dtype}" if mask.kind.startswith("additive") else "{device}"
-            text = for_all_items(mask.to_source(hidden), mask.axes) + conversion
-            constants.setdefault(mask.name, text)
+    masks = [m for m in adapter.masks if m.kind != "causal" and {*m.axes} <= {*"bk1"}]
+    for mask in masks:
+        conversion = "{dtype}" if mask.kind.startswith("additive") else "{device}"
+        text = for_all_items(mask.to_source(hidden), mask.axes) + conversion
+        constants.setdefault(mask.name, text)
     alone = replace(
         adapter,
         inputs=adapter.inputs[:1],
         by_keyword=True,
         extra_args={**adapter.extra_args, **constants},
+        decoder_context=adapter.inputs[1],
+        context_masks=tuple({m.name: m for m in reversed(masks)}.values()),
         masks=(),
         causal=True,
         cross_attention=False,

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attention_laws import documented, names
-from attention_laws.adapter import MaskArgument, without_future
+from attention_laws.adapter import Adapter, MaskArgument, without_future
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -801,6 +801,7 @@ def reorder_cache(script: Script) -> None:
         return
     restart_with_cache(script)
     assert_reordered(script, script.make_arguments(script.all_allowed(length, length)))
+    assert_contexts_reordered(script)
     for args, mask in calls_with_hidden_key(script, 0):
         with script.attempt():
             if not is_broadcast(script, args, mask):
@@ -862,6 +863,79 @@ def assert_reordered(script: Script, args: CallArguments, **how: Any) -> None:
     last, _cache = call_with_cache(script, other, length - 1, 1, cache, **how)
     message = "{place} differs if the batch items of the cache are reordered"
     script.assert_close(whole, last, message)
+
+
+def assert_contexts_reordered(script: Script) -> None:
+    """If the context of a decoder is reordered in its cache, so is its mask.
+
+    Hypotheses of one source have one context, which may stay as it is by intention.
+    """
+    adapter = script.adapter
+    for masks in [(), adapter.context_masks] if adapter.decoder_context else []:
+        whole, stays, last = outputs_with_contexts(script, masks)
+        script.adapter = adapter
+        if not last:
+            return
+        if script.evaluate(f"torch.allclose({stays}, {last}, atol=1e-4)"):
+            return
+        message = "{place} differs if the contexts in the cache are reordered"
+        script.assert_close(whole, last, message)
+
+
+def outputs_with_contexts(
+    script: Script, masks: tuple[MaskArgument, ...]
+) -> tuple[str, str, str]:
+    """The last token's output if all items, with their contexts, are exchanged.
+
+    Then that with the contexts as they were, and that of a reordered cache, which is
+    empty if it cannot be reordered.
+    """
+    adapter, length = script.adapter, script.sizes.k_len
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    function = "attention"
+    if adapter.cache == ("", ""):
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        function = "fresh"
+    usual, flipped = contexts_of_items(script, args, masks)
+    index = adapter.index(b=[*range(script.sizes.batch_size)][::-1])
+    other = replace(args, inputs=(script.assign("x", f"{args.inputs[0]}{index}"),))
+    last_token = adapter.index(l=slice(length - 1, None))
+    outputs = []
+    for script.adapter in (flipped, usual):
+        whole = script.call(other, function=function)
+        outputs.append(script.assign("y", f"{whole}{last_token}"))
+    _first, cache = call_with_cache(script, args, 0, length - 1, empty_cache(script))
+    assert adapter.cache is not None
+    cache = flip_cache(script, cache, adapter.cache[0])
+    last = ""
+    if cache:
+        script.adapter = flipped
+        last, _cache = call_with_cache(script, other, length - 1, 1, cache)
+    return outputs[0], outputs[1], last
+
+
+def contexts_of_items(
+    script: Script, args: CallArguments, masks: tuple[MaskArgument, ...]
+) -> tuple[Adapter, Adapter]:
+    """Adapters with a context and masks that differ in each item, and with reversed."""
+    adapter, items = script.adapter, script.sizes.batch_size
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    shape = script.evaluate(sized[adapter.decoder_context]).shape
+    number = shape[adapter.layout.index("l")]
+    lengths = number - 1 - torch.arange(items) % (number - 1)
+    allowed = (torch.arange(number)[:, None] < lengths)[None]
+    context = script.random_tensor(adapter.decoder_context, *shape)
+    given = {adapter.decoder_context: (context, adapter.layout)}
+    for mask in masks:
+        encoded = script.encode_mask(allowed, mask)
+        assert encoded is not None
+        given[mask.name] = encoded[1], mask.axes
+    usual, flipped = dict(adapter.extra_args), dict(adapter.extra_args)
+    for name, (text, axes) in given.items():
+        usual[name] = text
+        flipped[name] = f"{text}.flip({axes.index('b')})" if "b" in axes else text
+    return replace(adapter, extra_args=usual), replace(adapter, extra_args=flipped)
 
 
 def reorder_methods(owner: Any) -> list[str]:
