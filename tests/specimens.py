@@ -4092,6 +4092,31 @@ class KeysFromFirst(SelfAttention):
         return q @ (k - k[:, :, :1]).mT / math.sqrt(q.shape[-1])
 
 
+class VectorsOverChannels(SelfAttention):
+    """Each channel has weights of its own, which a network makes of differences."""
+
+    axis = -1
+
+    def __init__(self, d_model: int, num_neighbors: int | None = None) -> None:
+        super().__init__(d_model, 1)
+        self.num_neighbors = num_neighbors
+        self.network = nn.Sequential(
+            nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, d_model)
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.network(self.query(x)[:, :, None] - self.key(x)[:, None])
+        if self.num_neighbors is not None:
+            least = scores.topk(self.num_neighbors, dim=2).values[:, :, -1:]
+            scores = scores.masked_fill(scores < least, -1e9)
+        weights = scores.softmax(dim=self.axis)
+        return self.out((weights * self.value(x)[:, None]).sum(dim=2))
+
+
+class VectorsOverKeys(VectorsOverChannels):
+    axis = 2
+
+
 class PointCloud(SelfAttention):
     """Near points are preferred; distances are scaled by their mean."""
 
@@ -8655,6 +8680,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [(RotaryScaledByWidth, {"positions": "rotary"})],
     "equal_values": [
+        (VectorsOverChannels, {}),
         (AttendsByColumns, {}),
         (NormalizedImageByColumns, {"layout": "image"}),
         (AddsOverlappingWindows, {}),
@@ -8983,6 +9009,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 PASSING_ONE: list[tuple[str, Any]] = [
     ("rows_and_columns", OneRow),
     ("equal_values", EdgesConv),
+    ("equal_values", VectorsOverKeys),
     ("long_sequences", EdgesConv),
     ("padding", FarFromQueries),
     ("batch_independence", CutsToLongest),

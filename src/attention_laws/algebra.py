@@ -13,6 +13,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 
 import math
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
@@ -138,8 +139,7 @@ def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
 
 
 @law(
-    assumes="gate features compression convolution unnormalized decay linear inverse "
-    "assignment"
+    assumes="gate compression convolution unnormalized decay linear inverse assignment"
 )
 def equal_values(script: Script) -> None:
     r"""If all values are equal, they have the same part in each output.
@@ -153,9 +153,11 @@ def equal_values(script: Script) -> None:
     are computed in blocks, and large scores where a maximum is not the right one. What
     the last projection gets is compared, if it is known: no norm and no residual
     connection is before it. A sink, and the padding of windows, may take a part, but
-    none of them can add to it: windows that overlap have to share their tokens.
+    none of them can add to it: windows that overlap have to share their tokens. Copies
+    of a token add up if the weights of each pair are shares of its channels, or heads.
     """
     adapter = script.adapter
+    assert_copies_add_nothing(script)
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
     layers, features = find_values(script)
     usual, fixed = script.sizes, adapter.fixed_length
@@ -169,6 +171,11 @@ def equal_values(script: Script) -> None:
         try:
             assert_equal_parts(script, features, layers.get("out", ""), factor)
         except LawViolation:
+            design = adapter.designs.get("features", "")
+            reason = (
+                f"its code has `{design}`, so it may be attention of another design"
+            )
+            skip_unless(not design or script.insist, reason)
             excuse = adapter.designs.get("sink", adapter.designs.get("window", ""))
             if not excuse or script.insist:
                 raise
@@ -179,6 +186,55 @@ def equal_values(script: Script) -> None:
             if length == MANY_KEYS:
                 continue  # more keys than its tables have positions
             raise
+
+
+# Numbers of queries and keys that are no other size.
+QUERIES, KEYS = 11, 13
+
+
+def assert_copies_add_nothing(script: Script) -> None:
+    """Copies of a token give what it gives alone, if a softmax is of pairs of tokens.
+
+    It has an axis of queries and one of keys. If one is over the keys, or there is
+    none, as in a linear attention, nothing is tested.
+    """
+    adapter, usual = script.adapter, script.sizes
+    if adapter.is_pooled or adapter.fixed_length or adapter.required_mask:
+        return
+    queries = QUERIES if adapter.cross_attention else KEYS
+    script.sizes = replace(usual, q_len=queries, k_len=KEYS)
+    script.restart()
+    with script.attempt():
+        args = make_equal_tokens(script, script.make_arguments())
+        with WeightsRecorder() as recorder:
+            together = script.call(args, **at_one_point(script, args))
+        if are_normalized_elsewhere(recorder, (queries, KEYS)):
+            first = adapter.index(l=slice(0, 1))
+            inputs = [*args.inputs]
+            roles = adapter.key_roles if adapter.cross_attention else range(len(inputs))
+            for role in roles:
+                inputs[role] = script.assign(inputs[role], f"{inputs[role]}{first}")
+            one = replace(args, inputs=tuple(inputs))
+            alone = script.call(one, **at_one_point(script, one))
+            message = "{place} differs if a token has copies: their weights add up"
+            script.assert_close(f"{alone}{first}", f"{together}{first}", message)
+    script.sizes = usual
+
+
+def at_one_point(script: Script, args: CallArguments) -> dict[str, str]:
+    """The coordinates of tokens, if it takes some, made equal."""
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    return {name: f"0 * {text}" for name, text in sized.items() if "float()" in text}
+
+
+def are_normalized_elsewhere(
+    recorder: WeightsRecorder, lengths: tuple[int, int]
+) -> bool:
+    """Whether weights have axes of queries and keys, and none are shares of keys."""
+    wanted = Counter(lengths)
+    found = [(weights.shape, dim) for weights, dim in recorder.found]
+    is_of_pairs = any(not wanted - Counter(shape) for shape, _ in found)
+    return is_of_pairs and not any(shape[dim] == lengths[1] for shape, dim in found)
 
 
 def find_values(script: Script) -> tuple[dict[str, str], list[int]]:
