@@ -8142,11 +8142,43 @@ class TextAndImages(Correct):
         keys = media.flatten(1, 2)
         q, k, v = self.query(x), self.key(keys), self.value(keys)
         q, k, v = (self.split(part) for part in (q, k, v))
-        weights = self.hide(self.weigh(self.score(q, k), seen == number), seen)
+        allowed = self.are_seen(seen, number)
+        weights = self.hide(self.weigh(self.score(q, k), allowed), seen)
         return self.join(self.read(weights, v))
+
+    def are_seen(self, seen: Tensor, number: Tensor) -> Tensor:
+        return seen == number
 
     def hide(self, weights: Tensor, seen: Tensor) -> Tensor:
         return weights.masked_fill(seen[:, None] == 0, 0)
+
+
+class TextAndAllImages(TextAndImages):
+    """A token attends to one image only, the most recent one.
+
+    Without marks, tokens attend to all of them.
+    """
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, media: Tensor, media_locations: Tensor | None = None
+    ) -> Any:
+        if media_locations is None:
+            return Correct.forward(self, x, *[media.flatten(1, 2)] * 2)
+        return super().forward(x, media, media_locations)
+
+    def are_seen(self, seen: Tensor, number: Tensor) -> Tensor:
+        return seen >= number
+
+
+class TextAndLastImage(TextAndAllImages):
+    """A token attends to one image only, the most recent one."""
+
+    def are_seen(self, seen: Tensor, number: Tensor) -> Tensor:
+        return seen == number
+
+
+class TextAndEachImage(TextAndAllImages):
+    """A token attends to the images up to it."""
 
 
 class TextBeforeImages(TextAndImages):
@@ -8601,6 +8633,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FramesWithTiledMask, {}),
         (attention_to_whole_pages, {}),
         (TextBeforeImages, {}),
+        (TextAndAllImages, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -9370,6 +9403,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("fully_masked_rows", SumIsZeroInHalf, "gives NaN in float16"),
     ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
     ("relative_positions", RotaryImageWithMean, "pools the pixels"),
+    ("padding", TextAndLastImage, "has no mask that could hide keys"),
+    ("padding", TextAndEachImage, "has no mask that could hide keys"),
     ("equal_values", Prefix, "3 keys of its own"),
     ("score_independence", StrongestTokens, "topk"),
     ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),

@@ -240,6 +240,22 @@ def precedes(target: Any, argument: str) -> bool:
     return any(re.search(pattern, each) for each in sentences(target))
 
 
+def sees_last_image(target: Any) -> bool:
+    r"""Whether the documentation says that a token sees the most recent image only.
+
+    >>> def attend(x, media, marks): "A token sees the most recent image only."
+    >>> def attend_to_all(x, media): "It only sees images up to the most recent one."
+    >>> sees_last_image(attend), sees_last_image(attend_to_all)
+    (True, False)
+    """
+    words = r"only|one", r"most recent|latest|last|preceding", r"image|video|media"
+    return any(
+        all(re.search(rf"\b({word})\b", each) for word in words)
+        and not re.search(r"\b(images|videos|all)\b", each)
+        for each in sentences(target)
+    )
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 

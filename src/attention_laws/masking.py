@@ -173,7 +173,8 @@ def padding(script: Script) -> None:
     minus infinity: tokens that are only set to zero keep a part of the weights. Where
     the documentation says that padding may be on the left, tokens have their positions
     without it. In images, single pixels of several rows are hidden. Where marks in a
-    text tell which images a token sees, those in front of the first one see none.
+    text tell which images a token sees, those in front of the first one see none, and
+    if it is documented, those behind the second one do not see the first.
     """
     assert_images_follow_their_marks(script)
     assert_padding_ignored(script, ("", "100.0"))
@@ -195,6 +196,8 @@ def assert_images_follow_their_marks(script: Script) -> None:
     marks = [*filter(names.MARKS_PATTERN.fullmatch, parameters)]
     if len(adapter.inputs) != 2 or not marks:
         return
+    if adapter.packing == "{0}[:, None]" and adapter.layout == "bld":
+        assert_second_image_replaces_first(script, marks[0])
     script.restart()
     args = script.make_arguments()
     last = f"(torch.arange({q_len}) == {q_len - 1}){script.to_device()}"
@@ -205,6 +208,31 @@ def assert_images_follow_their_marks(script: Script) -> None:
         after = script.call(script.perturb(args, l=slice(None)), **given)
         message = f"{{place}} depends on an image, whose mark in `{marks[0]}` is later"
         script.assert_close(before, after, message, l=slice(0, q_len - 1))
+
+
+def assert_second_image_replaces_first(script: Script, name: str) -> None:
+    """Of two images, tokens see none before its mark, and if documented, the last only.
+
+    The input, which has an axis of one image beside that of its pixels, is made two.
+    """
+    usual = script.adapter, script.sizes
+    script.adapter = replace(usual[0], packing="{0}.unflatten(1, (2, -1))")
+    script.sizes = replace(usual[1], q_len=6, k_len=6)
+    script.restart()
+    with script.attempt():  # its second axis may be another one
+        args = script.make_arguments()
+        items = f".expand({script.sizes.batch_size}, -1){script.to_device()}"
+        text = f"torch.tensor([{[False, True, False, False, True, False]}]){items}"
+        given = {name: script.assign("marks", text)}
+        before = script.call(args, **given)
+        after = script.call(script.perturb(args, l=slice(3, None)), **given)
+        message = f"{{place}} depends on an image, whose mark in `{name}` is later"
+        script.assert_close(before, after, message, l=slice(0, 4))
+        if documented.sees_last_image(usual[0].target):
+            after = script.call(script.perturb(args, l=slice(0, 3)), **given)
+            message = "{place} depends on an image before the most recent one"
+            script.assert_close(before, after, message, l=slice(5, None))
+    script.adapter, script.sizes = usual
 
 
 # Rows and columns of images, and the pixels that are hidden in them: single ones, those
