@@ -4939,6 +4939,31 @@ class DropsBeforeActivation(SelfAttention):
         return x + self.narrow(self.wide(x).exp())
 
 
+class NormOfHeadsByHand(SelfAttention):
+    """A norm without a layer follows the dropped weights, and keeps no mean."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return nn.functional.dropout(weights, self.dropout.p, self.training)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        context = self.drop(weights) @ v
+        return context * (context.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt()
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        return self.join(self.read(self.weigh(self.score(q, k), None), v))
+
+
+class DropsScoresBeforeNormByHand(NormOfHeadsByHand):
+    """The scores are dropped in place of the weights."""
+
+    def drop(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(super().drop(scores), mask)
+
+
 class MeanOfHeads(nn.Module):
     """Heads with their own weights, and the mean of their reads of shared values."""
 
@@ -8971,6 +8996,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsContextToo, {}),
         (KeepsAllIfMasked, MASK),
         (DropsForAllInFunction, {}),
+        (DropsScoresBeforeNormByHand, {}),
     ],
     "earlier_calls": [
         (KeepsFrequencies, {}),
@@ -9071,6 +9097,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", FeedForwardFirst),
     ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),
+    ("dropout", NormOfHeadsByHand),
     ("dropout", MeanOfHeads()),
     ("dropout", AllDelays),
     ("incremental_decoding", SumsOfDecays),

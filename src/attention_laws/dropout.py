@@ -27,9 +27,9 @@ from attention_laws.law import (
 )
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (
+    FactorOfDropout,
     WeightsRecorder,
     are_on_a_line,
-    captured_inputs,
     last_activation,
     place_of,
     probabilities,
@@ -495,29 +495,18 @@ def is_linear_in_dropped(
     Behind a layer with an activation, and without a norm, a mean is not kept either.
     Instead of the output, it may be what the `source` text gives.
     """
-    parts = script.evaluate("attention").named_modules()
-    layers = [part for path, part in parts if place_of(path) == place]
-    layers = [part for part in layers if type(part) is nn.Dropout]
-    if not layers:
-        return True
-    outputs = []
+    outputs, length = [], script.sizes.k_len
     with script.rollback():
         apply_dropout(script, 0.0, place)
-        dropped = captured_inputs(lambda: script.call(many), layers[0])
-        # Scores in place of weights are wrong, and not linear: the mean shows it.
-        are_scores = any(has_other_sums(x, script.sizes.k_len) for x in dropped)
-        for factor in () if are_scores else (1, 2, 3):
-            handles = [
-                layer.register_forward_hook(
-                    lambda _, inputs, output, factor=factor: factor * output
-                )
-                for layer in layers
-            ]
-            outputs.append(script.evaluate(source or script.call(many)).detach())
-            for handle in handles:
-                handle.remove()
         apply_dropout(script, 0.5, place)
-    return are_scores or are_on_a_line(outputs)
+        for factor in (1, 2, 3):
+            with FactorOfDropout(factor) as mode:
+                outputs.append(script.evaluate(source or script.call(many)).detach())
+            # Scores in place of weights are wrong, and not linear: the mean shows it.
+            are_scores = any(has_other_sums(x, length) for x in mode.dropped)
+            if are_scores or not mode.dropped:
+                return True
+    return are_on_a_line(outputs)
 
 
 def has_other_sums(x: Tensor, k_len: int) -> bool:
