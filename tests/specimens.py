@@ -7193,6 +7193,40 @@ class SumsOverTargets(OfEdges):
     end = 0
 
 
+class DropsEdges(EdgesConv):
+    """The weights of the edges are dropped, after their softmax."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        q, k, v = (
+            layer(x).unflatten(1, (self.heads, -1))
+            for layer in (self.lin_query, self.lin_key, self.lin_value)
+        )
+        scores = (q[target] * k[source]).sum(dim=-1) * q.shape[-1] ** -0.5
+        weights = self.weigh(scores, target, len(x))[..., None]
+        return torch.zeros_like(v).index_add(0, target, weights * v[source]).flatten(1)
+
+    def weigh(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return self.drop(self.share(scores, target, nodes))
+
+    def drop(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.dropout, self.training)
+
+    def share(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        shares = (scores - self.largest(scores, target, nodes)).exp()
+        sums = scores.new_zeros(nodes, self.heads).index_add(0, target, shares)
+        return shares / sums[target].clamp(min=torch.finfo(scores.dtype).tiny)
+
+
+class DropsScoresOfEdges(DropsEdges):
+    def weigh(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return self.share(self.drop(scores), target, nodes)
+
+
 class MergesMasks(Correct):
     """Some tokens are seen by all, and marked in the mask for padding."""
 
@@ -8997,6 +9031,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (KeepsAllIfMasked, MASK),
         (DropsForAllInFunction, {}),
         (DropsScoresBeforeNormByHand, {}),
+        (DropsScoresOfEdges, {}),
     ],
     "earlier_calls": [
         (KeepsFrequencies, {}),
@@ -9098,6 +9133,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),
     ("dropout", NormOfHeadsByHand),
+    ("dropout", DropsEdges),
     ("dropout", MeanOfHeads()),
     ("dropout", AllDelays),
     ("incremental_decoding", SumsOfDecays),

@@ -39,6 +39,13 @@ from attention_laws.tools import (
 # if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
 # sequence, whose scores grow with the square.
 COPIES, FEWEST_COPIES, COPIED_ENTRIES = 4096, 256, 1e7
+# Calls with one sequence, of which each has a dropout mask of its own.
+CALLS = 1024
+
+MEAN_MESSAGE = (
+    "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
+    "not applied to the weights after the softmax"
+)
 
 
 @law(slow=True, assumes="linear")
@@ -62,9 +69,12 @@ def dropout(script: Script) -> None:
             script.fail("False, " + repr(message), message, math.nan, 0.0)
         return
     skip_unless(adapter.reproducible_training, "training is random even with dropout 0")
-    skip_unless("b" in adapter.layout, "takes one sequence at a time")
     script.restart("train")
     places = script.evaluate("dropout_places(attention)")
+    if "b" not in adapter.layout:
+        tested = [assert_mean_of_calls_is_kept(script, place) for place in places]
+        skip_unless(any(tested), "takes one sequence at a time")
+        return
     assert_draws_have_an_effect(script)
     skip_unless(places, "has no dropout")
     assert_argument_switches_off(script)
@@ -478,22 +488,48 @@ def assert_mean_is_kept(
         apply_dropout(script, 0.0, place)
         usual = script.call(many)
     error = script.assign("error", f"{y}.std(dim=0) / {len(many.allowed[0, 0])} ** 0.5")
-    message = (
-        "on average, dropout changes the output: it is not scaled by 1 / (1 - p), or "
-        "not applied to the weights after the softmax"
-    )
     usual = f"{usual}{first}[0]"
     difference = f"({y}.mean(dim=0) - {usual}).abs()"
-    script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", message)
+    script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", MEAN_MESSAGE)
+
+
+def assert_mean_of_calls_is_kept(script: Script, place: str) -> bool:
+    """The mean over calls with one sequence is its output without dropout.
+
+    Return whether this was tested. Only PyTorch's functions are known to drop numbers,
+    and not whole edges or tokens.
+    """
+    adapter = script.adapter
+    if adapter.image or is_before_scores(script, place):
+        return False
+    script.restart("train")
+    args = script.make_arguments()
+    output = script.call(args)
+    is_linear = "norm" not in adapter.designs
+    is_linear &= not last_activation(script.evaluate(output))
+    if not (is_linear and is_linear_in_dropped(script, args, place, known=True)):
+        return False
+    apply_dropout(script, 0.5, place)
+    call = script.call_source(args) + adapter.output_index
+    y = script.assign("y", f"torch.stack([{call} for _ in range({CALLS})]).detach()")
+    error = f"{y}.std(dim=0) / {CALLS} ** 0.5"
+    difference = f"({y}.mean(dim=0) - {output}).abs()"
+    script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", MEAN_MESSAGE)
+    return True
 
 
 def is_linear_in_dropped(
-    script: Script, many: CallArguments, place: str, source: str = ""
+    script: Script,
+    many: CallArguments,
+    place: str,
+    source: str = "",
+    known: bool = False,
 ) -> bool:
     """Whether the output is a linear function of the weights or features dropped.
 
     Behind a layer with an activation, and without a norm, a mean is not kept either.
-    Instead of the output, it may be what the `source` text gives.
+    Instead of the output, it may be what the `source` text gives. It is taken to be so
+    where no function of PyTorch drops, unless that is to be `known`.
     """
     outputs, length = [], script.sizes.k_len
     with script.rollback():
@@ -503,14 +539,22 @@ def is_linear_in_dropped(
             with FactorOfDropout(factor) as mode:
                 outputs.append(script.evaluate(source or script.call(many)).detach())
             # Scores in place of weights are wrong, and not linear: the mean shows it.
-            are_scores = any(has_other_sums(x, length) for x in mode.dropped)
-            if are_scores or not mode.dropped:
+            if not mode.dropped:
+                return not known
+            if any(has_other_sums(x, length) for x in mode.dropped):
                 return True
     return are_on_a_line(outputs)
 
 
 def has_other_sums(x: Tensor, k_len: int) -> bool:
-    """Whether rows that could be weights of `k_len` keys do not all sum to one."""
+    """Whether rows that could be weights of `k_len` keys do not all sum to one.
+
+    For all edges of a graph of as many tokens, with or without loops that are added,
+    the weights of a head have a sum of one for each token.
+    """
+    is_of_edges = len(x) in (k_len**2, k_len**2 + k_len) and x.requires_grad
+    if is_of_edges and x.dim() == 2 and k_len > 2:
+        return bool((x.sum(0) - k_len).abs().max() > 0.01)
     is_square = [*x.shape[-2:]] in ([1, k_len], [k_len, k_len])
     return is_square and bool((x.sum(-1) - 1).abs().max() > 0.01)
 
