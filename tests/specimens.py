@@ -4964,6 +4964,53 @@ class DropsScoresBeforeNormByHand(NormOfHeadsByHand):
         return super().weigh(super().drop(scores), mask)
 
 
+class NarrowPrior(SelfAttention):
+    """Weights fade with the distance, as a share of the length, which is kept."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.log_width = nn.Parameter(torch.linspace(-3, -0.7, heads))
+        self.distances: Tensor | None = None
+
+    def share(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        if self.distances is None or len(self.distances) != length:
+            place = torch.arange(length, device=x.device) / length
+            self.distances = (place[:, None] - place).square()
+        return self.distances.to(x)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        precision = (-2 * self.log_width).exp()[:, None, None]
+        scores = self.score(q, k) - precision / 2 * self.share(x)
+        mask = None if mask is None else mask[:, None]
+        return self.join(self.read(self.weigh(scores, mask), v))
+
+
+class TransposedBesideTable(NarrowPrior):
+    """Its table of distances is no weights, and those that it returns are wrong."""
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_weights: bool = False
+    ) -> Any:
+        output = super().forward(x, mask)
+        weights, self.last = self.last.mT, None
+        return (output, weights) if return_weights else output
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.last: Any = weights
+        return weights @ v
+
+
+class NarrowPriorOfFirst(NarrowPrior):
+    """The first key is hidden from all other queries."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores.clone()
+        scores[..., 1:, 0] = -1e9
+        return super().weigh(scores, mask)
+
+
 class MeanOfHeads(nn.Module):
     """Heads with their own weights, and the mean of their reads of shared values."""
 
@@ -8752,6 +8799,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (TransposedBesideTable, {}),
         (ReturnsOtherHeads, {}),
         (ReversedOnRequest, {}),
         (DropsTwice, {}),
@@ -8780,6 +8828,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (EdgesOfOneMaximum, {}),
     ],
     "allowed_keys_attended": [
+        (NarrowPriorOfFirst, {}),
         (HidesFirstKey, {}),
         (RequiresOtherButFirst, {}),
         (CausalToContext, {}),
@@ -9132,6 +9181,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", FeedForwardFirst),
     ("long_sequences", FollowsState),
     ("dropout", DropsBeforeActivation),
+    ("allowed_keys_attended", NarrowPrior),
+    ("key_independence", NarrowPrior),
     ("dropout", NormOfHeadsByHand),
     ("dropout", DropsEdges),
     ("dropout", MeanOfHeads()),
@@ -9429,6 +9480,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("dtype_and_device", ProbabilitiesOfTokens, "other numbers than vectors"),
     ("padding", PairsOfTokens, "has no mask that could hide keys"),
     ("key_permutation", PairsOfTokens, "rows and columns are in no order"),
+    ("long_sequences", NarrowPrior, "shares of the length"),
     ("long_sequences", AgesOfItems, "counted from the last token"),
     ("query_permutation", LayerWithOptionalContext, "is always causal"),
     ("query_independence", LayerWithOptionalContext, "takes no queries"),

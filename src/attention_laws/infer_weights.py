@@ -19,7 +19,7 @@ from torch import Tensor
 from attention_laws import names
 from attention_laws.adapter import AXES, CallError
 from attention_laws.calling import CallProbe
-from attention_laws.script import Script, parts_of
+from attention_laws.script import CallArguments, Script, parts_of
 from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
@@ -78,6 +78,8 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
             if isinstance(value, Tensor) and list(value.shape) == shape:
                 if not given and not are_weights(value, letters):
                     continue
+                if not given and is_table(script, args, source, letters, more):
+                    continue
                 probe.record(
                     "weights",
                     f"{source} [{', '.join(AXES[axis] for axis in letters)}]",
@@ -105,6 +107,25 @@ def are_weights(value: Tensor, axes: str) -> bool:
         return False
     sums = value.sum(axes.index("k"))
     return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
+
+
+def is_table(
+    script: Script, args: CallArguments, source: str, axes: str, more: dict[str, str]
+) -> bool:
+    """Whether an attribute has no rows that sum to one, and is the same for all inputs.
+
+    Distances between positions, which a call keeps for the next, are no weights.
+    """
+    if not source.startswith("."):
+        return False
+    before = script.evaluate(f"attention{source}").detach().clone()
+    sums = before.sum(axes.index("k"))
+    if torch.allclose(sums, torch.ones_like(sums)):
+        return False
+    with script.rollback():
+        script.call(script.perturb(args, l=slice(None)), **more)
+        after: Tensor = script.evaluate(f"attention{source}")
+        return torch.equal(before, after)
 
 
 def weights_candidates(script: Script) -> Iterator[str]:

@@ -419,6 +419,19 @@ def compare_prefix(
     script.assert_close(first, alone, message, relative=rounding(script))
 
 
+def counts_padding(script: Script, mask: MaskArgument | None) -> bool:
+    """Whether padding changes what few tokens give, which no block divides.
+
+    Distances that are shares of the length do so in sequences of each length.
+    """
+    adapter, few = script.adapter, 5
+    if mask is None or not adapter.single_input or adapter.is_pooled:
+        return False
+    with script.rollback():
+        args = script.make_arguments(script.all_allowed(few + 2, few + 2))
+        return not padding_has_no_influence(script, args, mask, slice(0, few))
+
+
 def counts_from_the_end(
     script: Script, args: CallArguments, mask: MaskArgument | None
 ) -> bool:
@@ -490,6 +503,10 @@ def compare_hidden(script: Script, args: CallArguments, n: int) -> None:
             skip_unless(
                 not counts_from_the_end(script, args, masks[0]),
                 "its positions are counted from the last token",
+            )
+            skip_unless(
+                adapter.positions != "unknown" or not counts_padding(script, masks[0]),
+                "its positions are shares of the length, with its padding",
             )
             raise
     elif adapter.extra_args.keys() & (EDGE_ARGUMENTS | {"bonds"}):

@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from attention_laws import structure
 from attention_laws.algebra import (
+    assert_in_float64,
     assert_shares_equal,
     record_weights,
 )
@@ -267,6 +269,12 @@ def key_independence(script: Script) -> None:
     length = adapter.fixed_length or 6  # which is no window of both sides
     skip_unless(length > token and not adapter.image, "needs a row of four tokens")
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    assert_in_float64(script, partial(assert_key_is_independent, script, token))
+
+
+def assert_key_is_independent(script: Script, token: int) -> None:
+    """The key of a token changes no ratio of two other weights."""
+    length = script.sizes.k_len
     script.restart()
     width = script.sizes.heads * script.sizes.d_k
     layers = structure.layers_by_role(script.evaluate("attention"), width, True)
