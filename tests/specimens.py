@@ -5130,6 +5130,37 @@ class AgesOfItems(SelfAttention):
         return torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
 
 
+class RotaryOfTimes(SelfAttention):
+    """Queries and keys are rotated by the time of their token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("rotary_period", torch.tensor(24.0))
+
+    def forward(self, x: Tensor, times: Tensor) -> Any:
+        """x: (batch, events, d_model); times: (batch, events), hours in float64."""
+        angles = self.clock(times, x.dtype)[:, None, :, None] / self.rotary_period
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        scores = self.score(self.rotate(q, angles), self.rotate(k, angles))
+        return self.join(self.read(self.weigh(scores, None), v))
+
+    def clock(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        return times.double()
+
+    def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=-1)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        turned = one * cos - other * sin, one * sin + other * cos
+        return torch.cat(turned, dim=-1)
+
+
+class RotaryOfRoundedTimes(RotaryOfTimes):
+    """The times are rounded to the dtype of the tokens."""
+
+    def clock(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        return times.to(dtype)
+
+
 class WindowWithMaskOnly(SelfAttention):
     """A query attends to 12 tokens on each side of it, but without a mask to all."""
 
@@ -8999,6 +9030,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "distant_positions": [
         (BiasOfKeys, {"positions": "alibi"}),
         (BiasCountedInHalf, {"positions": "alibi"}),
+        (RotaryOfRoundedTimes, {}),
         (RotaryEndsEarly, {"positions": "rotary"}),
         (RotaryStartsAgain, {"positions": "rotary"}),
         (RotaryInHalf, {"positions": "rotary"}),
@@ -9183,6 +9215,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsBeforeActivation),
     ("allowed_keys_attended", NarrowPrior),
     ("key_independence", NarrowPrior),
+    ("positions_matter", RotaryOfTimes),
+    ("distant_positions", RotaryOfTimes),
     ("dropout", NormOfHeadsByHand),
     ("dropout", DropsEdges),
     ("dropout", MeanOfHeads()),

@@ -130,6 +130,7 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     probe = find_call(attention, name, imports, options)
     check_parameter_names(probe)
     try:
+        infer_times(probe)
         infer_weights(probe)
         infer_masks(probe)
         infer_place_of_padding(probe)
@@ -1131,6 +1132,30 @@ def infer_position_ids(probe: CallProbe) -> None:
             if torch.allclose(output, usual, rtol=1e-3, atol=1e-3):
                 probe.update(position_ids=name)
                 return
+
+
+def infer_times(probe: CallProbe) -> None:
+    """The argument that a rotary encoding takes for positions, such as time stamps.
+
+    It has a number for each token. These are zero where nothing is known about them, so
+    that all tokens are at one place.
+    """
+    adapter, options = probe.adapter, probe.options
+    kinds = structure.positions_named(structure.identifiers(adapter.target))
+    zeros = "torch.zeros({batch_size}, {length}){dtype}"
+    found = [name for name, text in adapter.extra_args.items() if text == zeros]
+    if kinds != "rotary" or len(found) != 1 or options.positions not in ("", kinds):
+        return
+    # Integers, as a module in half precision rounds numbers of its dtype.
+    text = "torch.arange({start}, {stop}).expand({batch_size}, -1){device}"
+    rest = {n: t for n, t in adapter.extra_args.items() if n != found[0]}
+    given = {**adapter.position_args, found[0]: text}
+    other = replace(adapter, extra_args=rest, position_args=given)
+    calls = [CallProbe(each, options).try_call() for each in (adapter, other)]
+    if [call is not None and order_matters(*call) for call in calls] == [False, True]:
+        facts = [fact for fact in adapter.facts if fact.name != f"`{found[0]}`"]
+        probe.update(extra_args=rest, position_args=given, facts=tuple(facts))
+        probe.record(f"`{found[0]}`", text.format(**ARGUMENT_EXAMPLE), "inferred")
 
 
 def infer_positions(
