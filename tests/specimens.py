@@ -5347,6 +5347,32 @@ class PixelsOfOtherVideos(PixelsOfFrames):
         return context.repeat(pixels, 1, 1)
 
 
+class FramesOfClips(Correct):
+    """The pixels of each frame attend to the tokens of the prompt of their clip."""
+
+    def __init__(self, d_model: int, heads: int, context_dim: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_context = nn.Linear(context_dim, d_model)
+        self.first = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        b, _, frames, h, w = x.shape
+        pixels = x.permute(0, 2, 3, 4, 1).flatten(0, 1).flatten(1, 2)
+        first = self.first.expand(len(context), 1, -1)
+        prompt = torch.cat([first, self.to_context(context)], dim=1)
+        prompt = self.copy(prompt, frames)
+        y = super().forward(pixels, prompt, prompt)
+        return x + y.reshape(b, frames, h, w, -1).permute(0, 4, 1, 2, 3)
+
+    def copy(self, prompt: Tensor, frames: int) -> Tensor:
+        return prompt.repeat_interleave(frames, dim=0)
+
+
+class FramesOfOtherClips(FramesOfClips):
+    def copy(self, prompt: Tensor, frames: int) -> Tensor:
+        return prompt.repeat(frames, 1, 1)
+
+
 class AttendsInOneFrame(PixelsOfFrames):
     """The frames of a pixel attend to each other, too."""
 
@@ -8775,6 +8801,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
         (packed_by_ends, {}),
+        (FramesOfOtherClips, {}),
         (LengthsInTurns, {}),
         (TakesKeysForQueriesOrBoth, {}),
         (PackedByBisection, {}),
@@ -9196,6 +9223,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", ReturnsGatedWeights),
     ("padding", attention_of_lengths),
     ("batch_independence", EpisodesOfSteps),
+    ("batch_independence", FramesOfClips),
     ("incremental_decoding", CachePositions),
     ("allowed_keys_attended", QueriesOfFeatures),
     ("batch_independence", PoolsByKind),

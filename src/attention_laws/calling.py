@@ -334,6 +334,11 @@ def polarity(mask: MaskArgument) -> bool:
 IMAGE_GROUPS = [[name] for name in IMAGES if name != "image_rows_first"]
 
 
+# A vector for each batch item where positions are in front of batch items: beside
+# images, these would be as many tokens as there are batch items.
+OF_POSITIONS_FIRST = {"torch.ones(1, {batch_size}, {d_model}){dtype}"}
+
+
 def ways_to_call(
     probe: CallProbe, usual: bool
 ) -> Iterator[tuple[list[dict[str, Any]], MaskArgument | None]]:
@@ -375,6 +380,8 @@ def ways_to_call(
             likely = sorted(groups, key=lambda group: "b" in group[0])
         # Images have no masks.
         tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
+        if OF_POSITIONS_FIRST & {*variant.get("extra_args", {}).values()}:
+            tried = [group for group in tried if group[0] not in IMAGES]
         if "designs" in variant:  # of a constant context
             tried = [group for group in tried if group[0] in IMAGES]
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
