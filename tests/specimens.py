@@ -3982,6 +3982,20 @@ class GlobalTokens(SelfAttention):
         return self.join(self.read(self.dropout(weights), v))
 
 
+class KeysOfEncoder(SelfAttention):
+    """The output of an encoder, if it is given, is put in front of the keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_keys = nn.Conv1d(24, d_model, 1)
+
+    def forward(self, x: Tensor, encoder_out: Tensor | None = None) -> Any:
+        keys = x
+        if encoder_out is not None:
+            keys = torch.cat([self.to_keys(encoder_out).mT, x], dim=1)
+        return Correct.forward(self, x, keys, keys)
+
+
 class AddedGlobalTokens(GlobalTokens):
     """Tokens are marked by a number above zero; one below zero hides them."""
 
@@ -9451,6 +9465,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsTableAndWeights),
     ("dropout", DropsFeaturesOfPositions),
     ("parameter_gradients", GlobalTokens),
+    ("parameter_gradients", KeysOfEncoder),
     ("parameter_gradients", AddedGlobalTokens),
     ("parameter_gradients", SaturatesSecondSoftmax),
     ("gradients", SteepKinks),

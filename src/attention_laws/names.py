@@ -676,7 +676,8 @@ def optional_tensors(adapter: Any) -> list[str]:
         for parameter in parameters_of(adapter.target)
         if parameter.default is None and parameter.name not in known
         if not CACHE_PATTERN.match(parameter.name)
-        and not re.search(r"mask|cache|past|out", parameter.name)
+        # The output of an encoder may be given, and `out` is where to write.
+        and not re.search(r"mask|cache|past|^out", parameter.name)
     ]
 
 
