@@ -612,6 +612,7 @@ def packed_inputs(probe: CallProbe) -> Iterator[dict[str, Any]]:
 def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Positions and a context that may be left out, as far as the signature tells."""
     adapter, given = probe.adapter, probe.options.call_args
+    sequences = documented.other_sequences(adapter.target, adapter.inputs[0])
     for parameter in names.parameters_of(adapter.target):
         name = parameter.name
         is_optional = parameter.default is None and name not in given
@@ -619,9 +620,8 @@ def named_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             for text in names.position_templates(name):
                 yield {"position_args": {name: text}}
         elif is_optional and adapter.single_input and not probe.options.inputs:
-            if names.CONTEXT_PATTERN.search(name) and not names.MASK_PATTERN.search(
-                name
-            ):
+            is_named = names.CONTEXT_PATTERN.search(name) or name in sequences
+            if is_named and not names.MASK_PATTERN.search(name):
                 fields = {"inputs": (*adapter.inputs, name), "by_keyword": True}
                 yield fields
                 yield {**fields, "packing": "{0}[:, None]"}

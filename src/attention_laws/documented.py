@@ -341,6 +341,24 @@ def has_positions(axes: tuple[str, ...], batch: tuple[str, ...]) -> bool:
     return len(axes) > 3 or not HEADS_PATTERN.search(axes[1])
 
 
+def other_sequences(target: Any, first: str) -> list[str]:
+    r"""The arguments with as many axes as the first, but a length of their own.
+
+    >>> def attend(x, regions=None, shift=None):
+    ...     "x: (B, T, d), regions: (B, R, d_visual), shift: (B, 1, d)."
+    >>> other_sequences(attend, "x")
+    ['regions']
+    """
+    stated = shapes(target)
+    axes = stated.get(first, ())
+    return [
+        name
+        for name, other in stated.items()
+        if len(other) == len(axes) == 3 and has_positions(other, axes[:1])
+        if other[1] != axes[1]
+    ]
+
+
 def template(
     name: str,
     axes: Iterable[str],

@@ -170,6 +170,13 @@ class NeedsMemory(Correct):
         return super().forward(x, memory, memory)
 
 
+class NeedsRegions(NeedsMemory):
+    """x: (batch, words, d_model), regions: (batch, regions, d_model), of an image."""
+
+    def forward(self, x: Tensor, regions: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, regions)
+
+
 class QueryVector(Correct):
     """One query for each batch item, as in a decoder with a recurrent state."""
 
@@ -1040,6 +1047,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesTypes, {"inputs": ("x",), "positions": "none"}),
     (TakesPackedLengths, {"layout": "ld"}),
     (NeedsMemory, {"inputs": ("x", "memory"), "cross_attention": True}),
+    (NeedsRegions, {"inputs": ("x", "regions"), "cross_attention": True}),
     (QueryVector, {"inputs": ("encoder_outputs",), "is_pooled": True}),
     (TakesState, {"extra_args": {"state": "{{}}"}}),
     (OfFrames, {"image": "frames", "layout": "bdl"}),
