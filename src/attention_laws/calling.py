@@ -432,10 +432,14 @@ def variants_and_masks(
     yield from itertools.product(constant_context(probe), [None])
     if only_usual:
         return
-    stated = names.stated_lengths(probe.adapter.target)
+    stated = [
+        {"fixed_length": rows * columns, "image_height": rows}
+        for rows, columns in names.stated_sides(probe.adapter.target)
+    ]
+    lengths = [*stated, *({"fixed_length": n} for n in FIXED_LENGTHS)]
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
-        sized += [fields | {"fixed_length": n} for n in (*stated, *FIXED_LENGTHS)]
+        sized += [fields | length for length in lengths]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
     yield from (({}, mask) for mask in masks if mask not in required_masks)

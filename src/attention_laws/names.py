@@ -143,7 +143,8 @@ POSITION_IDS_PATTERN = re.compile(r"pos(ition)?_?(s|ids?)?|input_pos")
 SIDE_PATTERN = re.compile(r"(\w+_)?resolution|spa[ct]ial_(dim|size)|f(eat|map)_size")
 # Other names of sides, which may not change.
 FIXED_SIDE_PATTERN = re.compile(
-    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid|window)_?(size|shape))"
+    r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid|window)_?(size|shape)"
+    r"|(in|out)(put)?_shape)"
 )
 # Which tokens of a text stand for images, as [batch, length] of bools.
 MARKS_PATTERN = re.compile(r"(media|image|img|visual)_(locations?|markers?|marks)")
@@ -439,13 +440,15 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     return "(3, 3)" if is_pair else "3" if type(default) is int else ""
 
 
-def stated_lengths(target: Any) -> list[int]:
-    r"""How many pixels images have by the sides that a class or a module states.
+def stated_sides(target: Any) -> list[tuple[int, int]]:
+    r"""Rows and columns of images by the sides that a class or a module states.
+
+    Those of a video are one row.
 
     >>> class Attention:
     ...     def __init__(self, dim, reso=6, img_size=(2, 5), window_size=(2, 3, 4)): ...
-    >>> stated_lengths(Attention)
-    [36, 10, 24]
+    >>> stated_sides(Attention)
+    [(6, 6), (2, 5), (1, 24)]
     """
     if isinstance(target, type):
         parameters = inspect.signature(target).parameters
@@ -454,13 +457,13 @@ def stated_lengths(target: Any) -> list[int]:
         parts = target.modules() if hasattr(target, "modules") else ()
         found = {n: value for part in parts for n, value in vars(part).items()}
     sides = [n for name, n in found.items() if FIXED_SIDE_PATTERN.fullmatch(name)]
-    pairs = [(n, n) if type(n) is int else n for n in sides]
-    lengths = [
-        math.prod(pair)
-        for pair in pairs
-        if type(pair) is tuple and [*map(type, pair)] in ([int] * 2, [int] * 3)
+    shapes = [
+        shape
+        for shape in ((n, n) if type(n) is int else n for n in sides)
+        if type(shape) is tuple and [*map(type, shape)] in ([int] * 2, [int] * 3)
     ]
-    return [n for n in dict.fromkeys(lengths) if 1 < n <= LONGEST_IMAGE]
+    pairs = [n if len(n) == 2 else (1, math.prod(n)) for n in shapes]
+    return [n for n in dict.fromkeys(pairs) if 1 < math.prod(n) <= LONGEST_IMAGE]
 
 
 def needed_default(parameter: inspect.Parameter, value: str) -> str:

@@ -810,6 +810,21 @@ class OfStatedSide(OfOneInput):
         return self.attend(image.flatten(1, 2))
 
 
+class OfStatedShape(OfOneInput):
+    """Images of the rows and columns that the constructor has by default only."""
+
+    def __init__(
+        self, d_model: int, heads: int, in_shape: tuple[int, int] = (2, 6)
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.in_shape = in_shape
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.shape[2:] != self.in_shape:
+            raise ValueError(f"images of {x.shape[2:]}")
+        return self.attend(x.flatten(2).mT).mT.unflatten(2, self.in_shape)
+
+
 class OfResolution(OfOneInput):
     """There is one bias for each pair of pixels."""
 
@@ -1106,6 +1121,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfResolution, {"fixed_length": 9}),
     (OfStatedSide, {"fixed_length": 25}),
     (OfStatedSide(12, 3), {"fixed_length": 25}),
+    (OfStatedShape, {"fixed_length": 12, "image_height": 2, "image": "image"}),
     (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
     (UpdatesContext, {"output_index": "[1]"}),
     (TwoWays, {"inputs": ("x", "keys")}),
