@@ -480,6 +480,8 @@ class Adapter:
         if self.is_pooled:
             if "b" not in self.layout:
                 return False  # what has as many rows has one for each token
+            if self.layout == "lbd":
+                return shape[:-1] in ((query[1],), (1, query[1]))
             # One vector, or one for each of its own, learned queries.
             return len(shape) in (2, 3) and shape[0] == query[0]
         pairs = zip(self.layout, shape, query, strict=False)

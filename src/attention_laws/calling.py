@@ -505,15 +505,17 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
 def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Documented shapes: a vector for each batch item, such as the query of a step.
 
-    What has an axis of positions is one input, as keys and as values.
+    What has an axis of positions is one input, as keys and as values. Other arguments
+    may be made of it by a method.
     """
     adapter = probe.adapter
     shapes = documented.shapes(adapter.target)
     required = [*adapter.inputs, *(n for n in adapter.call_args if n in shapes)]
     if probe.options.inputs or not set(adapter.inputs) <= {*shapes}:
         return
-    batch = shapes[required[0]][:1]
-    sequences = [n for n in required if documented.has_positions(shapes[n], batch)]
+    ordered = {n: documented.with_batch_first(axes) for n, axes in shapes.items()}
+    batch = ordered[required[0]][:1]
+    sequences = [n for n in required if documented.has_positions(ordered[n], batch)]
     others = [n for n in required if n not in sequences]
     if not sequences or not any(shapes[n][:1] == batch for n in others):
         return
@@ -527,9 +529,9 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
     parameters = names.parameters_by_name(adapter.target)
     others += [
         n
-        for n, axes in shapes.items()
+        for n, axes in ordered.items()
         if parameters[n].default is None and not documented.has_positions(axes, batch)
-        if shapes[values][1] not in axes  # a number for each position
+        if ordered[values][1] not in axes  # a number for each position
     ]
     integers = documented.integers(adapter.target)
     texts = {
@@ -537,6 +539,12 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
         for n in others
     }
     texts |= dict.fromkeys(keys, "{query}")
+    for name, (method, given) in documented.made_by_methods(adapter.target).items():
+        if name in adapter.call_args and given in sequences:
+            made = f"attention.{method}({{query}})"
+            # That of a first step may be of its first tokens only.
+            is_state = names.CACHE_PATTERN.match(name)
+            texts[name] = f"torch.ones_like({made})" if is_state else made
     rest = {n: v for n, v in adapter.call_args.items() if n not in (*texts, values)}
     fields = {"inputs": (values,), "by_keyword": True, "call_args": rest}
     if multiple > 1:

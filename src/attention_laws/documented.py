@@ -359,6 +359,37 @@ def other_sequences(target: Any, first: str) -> list[str]:
     ]
 
 
+def with_batch_first(axes: tuple[str, ...]) -> tuple[str, ...]:
+    r"""The axes of a sequence, with those of batch items before its positions.
+
+    >>> with_batch_first(("src_len", "batch", "d")), with_batch_first(("b", "t", "d"))
+    (('batch', 'src_len', 'd'), ('b', 't', 'd'))
+    """
+    is_second = len(axes) == 3 and not is_batch_first(axes)
+    return (axes[1], axes[0], axes[2]) if is_second else axes
+
+
+def made_by_methods(target: Any) -> dict[str, tuple[str, str]]:
+    r"""The arguments that a method makes of another one: its name, and that of the other.
+
+    >>> class Attention:
+    ...     "Call: `state = attn.first_state(memory)`. keys: project(memory)."
+    ...     def first_state(self, memory): ...
+    ...     def project(self, memory): ...
+    ...     def forward(self, query, memory, keys, state): ...
+    >>> made_by_methods(Attention)
+    {'state': ('first_state', 'memory'), 'keys': ('project', 'memory')}
+    """
+    arguments = parameters_by_name(target)
+    stated = r"\b(\w+)[`*]*(?: = \w+\.|: [`*]*(?:\w+\.)?)(\w+)\((\w+)\)"
+    found = re.findall(stated, "\n".join(documentation(target)))
+    return {
+        name: (method, given)
+        for name, method, given in found
+        if {name, given} <= {*arguments} and callable(getattr(target, method, None))
+    }
+
+
 def template(
     name: str,
     axes: Iterable[str],

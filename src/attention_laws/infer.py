@@ -1168,6 +1168,7 @@ def infer_positions(
         probe.adapter.is_module
         and any(probe.adapter.fixed_length in p.shape for p in module.parameters())
     )
+    may_encode |= "attention." in str(probe.adapter.extra_args)  # made of tokens
     if probe.adapter.position_args or (may_encode and order_matters(script, args)):
         found = structure.identifiers(target) | {*probe.adapter.position_args}
         positions = structure.positions_named(found)

@@ -113,7 +113,9 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                     if adapter.is_like_query(value.transpose(1, 2).shape, query.shape):
                         return index + SWAPPED
             if is_like_query:
-                if adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
+                if adapter.is_pooled and adapter.layout == "lbd":
+                    index += "[None]" * (value.dim() == 2)
+                elif adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
                     index += f"[{':, ' * adapter.layout.index('l')}None]"  # has heads
                 elif adapter.is_pooled:
                     index += "[:, None]" if value.dim() == 2 else "[:, :1]"
@@ -567,8 +569,14 @@ class Script:
     def call_source(
         self, args: CallArguments, function: str = "attention", /, **more: str
     ) -> str:
-        """A call of the attention, as source text."""
-        return f"{function}({self.argument_source(args, **more)})"
+        """A call of the attention, as source text.
+
+        What its methods make for a call, those of another module make for one of it.
+        """
+        given = self.argument_source(args, **more)
+        if function.isidentifier():
+            given = given.replace("attention.", f"{function}.")
+        return f"{function}({given})"
 
     def assign_output(self, call: str, args: CallArguments) -> str:
         """Assign the output of a call to a new variable.

@@ -500,6 +500,46 @@ class ReadsMemoryOfAnyShape(ReadsMemory):
     """The same, without a documented shape."""
 
 
+class ReadsTimeFirst(ReadsMemory):
+    """dec_state: [batch, d]; enc_states: [time, batch, d]; seen: [batch, time]."""
+
+    def forward(  # type: ignore[override]
+        self, dec_state: Tensor, enc_states: Tensor, seen: Tensor | None = None
+    ) -> Any:
+        values = enc_states.transpose(0, 1)
+        seen = values.new_zeros(values.shape[:2]) if seen is None else seen
+        return super().forward(dec_state, values + seen[..., None], values)
+
+
+class MovesOn(nn.Module):
+    """Weights move on by one token. query: [B, D]; memory: [B, N, D].
+
+    keys: project(memory), for all steps. At first `state = attention.start(memory)`.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def project(self, memory: Tensor) -> Tensor:
+        keys: Tensor = self.key(memory)
+        return keys
+
+    @staticmethod
+    def start(memory: Tensor) -> Tensor:
+        return torch.zeros_like(memory[..., 0]).index_fill_(
+            1, torch.zeros(1, dtype=torch.long, device=memory.device), 1.0
+        )
+
+    def forward(
+        self, query: Tensor, memory: Tensor, keys: Tensor, state: Tensor
+    ) -> Any:
+        weights = torch.einsum("bnd,bd->bn", keys, self.query(query)).softmax(1)
+        weights = weights * (state + F.pad(state, (1, -1)))
+        weights = weights / weights.sum(1, keepdim=True)
+        return torch.einsum("bn,bnd->bd", weights, memory), weights
+
+
 class StepOfDecoder(nn.Module):
     """One step, whose state is zero if it is left out.
 
@@ -1014,6 +1054,11 @@ VECTOR = (
     "(seeded_randn(566, 1, {d_model}){dtype} * {d_model} ** -0.5)"
     ".expand({batch_size}, -1)"
 )
+OF_MEMORY = {
+    "query": VECTOR,
+    "keys": "attention.project({query})",
+    "state": "torch.ones_like(attention.start({query}))",
+}
 
 PACKED = "torch.tensor([0, {length}])"
 BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length}){dtype}"
@@ -1091,6 +1136,8 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (packed, {"layout": "lhd"}),
     (ReadsMemory, {"inputs": ("values",), "is_pooled": True}),
     (ReadsMemoryOfAnyShape, {"inputs": ("values",), "is_pooled": True}),
+    (ReadsTimeFirst, {"inputs": ("enc_states",), "layout": "lbd", "is_pooled": True}),
+    (MovesOn, {"extra_args": OF_MEMORY, "positions": "unknown"}),
     (StepOfDecoder, {"masks": (MaskArgument("src_mask", "attend", "b1k"),)}),
     (decode_one, {"inputs": ("past_v",), "is_pooled": True}),
     (decode_heads, {"layout": "blhd", "is_pooled": True}),
