@@ -432,10 +432,8 @@ def variants_and_masks(
     yield from itertools.product(constant_context(probe), [None])
     if only_usual:
         return
-    stated = [
-        {"fixed_length": rows * columns, "image_height": rows}
-        for rows, columns in names.stated_sides(probe.adapter.target)
-    ]
+    sides = [*names.stated_sides(probe.adapter.target), *documented_sides(probe)]
+    stated = [{"fixed_length": r * c, "image_height": r} for r, c in sides]
     lengths = [*stated, *({"fixed_length": n} for n in FIXED_LENGTHS)]
     for fields in [{}, *filled]:
         sized = [fields | {"is_pooled": True}]
@@ -443,6 +441,20 @@ def variants_and_masks(
         sized += [each | {"is_pooled": True} for each in sized[1:]]
         yield from itertools.product(sized, [None, *required_masks])
     yield from (({}, mask) for mask in masks if mask not in required_masks)
+
+
+def documented_sides(probe: CallProbe) -> Iterator[tuple[int, int]]:
+    """Rows and columns of images, one of which a number of the constructor sets.
+
+    The documented axis has its name; an axis of another name has three.
+    """
+    adapter = probe.adapter
+    axes = documented.shapes(adapter.target).get(adapter.inputs[0], ())
+    sizes = names.constructor_sizes(adapter.target, adapter.init_args)
+    counts = {name: int(text) for name, text in sizes.items() if text.isdigit()}
+    for pair in (axes[1:3], axes[2:4]) if len(axes) == 4 else ():
+        if {*pair} & {*counts}:
+            yield counts.get(pair[0], 3), counts.get(pair[1], 3)
 
 
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:

@@ -865,6 +865,19 @@ class OfStatedShape(OfOneInput):
         return self.attend(x.flatten(2).mT).mT.unflatten(2, self.in_shape)
 
 
+class OfSegments(OfOneInput):
+    """x: [batch_size, series, segments, d_model]; each series attends to itself."""
+
+    def __init__(self, d_model: int, heads: int, segments: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.places = nn.Parameter(torch.zeros(segments, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if x.shape[2:] != self.places.shape:
+            raise ValueError(f"segments of {x.shape}")
+        return self.attend((x + self.places).flatten(0, 1)).view(x.shape)
+
+
 class OfResolution(OfOneInput):
     """There is one bias for each pair of pixels."""
 
@@ -1169,6 +1182,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfStatedSide, {"fixed_length": 25}),
     (OfStatedSide(12, 3), {"fixed_length": 25}),
     (OfStatedShape, {"fixed_length": 12, "image_height": 2, "image": "image"}),
+    (OfSegments, {"fixed_length": 18, "image_height": 3}),
     (OfTwoBiases, {"extra_args": {"rel_pos": BIAS, "rel_2d_pos": BIAS}}),
     (UpdatesContext, {"output_index": "[1]"}),
     (TwoWays, {"inputs": ("x", "keys")}),
