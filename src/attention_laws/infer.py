@@ -1164,9 +1164,13 @@ def infer_positions(
     """The positional encoding, and whether it is inferred or assumed."""
     target = probe.adapter.target
     module = script.namespace["attention"]
+    length = probe.adapter.fixed_length
+    rows, columns = probe.adapter.grid(length or 0)
+    # A table of one side, which heads may be as many as in a square.
+    sides = {length, rows, columns} if length and 1 < rows != columns else {length}
     may_encode = structure.encodes_positions(target) or (
         probe.adapter.is_module
-        and any(probe.adapter.fixed_length in p.shape for p in module.parameters())
+        and any(sides & {*p.shape} for p in module.parameters())
     )
     may_encode |= "attention." in str(probe.adapter.extra_args)  # made of tokens
     if probe.adapter.position_args or (may_encode and order_matters(script, args)):
