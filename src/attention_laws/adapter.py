@@ -478,8 +478,8 @@ class Adapter:
     def is_like_query(self, shape: torch.Size, query: torch.Size) -> bool:
         """Whether a tensor of this shape may be the output, whose width may differ."""
         if self.is_pooled:
-            if "b" not in self.layout:
-                return False  # what has as many rows has one for each token
+            if "b" not in self.layout:  # what has as many rows has one for each token
+                return shape[:1] == (1,) and len(shape) == 2 and len(query) == 2
             if self.layout == "lbd":
                 return shape[:-1] in ((query[1],), (1, query[1]))
             # One vector, or one for each of its own, learned queries.

@@ -422,6 +422,9 @@ def variants_and_masks(
     filled = [*filled_arguments(probe)]
     of_items = [*queries_of_items(probe)]
     yield from itertools.product(of_items, [None, *required_masks])
+    # The tokens of a bag have one output, beside which their weights may be returned.
+    bags = [f for f in filled if names.ONE_BAG in f["extra_args"].values()]
+    yield from (({**fields, "is_pooled": True}, None) for fields in bags)
     # A mask that is required is mostly not None, and then nothing else is missing.
     yield from itertools.product([{}], [None, *required_masks])
     usual = [*second_inputs(probe), *filled]

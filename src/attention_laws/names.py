@@ -205,6 +205,7 @@ WEIGHT_SHAPES = {
 WEIGHT_PATTERN = re.compile("|".join([*WEIGHT_SHAPES, "params", "weights"]), re.I)
 # Required arguments of `forward` that are neither inputs nor masks, and what is tried.
 PER_ITEM = "torch.ones({batch_size}, {d_model})"
+ONE_BAG = "(0 * torch.arange({length})){device}"
 EXTRA_ARGUMENTS = {
     # The first token stands for the only image.
     r"(media|image|img|visual)_(locations?|markers?|marks)": (
@@ -238,6 +239,9 @@ EXTRA_ARGUMENTS = {
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
+    # To which bag or graph each token belongs: all to one.
+    r"batch|((slide|bag|batch|graph|set|segment|group|sample)_?"
+    r"(ids?|idx|ind(ex|ices)|vec(tor)?))": [ONE_BAG],
     r"cu_?seq_?len\w*(?<!_kv)(?<!_k)": ["torch.tensor([0, {length}])"],
     r"cu_?seq_?len\w*": ["torch.tensor([0, {k_len}])"],
     r"max_?(seq_?)?len\w*(?<!_kv)(?<!_k)": ["{length}"],

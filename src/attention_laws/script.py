@@ -113,8 +113,8 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                     if adapter.is_like_query(value.transpose(1, 2).shape, query.shape):
                         return index + SWAPPED
             if is_like_query:
-                if adapter.is_pooled and adapter.layout == "lbd":
-                    index += "[None]" * (value.dim() == 2)
+                if adapter.is_pooled and adapter.layout[0] == "l":
+                    index += "[None]" * (value.dim() < len(adapter.layout))
                 elif adapter.is_pooled and query.dim() == 4 and value.dim() == 3:
                     index += f"[{':, ' * adapter.layout.index('l')}None]"  # has heads
                 elif adapter.is_pooled:

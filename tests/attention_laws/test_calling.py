@@ -540,6 +540,20 @@ class MovesOn(nn.Module):
         return torch.einsum("bn,bnd->bd", weights, memory), weights
 
 
+class OfBags(nn.Module):
+    """Tokens of several bags in one sequence; each bag has one output."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.score, self.out = nn.Linear(d_model, 1), nn.Linear(d_model, 2)
+
+    def forward(self, x: Tensor, bag_id: Tensor) -> Any:
+        bags = F.one_hot(bag_id).T == 1
+        scores = self.score(x).T.masked_fill(~bags, -torch.inf)
+        weights = scores.softmax(1)
+        return {"weights": weights.sum(0)[:, None], "logits": self.out(weights @ x)}
+
+
 class StepOfDecoder(nn.Module):
     """One step, whose state is zero if it is left out.
 
@@ -1151,6 +1165,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (ReadsMemoryOfAnyShape, {"inputs": ("values",), "is_pooled": True}),
     (ReadsTimeFirst, {"inputs": ("enc_states",), "layout": "lbd", "is_pooled": True}),
     (MovesOn, {"extra_args": OF_MEMORY, "positions": "unknown"}),
+    (OfBags, {"layout": "ld", "is_pooled": True, "output_index": "['logits']"}),
     (StepOfDecoder, {"masks": (MaskArgument("src_mask", "attend", "b1k"),)}),
     (decode_one, {"inputs": ("past_v",), "is_pooled": True}),
     (decode_heads, {"layout": "blhd", "is_pooled": True}),
