@@ -239,6 +239,11 @@ EXTRA_ARGUMENTS = {
     r"t|f|(num_?|n_?)?frames|time": ["1", PER_ITEM],
     r"(?-i:B)|bsz?|batch_?size": ["{batch_size}"],
     r"res(idual)?|short_?cut|skip|identity|input_tensor": ["torch.zeros_like({query})"],
+    # Of a tree of drafts: each token is the child of the one before.
+    r"(\w+_)?parents?(_(ids?|idx|ind(ex|ices)))?": [
+        "(torch.arange({length}) - 1).expand({batch_size}, -1){device}",
+        "(torch.arange({length}) - 1){device}",
+    ],
     # To which bag or graph each token belongs: all to one.
     r"batch|((slide|bag|batch|graph|set|segment|group|sample)_?"
     r"(ids?|idx|ind(ex|ices)|vec(tor)?))": [ONE_BAG],

@@ -540,6 +540,17 @@ class MovesOn(nn.Module):
         return torch.einsum("bn,bnd->bd", weights, memory), weights
 
 
+def of_tree(q: Tensor, k: Tensor, v: Tensor, parent: Tensor) -> Tensor:
+    """q, k, v: (B, N, H, D); parent: (B, N), -1 for that of a first token."""
+    near = F.one_hot(parent + 1, q.shape[1] + 1)[..., 1:].float()
+    seen = torch.eye(q.shape[1]) + near
+    for _ in range(q.shape[1]):
+        seen = (seen + seen @ near).clamp(max=1)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
+    weights = scores.masked_fill(seen[:, None] == 0, -torch.inf).softmax(-1)
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
 class OfBags(nn.Module):
     """Tokens of several bags in one sequence; each bag has one output."""
 
@@ -549,7 +560,7 @@ class OfBags(nn.Module):
 
     def forward(self, x: Tensor, bag_id: Tensor) -> Any:
         bags = F.one_hot(bag_id).T == 1
-        scores = self.score(x).T.masked_fill(~bags, -torch.inf)
+        scores = self.score(x).t().masked_fill(~bags, -torch.inf)
         weights = scores.softmax(1)
         return {"weights": weights.sum(0)[:, None], "logits": self.out(weights @ x)}
 
@@ -1165,6 +1176,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (ReadsMemoryOfAnyShape, {"inputs": ("values",), "is_pooled": True}),
     (ReadsTimeFirst, {"inputs": ("enc_states",), "layout": "lbd", "is_pooled": True}),
     (MovesOn, {"extra_args": OF_MEMORY, "positions": "unknown"}),
+    (of_tree, {"layout": "blhd", "causal": True}),
     (OfBags, {"layout": "ld", "is_pooled": True, "output_index": "['logits']"}),
     (StepOfDecoder, {"masks": (MaskArgument("src_mask", "attend", "b1k"),)}),
     (decode_one, {"inputs": ("past_v",), "is_pooled": True}),
