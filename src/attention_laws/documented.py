@@ -370,7 +370,7 @@ def with_batch_first(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def made_by_methods(target: Any) -> dict[str, tuple[str, str]]:
-    r"""The arguments that a method makes of another one: its name, and that of the other.
+    r"""The arguments that a method makes of another: its name, and that of the other.
 
     >>> class Attention:
     ...     "Call: `state = attn.first_state(memory)`. keys: project(memory)."

@@ -1169,8 +1169,7 @@ def infer_positions(
     # A table of one side, which heads may be as many as in a square.
     sides = {length, rows, columns} if length and 1 < rows != columns else {length}
     may_encode = structure.encodes_positions(target) or (
-        probe.adapter.is_module
-        and any(sides & {*p.shape} for p in module.parameters())
+        probe.adapter.is_module and any(sides & {*p.shape} for p in module.parameters())
     )
     may_encode |= "attention." in str(probe.adapter.extra_args)  # made of tokens
     if probe.adapter.position_args or (may_encode and order_matters(script, args)):

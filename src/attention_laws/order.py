@@ -76,9 +76,7 @@ def unless_of_pairs(script: Script) -> Iterator[None]:
 def are_pairs_in_no_order(script: Script, rows: int, columns: int) -> bool:
     """Whether another order of rows and of columns has the outputs in that order."""
     pixels = [
-        columns * i + j
-        for i in (*range(1, rows), 0)
-        for j in (*range(1, columns), 0)
+        columns * i + j for i in (*range(1, rows), 0) for j in (*range(1, columns), 0)
     ]
     script.restart()
     args = script.make_arguments()
