@@ -5951,6 +5951,51 @@ class LoopsCountOnce(EdgesConv):
         return super().forward(x, edge_index[:, edge_index[0] != edge_index[1]])
 
 
+class OneLargestScore(EdgesConv):
+    """The largest score of all edges is subtracted, and not that of each node."""
+
+    def largest(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return scores.detach().amax(dim=0)
+
+
+class WeightsBeforeChoice(Correct):
+    """Each query attends to five keys; the mean weights of all keys are returned."""
+
+    def forward(self, query: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = self.query(query), self.key(memory), self.value(memory)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        scores = self.score(q, k)
+        largest = scores.topk(min(5, scores.shape[-1])).values
+        chosen = scores.masked_fill(scores < largest[..., -1:], -torch.inf)
+        context = self.dropout(chosen.softmax(dim=-1)) @ v
+        return self.join(context), self.returned(scores, chosen).softmax(-1).mean(1)
+
+    def returned(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        return scores
+
+
+class WeightsOfChoice(WeightsBeforeChoice):
+    """Returned are the weights of the five keys."""
+
+    def returned(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        return chosen
+
+
+class CountsFromTheEnd(Correct):
+    """A user's interest in the items of a history, most recent last."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.recency = nn.Parameter(torch.randn(64, d_model))
+        self.interest = nn.Parameter(torch.randn(1, 1, d_model))
+
+    def forward(self, history: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        keys = history + self.recency[: history.shape[1]].flip(0)
+        query = self.interest.expand(len(history), -1, -1)
+        mask = None if mask is None else mask[:, None]
+        return super().forward(query, keys, keys, mask)[:, 0]
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -8841,6 +8886,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (PixelsOfOtherVideos, {}),
         (ViewsWeightsOfItems, {}),
         (LongestIsFirst, {}),
+        (OneLargestScore, {}),
     ],
     "neutral_mask": [
         (OtherPathWithoutMask, MASK),
@@ -8879,6 +8925,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (ReturnsWeightsBeforeGate, {}),
         (DocumentsDroppedWeights, {}),
         (ReturnsWeightsWithoutPairs, {}),
+        (WeightsBeforeChoice, {}),
     ],
     "weights_axes": [(DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"})],
     "query_key_norms": [
@@ -9536,6 +9583,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("incremental_decoding", PassesOverPadding),
     ("large_scores", QuarticScores),
     ("own_key_attended", LoopsCountOnce),
+    ("weights_match_output", WeightsOfChoice),
+    ("batch_independence", EdgesConv),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -9632,6 +9681,8 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("autocast", SumsByIndex, "does not run under autocast"),
     ("long_sequences", ChoosesWithoutGradients, "topk"),
     ("key_permutation", SelectiveSelfAttention, "Selective"),
+    ("long_sequences", CountsFromTheEnd, "counted from the last token"),
+    ("longer_padding", CountsFromTheEnd, "counted from the last token"),
 ]
 
 # Modules that pass all laws.

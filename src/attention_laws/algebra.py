@@ -115,6 +115,9 @@ def rows_sum_to_one(script: Script) -> None:
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
 
 
+# The number of keys of which some have to be chosen.
+MANY_WEIGHTS = 11
+
 # Arguments for the edges of a graph, from nodes and to nodes.
 EDGE_ARGUMENTS = {"edge_index", "edges", "edge_idx"}
 
@@ -466,7 +469,9 @@ def weights_match_output(script: Script) -> None:
     """
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
-    skip_unless("h" in adapter.weights_axes, "returns no weights of single heads")
+    if "h" not in adapter.weights_axes:
+        assert_weighted_keys_matter(script)
+        return
     assert_weights_are_as_documented(script)
     order = [
         adapter.weights_axes.index(axis)
@@ -480,6 +485,35 @@ def weights_match_output(script: Script) -> None:
         with script.attempt():  # there may be one kind only
             assert_weights_match(script, order)
         script.adapter = adapter
+
+
+def assert_weighted_keys_matter(script: Script) -> None:
+    """A key whose returned weight is above zero has an influence on the output.
+
+    Weights from before the largest are chosen, for one, are not those that were used.
+    """
+    adapter = script.adapter
+    is_known = sorted(adapter.weights_axes) == [*"bkq"] and not adapter.is_pooled
+    skip_unless(is_known, "returns no weights of single heads")
+    length = adapter.fixed_length or MANY_WEIGHTS
+    script.sizes = replace(script.sizes, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments()
+    tokens = args.inputs[adapter.key_roles[-1]]
+    script.exec_line(f"{tokens}.requires_grad_()")
+    order = [adapter.weights_axes.index(axis) for axis in "bqk"]
+    weights = f"{script.call_for_weights(args)}.permute({order})"
+    output = script.call(args)
+    rest = tuple(n for n, axis in enumerate(adapter.layout) if axis not in "bl")
+    is_first = adapter.layout.index("l") < adapter.layout.index("b")
+    turned = ".mT" if is_first else ""
+    for query in range(length):
+        grad = script.gradient(f"{output}{adapter.index(l=[query])}", tokens)
+        seen = script.assign("seen", f"({grad}.abs().sum({rest}) > 0){turned}")
+        if script.evaluate(f"{seen}.any()"):
+            message = f"a key has a returned weight of query {query}, and no influence"
+            claim = f"({seen} | ({weights}[:, {query}] < 1e-3)).all()"
+            script.assert_true(claim, message)
 
 
 def with_kinds_of_pairs(adapter: Adapter) -> Adapter:

@@ -442,7 +442,7 @@ def counts_from_the_end(
     adapter, n = script.adapter, 5
     if mask is None or mask.counts_keys:
         return False  # padding is at the end
-    if not adapter.single_input or adapter.is_pooled:
+    if not adapter.single_input:
         return False
     in_front = padding_has_no_influence(script, args, mask, slice(-n, None))
     return in_front and not padding_has_no_influence(script, args, mask, slice(0, n))
@@ -463,7 +463,8 @@ def padding_has_no_influence(
         alone = script.call(CallArguments((few,), encoded, all_few))
         encoded = script.encode_mask(allowed, mask)
         padded = script.call(CallArguments(args.inputs, encoded, allowed))
-        same = f"torch.allclose({alone}, {padded}{index}, atol=1e-4)"
+        part = padded if script.adapter.is_pooled else f"{padded}{index}"
+        same = f"torch.allclose({alone}, {part}, atol=1e-4)"
         return bool(script.evaluate(same))
 
 

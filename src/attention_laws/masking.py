@@ -326,11 +326,14 @@ def batch_independence(script: Script) -> None:
     The sequences of a batch are chosen at random. Statistics over the batch, a `view`
     that confuses heads with batch items, and masks that broadcast only because two
     sizes are equal all break this, and the results of a sequence then depend on the
-    others.
+    others. So do those of a graph among the edges of several.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
         assert_packed_equal_alone(script, ends)
+        return
+    if edges := next(iter(script.adapter.extra_args.keys() & EDGE_ARGUMENTS), ""):
+        assert_graphs_are_apart(script, edges)
         return
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
@@ -1115,7 +1118,29 @@ def longer_padding(script: Script) -> None:
     masks = script.masks_for(longer)
     skip_unless(masks, "has no mask that could hide the padding")
     for mask in masks:
-        assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
+        try:
+            assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
+        except LawViolation:
+            skip_unless(
+                not belongs_in_front(script, mask, q_len),
+                "its positions are counted from the last token",
+            )
+            raise
+
+
+def belongs_in_front(script: Script, mask: MaskArgument | None, q_len: int) -> bool:
+    """Whether padding in front of the tokens has no influence."""
+    if script.adapter.causal or mask is None or mask.counts_keys:
+        return False
+    longer = script.all_allowed(
+        q_len + 2 * pads_queries(script), script.sizes.k_len + 2
+    )
+    longer[:, :2] = False
+    try:
+        assert_padding_is_unseen(script, longer, mask, slice(2, None))
+    except (LawViolation, ScriptError):
+        return False
+    return True
 
 
 def pads_queries(script: Script) -> bool:
@@ -1188,6 +1213,29 @@ def own_key_attended(script: Script) -> None:
     message = f"token {number} does not attend to itself, and others do"
     script.assert_true(f"{own}.all() or not {own}.any()", message)
     assert_loops_count_once(script)
+
+
+def assert_graphs_are_apart(script: Script, argument: str) -> None:
+    """Of two graphs in one list of edges, one has no influence on the other.
+
+    Nor if all its scores are far above those of the other, as with large features.
+    """
+    skip_unless("b" not in script.adapter.layout, "has one graph for all batch items")
+    script.sizes = replace(script.sizes, batch_size=1, q_len=7, k_len=7)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(7, 7))
+    places = f"torch.arange(7){script.to_device()}"
+    pairs = f"torch.cartesian_prod({places}, {places}).T"
+    edges = script.assign("edges", pairs)
+    edges = script.assign("edges", f"{edges}[:, ({edges} < 3).sum(0) != 1]")
+    before = script.call(args, **{argument: edges})
+    others = script.adapter.index(l=slice(3, None))
+    large = f"1000 * {args.inputs[0]}{others}"
+    for value in ("", large):
+        perturbed = script.perturb(args, value, l=slice(3, None))
+        after = script.call(perturbed, **{argument: edges})
+        message = "{place} of a graph depends on another one in the list of edges"
+        script.assert_close(before, after, message, l=slice(0, 3))
 
 
 def assert_loops_count_once(script: Script) -> None:
