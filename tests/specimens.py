@@ -3982,6 +3982,39 @@ class GlobalTokens(SelfAttention):
         return self.join(self.read(self.dropout(weights), v))
 
 
+class MarksGlobalTokens(SelfAttention):
+    """Tokens see two neighbors on each side; those that are marked see all.
+
+    A token that sees padding only has weights of zero.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.global_query = nn.Linear(d_model, d_model)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        real = ones if attention_mask is None else attention_mask.bool()
+        near = ones.new_ones(x.shape[1], x.shape[1]).triu(-2).tril(2)
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        allowed = near & real[:, None]
+        if global_attention_mask is not None:
+            marked = global_attention_mask.bool()
+            far = self.split(self.global_query(x))
+            q = torch.where(marked[:, None, :, None], far, q)
+            allowed = (near | marked[:, None] | marked[..., None]) & real[:, None]
+        weights = self.weigh(self.score(q, k), allowed)
+        weights = weights.masked_fill(~allowed[:, None], 0.0)
+        output = self.join(self.read(weights, v))
+        return (output, weights) if need_weights else output
+
+
 class KeysOfEncoder(SelfAttention):
     """The output of an encoder, if it is given, is put in front of the keys."""
 
@@ -9513,6 +9546,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("dropout", DropsFeaturesOfPositions),
     ("parameter_gradients", GlobalTokens),
     ("parameter_gradients", KeysOfEncoder),
+    ("parameter_gradients", MarksGlobalTokens),
+    ("rows_sum_to_one", MarksGlobalTokens),
+    ("padding", MarksGlobalTokens),
     ("parameter_gradients", AddedGlobalTokens),
     ("parameter_gradients", SaturatesSecondSoftmax),
     ("gradients", SteepKinks),

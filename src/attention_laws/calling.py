@@ -269,6 +269,7 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
             name: ""
             for name in other
             if names.MASK_PATTERN.search(name) or names.CAUSAL_PATTERN.match(name)
+            if not names.GLOBAL_PATTERN.search(name)
         }
         # Beside the lengths of keys, those of queries hide none.
         if any(map(names.KEY_LENGTHS_PATTERN.match, encodings)):

@@ -298,6 +298,8 @@ MASK_PATTERN = re.compile(
     r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",
     re.IGNORECASE,
 )
+# Marks of the tokens that attend to all others, and are attended to by all.
+GLOBAL_PATTERN = re.compile("global_att")
 # What has one meaning: the keys that are padding.
 KEY_PADDING_PATTERN = re.compile(r"(^|_)key_padding_mask$", re.IGNORECASE)
 # Optional arguments that hide some keys from some queries, but are no masks.
@@ -689,7 +691,10 @@ def optional_tensors(adapter: Any) -> list[str]:
         if parameter.default is None and parameter.name not in known
         if not CACHE_PATTERN.match(parameter.name)
         # The output of an encoder may be given, and `out` is where to write.
-        and not re.search(r"mask|cache|past|^out", parameter.name)
+        and (
+            not re.search(r"mask|cache|past|^out", parameter.name)
+            or GLOBAL_PATTERN.search(parameter.name)
+        )
     ]
 
 
