@@ -717,6 +717,8 @@ def infer_layout(probe: CallProbe, usual: bool) -> None:
             if equal != more and probe.try_call(**fields, **equal, reuse=True) is None:
                 continue  # what has to be longer than the input is no context
             if call is not None and is_constant(*call):
+                call = call_with_other_output(probe, fields, more) or call
+            if call is not None and is_constant(*call):
                 error = "gives the same output for all inputs"
                 probe.first_error = probe.first_error or error
             elif call is not None and accepts_other_batch(probe, fields, more):
@@ -753,6 +755,22 @@ def is_constant(script: Script, args: CallArguments) -> bool:
     # All calls may return one buffer.
     output = output_of((script, args)).clone()
     return torch.equal(output, output_of((script, script.make_arguments())))
+
+
+def call_with_other_output(
+    probe: CallProbe, fields: dict[str, Any], more: dict[str, Any]
+) -> tuple[Script, CallArguments] | None:
+    """A call whose output is a later part of the result, and depends on the input.
+
+    The first may be an argument that is returned, such as the points of a cloud.
+    """
+    for n in (1, 2):
+        call = probe.try_call(**{**fields, "output_index": f"[{n}]"}, **more)
+        if call is None or not call[0].adapter.output_index.startswith(f"[{n}]"):
+            return None
+        if not is_constant(*call):
+            return call
+    return None
 
 
 def accepts_other_batch(

@@ -56,6 +56,11 @@ class TakesCoordinates(OfOneInput):
         return self.attend(x) + 0.1 * distance.square().sum((-1, -2))[..., None]
 
 
+class ReturnsCoordinates(TakesCoordinates):
+    def forward(self, x: Tensor, coords: Tensor) -> Any:  # type: ignore[override]
+        return coords, super().forward(x, coords)
+
+
 class TakesTypes(OfOneInput):
     def __init__(self, d_model: int, heads: int) -> None:
         super().__init__(d_model, heads)
@@ -1141,6 +1146,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (TakesResidual, {"inputs": ("x",), "positions": "none"}),
     (TakesCondition, {"inputs": ("x",), "layout": "bld"}),
     (TakesCoordinates, {"positions": "unknown"}),
+    (ReturnsCoordinates, {"layout": "bld", "output_index": "[1]"}),
     (TakesEdges, {"inputs": ("x",)}),
     (TakesTypes, {"inputs": ("x",), "positions": "none"}),
     (TakesPackedLengths, {"layout": "ld"}),
