@@ -1183,9 +1183,9 @@ def infer_positions(
     target = probe.adapter.target
     module = script.namespace["attention"]
     length = probe.adapter.fixed_length
-    rows, columns = probe.adapter.grid(length or 0)
+    rows, columns = probe.adapter.grid(length) if length else (0, 0)
     # A table of one side, which heads may be as many as in a square.
-    sides = {length, rows, columns} if length and 1 < rows != columns else {length}
+    sides = {length, rows, columns} if 1 < rows != columns else {length}
     may_encode = structure.encodes_positions(target) or (
         probe.adapter.is_module and any(sides & {*p.shape} for p in module.parameters())
     )
