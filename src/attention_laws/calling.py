@@ -379,12 +379,7 @@ def ways_to_call(
         if any("cu_seq" in name for name in variant.get("extra_args", ())):
             # The items of a batch are parts of one sequence.
             likely = sorted(groups, key=lambda group: "b" in group[0])
-        # Images have no masks.
-        tried = [g for g in likely if not mask or g[0] not in (*IMAGES, "bdl")]
-        if OF_POSITIONS_FIRST & {*variant.get("extra_args", {}).values()}:
-            tried = [group for group in tried if group[0] not in IMAGES]
-        if "designs" in variant:  # of a constant context
-            tried = [group for group in tried if group[0] in IMAGES]
+        tried = fitting_groups(likely, variant, mask)
         pairs: list[tuple[int | None, int | None]] = [(w, None) for w in widths]
         if probe.built is not None and len(variant.get("inputs", adapter.inputs)) > 1:
             pairs += itertools.permutations(structure.layer_widths(probe.built), 2)
@@ -411,6 +406,19 @@ def ways_to_call(
                     f"{CALLING_SECONDS:.0f} s; describe the call with `--layout`, "
                     f"`--inputs` or `--call-args`, or check a smaller instance"
                 )
+
+
+def fitting_groups(
+    groups: list[list[str]], variant: dict[str, Any], mask: MaskArgument | None
+) -> list[list[str]]:
+    """The groups of layouts that go with these fields and this mask."""
+    # Images have no masks.
+    tried = [g for g in groups if not mask or g[0] not in (*IMAGES, "bdl")]
+    if OF_POSITIONS_FIRST & {*variant.get("extra_args", {}).values()}:
+        tried = [group for group in tried if group[0] not in IMAGES]
+    if "designs" in variant:  # of a constant context
+        tried = [group for group in tried if group[0] in IMAGES]
+    return tried
 
 
 def variants_and_masks(
