@@ -6029,6 +6029,22 @@ class CountsFromTheEnd(Correct):
         return super().forward(query, keys, keys, mask)[:, 0]
 
 
+class ReadsPastOnly(MaskedSelfAttention):
+    """Strictly causal: a token sees those before it, not itself, and a vector."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rest = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(each(x)) for each in (self.query, self.key, self.value))
+        past = torch.ones_like(self.score(q, k)[0, 0]).tril(-1) > 0
+        least = torch.finfo(x.dtype).min
+        weights = self.score(q, k).masked_fill(~past, least).softmax(dim=-1)
+        context = weights.masked_fill(~past, 0) @ v
+        return self.join(context) + self.rest
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9621,6 +9637,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("own_key_attended", LoopsCountOnce),
     ("weights_match_output", WeightsOfChoice),
     ("batch_independence", EdgesConv),
+    ("allowed_keys_attended", ReadsPastOnly),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
@@ -9719,6 +9736,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("key_permutation", SelectiveSelfAttention, "Selective"),
     ("long_sequences", CountsFromTheEnd, "counted from the last token"),
     ("longer_padding", CountsFromTheEnd, "counted from the last token"),
+    ("equal_values", ReadsPastOnly, "its first token sees no values"),
 ]
 
 # Modules that pass all laws.

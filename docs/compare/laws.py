@@ -122,6 +122,7 @@ FAMILIES = {
     "masking": "Masking",
     "images": "Images",
     "algebra": "The formula",
+    "scores": "Scores",
     "heads": "Heads",
     "sinks": "Sinks",
     "gradients": "Gradients",

@@ -11,7 +11,6 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 2017, section 3.2.
 """
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from attention_laws.law import (
 from attention_laws.script import CallArguments, Script, find_output
 from attention_laws.tools import (
     CalledFunctions,
-    ScoresOfZero,
     WeightsRecorder,
     captured_input,
     captured_inputs,
@@ -44,13 +42,6 @@ from attention_laws.tools import (
 
 # Keys that fill more than one block.
 MANY_KEYS = 300
-
-# Inputs times so much overflow in float16. Scores near its limit need less, unless
-# queries and keys are normalized.
-LARGEST_FACTOR = 1e4
-
-# Scores below are those of hidden keys.
-HIDDEN = -1e4
 
 UNKNOWN_ORDER = "the order of its fused projection is not known"
 
@@ -177,6 +168,8 @@ def equal_values(script: Script) -> None:
     """
     adapter = script.adapter
     assert_copies_add_nothing(script)
+    is_past = adapter.causal and documented.leaves_out_own(adapter.target)
+    skip_unless(not is_past, "its first token sees no values")
     skip_unless(adapter.is_module and not adapter.is_pooled, "has no value projection")
     layers, features = find_values(script)
     usual, fixed = script.sizes, adapter.fixed_length
@@ -620,13 +613,15 @@ def assert_in_float64(script: Script, test: Callable[[], None]) -> None:
 
 def assert_keys_attended(script: Script, args: CallArguments) -> None:
     """Each allowed key receives a gradient from each query."""
-    values = args.inputs[-1]
+    values, target = args.inputs[-1], script.adapter.target
     script.exec_line(f"{values}.requires_grad_()")
     output = script.call(args)
     for query in script.real_queries(args):
         with script.rollback():
             grad = gradient_of_query(script, output, values, query)
             unseen = ~tokens_with_gradient(script, grad)
+            if script.adapter.causal and documented.leaves_out_own(target):
+                unseen[query] = False
             for key, item in (args.allowed[query] & unseen).nonzero().tolist():
                 place = script.adapter.index(l=key, b=item)
                 message = (
@@ -989,76 +984,6 @@ def make_equal_tokens(script: Script, args: CallArguments) -> CallArguments:
     return replace(args, inputs=inputs)
 
 
-@law(assumes="norm features softcap decay window selection talking scale")
-def score_scale(script: Script) -> None:
-    r"""Scores are products of queries and keys, divided by the root of the width.
-
-    $$\left\lVert \frac{\partial \ln (a_{10} / a_{11})}{\partial k_0} \right\rVert =
-    \frac{\lVert q_1 \rVert}{\sqrt{d_k}}$$
-
-    With a positional encoding the scores are not known, but how they grow is: a
-    rotation keeps the length of a query, and a bias has no influence on it. A scale by
-    the width of the model, or a query head that reads the keys of another group, has
-    another length.
-    """
-    adapter = script.adapter
-    skip_unless(
-        adapter.positions in ("rotary", "alibi"), "`positions` is not rotary or alibi"
-    )
-    skip_unless(adapter.is_module and "b" in adapter.layout, "is a function")
-    skip_unless(not has_unknown_order(script), UNKNOWN_ORDER)
-    script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2)
-    script.restart()
-    args = script.make_arguments(script.all_allowed(2, 2))
-    for name in args.inputs:
-        script.exec_line(f"{name}.requires_grad_()")
-    weights = record_weights(script, args)
-    skip_unless(weights, "its weights are neither returned nor those of a softmax")
-    with script.rollback():
-        q, found = score_gradients(script, args, weights, query=1)
-        factors = (found.norm(dim=-1) / q.norm(dim=-1)).tolist()
-    worst = max(factors, key=lambda x: abs(x - 1))
-    tolerance = 0.01
-    if abs(worst - 1) > tolerance:
-        message = (
-            f"the scores of head {factors.index(worst)} are {worst:.3g} times those of "
-            f"queries and keys, divided by the root of {script.sizes.d_k}"
-        )
-        script.fail("False, " + repr(message), message, abs(worst - 1), tolerance)
-
-
-def score_gradients(
-    script: Script, args: CallArguments, weights: str, query: int
-) -> tuple[Tensor, Tensor]:
-    """The vectors of a query, `[heads, d_k]`, before and after its rotation.
-
-    The latter are the gradients of its score for key 0, times the root of the width.
-    """
-    heads, d_k = script.sizes.heads, script.sizes.d_k
-    # With one input, a change of token 0 moves no query but its own.
-    token = args.inputs[min(1, len(args.inputs) - 1)]
-    q, k, _v = project(script, args)
-
-    def gradient(of: str) -> Tensor:
-        text = f"torch.autograd.grad({of}, {token}, retain_graph=True)[0]"
-        found: Tensor = script.evaluate(f"{text}.double().flatten(0, 1)[0]")
-        return found
-
-    found = []
-    for head in range(heads):
-        row = f"{weights}[{head}, {query}]"
-        change = gradient(f"({row}[0].log() - {row}[{query}].log())")
-        skip_unless(change.isfinite().all(), "its weights are zero")
-        key = f"{k}[0, {head // script.adapter.group_size}, 0]"
-        rows = torch.stack([gradient(f"{key}[{n}]") for n in range(d_k)], dim=1)
-        size = torch.linalg.svdvals(rows)
-        skip_unless(size[-1] > 1e-4 * size[0], "the norm of its keys leaves few free")
-        solved = torch.linalg.lstsq(rows, change[:, None]).solution
-        found.append(solved.flatten() * d_k**0.5)
-    vectors: Tensor = script.evaluate(f"{q}[0, :, {query}].detach()")
-    return vectors, torch.stack(found)
-
-
 @law(assumes="features linear")
 def query_key_norms(script: Script) -> None:
     r"""The norms of queries and of keys change nothing but the scores.
@@ -1292,138 +1217,3 @@ def linear_in_value(script: Script) -> None:
         skip_activation(script, y[0])
         message = "the output at {place} is not linear in the values"
         script.assert_close(f"({y[0]} + {y[1]})", f"({y[2]} + {y[3]})", message)
-
-
-@law(assumes="features channels unnormalized")
-def large_scores(script: Script) -> None:
-    r"""With large scores in float16, outputs are finite, and masks still hide.
-
-    $$|q \cdot k| \approx 60{,}000 \lt 65{,}504$$
-
-    The largest number of float16 is 65,504. A fill value of $-10^9$ overflows, one of
-    $-10^3$ is above large scores, so that hidden keys win; a softmax that does not
-    subtract the maximum overflows for scores above 11.
-    """
-    usual, script.dtype = script.dtype, torch.float16
-    try:
-        for allowed, mask in script.mask_cases():
-            script.restart()
-            args = scale_to_large_scores(script, script.make_arguments(allowed, mask))
-            output = script.call(args)
-            message = "large scores in float16 give NaN or infinity"
-            try:
-                script.assert_finite(output, message)
-            except LawViolation:
-                is_beside = overflows_beside_scores(script, args)
-                skip_unless(not is_beside, "its state overflows, and not its scores")
-                is_sum = grows_with_scores(script, allowed, mask)
-                skip_unless(not is_sum, "its weights are not divided by their sum")
-                raise
-
-        # Only the first key is visible. With one of the two signs its score is the
-        # lowest, below any fill value that is too large.
-        q_len = script.sizes.k_len if script.adapter.single_input else None
-        allowed = script.all_allowed(q_len)
-        allowed[:, 1:] = False
-        for mask in script.masks_for(allowed):
-            for sign in (1, -1):
-                script.restart()
-                args = script.make_arguments(allowed, mask)
-                # Scores in the thousands: many hide keys with -10,000.
-                args = scale_to_large_scores(script, args, sign, largest=6000)
-                before = script.call(args)
-                after = script.call(script.perturb(args, l=slice(1, None)))
-                message = "{place} depends on hidden keys if scores are large"
-                script.assert_close(before, after, message, l=slice(0, 1))
-    except ScriptError as failure:
-        if script.is_unsupported(failure):
-            raise NotApplicable(f"float16 is not supported: {failure}") from failure
-        raise
-    finally:
-        script.dtype = usual
-
-
-def overflows_beside_scores(script: Script, args: CallArguments) -> bool:
-    """Whether a recurrence beside a softmax overflows, with scores of zero, too."""
-    if "decay" not in script.adapter.designs:
-        return False
-    with script.rollback():
-        with ScoresOfZero() as mode:
-            output = script.call(args)
-        is_finite = script.evaluate(f"{output}.isfinite().all()")
-    return bool(mode.count and not is_finite)
-
-
-def grows_with_scores(
-    script: Script, allowed: Tensor, mask: MaskArgument | None
-) -> bool:
-    """Whether large inputs that are doubled give more than twice the output.
-
-    A mean of values doubles; the state of a recurrence, a sum of products, does not. A
-    softmax gives a mean, with which a gate may be multiplied.
-    """
-    usual, script.dtype = script.dtype, torch.float32
-    script.restart()
-    args = scale_to_large_scores(script, script.make_arguments(allowed, mask))
-    double = [script.assign(name, f"2 * {name}") for name in args.inputs]
-    with WeightsRecorder() as recorder:
-        outputs = script.call(args), script.call(replace(args, inputs=tuple(double)))
-    script.dtype = usual
-    one, two = (script.evaluate(f"{each}.abs().max()") for each in outputs)
-    return not recorder.found and bool(two > 3 * one)
-
-
-def scale_to_large_scores(
-    script: Script, args: CallArguments, sign: int = 1, largest: int = 60000
-) -> CallArguments:
-    """Scale queries and keys, by default so that scores are near the limit of float16.
-
-    Where the projections are known, the largest product, or the largest difference of
-    two products of a query, comes close to `largest`, or with a positional encoding,
-    which may rotate them, the product of the largest norms; otherwise the inputs are
-    multiplied by 8, or by less where scores grow faster than their square. `sign` is
-    that of the queries.
-    """
-    adapter = script.adapter
-
-    def scaled(factor: float) -> CallArguments:
-        inputs = list(args.inputs)
-        for role in [0] if adapter.single_input else [0, 1]:
-            signed = f"{factor * (1 if role else sign):.3g}"
-            inputs[role] = script.assign(inputs[role], f"{signed} * {inputs[role]}")
-        return replace(args, inputs=tuple(inputs))
-
-    factor = 8.0
-    is_function_of_qkv = not (adapter.is_module or adapter.single_input)
-    if adapter.projections or is_function_of_qkv:
-        # Biases do not scale with the inputs, so one step is not exact.
-        for _ in range(4):
-            with script.rollback():
-                q, k, _v = project(script, scaled(factor))
-                k = f"{k}.repeat_interleave({adapter.group_size}, dim=1)"
-                # A softmax of float16 computes differences of scores, too.
-                scores = script.assign("scores", f"{q} @ {k}.mT")
-                spread = f"({scores}.amax(-1) - {scores}.amin(-1))"
-                products = f"torch.maximum({scores}.abs().amax(-1), {spread})"
-                if adapter.positions != "none":
-                    products = f"{q}.norm(dim=-1).max() * {k}.norm(dim=-1)"
-                found = script.evaluate(f"({products}).max().item()")
-            if abs(found / largest - 1) < 0.01:
-                break
-            factor *= (largest / max(found, 1e-3)) ** 0.5
-            is_bounded = factor > LARGEST_FACTOR
-            skip_unless(not is_bounded, "its scores do not grow with its inputs")
-    else:
-        with script.rollback():
-            one, two = (largest_score(script, scaled(each)) for each in (1, 2))
-        degree = math.log2(two / one) if one and two else 2
-        factor **= 2 / max(2, degree)
-    return scaled(factor)
-
-
-def largest_score(script: Script, args: CallArguments) -> float:
-    """The largest absolute score that a softmax is given, but for hidden keys."""
-    with WeightsRecorder() as recorder:
-        script.call(args)
-    seen = (scores[scores > HIDDEN].abs() for scores in recorder.scores)
-    return max((float(scores.max()) for scores in seen if scores.numel()), default=0)

@@ -44,6 +44,7 @@ from attention_laws import (
     names,
     order,
     positions,
+    scores,
     sinks,
 )
 from attention_laws.adapter import Adapter, CallError, Fact, Options, Sizes
@@ -67,7 +68,7 @@ from attention_laws.script import CallArguments, Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, images, algebra, heads, sinks, gradients, decoding, order),
+        *(masking, images, algebra, scores, heads, sinks, gradients, decoding, order),
         *(positions, lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()

@@ -158,6 +158,19 @@ def pads_right(target: Any) -> bool:
     return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
 
 
+def leaves_out_own(target: Any) -> bool:
+    r"""Whether the documentation says that a token does not attend to itself.
+
+    >>> def attend(x): "Strictly causal: token t sees tokens 0 .. t-1, not itself."
+    >>> def attend_to_past(x): "A token attends to itself and to those before it."
+    >>> leaves_out_own(attend), leaves_out_own(attend_to_past)
+    (True, False)
+    """
+    text = in_one_line(documentation(target))
+    stated = r"\b(not|except|but|excluding) (to |for )?itself\b|\bstrictly causal\b"
+    return bool(re.search(stated, text, re.IGNORECASE))
+
+
 def counts_loops_once(target: Any) -> bool:
     r"""Whether the documentation says that an edge of a node to itself counts once.
 

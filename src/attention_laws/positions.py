@@ -23,7 +23,6 @@ from attention_laws.algebra import (
     has_unknown_order,
     make_equal_tokens,
     record_weights,
-    score_gradients,
 )
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
@@ -36,6 +35,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.order import MANY, attends_twice
+from attention_laws.scores import score_gradients
 from attention_laws.script import CallArguments, Script
 
 

@@ -13,8 +13,6 @@ from attention_laws.law import NotApplicable
 from attention_laws.script import Script
 from specimens import (
     Correct,
-    ForgetsInChunks,
-    NormalizesTokens,
     ScalesByWidth,
     assert_caught,
     each_law_of,
@@ -82,29 +80,7 @@ def test_what_may_attend_to_a_tensor_that_was_filled_in_need_not_attend_to_other
         LAWS["allowed_keys_attended"].test(Script(adapter, Sizes(2, 3, 3, 1, 4)))
 
 
-def test_normalized_tokens_have_no_large_scores() -> None:
-    projections = {each: f"attention64.{each}({{}})" for each in ("query", "key")}
-    projections["value"] = "attention64.value({})"
-    projections["query_norm"] = projections["key_norm"] = (
-        "torch.nn.functional.normalize({}, dim=-1)"
-    )
-    adapter = Adapter(
-        NormalizesTokens(12, 3),
-        "Attention",
-        "",
-        {},
-        inputs=("x",),
-        projections=projections,
-    )
-    with pytest.raises(NotApplicable, match="do not grow"):
-        LAWS["large_scores"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
-
-
 def test_the_formula_is_not_for_single_tokens_of_several_sequences() -> None:
     adapter = Adapter(torch.tanh, "tanh", "", {}, inputs=("x",), layout="ld")
     with pytest.raises(NotApplicable, match="do not influence"):
         LAWS["formula"].test(Script(adapter, Sizes(1, 3, 3, 1, 4)))
-
-
-def test_sums_of_products_that_overflow_are_no_large_scores() -> None:
-    assert check(ForgetsInChunks(64, 4), only="large_scores", causal=True).ok
