@@ -263,15 +263,6 @@ class AddsItsInput(OfOneInput):
         return x + self.attend(x)
 
 
-class MergesByFeature(OfOneInput):
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        return self.attend(x)
-
-    def join(self, context: Tensor) -> Tensor:
-        joined: Tensor = self.out(context.permute(0, 2, 3, 1).flatten(2))
-        return joined
-
-
 class OverFeatures(OfOneInput):
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return self.attend(x)
@@ -1398,31 +1389,6 @@ def test_what_the_output_shows_is_a_design(attention: Any, design: str) -> None:
     adapter = found(attention)
     assert design in adapter.designs
     assert check_law(LAWS["formula"], adapter, Options(), False).status != "fail"
-
-
-def test_the_formula_holds_for_other_orders_of_heads_and_features() -> None:
-    hidden = HidesItsHeads(12, 3), OfTwoHeads
-    for attention, heads in zip((MergesByFeature, *hidden), (3, 3, 2), strict=True):
-        adapter = infer_adapter(attention, "attention", "", Options())
-        assert adapter.heads == heads
-        assert check_law(LAWS["formula"], adapter, Options(), False).status == "pass"
-
-
-class HidesItsHeads(OfOneInput):
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads)
-        self.parts, self.heads = heads, torch.tensor(heads)  # type: ignore[assignment]
-
-    def split(self, x: Tensor) -> Tensor:
-        return x.reshape(*x.shape[:2], self.parts, -1).transpose(1, 2)
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        return self.attend(x)
-
-
-class OfTwoHeads(HidesItsHeads):
-    def __init__(self, width: int) -> None:
-        super().__init__(width, 2)
 
 
 def test_arguments_of_a_constructor_are_guessed() -> None:
