@@ -6045,6 +6045,34 @@ class ReadsPastOnly(MaskedSelfAttention):
         return self.join(context) + self.rest
 
 
+class PoolsFrames(Correct):
+    """A vector for each clip `(B, F, P, d_model)`, of which `num_frames` are real."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.first = nn.Parameter(torch.randn(1, 1, d_model))
+
+    def forward(self, x: Tensor, num_frames: Tensor | None = None) -> Any:  # type: ignore[override]
+        batch_size, frames, patches = x.shape[:3]
+        if num_frames is None:
+            num_frames = torch.full((batch_size,), frames, device=x.device)
+        used = self.used(num_frames)
+        mask = torch.arange(used, device=x.device) < num_frames[:, None]
+        mask = mask.repeat_interleave(patches, dim=1)[:, None]
+        keys, query = x[:, :used].flatten(1, 2), self.first.expand(batch_size, -1, -1)
+        return super().forward(query, keys, keys, mask)[:, 0]
+
+    def used(self, num_frames: Tensor) -> int:
+        return int(num_frames.max())
+
+
+class PoolsFramesOfFirst(PoolsFrames):
+    """All clips are cut to the number of frames of the first one."""
+
+    def used(self, num_frames: Tensor) -> int:
+        return int(num_frames[0])
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -8905,6 +8933,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (attention_to_whole_pages, {}),
         (TextBeforeImages, {}),
         (TextAndAllImages, {}),
+        (PoolsFramesOfFirst, {}),
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
@@ -9638,6 +9667,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("weights_match_output", WeightsOfChoice),
     ("batch_independence", EdgesConv),
     ("allowed_keys_attended", ReadsPastOnly),
+    ("padding", PoolsFrames),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

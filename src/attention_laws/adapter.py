@@ -167,6 +167,8 @@ class MaskArgument:
     'torch.tensor([[True, False]]).unflatten(1, (2, 1))'
     >>> MaskArgument("frames", "attend", "br").to_source(allowed[:1], sides=(2, 1))
     'torch.tensor([[True, False]])'
+    >>> MaskArgument("num_frames", "lengths", "br").to_source(allowed[:1], sides=(2, 1))
+    'torch.tensor([1])'
     """
 
     name: str
@@ -277,7 +279,8 @@ class MaskArgument:
     ) -> str:
         """The value of a mask of pixels, of rows or of columns, as source text."""
         letter = next(axis for axis in self.axes if axis in "prc")
-        of_keys = replace(self, axes=self.axes.replace(letter, "k"))
+        axis = "" if self.counts_keys else "k"
+        of_keys = replace(self, axes=self.axes.replace(letter, axis))
         if letter == "p":
             image = f".unflatten({self.axes.index('p')}, {sides})"
             return of_keys.to_source(allowed, heads) + image

@@ -125,16 +125,17 @@ def masks_of_sides(
     unmasked = probe.try_call(**size)
     if unmasked is None or (found and probe.try_call(mask=found[0], **size)):
         return found
-    for kind in [mask.kind for mask in found] or ["attend", "ignore", "attend_int"]:
-        for axes, keys in (("br", row), ("bc", column)):
-            mask = MaskArgument(name, kind, axes)
-            hide = (slice(None), keys, slice(None))
-            call = probe.try_call(mask=mask, hide=hide, **size)
-            observed = {"l": slice(0, 1)}
-            if call is None or not influence(*unmasked, {"l": keys}, observed):
-                continue
-            if influence(*call, {"l": keys}, observed) == 0:
-                return [mask]
+    kinds = [mask.kind for mask in found] or ["attend", "ignore", "attend_int"]
+    ways = [(k, *way) for k in kinds for way in (("br", row), ("bc", column))]
+    for kind, axes, keys in [*ways, ("lengths", "br", [*range(10, 15)])]:
+        mask = MaskArgument(name, kind, axes)
+        hide = (slice(None), keys, slice(None))
+        call = probe.try_call(mask=mask, hide=hide, **size)
+        observed = {"l": slice(0, 1)}
+        if call is None or not influence(*unmasked, {"l": keys}, observed):
+            continue
+        if influence(*call, {"l": keys}, observed) == 0:
+            return [mask]
     return found
 
 

@@ -177,8 +177,12 @@ def padding(script: Script) -> None:
     if it is documented, those behind the second one do not see the first.
     """
     assert_images_follow_their_marks(script)
-    assert_padding_ignored(script, ("", "100.0"))
-    assert_hidden_pixels_are_unseen(script)
+    has_pixels = assert_hidden_pixels_are_unseen(script)
+    try:
+        assert_padding_ignored(script, ("", "100.0"))
+    except NotApplicable:
+        if not has_pixels:
+            raise
     adapter, k_len = script.adapter, script.sizes.k_len
     if adapter.single_input and documented.pads_left(adapter.target):
         longer = script.all_allowed(k_len + 2, k_len + 2)
@@ -242,15 +246,19 @@ HIDDEN_PIXELS = [
     ((5, 3), [2, 6, 9]),
     ((3, 5), [5, 6, 7, 8, 9]),
     ((3, 5), [3, 8, 13]),
+    ((3, 5), [10, 11, 12, 13, 14]),
 ]
 
 
-def assert_hidden_pixels_are_unseen(script: Script) -> None:
-    """A mask of pixels hides those that it marks, in images of several rows, too."""
-    adapter = script.adapter
+def assert_hidden_pixels_are_unseen(script: Script) -> bool:
+    """A mask of pixels hides those that it marks, in images of several rows, too.
+
+    Nor does it hide any of another batch item. Return whether a mask was tested.
+    """
+    adapter, usual, is_tested = script.adapter, script.sizes, False
     is_image = adapter.image.startswith("image") and adapter.single_input
     if not is_image or adapter.fixed_length is not None:
-        return
+        return False
     for (rows, columns), hidden in HIDDEN_PIXELS:
         number = rows * columns
         script.sizes = replace(script.sizes, batch_size=2, q_len=number, k_len=number)
@@ -270,7 +278,13 @@ def assert_hidden_pixels_are_unseen(script: Script) -> None:
                 )
                 queries = [0] if adapter.is_pooled else visible
                 script.assert_close(before, after, message, l=queries)
-    script.adapter = adapter
+                all_visible = script.encode_mask(torch.ones_like(allowed), mask)
+                other = script.call(replace(args, mask=all_visible))
+                message = "{place} depends on the mask of another batch item"
+                script.assert_close(other, before, message, b=slice(1, None))
+                is_tested = True
+    script.adapter, script.sizes = adapter, usual
+    return is_tested
 
 
 # The number of keys, which is no other size, so that a softmax over them is known.

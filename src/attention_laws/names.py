@@ -295,7 +295,7 @@ MASK_PATTERN = re.compile(
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
-    r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$",
+    r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$|^n(um)?_frames$",
     re.IGNORECASE,
 )
 # Marks of the tokens that attend to all others, and are attended to by all.
