@@ -6073,6 +6073,20 @@ class PoolsFramesOfFirst(PoolsFrames):
         return int(num_frames[0])
 
 
+class LengthsOfColumns(Correct):
+    """Patches of `(B, d_model, F, T)`; `lengths` are the times that are real."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        rows, columns = x.shape[2:]
+        mask = None
+        if lengths is not None:
+            times = torch.arange(columns, device=x.device) < lengths[:, None]
+            mask = times.repeat(1, rows)[:, None]
+        tokens = x.flatten(2).mT
+        output: Tensor = super().forward(tokens, tokens, tokens, mask)
+        return output.mT.reshape(x.shape)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9668,6 +9682,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("batch_independence", EdgesConv),
     ("allowed_keys_attended", ReadsPastOnly),
     ("padding", PoolsFrames),
+    ("padding", LengthsOfColumns),
 ]
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.

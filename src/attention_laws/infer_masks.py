@@ -123,11 +123,17 @@ def masks_of_sides(
     row, column = [5, 6, 7, 8, 9], [3, 8, 13]
     size: dict[str, Any] = {"k_len": 15, "image_height": 3}
     unmasked = probe.try_call(**size)
-    if unmasked is None or (found and probe.try_call(mask=found[0], **size)):
+    # A number is accepted whatever it counts.
+    kind = found[0].kind if found and found[0].counts_keys else "lengths"
+    is_number = [mask.kind for mask in found] == [kind]
+    is_taken = found and not is_number and probe.try_call(mask=found[0], **size)
+    if unmasked is None or is_taken:
         return found
     kinds = [mask.kind for mask in found] or ["attend", "ignore", "attend_int"]
-    ways = [(k, *way) for k in kinds for way in (("br", row), ("bc", column))]
-    for kind, axes, keys in [*ways, ("lengths", "br", [*range(10, 15)])]:
+    sides = ("br", row), ("bc", column)
+    ways = [] if is_number else [(k, *side) for k in kinds for side in sides]
+    ways += [(kind, "br", [*range(10, 15)]), (kind, "bc", [4, 9, 14])]
+    for kind, axes, keys in ways:
         mask = MaskArgument(name, kind, axes)
         hide = (slice(None), keys, slice(None))
         call = probe.try_call(mask=mask, hide=hide, **size)
