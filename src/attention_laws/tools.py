@@ -476,38 +476,6 @@ def without_keys(call: Callable[[], Any], keys: list[int], k_len: int) -> Any:
         return call()
 
 
-class FactorOfDropout(torch.overrides.TorchFunctionMode):
-    """Multiplies by a factor what PyTorch's functions would drop, and keeps it all.
-
-    What they get is `dropped`: of PyTorch's attention, these are its weights.
-
-    >>> with FactorOfDropout(2.0) as mode:
-    ...     nn.functional.dropout(torch.ones(2), 0.5), len(mode.dropped)
-    (tensor([2., 2.]), 1)
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self.dropped: list[Tensor] = []
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if function is torch.nn.functional.dropout:
-            options = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-            if options.get("training", True) and options.get("p", 0.5):
-                self.dropped.append(options["input"])
-                return self.factor * options["input"]
-        elif function is torch.nn.functional.scaled_dot_product_attention:
-            kwargs |= dict(zip(SDPA_OPTIONS, args[3:], strict=False))
-            args = args[:3]
-            if kwargs.pop("dropout_p", 0.0):
-                self.dropped.append(sdpa_weights(*args, **kwargs))
-                return self.factor * function(*args, **kwargs)
-        return function(*args, **kwargs)
-
-
 class MixedDtypes(torch.overrides.TorchFunctionMode):
     """Lets products of tensors of two floating-point dtypes be computed in float32.
 
