@@ -99,8 +99,7 @@ def own_context(script: Script) -> None:
 def head_directions(script: Script) -> None:
     r"""Heads that see in one direction do so for each number of heads.
 
-    $$a^{(h)}_{ij} = 0 \text{ for all } j \gt i \quad \text{or} \quad
-    a^{(h)}_{ij} = 0 \text{ for all } j \lt i$$
+    $$a^{(h)}_{ij} = 0 \text{ for } j \gt i \text{, or for } j \lt i$$
 
     In some designs one half of the heads attends to the tokens before, and the other to
     those after. An odd number of heads has a middle one, which belongs to neither half:
