@@ -139,7 +139,30 @@ def is_quantized(script: Script) -> bool:
         _output, cache = call_with_cache(script, args, 0, 1, empty_cache(script))
     except ScriptError:
         return False  # the law shows why
-    return bool(script.evaluate(f"torch.int8 in dtypes_in([{cache}, attention])"))
+    owners = [*map(script.evaluate, (cache, "attention"))]
+    return torch.int8 in dtypes_in(owners)
+
+
+def dtypes_in(value: Any) -> set[torch.dtype]:
+    r"""The dtypes of the tensors in a value, and in the attributes of its objects.
+
+    >>> from types import SimpleNamespace
+    >>> dtypes_in([SimpleNamespace(keys=torch.zeros(2, dtype=torch.int8)), None])
+    {torch.int8}
+    """
+    seen: set[int] = set()
+
+    def dtypes(part: Any) -> Iterator[torch.dtype]:
+        if isinstance(part, Tensor):
+            yield part.dtype
+        elif id(part) not in seen:
+            seen.add(id(part))
+            parts = part if isinstance(part, list | tuple) else ()
+            owned = part if isinstance(part, dict) else getattr(part, "__dict__", {})
+            for other in (*parts, *owned.values()):
+                yield from dtypes(other)
+
+    return {*dtypes(value)}
 
 
 def may_mix_tokens(script: Script) -> bool:

@@ -12,7 +12,6 @@ et al. 2017, section 5.4.
 import inspect
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +27,12 @@ from attention_laws.law import (
 )
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (
-    SDPA_OPTIONS,
+    FactorOfDropout,
     WeightsRecorder,
     are_on_a_line,
     last_activation,
     place_of,
     probabilities,
-    sdpa_weights,
 )
 
 # Copies of one sequence, of which each has a dropout mask of its own. There are fewer
@@ -672,35 +670,3 @@ def last_query_sees_all(script: Script, place: str) -> bool:
         ]
         apply_dropout(script, 0.5, place)
     return not any(same)
-
-
-class FactorOfDropout(torch.overrides.TorchFunctionMode):
-    """Multiplies by a factor what PyTorch's functions would drop, and keeps it all.
-
-    What they get is `dropped`: of PyTorch's attention, these are its weights.
-
-    >>> with FactorOfDropout(2.0) as mode:
-    ...     nn.functional.dropout(torch.ones(2), 0.5), len(mode.dropped)
-    (tensor([2., 2.]), 1)
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self.dropped: list[Tensor] = []
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if function is torch.nn.functional.dropout:
-            options = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
-            if options.get("training", True) and options.get("p", 0.5):
-                self.dropped.append(options["input"])
-                return self.factor * options["input"]
-        elif function is torch.nn.functional.scaled_dot_product_attention:
-            kwargs |= dict(zip(SDPA_OPTIONS, args[3:], strict=False))
-            args = args[:3]
-            if kwargs.pop("dropout_p", 0.0):
-                self.dropped.append(sdpa_weights(*args, **kwargs))
-                return self.factor * function(*args, **kwargs)
-        return function(*args, **kwargs)

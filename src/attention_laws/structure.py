@@ -495,6 +495,8 @@ def codes_of(target: Any) -> Iterator[CodeType]:
 def methods_of(owner: type) -> list[Any]:
     r"""The functions that a class defines, also if they are static or decorated.
 
+    Methods of the class itself, such as other constructors, are not among them.
+
     >>> class Chooser:
     ...     @staticmethod
     ...     def rate(scores): ...
@@ -503,7 +505,8 @@ def methods_of(owner: type) -> list[Any]:
     >>> [method.__name__ for method in methods_of(Chooser)]
     ['rate', 'choose']
     """
-    methods = (getattr(each, "__wrapped__", each) for each in vars(owner).values())
+    members = [each for each in vars(owner).values() if type(each) is not classmethod]
+    methods = [getattr(each, "__wrapped__", each) for each in members]
     return [method for method in methods if inspect.isfunction(method)]
 
 

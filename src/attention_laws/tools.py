@@ -130,26 +130,6 @@ def tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
-def dtypes_in(value: Any) -> set[torch.dtype]:
-    r"""The dtypes of the tensors in a value, and in the attributes of its objects.
-
-    >>> from types import SimpleNamespace
-    >>> dtypes_in([SimpleNamespace(keys=torch.zeros(2, dtype=torch.int8)), None])
-    {torch.int8}
-    """
-    found, seen, rest = set(), set(), [value]
-    while rest:
-        each = rest.pop()
-        if isinstance(each, Tensor):
-            found.add(each.dtype)
-        elif id(each) not in seen:
-            seen.add(id(each))
-            parts = each if isinstance(each, list | tuple) else ()
-            owned = each if isinstance(each, dict) else getattr(each, "__dict__", {})
-            rest += [*parts, *owned.values()]
-    return found
-
-
 def dropout_places(module: nn.Module) -> list[str]:
     r"""The names of the submodules that have a dropout probability.
 
@@ -474,6 +454,38 @@ def without_keys(call: Callable[[], Any], keys: list[int], k_len: int) -> Any:
     """
     with KeysHidden(torch.isin(torch.arange(k_len), torch.tensor(keys))):
         return call()
+
+
+class FactorOfDropout(torch.overrides.TorchFunctionMode):
+    """Multiplies by a factor what PyTorch's functions would drop, and keeps it all.
+
+    What they get is `dropped`: of PyTorch's attention, these are its weights.
+
+    >>> with FactorOfDropout(2.0) as mode:
+    ...     nn.functional.dropout(torch.ones(2), 0.5), len(mode.dropped)
+    (tensor([2., 2.]), 1)
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.dropped: list[Tensor] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is torch.nn.functional.dropout:
+            options = dict(zip(("input", "p", "training"), args, strict=False)) | kwargs
+            if options.get("training", True) and options.get("p", 0.5):
+                self.dropped.append(options["input"])
+                return self.factor * options["input"]
+        elif function is torch.nn.functional.scaled_dot_product_attention:
+            kwargs |= dict(zip(SDPA_OPTIONS, args[3:], strict=False))
+            args = args[:3]
+            if kwargs.pop("dropout_p", 0.0):
+                self.dropped.append(sdpa_weights(*args, **kwargs))
+                return self.factor * function(*args, **kwargs)
+        return function(*args, **kwargs)
 
 
 class MixedDtypes(torch.overrides.TorchFunctionMode):
