@@ -6087,6 +6087,22 @@ class LengthsOfColumns(Correct):
         return output.mT.reshape(x.shape)
 
 
+class OfVisualWidth(Correct):
+    """Tokens attend to an image, whose width is that of the defaults."""
+
+    def __init__(
+        self, dim: int = 48, dim_visual: int = 32, dim_head: int = 16, heads: int = 4
+    ) -> None:
+        super().__init__(dim_head * heads, heads)
+        self.query = nn.Linear(dim, dim_head * heads)
+        self.key = nn.Linear(dim_visual, dim_head * heads)
+        self.value = nn.Linear(dim_visual, dim_head * heads)
+        self.out = nn.Linear(dim_head * heads, dim)
+
+    def forward(self, x: Tensor, media: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, media, media)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9782,6 +9798,7 @@ EXCUSED: list[tuple[str, type[nn.Module], str]] = [
     ("long_sequences", CountsFromTheEnd, "counted from the last token"),
     ("longer_padding", CountsFromTheEnd, "counted from the last token"),
     ("equal_values", ReadsPastOnly, "its first token sees no values"),
+    ("head_directions", OfVisualWidth, "heads are not of two directions"),
 ]
 
 # Modules that pass all laws.
