@@ -68,7 +68,7 @@ def rows_sum_to_one(script: Script) -> None:
     returned after dropout fail, too; those of PyTorch and of many others are.
     """
     adapter = script.adapter
-    if edges := next(iter(adapter.extra_args.keys() & EDGE_ARGUMENTS), ""):
+    if edges := edge_argument(adapter):
         assert_equal_nodes_give_equal(script, edges)
         return
     returns_weights = bool(adapter.weights_source)
@@ -108,10 +108,6 @@ def rows_sum_to_one(script: Script) -> None:
             script.assert_true(f"{weights}.min() >= 0", "a weight is negative")
 
 
-# The number of keys of which some have to be chosen.
-MANY_WEIGHTS = 11
-
-
 def seeing(script: Script, args: CallArguments) -> str:
     """The index of the queries with a key in each batch item, for sums of weights.
 
@@ -125,6 +121,11 @@ def seeing(script: Script, args: CallArguments) -> str:
 
 # Arguments for the edges of a graph, from nodes and to nodes.
 EDGE_ARGUMENTS = {"edge_index", "edges", "edge_idx"}
+
+
+def edge_argument(adapter: Adapter) -> str:
+    """The argument for the edges of a graph; "" if there is none."""
+    return next((name for name in adapter.extra_args if name in EDGE_ARGUMENTS), "")
 
 
 def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
@@ -492,6 +493,10 @@ def weights_match_output(script: Script) -> None:
         with script.attempt():  # there may be one kind only
             assert_weights_match(script, order)
         script.adapter = adapter
+
+
+# The number of keys of which some have to be chosen.
+MANY_WEIGHTS = 11
 
 
 def assert_weighted_keys_matter(script: Script) -> None:
@@ -1168,6 +1173,13 @@ def normalizes_context(script: Script, call: str, weights: list[str]) -> bool:
         if any((one & other).any() for one, other in zip(*changed, strict=True)):
             return True
     return False
+
+
+def record_weights_with_gradients(script: Script, args: CallArguments) -> str:
+    """The weights of `record_weights`, of which the inputs have gradients."""
+    for name in args.inputs:
+        script.exec_line(f"{name}.requires_grad_()")
+    return record_weights(script, args)
 
 
 def record_weights(script: Script, args: CallArguments) -> str:

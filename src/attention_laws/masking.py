@@ -20,7 +20,7 @@ from torch import Tensor
 from attention_laws import documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.algebra import (
-    EDGE_ARGUMENTS,
+    edge_argument,
     make_equal_tokens,
     record_weights,
     tokens_meet,
@@ -347,7 +347,7 @@ def batch_independence(script: Script) -> None:
     if ends and not script.adapter.position_args:
         assert_packed_equal_alone(script, ends)
         return
-    if edges := next(iter(script.adapter.extra_args.keys() & EDGE_ARGUMENTS), ""):
+    if edges := edge_argument(script.adapter):
         assert_graphs_are_apart(script, edges)
         return
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
@@ -1255,9 +1255,8 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
 
 def assert_loops_count_once(script: Script) -> None:
     """A given edge of a node to itself changes nothing, if this is documented."""
-    adapter = script.adapter
-    edges = next((name for name in adapter.extra_args if name in EDGE_ARGUMENTS), "")
-    if not edges or not documented.counts_loops_once(adapter.target):
+    edges, target = edge_argument(script.adapter), script.adapter.target
+    if not edges or not documented.counts_loops_once(target):
         return
     script.restart()
     args = script.make_arguments()

@@ -23,6 +23,7 @@ from attention_laws.algebra import (
     has_unknown_order,
     make_equal_tokens,
     record_weights,
+    record_weights_with_gradients,
 )
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
@@ -453,9 +454,7 @@ def assert_rotation_starts_at_zero(script: Script) -> None:
     script.sizes = replace(script.sizes, batch_size=1, q_len=3, k_len=3)
     script.restart()
     args = make_equal_tokens(script, script.make_arguments(script.all_allowed(3, 3)))
-    for name in args.inputs:
-        script.exec_line(f"{name}.requires_grad_()")
-    weights = record_weights(script, args)
+    weights = record_weights_with_gradients(script, args)
     if not weights:
         return
     with script.rollback():
@@ -495,9 +494,7 @@ def rotary_angles(script: Script) -> None:
     skip_unless(bases and not scaled, "its base is not known")
     args = script.make_arguments(script.all_allowed(2, 2))
     args = make_equal_tokens(script, args)
-    for name in args.inputs:
-        script.exec_line(f"{name}.requires_grad_()")
-    weights = record_weights(script, args)
+    weights = record_weights_with_gradients(script, args)
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
     with script.rollback():
         q, rotated = score_gradients(script, args, weights, query=1)

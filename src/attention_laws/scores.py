@@ -18,7 +18,7 @@ from attention_laws.algebra import (
     UNKNOWN_ORDER,
     has_unknown_order,
     project,
-    record_weights,
+    record_weights_with_gradients,
 )
 from attention_laws.law import (
     LawViolation,
@@ -59,9 +59,7 @@ def score_scale(script: Script) -> None:
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2)
     script.restart()
     args = script.make_arguments(script.all_allowed(2, 2))
-    for name in args.inputs:
-        script.exec_line(f"{name}.requires_grad_()")
-    weights = record_weights(script, args)
+    weights = record_weights_with_gradients(script, args)
     skip_unless(weights, "its weights are neither returned nor those of a softmax")
     with script.rollback():
         q, found = score_gradients(script, args, weights, query=1)
