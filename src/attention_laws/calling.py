@@ -474,7 +474,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
     shapes = documented.shapes(adapter.target)
-    if len(shapes.get(adapter.inputs[0], "")) < 3:
+    if 0 < len(shapes.get(adapter.inputs[0], "")) < 3:
         shapes = {}  # the input is no sequence of batch items
     integers = documented.integers(adapter.target) if shapes else set()
     templates = {
@@ -491,7 +491,8 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
         elif name in shapes:
-            known = documented.sizes(shapes.get(adapter.inputs[0], ()))
+            axes = documented.axes_of_input(adapter.inputs[0], shapes)
+            known = documented.sizes(axes)
             known = names.constructor_sizes(adapter.target, adapter.init_args) | known
             known = documented.lengths(shapes.values()) | known
             are_integers = name in integers

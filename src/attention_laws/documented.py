@@ -284,6 +284,16 @@ def place_of_dropout(target: Any) -> str:
     return found[0] if len({*found}) == 1 else ""
 
 
+def axes_of_input(name: str, shapes: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+    r"""The axes of an input; if undocumented, those of an argument for its tokens.
+
+    >>> axes_of_input("x", {"times": ("B", "T")}), axes_of_input("x", {"x": ("n", "d")})
+    (('B', 'T', ''), ('n', 'd'))
+    """
+    of_tokens = (a for a in shapes.values() if len(a) > 1 and BATCH_PATTERN.match(a[0]))
+    return shapes.get(name) or (*next(of_tokens, ())[:2], "")
+
+
 def sizes(axes: tuple[str, ...]) -> dict[str, str]:
     r"""The sizes that the axes of an input are: batch items, positions and features.
 
