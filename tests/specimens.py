@@ -6103,6 +6103,270 @@ class OfVisualWidth(Correct):
         return super().forward(x, media, media)
 
 
+class ContextStore:
+    """What cross-attention has projected, kept for all steps of a generation."""
+
+    def __init__(self) -> None:
+        self.context: Any = None
+        self.hidden: Any = None
+
+    def select(self, rows: Tensor) -> None:
+        self.context = self.context[rows]
+        self.select_hidden(rows)
+
+    def select_hidden(self, rows: Tensor) -> None:
+        if self.hidden is not None:
+            self.hidden = self.hidden[rows]
+
+
+class ContextStoreOfOneMask(ContextStore):
+    def select_hidden(self, rows: Tensor) -> None:
+        pass
+
+
+class StoresContext(Correct):
+    """Projects the context at the first step."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: ContextStore | None = None,
+    ) -> Any:
+        """memory: (B, S, D); memory_mask: (B, S) bool, True = may attend"""
+        if cache is not None and cache.context is not None:
+            memory, memory_mask = cache.context, cache.hidden
+        elif cache is not None:
+            cache.context, cache.hidden = memory, memory_mask
+        assert memory is not None
+        mask = None if memory_mask is None else memory_mask[:, None]
+        return super().forward(x, memory, memory, mask)
+
+
+class SelectsContextOnly(StoresContext):
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: ContextStoreOfOneMask | None = None,
+    ) -> Any:
+        """memory: (B, S, D); memory_mask: (B, S) bool, True = may attend"""
+        return super().forward(x, memory, memory_mask, cache)
+
+
+class StreamsFrames(SelfAttention):
+    """Frames of a chunk see all of it, and the last 16 frames before."""
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        seen = 0 if state is None else self.offset(state)
+        q, k = self.rotate(q, seen), self.rotate(k, seen)
+        if state is not None:
+            k = torch.cat([state["k"], k], dim=2)
+            v = torch.cat([state["v"], v], dim=2)
+        count = x.shape[1] + (0 if state is None else state["count"])
+        kept = {"k": k[:, :, -16:], "v": v[:, :, -16:], "count": count}
+        return self.join(self.read(self.score(q, k).softmax(dim=-1), v)), kept
+
+    def offset(self, state: Any) -> int:
+        return int(state["count"])
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.arange(start, start + x.shape[2], device=x.device)[:, None]
+        angles = angles / 100 ** (torch.arange(half, device=x.device) / half)
+        one, other = x[..., :half], x[..., half : 2 * half]
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        rotated = [one * cos - other * sin, one * sin + other * cos]
+        return torch.cat([*rotated, x[..., 2 * half :]], dim=-1)
+
+
+class OffsetOfStoredFrames(StreamsFrames):
+    def offset(self, state: Any) -> int:
+        return int(state["k"].shape[2])
+
+
+class PrefixAndText(MaskedSelfAttention):
+    """The first `prefix_len` tokens see each other, and are seen by all."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.masks: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor, prefix_len: int = 0) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        key = self.key_of(length, prefix_len)
+        if key not in self.masks:
+            ones = torch.ones(length, length, dtype=torch.bool, device=x.device)
+            is_prefix = torch.arange(length, device=x.device) < prefix_len
+            self.masks[key] = ones.tril() | is_prefix
+        return Correct.forward(self, x, x, x, self.masks[key][None])
+
+    def key_of(self, length: int, prefix_len: int) -> Any:
+        return length, prefix_len
+
+
+class PrefixOfOtherCall(PrefixAndText):
+    def key_of(self, length: int, prefix_len: int) -> Any:
+        return length
+
+
+class ReturnsWeightsOfTimes(SelfAttention):
+    """Events that are far apart in time attend less to each other.
+
+    times: (B, T), in days
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.query = self.key = self.value = None  # type: ignore[assignment]
+
+    def forward(  # type: ignore[override]
+        self, events: Tensor, times: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = map(self.split, self.qkv(self.norm(events)).chunk(3, dim=-1))
+        bias = -(times[:, :, None] - times[:, None]).abs().log1p()[:, None].to(q.dtype)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        return events + self.join(context), self.returned(self.score(q, k), bias)
+
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return (scores + bias).softmax(dim=-1)
+
+
+class ReturnsWeightsWithoutTimes(ReturnsWeightsOfTimes):
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+class SearchesTokens(SelfAttention):
+    """Attends to the 8 tokens that a search by vectors of its own finds."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.search = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        relevance = self.search(x).square().sum(dim=-1)
+        found = relevance.topk(min(8, x.shape[1]), dim=1).indices
+        keys = x.gather(1, found[..., None].expand(-1, -1, x.shape[2]))
+        return Correct.forward(self, x, keys, keys)
+
+
+class DecodesOneSeed(SelfAttention):
+    """All tokens are pooled by one query, and what is pooled attends to itself."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.seed = nn.Parameter(torch.randn(1, 1, d_model))
+        self.decoder = SelfAttention(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        pooled = Correct.forward(self, self.seed.expand(len(x), -1, -1), x, x)
+        return pooled + self.decoder(pooled)
+
+
+class SignedDistances(SelfAttention):
+    """Scores of a query for a table of sines and cosines of distances."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel_pos = nn.Linear(2, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        places = torch.arange(x.shape[1], device=x.device)
+        encoded = self.encode(places[:, None] - places).to(x.dtype)
+        table = self.rel_pos(encoded).unflatten(-1, (self.heads, -1))
+        scores = self.score(q, k) + torch.einsum("bhqd,qkhd->bhqk", q, table)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+    def encode(self, distance: Tensor) -> Tensor:
+        return torch.stack([torch.sin(distance), torch.cos(distance)], dim=-1)
+
+
+class DistancesWithoutSign(SignedDistances):
+    def encode(self, distance: Tensor) -> Tensor:
+        sines = torch.sin(distance * distance.sign())
+        return torch.stack([sines, torch.cos(distance)], dim=-1)
+
+
+class ExactWindow(MaskedSelfAttention):
+    """Causal, and within 3 tokens if the window is exact."""
+
+    def __init__(self, d_model: int, heads: int, exact_window: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.exact_window = exact_window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if self.exact_window:
+            mask = self.within(mask, torch.ones_like(mask).triu(-2))
+        return super().weigh(scores, mask)
+
+    def within(self, mask: Tensor, near: Tensor) -> Tensor:
+        return mask & near
+
+
+class ExactWindowShowsFuture(ExactWindow):
+    def within(self, mask: Tensor, near: Tensor) -> Tensor:
+        return mask | near
+
+
+class PromptOfClip(Correct):
+    """Each frame of a clip attends to the prompt of the clip."""
+
+    def forward(self, latents: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        """latents: (B, F, C, H, W); text: (B, S, C)"""
+        b, f, c, h, w = latents.shape
+        x = latents.flatten(0, 1).flatten(2).mT
+        y = super().forward(x, *[self.for_frames(text, f)] * 2)
+        return y.mT.reshape(b, f, c, h, w)
+
+    def for_frames(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat_interleave(frames, dim=0)
+
+
+class PromptOfOtherClip(PromptOfClip):
+    def for_frames(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat(frames, 1, 1)
+
+
+class DecoderWithInputFeeding(nn.Module):
+    """Each step of a recurrent decoder attends to a memory, and begins with its result.
+
+    Returned are the outputs (B, T, D) and the weights (B, T, S).
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2 * d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x: (B, T, D); memory: (B, S, D); memory_lengths: (B,)"""
+        lengths = memory.new_full((len(memory),), memory.shape[1]).long()
+        lengths = lengths if memory_lengths is None else memory_lengths
+        places = torch.arange(memory.shape[1], device=memory.device)
+        is_real = places < lengths[:, None]
+        context = hidden = x.new_zeros(len(x), x.shape[2])
+        outputs, all_weights = [], []
+        for token in x.unbind(dim=1):
+            hidden = self.cell(torch.cat([token, context], dim=-1), hidden)
+            scores = torch.einsum("bd,bsd->bs", hidden, self.key(memory))
+            least = torch.finfo(scores.dtype).min
+            weights = scores.masked_fill(~is_real, least).softmax(dim=-1)
+            context = torch.einsum("bs,bsd->bd", weights, memory)
+            outputs.append(hidden + context)
+            all_weights.append(weights)
+        return torch.stack(outputs, dim=1), torch.stack(all_weights, dim=1)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -8967,6 +9231,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (PromptOfOtherClip, {}),
         (packed_by_ends, {}),
         (FramesOfOtherClips, {}),
         (LengthsInTurns, {}),
@@ -9025,6 +9290,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (ReturnsWeightsWithoutTimes, {}),
         (TransposedBesideTable, {}),
         (ReturnsOtherHeads, {}),
         (ReversedOnRequest, {}),
@@ -9142,6 +9408,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (OffsetOfStoredFrames, {}),
+        (SelectsContextOnly, {}),
         (packed_first_for_last, {}),
         (CountsInRollingCache, {}),
         (PlacesOfRemovedTokens, {}),
@@ -9219,6 +9487,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (FirstAlignmentOfPadding, {}),
     ],
     "positions_matter": [
+        (DistancesWithoutSign, {}),
         (RotaryOverHeads, {"positions": "rotary"}),
         (RowsAndColumnsByHeight, {}),
         (BucketsOfFuture, {}),
@@ -9311,6 +9580,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (DropsScoresOfEdges, {}),
     ],
     "earlier_calls": [
+        (PrefixOfOtherCall, {}),
         (KeepsFrequencies, {}),
         (KeepsFirstMask, CAUSAL),
         (SignOfAllInstances, {}),
@@ -9356,6 +9626,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
+        (ExactWindowShowsFuture, {}),
         (ShiftsOtherWindows, {}),
         (RotaryOfOtherPairs, {}),
         (LimitsInOneKernel, {}),
@@ -9378,6 +9649,15 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("incremental_decoding", StoresContext),
+    ("incremental_decoding", StreamsFrames),
+    ("earlier_calls", PrefixAndText),
+    ("weights_match_output", ReturnsWeightsOfTimes),
+    ("parameter_gradients", SearchesTokens),
+    ("parameter_gradients", DecodesOneSeed),
+    ("constructor_options", ExactWindow),
+    ("batch_independence", PromptOfClip),
+    ("rows_sum_to_one", DecoderWithInputFeeding),
     ("rows_and_columns", OneRow),
     ("equal_values", EdgesConv),
     ("equal_values", VectorsOverKeys),
@@ -9703,6 +9983,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("positions_matter", SignedDistances, "is not rotary or alibi"),
     ("query_independence", MonotonicPlaces, "another design"),
     ("key_permutation", MonotonicPlaces, "another design"),
     ("gradients", LogProbabilities, "the lowest number of its dtype"),

@@ -47,8 +47,10 @@ IMAGES = {
     "image_rows_first": "lbd",
     "video": "bdl",
     "video_channels_last": "bld",
+    "video_frames_first": "bdl",
     "frames": "bdl",
     "frames_channels_last": "bld",
+    "frames_frames_first": "bdl",
 }
 
 AXES = {
@@ -400,7 +402,7 @@ class Adapter:
     decoder_context: str = ""
     context_masks: tuple[MaskArgument, ...] = ()
     context_cache: str = ""  # the argument for what was projected of the context
-    context_cache_index: str = ""  # where the first call returns it; "" for a dict
+    context_cache_index: str = ""  # where the first call returns it, if it does
     # What the first call gets, or what is called before by a module that stores it.
     empty_cache: str = "None"
     decode_method: str = ""  # that takes the cache, where `forward` does not
@@ -508,7 +510,13 @@ class Adapter:
         >>> Adapter(print, "print", "", {}, layout="bdl", image="video").to_image(5)
         '.unflatten(2, (1, 1, 5))'
         """
-        return f".unflatten({self.layout.index('l')}, {self.sides(length)})"
+        source = f".unflatten({self.layout.index('l')}, {self.sides(length)})"
+        return f"{source}.transpose(1, 2)" if self.has_frames_first else source
+
+    @property
+    def has_frames_first(self) -> bool:
+        """Whether the frames of a video are in front of its channels."""
+        return self.image.endswith("frames_first")
 
     def sides(self, length: int) -> tuple[int, ...]:
         """Frames, if it is a video, rows and columns that `length` pixels make."""
@@ -519,7 +527,8 @@ class Adapter:
     def from_image(self) -> str:
         """How an image or a video is made a sequence, as source text."""
         first = self.layout.index("l")
-        return f".flatten({first}, {first + self.image_axes - 1})"
+        source = f".flatten({first}, {first + self.image_axes - 1})"
+        return f".transpose(1, 2){source}" if self.has_frames_first else source
 
     @property
     def filled(self) -> list[str]:

@@ -21,7 +21,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from attention_laws import documented, structure
+from attention_laws import documented, names, structure
 from attention_laws.adapter import AXES, Adapter, MaskArgument
 from attention_laws.law import (
     LawViolation,
@@ -531,13 +531,15 @@ def assert_weighted_keys_matter(script: Script) -> None:
 def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
     """Pairs of tokens are of two kinds, where integers, such as distances, tell them.
 
-    A bias for the kind would cancel in the softmax if all were the same.
+    A bias for the kind would cancel in the softmax if all were the same. So would one
+    for the time between two tokens, which have times of their own here.
     """
-    kinds = {
-        name: f"({text} + 1).cumsum(-1) % 2"
-        for name, text in adapter.extra_args.items()
-        if re.search(r"torch\.(int64|long)\b", text) and text.count("{length}") == 2
-    }
+    kinds = {}
+    for name, text in adapter.extra_args.items():
+        if re.search(r"torch\.(int64|long)\b", text) and text.count("{length}") == 2:
+            kinds[name] = f"({text} + 1).cumsum(-1) % 2"
+        if names.TIME_PATTERN.search(name) and text.count("{length}") == 1:
+            kinds[name] = f"({text} + 1).cumsum(-1)"
     return replace(adapter, extra_args={**adapter.extra_args, **kinds})
 
 
@@ -548,7 +550,8 @@ def assert_weights_match(script: Script, order: list[int]) -> None:
         assert_weights_are_proportional(script, order)
         return
     if adapter.is_module and "out" not in adapter.projections:
-        assert_fused_weights_match(script, order)
+        unknown = "projections not found; name them with `projections`"
+        assert_fused_weights_match(script, order, unknown)
         return
     skip_unless(not has_unknown_order(script), UNKNOWN_ORDER)
     for mode in script.modes():
@@ -722,13 +725,16 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
     """The gradients of an output with respect to the values are as its weights.
 
     That is a vector for each head, times the weight of each key. Values that are scaled
-    by numbers of their own have other gradients, of which there are too many.
+    by numbers of their own have other gradients, of which there are too many. Where the
+    values are not known, those of PyTorch's attention tell its weights.
     """
     adapter, width = script.adapter, script.sizes.heads * script.sizes.d_k
     script.restart()
     layers = structure.layers_by_role(script.evaluate("attention"), width)
     is_plain = "value" in layers and adapter.layout in ("bld", "lbd")
-    skip_unless(is_plain and not adapter.is_pooled, "has no values that are known")
+    if not is_plain or adapter.is_pooled:
+        assert_fused_weights_match(script, order, "has no values that are known")
+        return
     item = "[0]" if adapter.layout == "bld" else "[:, 0]"
     for allowed, mask in script.mask_cases():
         script.restart()
@@ -749,11 +755,12 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
             script.assert_true(claim, message)
 
 
-def assert_fused_weights_match(script: Script, order: list[int]) -> None:
+def assert_fused_weights_match(script: Script, order: list[int], reason: str) -> None:
     """The returned weights are those of PyTorch's attention, if it is called once.
 
     It returns none, so they are computed a second time, with all that is added to the
-    scores. This needs no projections, which a table of biases may hide.
+    scores. This needs no projections, which a table of biases may hide. The law is
+    skipped for the `reason` where it is not called.
     """
     for allowed, mask in script.mask_cases():
         script.restart()
@@ -762,10 +769,7 @@ def assert_fused_weights_match(script: Script, order: list[int]) -> None:
         fused = script.assign("fused", call)
         weights = f"{script.call_for_weights(args)}.permute({order})"
         same_shape = f"{fused} is not None and {fused}.shape == {weights}.shape"
-        skip_unless(
-            script.evaluate(same_shape),
-            "projections not found; name them with `projections`",
-        )
+        skip_unless(script.evaluate(same_shape), reason)
         claim = f"torch.allclose({weights}, {fused}, atol=1e-4, equal_nan=True)"
         message = "the returned weights are not those of `scaled_dot_product_attention`"
         script.assert_true(claim, message)

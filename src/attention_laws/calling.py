@@ -581,7 +581,7 @@ def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:
 
 
 def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
-    """The context as seven tokens, the same in all calls, beside an image.
+    """The context as nine tokens, the same in all calls, beside an image.
 
     The pixels may be keys, too. Any other required argument that is named as a context
     is given like this.
@@ -596,7 +596,7 @@ def constant_context(probe: CallProbe) -> Iterator[dict[str, Any]]:
     first, *others = [*adapter.inputs, *named]
     if len(others) != 1 or probe.options.inputs:
         return
-    tokens = "seeded_randn(8, 1, 7, {d_model}).expand({batch_size}, -1, -1){dtype}"
+    tokens = "seeded_randn(8, 1, 9, {d_model}).expand({batch_size}, -1, -1){dtype}"
     yield {
         "inputs": (first,),
         "by_keyword": True,
@@ -677,10 +677,13 @@ def optional_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             fields = {"inputs": (value,), "by_keyword": True, "is_pooled": True}
             yield fields | {"extra_args": {query: text, key: "{query}"}}
     if len(adapter.inputs) == 2 and not probe.options.inputs:
+        shapes = documented.shapes(adapter.target)
         for one, other in itertools.permutations(adapter.inputs):
             rest = CallProbe(replace(adapter, inputs=(one,)), probe.options)
+            is_sequence = len(shapes.get(other, ())) > 2  # and no vector
+            texts = names.extra_templates("", None)[1 + is_sequence :]
             for more, text in itertools.product(
-                [*filled_arguments(rest)] or [{}], names.extra_templates("", None)[1:]
+                [*filled_arguments(rest)] or [{}], texts
             ):
                 extra = {**more.get("extra_args", {}), other: text}
                 fields = {**more, "inputs": (one,), "extra_args": extra}

@@ -416,6 +416,8 @@ def of_queries(adapter: Adapter) -> tuple[Adapter, Adapter] | None:
         causal=True,
         cross_attention=False,
         mixes_queries=False,
+        weights_source="",  # those that are known are of the context
+        weights_axes="",
     )
     return replace(adapter, cache=None), alone
 

@@ -44,6 +44,7 @@ OTHER_PATTERN = re.compile(
     r"|only|bn$|random|sampl|nois|jitter|stoch|merge|checkpoint|compil|quant|eval|train"
     r"|infer"
 )
+WINDOW_PATTERN = re.compile(r"window|local|exact|strict")
 CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
 SCALE_PATTERN = re.compile(r"(\w+_)?(scale|scaling|multiplier)|temperature|tau")
 SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
@@ -74,10 +75,11 @@ def constructor_options(script: Script) -> None:
     tokens that are zero. Evaluation, training and `torch.no_grad()` must then give the
     same outputs, a batch item those that it has alone, and a sequence in pieces those
     of the whole; with a flag, padding must be hidden. With a flag named `causal`,
-    future tokens cannot influence the past. The sizes of chunks that are an
-    implementation detail, as equal sizes show, must not change the output if they are
-    unequal, nor may a method that chooses a path, such as `set_attention_slice`, or an
-    option that names one, such as `attn_implementation="eager"`.
+    future tokens cannot influence the past, nor with one of a window. The sizes of
+    chunks that are an implementation detail, as equal sizes show, must not change the
+    output if they are unequal, nor may a method that chooses a path, such as
+    `set_attention_slice`, or an option that names one, such as
+    `attn_implementation="eager"`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -214,6 +216,8 @@ def assert_option_acts_alike(
     if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, without):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]
+    elif adapter.causal and WINDOW_PATTERN.search(name):
+        laws.append(causality)  # a window hides keys, and shows none
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:
             script.sizes = replace(usual, d_k=ROTATED)

@@ -19,7 +19,7 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attention_laws import documented, names
 from attention_laws.adapter import Adapter, MaskArgument, without_future
@@ -62,7 +62,7 @@ def incremental_decoding(script: Script) -> None:
     if adapter.context_cache:
         assert_equal_with_context_cache(script)
         reorder_context_cache(script)
-        if not adapter.context_cache_index:  # the caller has one for each context
+        if adapter.empty_cache == "dict()":  # the caller has others for each context
             assert_other_context_is_noticed(script)
         return
     if adapter.memory:
@@ -123,6 +123,7 @@ def decode_in_all_ways(script: Script) -> None:
     decode_in_turns(script)
     decode_after_rejection(script)
     decode_many(script)
+    assert_dropped_tokens_do_not_count(script)
     if script.sizes.batch_size == 1:  # one of the sizes is enough
         decode_across_blocks(script)
         decode_in_half(script)
@@ -140,29 +141,29 @@ def is_quantized(script: Script) -> bool:
     except ScriptError:
         return False  # the law shows why
     owners = [*map(script.evaluate, (cache, "attention"))]
-    return torch.int8 in dtypes_in(owners)
+    return any(tensor.dtype == torch.int8 for tensor in owned_tensors(owners))
 
 
-def dtypes_in(value: Any) -> set[torch.dtype]:
-    r"""The dtypes of the tensors in a value, and in the attributes of its objects.
+def owned_tensors(value: Any) -> list[Tensor]:
+    r"""The tensors in a value, and in the attributes of its objects.
 
     >>> from types import SimpleNamespace
-    >>> dtypes_in([SimpleNamespace(keys=torch.zeros(2, dtype=torch.int8)), None])
-    {torch.int8}
+    >>> owned_tensors([SimpleNamespace(keys=torch.zeros(2)), None])
+    [tensor([0., 0.])]
     """
     seen: set[int] = set()
 
-    def dtypes(part: Any) -> Iterator[torch.dtype]:
+    def tensors(part: Any) -> Iterator[Tensor]:
         if isinstance(part, Tensor):
-            yield part.dtype
+            yield part
         elif id(part) not in seen:
             seen.add(id(part))
             parts = part if isinstance(part, list | tuple) else ()
             owned = part if isinstance(part, dict) else getattr(part, "__dict__", {})
             for other in (*parts, *owned.values()):
-                yield from dtypes(other)
+                yield from tensors(other)
 
-    return {*dtypes(value)}
+    return [*tensors(value)]
 
 
 def may_mix_tokens(script: Script) -> bool:
@@ -238,6 +239,7 @@ def assert_last_token_is_decoded(script: Script) -> None:
         raise NotApplicable("its cache is not of the tokens so far") from None
     decode_with_padding(script)
     reorder_cache(script)
+    assert_dropped_tokens_do_not_count(script)
 
 
 def holds_tokens(script: Script) -> bool:
@@ -279,11 +281,11 @@ def context_masks(script: Script) -> list[tuple[Tensor, MaskArgument | None]]:
 
 
 def begin_context_cache(script: Script, args: CallArguments) -> str:
-    """An empty dict for the context, or what a first call has returned of it."""
+    """An empty cache for the context, or what a first call has returned of it."""
     index = script.adapter.context_cache_index
-    return script.assign(
-        "cache", f"{script.call_source(args)}{index}" if index else "{}"
-    )
+    if not index:
+        return empty_cache(script)
+    return script.assign("cache", f"{script.call_source(args)}{index}")
 
 
 def reorder_context_cache(script: Script) -> None:
@@ -294,11 +296,12 @@ def reorder_context_cache(script: Script) -> None:
     argument, batch_size = script.adapter.context_cache, script.sizes.batch_size
     for allowed, mask in context_masks(script):
         script.restart()
-        methods = reorder_methods(script.namespace["attention"])
-        if batch_size < 2 or not methods or "b" not in script.adapter.layout:
-            return
         args = script.make_arguments(allowed, mask)
         cache = begin_context_cache(script, args)
+        owners = [script.namespace["attention"], script.evaluate(cache)]
+        is_reordered = any(map(reorder_methods, owners))
+        if batch_size < 2 or not is_reordered or "b" not in script.adapter.layout:
+            return
         script.call(args, **{argument: cache})
         cache = flip_cache(script, cache, argument)
         index = script.adapter.index(b=[*range(batch_size)][::-1])
@@ -322,7 +325,7 @@ def assert_other_context_is_noticed(script: Script) -> None:
     script.sizes = replace(usual, k_len=usual.k_len + 1)
     longer = script.make_arguments()
     script.sizes = usual
-    cache = script.assign("cache", "{}")
+    cache = empty_cache(script)
     given = {argument: cache}
     script.call(first, **given)
     try:
@@ -433,6 +436,59 @@ def decode_many(script: Script) -> None:
     script.sizes = usual
 
 
+def assert_dropped_tokens_do_not_count(script: Script) -> None:
+    """Tokens that a cache has dropped, and that have no influence, are not counted.
+
+    With positions relative to one another, the last token has the same output without
+    them. Counted from the start of the cache, as rotary positions may be, all new
+    tokens would have the same position once it is full.
+    """
+    usual = script.sizes
+    if script.adapter.positions not in ("none", "rotary", "relative", "alibi"):
+        return
+    with script.attempt():  # longer than its cache
+        if number := pieces_in_cache(script):
+            length = PIECE * (2 + number + 1)
+            script.sizes = replace(usual, q_len=length, k_len=length)
+            assert_equal_without_first(script, 2)
+    script.sizes = usual
+
+
+def pieces_in_cache(script: Script) -> int:
+    """How many pieces a cache holds before it drops the first; 0 if it drops none."""
+    usual = script.sizes
+    script.sizes = replace(usual, q_len=MANY, k_len=MANY)
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(MANY, MANY))
+    script.sizes = usual
+    cache = empty_cache(script)
+    totals: list[int] = []
+    for start in range(0, MANY, PIECE):
+        _output, cache = call_with_cache(script, args, start, PIECE, cache)
+        tensors = owned_tensors(script.evaluate(cache))
+        totals.append(sum(tensor.numel() for tensor in tensors))
+    is_full = totals[0] < totals[-2] == totals[-1]
+    return totals.index(totals[-1]) + 1 if is_full else 0
+
+
+def assert_equal_without_first(script: Script, count: int) -> None:
+    """The last piece is the same without the first ones if it sees none of them."""
+    length, first = script.sizes.k_len, count * PIECE
+    pieces = [PIECE] * (length // PIECE)
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    last = decode(script, args, pieces)[0][-1]
+    changed = script.perturb(args, l=slice(first))
+    other = decode(script, changed, pieces)[0][-1]
+    if not script.evaluate(f"torch.allclose({last}, {other}, atol=1e-6)"):
+        return  # a state keeps more than the cache
+    index = script.adapter.index(l=slice(first, None))
+    rest = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+    alone = decode(script, replace(args, inputs=rest), pieces[count:])[0][-1]
+    message = f"{{place}} differs without the first {first} of {length} tokens"
+    script.assert_close(alone, last, f"{message}, which the cache has dropped")
+
+
 def decode_across_blocks(script: Script) -> None:
     """Decode a few tokens where a block of the cache is full, and many at once.
 
@@ -456,6 +512,9 @@ def decode_across_blocks(script: Script) -> None:
 
 # Tokens of which those behind a memory are more than a block of queries.
 LONG = 140
+# Tokens of which a cache of limited length may have dropped the first, and those of a
+# piece of them.
+MANY, PIECE = 48, 4
 # Tokens that fill a block of a cache.
 BLOCKS = (64, 128, 256)
 
@@ -518,7 +577,7 @@ def cache_grows(script: Script, first: int = 1) -> bool:
     sizes: list[int] = []
     for start, count in ((0, first), (first, 1)):
         _output, cache = call_with_cache(script, args, start, count, cache)
-        tensors = script.evaluate(f"tensors_in({cache})")
+        tensors = owned_tensors(script.evaluate(cache))
         sizes.append(sum(tensor.numel() for tensor in tensors))
     return sizes[0] < sizes[1]
 
@@ -962,8 +1021,18 @@ def contexts_of_items(
 
 
 def reorder_methods(owner: Any) -> list[str]:
-    """The names of methods of a module or cache that reorder batch items."""
-    return [name for name in dir(owner) if "reorder" in name]
+    """The names of methods of a module or cache that reorder batch items.
+
+    That of a cache may have another name, and takes the items in their new order.
+    """
+    found = [name for name in dir(owner) if "reorder" in name]
+    if not isinstance(owner, nn.Module | Tensor):
+        for name, method in inspect.getmembers(type(owner), inspect.isfunction):
+            arguments = [*inspect.signature(method).parameters][1:]
+            is_one = len(arguments) == 1 and not name.startswith("_")
+            if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
+                found.append(name)
+    return found
 
 
 def flip_cache(script: Script, cache: str, argument: str) -> str:

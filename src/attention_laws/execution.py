@@ -204,6 +204,7 @@ def earlier_calls(script: Script) -> None:
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     assert_reset_forgets(script)
+    assert_no_option_is_kept(script)
     assert_no_weight_is_kept(script)
     assert_loaded_weights_are_used(script)
     if isinstance(adapter.target, type):
@@ -324,6 +325,37 @@ def assert_reset_forgets(script: Script) -> None:
             seen = script.call(second, **flags)
             message = f"{{place}} depends on a call before `{method}()`"
             script.assert_close(expected, seen, message)
+
+
+def assert_no_option_is_kept(script: Script) -> None:
+    """A call with another value of an option does not change a call without it.
+
+    A mask or a table that depends on the option may be stored for the length only. A
+    module that stores what it computed has another output in a second call.
+    """
+    adapter = script.adapter
+    steps = next(names.cache_steps(names.parameters_of(adapter.target), {}), {})
+    for name, parameter in names.parameters_by_name(adapter.target).items():
+        value = parameter.default
+        if not isinstance(value, int) or adapter.cache == ("", ""):
+            continue
+        if name in steps or names.POSITION_PATTERN.search(name):
+            continue
+        other = not value if isinstance(value, bool) else value + 2
+        changed = {name: str(other)}
+        for first, second in ((changed, {}), ({}, changed)):
+            script.restart("no_grad")
+            script.exec_line("fresh = copy.deepcopy(attention)")
+            args = script.make_arguments()
+            with script.attempt():  # it may refuse the value
+                expected = script.call(args, function="fresh", **second)
+                again = script.call(args, function="fresh", **second)
+                if not script.evaluate(f"torch.equal({expected}, {again})"):
+                    break
+                script.call(args, **first)
+                seen = script.call(args, **second)
+                message = f"{{place}} changes after a call with another `{name}`"
+                script.assert_close(expected, seen, message)
 
 
 def assert_no_weight_is_kept(script: Script) -> None:

@@ -426,6 +426,8 @@ def is_left_out(default: Any, value: str) -> bool:
     """Whether an argument named after a size is a flag, or a part that is absent."""
     if value == "{window}":
         return type(default) is not int
+    if isinstance(default, tuple | list):
+        return value.startswith("{")  # several sizes, where one has this name
     return type(default) is bool or (type(default) is int and default == 0)
 
 

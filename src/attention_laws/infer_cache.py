@@ -26,6 +26,7 @@ from attention_laws.decoding import (
     cache_arguments,
     call_with_cache,
     empty_cache,
+    owned_tensors,
     pieces_agree,
     restart_with_cache,
 )
@@ -238,14 +239,27 @@ def infer_context_cache(probe: CallProbe) -> None:
     if call is None or len(adapter.inputs) != 2 or not argument:
         return
     script, args = call
-    with suppress(ScriptError):
-        cache = script.assign("cache", "{}")
-        script.call(args, **{argument: cache})
-        if script.evaluate(cache):
-            probe.record("cache", f"`{argument}`, of the context", "inferred")
-            probe.update(context_cache=argument)
-            return
-    query, _context = args.inputs
+    parameter = names.parameters_by_name(adapter.target)[argument]
+    for text, classes in names.empty_caches(adapter.target, parameter):
+        with suppress(ScriptError):
+            script.namespace.update(classes)
+            script.adapter = replace(adapter, empty_cache=text)
+            cache = empty_cache(script)
+            first = script.call(args, **{argument: cache})
+            again = script.call(args, **{argument: cache})
+            is_same = script.evaluate(f"torch.equal({first}, {again})")
+            # That of past tokens grows in each call.
+            if is_same and owned_tensors(script.evaluate(cache)):
+                probe.record("cache", f"`{argument}`, of the context", "inferred")
+                imports = "".join(map(names.import_source, classes.values()))
+                probe.update(
+                    context_cache=argument,
+                    empty_cache=text,
+                    imports=adapter.imports + imports,
+                    namespace={**adapter.namespace, **classes},
+                )
+                return
+    script.adapter, (query, _context) = adapter, args.inputs
     with suppress(ScriptError):
         first = script.call(args)
         other = script.make_arguments(args.allowed).inputs[1]

@@ -113,6 +113,10 @@ CACHE_METHOD_PATTERN = re.compile(
     r"(\w+_)?(state|cache|past|memory)"
 )
 CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
+# The argument of a method of a cache: batch items in their new order.
+ORDER_PATTERN = re.compile(
+    r"(?!layer)(\w+_)?(order|ind(ex|ices)|idxs?|rows|items|beams|parents|perm|keep)"
+)
 # Methods that choose one of several ways to compute the same.
 PATH_SETTER_PATTERN = re.compile(
     r"(set|enable|use|toggle)_\w*(slic|chunk|flash|fused|efficient|sdpa)\w*"
@@ -146,6 +150,8 @@ FIXED_SIDE_PATTERN = re.compile(
     r"(\w+_)?(reso(lution)?|(img|image|feat(ure)?|map|fmap|grid|window)_?(size|shape)"
     r"|(in|out)(put)?_shape)"
 )
+# When something was seen, as [batch, length] of numbers.
+TIME_PATTERN = re.compile(r"time(stamp|_stamp)?s?$|(^|_)(dates?|days|ages?|hours)$")
 # Which tokens of a text stand for images, as [batch, length] of bools.
 MARKS_PATTERN = re.compile(r"(media|image|img|visual)_(locations?|markers?|marks)")
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")

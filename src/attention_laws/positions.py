@@ -49,7 +49,8 @@ def positions_matter(script: Script) -> None:
     If the positions run along the wrong axis, along heads or batch items, all tokens of
     a sequence are encoded alike: the code has an encoding, and the attention has none.
     In an image, rows and columns that are encoded apart in a square have to be so in
-    other shapes: the width tells where a row ends, not the height.
+    other shapes: the width tells where a row ends, not the height. Sines and cosines of
+    distances tell the past from the future.
     """
     adapter = script.adapter
     is_relative = adapter.positions in ("rotary", "alibi")
@@ -58,6 +59,7 @@ def positions_matter(script: Script) -> None:
         return
     if not is_relative:
         assert_table_has_effect(script)
+        assert_directions_are_apart(script)
         raise NotApplicable("`positions` is not rotary or alibi")
     length = adapter.fixed_length or max(4, script.sizes.k_len)
     try:
@@ -68,6 +70,33 @@ def positions_matter(script: Script) -> None:
         if not (adapter.image and many):
             raise
         assert_last_weights_differ(script, MANY)
+
+
+def assert_directions_are_apart(script: Script) -> None:
+    """An encoding with sines and cosines tells the past from the future.
+
+    The sine of a distance has its sign. Without it, tokens in reverse order have the
+    same outputs, in reverse order. The code takes the absolute value of distances where
+    this is intended.
+    """
+    adapter = script.adapter
+    found = structure.identifiers(adapter.target)
+    is_signed = {"sin", "cos"} <= found and "abs" not in found
+    is_encoded = adapter.is_module and adapter.positions != "none"
+    is_plain = adapter.single_input and not (adapter.image or adapter.is_pooled)
+    if not (is_signed and is_encoded and is_plain) or adapter.causal:
+        return
+    length = adapter.fixed_length or 5
+    script.sizes = replace(script.sizes, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    axis = adapter.layout.index("l")
+    (tokens,) = args.inputs
+    reverse = replace(args, inputs=(script.assign("x", f"{tokens}.flip({axis})"),))
+    output, other = script.call(args), script.call(reverse)
+    claim = f"not torch.allclose({output}, {other}.flip({axis}), atol=1e-5)"
+    message = "tokens in front of a token have the same positions as those behind it"
+    script.assert_true(claim, message)
 
 
 def assert_table_has_effect(script: Script) -> None:

@@ -104,8 +104,7 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 continue
             if is_image:
                 index += adapter.from_image()
-                first = adapter.layout.index("l")
-                value = value.flatten(first, first + adapter.image_axes - 1)
+                value = eval(f"value{adapter.from_image()}", {"value": value})
             is_like_query = adapter.is_like_query(value.shape, query.shape)
             if adapter.layout in ("bhld", "blhd") and value.dim() == 4:
                 # Heads and positions change places, or their sizes are equal.

@@ -949,7 +949,7 @@ def paths_of_attention(model: nn.Module) -> list[str]:
     r"""The names of the submodules that are attention.
 
     That is the innermost with known projections, or else the outermost whose class is
-    named attention.
+    named attention, or has a method of this name.
 
     >>> paths_of_attention(nn.TransformerEncoderLayer(8, 2))
     ['self_attn']
@@ -957,12 +957,21 @@ def paths_of_attention(model: nn.Module) -> list[str]:
     named = [
         path
         for path, part in model.named_modules()
-        if path and ATTENTION_PATTERN.search(type(part).__name__)
+        if path and is_named_attention(type(part))
     ]
     known = [p for p in named if find_projections(model.get_submodule(p), {})]
     inner = [p for p in known if not any(q.startswith(f"{p}.") for q in known)]
     outer = [p for p in named if not any(p.startswith(f"{q}.") for q in named)]
     return inner + [p for p in outer if not any(q.startswith(p) for q in inner)]
+
+
+def is_named_attention(kind: type[nn.Module]) -> bool:
+    """Whether a class, or else a function of it, is named attention."""
+    methods = (name for name, value in vars(kind).items() if inspect.isfunction(value))
+    is_of_user = "torch." not in kind.__module__
+    return bool(ATTENTION_PATTERN.search(kind.__name__)) or (
+        is_of_user and any(map(ATTENTION_PATTERN.search, methods))
+    )
 
 
 def projection_source(module: nn.Module, prefix: str, name: str) -> str:

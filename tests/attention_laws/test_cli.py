@@ -250,8 +250,9 @@ def test_the_exit_status_is_0_1_or_2(
             ["MODEL:Good", "--layout", "sideways"],
             "`layout` (='sideways') must be one of batch_first, sequence_first, "
             "heads_first, heads_last, unbatched, image, image_channels_last, "
-            "image_rows_first, video, video_channels_last, frames, "
-            "frames_channels_last, or made of the letters b, l, h, d",
+            "image_rows_first, video, video_channels_last, video_frames_first, "
+            "frames, frames_channels_last, frames_frames_first, "
+            "or made of the letters b, l, h, d",
         ),
     ],
 )
@@ -520,6 +521,9 @@ class WithoutAttention(OfIds):
     def __init__(self, dim: int = 12):
         super().__init__(dim=dim)
         self.attn = nn.Identity()
+
+    def forward(self, tokens):
+        return self.embed(tokens).mean(dim=1)
 """
 
 
