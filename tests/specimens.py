@@ -3,7 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -6367,6 +6367,246 @@ class DecoderWithInputFeeding(nn.Module):
         return torch.stack(outputs, dim=1), torch.stack(all_weights, dim=1)
 
 
+class NodesOfGraphs(SelfAttention):
+    """The nodes of several graphs are one sequence.
+
+    x: (N, dim); batch: (N,) graph of each node, one if it is left out
+    """
+
+    def forward(self, x: Tensor, batch: Tensor | None = None) -> Any:  # type: ignore[override]
+        if batch is None:
+            batch = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self.same = batch[:, None] == batch
+        return super().forward(x[None])[0]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.masked_fill(~self.same, -torch.inf).softmax(dim=-1)
+
+
+class NodesOfAllGraphs(NodesOfGraphs):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.softmax(dim=-1) * self.same
+
+
+class HidesFutureByFlag(SelfAttention):
+    """A fused kernel hides the future, if no weights are asked for."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, use_causal_mask: bool = False, return_weights: bool = False
+    ) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        if not (return_weights or self.dropout.p):
+            attend = nn.functional.scaled_dot_product_attention
+            return self.join(attend(q, k, v, is_causal=use_causal_mask))
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        mask = ones.tril() if self.hides(use_causal_mask) else ones
+        weights = self.weigh(self.score(q, k), mask[None])
+        output = self.join(self.read(self.dropout(weights), v))
+        return (output, weights) if return_weights else output
+
+    def hides(self, use_causal_mask: bool) -> bool:
+        return use_causal_mask
+
+
+class HidesFutureInKernelOnly(HidesFutureByFlag):
+    def hides(self, use_causal_mask: bool) -> bool:
+        return False
+
+
+class LooksAhead(SelfAttention):
+    """Frames see all before, and `right_context` behind their own."""
+
+    def __init__(self, d_model: int, heads: int, right_context: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.right_context = right_context
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        ones = torch.ones_like(scores[:, 0], dtype=torch.bool)
+        return super().weigh(scores, ones.tril(self.frames_ahead()))
+
+    def frames_ahead(self) -> int:
+        return self.right_context
+
+
+class LooksOneLessAhead(LooksAhead):
+    def frames_ahead(self) -> int:
+        return max(0, self.right_context - 1)
+
+
+class GroupsOfHeads(nn.Module):
+    """Heads are split by the caller; several of queries share one of keys."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """q: (B, Hq, T, D); k, v: (B, Hkv, S, D); mask: as in PyTorch"""
+        groups = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return scores.softmax(dim=-1) @ v
+
+
+class PixelsOfFrames(nn.Module):
+    """Pixels attend to those of their frame; images are taken, too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.qkv = nn.Conv3d(channels, 3 * channels, 1)
+        self.out = nn.Conv3d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        """x: (B, C, T, H, W) or (B, C, H, W)"""
+        video = x.unsqueeze(2) if x.dim() == 4 else x
+        q, k, v = map(self.to_frames, self.qkv(video).chunk(3, dim=1))
+        weights = (q.mT @ k / math.sqrt(q.shape[1])).softmax(dim=-1)
+        y = self.from_frames(v @ weights.mT, video.shape)
+        return self.out(y).reshape(x.shape)
+
+    def to_frames(self, video: Tensor) -> Tensor:
+        return video.transpose(1, 2).flatten(0, 1).flatten(2)
+
+    def from_frames(self, y: Tensor, shape: torch.Size) -> Tensor:
+        b, c, t, h, w = shape
+        return y.reshape(b, t, c, h, w).transpose(1, 2)
+
+
+class PixelsOfMixedFrames(PixelsOfFrames):
+    def to_frames(self, video: Tensor) -> Tensor:
+        b, c, t, h, w = video.shape
+        return video.reshape(b * t, c, h * w)
+
+    def from_frames(self, y: Tensor, shape: torch.Size) -> Tensor:
+        return y.reshape(shape)
+
+
+class PoolsByToken(SelfAttention):
+    """A token in front of the others pools those that are occupied."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.token = nn.Parameter(torch.randn(1, 1, d_model))
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """tokens: (B, N, dim); mask: (B, N) bool, True = occupied"""
+        x = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1)
+        seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if mask is not None:
+            seen[:, 1:] = mask
+        return Correct.forward(self, x, x, x, self.expand(seen))[:, 0]
+
+    def expand(self, seen: Tensor) -> Tensor:
+        return seen[:, None]
+
+
+class HidesQueriesOfPool(PoolsByToken):
+    def expand(self, seen: Tensor) -> Tensor:
+        return seen[:, :, None]
+
+
+class RootMeanSquare(nn.Module):
+    def __init__(self, d_k: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+        return x * size * self.weight
+
+
+class RootMeanSquareNorm(RootMeanSquare):
+    pass
+
+
+class GroupsOfQueries(nn.Module):
+    """Queries in groups, which share a key; queries and keys are normalized."""
+
+    def __init__(self, dim: int, n_q: int, n_kv: int) -> None:
+        super().__init__()
+        self.n_q, self.n_kv, d_k = n_q, n_kv, dim // n_q
+        self.wq = nn.Linear(dim, n_q * d_k)
+        self.wk = nn.Linear(dim, n_kv * d_k)
+        self.wv = nn.Linear(dim, n_kv * d_k)
+        self.wo = nn.Linear(n_q * d_k, dim)
+        self.q_norm, self.k_norm = RootMeanSquareNorm(d_k), RootMeanSquareNorm(d_k)
+
+    def forward(self, x: Tensor) -> Any:
+        q = self.wq(x).unflatten(-1, (self.n_q, -1))
+        k, v = (f(x).unflatten(-1, (self.n_kv, -1)) for f in (self.wk, self.wv))
+        q, k, v = self.q_norm(q), *map(self.share, (self.k_norm(k), v))
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+    def share(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(self.n_q // self.n_kv, dim=2)
+
+
+class GroupsOfQueriesInTurns(GroupsOfQueries):
+    def share(self, x: Tensor) -> Tensor:
+        return x.repeat(1, 1, self.n_q // self.n_kv, 1)
+
+
+class MixesFusedWeights(SelfAttention):
+    """The weights of the heads are mixed; those that are returned are mixed, too."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.query = self.key = self.value = None  # type: ignore[assignment]
+        self.mix = nn.Linear(heads, heads, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, self.qkv(x).chunk(3, dim=-1))
+        weights = self.score(q, k).softmax(dim=-1)
+        part = self.mix.weight.softmax(dim=-1)
+        mixed = torch.einsum("hg,bgqk->bhqk", part, weights)
+        return self.join(self.read(mixed, v)), self.returned(weights, mixed)
+
+    def returned(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return mixed
+
+
+class ReturnsUnmixedWeights(MixesFusedWeights):
+    def returned(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return weights
+
+
+class DecoderSelectsRows(DecoderWithState):
+    """The rows of its state are selected, and those of the mask are not."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        parts = SimpleNamespace(parts={**state} if state else {})
+        y = self.decode(x, memory, memory_mask, parts)  # type: ignore[arg-type]
+        return y, parts.parts
+
+    def reorder_state(self, state: dict[str, Tensor], rows: Tensor) -> Any:
+        return {n: x if n == "mask" else x[rows] for n, x in state.items()}
+
+
+@torch.no_grad()
+def nearest(x: Tensor, count: int) -> Tensor:
+    """Which tokens are the nearest to each."""
+    return torch.cdist(x, x).topk(min(count, x.shape[1]), largest=False).indices
+
+
+class AttendsToNearest(SelfAttention):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.found = nearest(x, 2)
+        return super().forward(x)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        far = torch.ones_like(scores[:, 0], dtype=torch.bool).scatter(2, self.found, 0)
+        return scores.masked_fill(far[:, None], -torch.inf).softmax(dim=-1)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9158,6 +9398,11 @@ class ReordersTwoOfThree(Correct):
         return cache | {name: cache[name][order] for name in "kv"}
 
 
+class SelectsTwoOfThree(ReordersTwoOfThree):
+    def reorder(self, cache: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return self.reorder_cache(cache, rows)
+
+
 class ResetForgetsTokensOnly(Correct):
     """With `incremental`, the memory is stored until `reset`, as it should be."""
 
@@ -9212,6 +9457,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (HidesQueriesOfPool, {}),
         (MaskOfOtherStream, {}),
         (ZeroesPadding, {}),
         (ZeroesPaddingInKernel, {}),
@@ -9231,6 +9477,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (NodesOfAllGraphs, {}),
         (PromptOfOtherClip, {}),
         (packed_by_ends, {}),
         (FramesOfOtherClips, {}),
@@ -9290,6 +9537,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (ReturnsUnmixedWeights, {}),
         (ReturnsWeightsWithoutTimes, {}),
         (TransposedBesideTable, {}),
         (ReturnsOtherHeads, {}),
@@ -9348,12 +9596,14 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "rectangular_images": [(MergedByColumns, {})],
     "rows_and_columns": [
+        (PixelsOfMixedFrames, {}),
         (AddsColumnsAsRows, {"layout": "image"}),
         (OneRowByHeads, {}),
         (FramesByChannels, {}),
     ],
     "finite_in_half": [(RectifiedLinearInHalf, {})],
     "formula": [
+        (GroupsOfQueriesInTurns, {}),
         (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
         (ScalesByWidth, {}),
         (DependsOnKeyCount, {}),
@@ -9408,6 +9658,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (DecoderSelectsRows, {}),
+        (SelectsTwoOfThree, {}),
         (OffsetOfStoredFrames, {}),
         (SelectsContextOnly, {}),
         (packed_first_for_last, {}),
@@ -9504,6 +9756,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryImageOfShortRows, {"positions": "rotary"}),
     ],
     "sliding_window": [
+        (LooksOneLessAhead, {}),
         (WideWindow, {"window": 3}),
         (NarrowWindow, {"window": 3}),
     ],
@@ -9537,6 +9790,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (BiasOfVolumeOfOneStride, {}),
     ],
     "eval_matches_train": [
+        (HidesFutureInKernelOnly, {}),
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
         (HalvesInputsWithGradients, {}),
@@ -9649,6 +9903,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("eval_matches_train", HidesFutureByFlag),
+    ("padding", GroupsOfHeads),
+    ("rows_and_columns", PixelsOfFrames),
+    ("padding", PoolsByToken),
+    ("formula", GroupsOfQueries),
+    ("weights_match_output", MixesFusedWeights),
     ("incremental_decoding", StoresContext),
     ("incremental_decoding", StreamsFrames),
     ("earlier_calls", PrefixAndText),
@@ -9983,6 +10243,9 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("batch_independence", NodesOfGraphs, "needs two batch items"),
+    ("sliding_window", LooksAhead, "`window` is not given"),
+    ("allowed_keys_attended", AttendsToNearest, "`topk`"),
     ("positions_matter", SignedDistances, "is not rotary or alibi"),
     ("query_independence", MonotonicPlaces, "another design"),
     ("key_permutation", MonotonicPlaces, "another design"),

@@ -546,12 +546,10 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
 def assert_weights_match(script: Script, order: list[int]) -> None:
     """The returned weights give the output; `order` is that of their axes."""
     adapter = script.adapter
-    if adapter.is_module and AROUND_WEIGHTS & {*adapter.designs}:
-        assert_weights_are_proportional(script, order)
-        return
-    if adapter.is_module and "out" not in adapter.projections:
-        unknown = "projections not found; name them with `projections`"
-        assert_fused_weights_match(script, order, unknown)
+    is_unknown = AROUND_WEIGHTS & {*adapter.designs} or "out" not in adapter.projections
+    if adapter.is_module and is_unknown:
+        if not assert_fused_weights_match(script, order):
+            assert_weights_are_proportional(script, order)
         return
     skip_unless(not has_unknown_order(script), UNKNOWN_ORDER)
     for mode in script.modes():
@@ -725,20 +723,17 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
     """The gradients of an output with respect to the values are as its weights.
 
     That is a vector for each head, times the weight of each key. Values that are scaled
-    by numbers of their own have other gradients, of which there are too many. Where the
-    values are not known, those of PyTorch's attention tell its weights.
+    by numbers of their own have other gradients, of which there are too many.
     """
-    adapter, width = script.adapter, script.sizes.heads * script.sizes.d_k
-    script.restart()
-    layers = structure.layers_by_role(script.evaluate("attention"), width)
-    is_plain = "value" in layers and adapter.layout in ("bld", "lbd")
-    if not is_plain or adapter.is_pooled:
-        assert_fused_weights_match(script, order, "has no values that are known")
-        return
+    adapter = script.adapter
+    is_plain = adapter.layout in ("bld", "lbd") and not adapter.is_pooled
+    path, first = layer_of_values(script) if is_plain else ("", 0)
+    skip_unless(path, "has no values that are known")
     item = "[0]" if adapter.layout == "bld" else "[:, 0]"
+    item += f"[:, {first}:]"
     for allowed, mask in script.mask_cases():
         script.restart()
-        layer = f"attention.get_submodule({layers['value']!r})"
+        layer = f"attention.get_submodule({path!r})"
         script.exec_line(f"values = kept_outputs({layer})")
         args = script.make_arguments(allowed, mask)
         output = script.call(args)
@@ -755,12 +750,38 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
             script.assert_true(claim, message)
 
 
-def assert_fused_weights_match(script: Script, order: list[int], reason: str) -> None:
+def layer_of_values(script: Script) -> tuple[str, int]:
+    """The layer that gives the values, and its first output that is one.
+
+    It may give the queries and keys, too: the weights depend on these, and not on the
+    last third, which is of the values then. The path is empty if no layer is known.
+    """
+    width = script.sizes.heads * script.sizes.d_k
+    script.restart()
+    layers = structure.layers_by_role(script.evaluate("attention"), width)
+    path, first = layers.get("fused", ""), 2 * width
+    if "value" in layers:
+        return layers["value"], 0
+    if not path:
+        return "", 0
+    args = script.make_arguments()
+    before = script.call_for_weights(args)
+    weight = f"attention.get_submodule({path!r}).weight.data"
+    changed = []
+    for rows in (f"[{first}:]", f"[:{width}]"):
+        script.exec_line(f"{weight}{rows} *= -1")
+        after = script.call_for_weights(args)
+        changed.append(script.evaluate(f"not torch.allclose({before}, {after})"))
+    has_three = script.evaluate(f"len({weight})") == 3 * width
+    return (path, first) if has_three and changed == [False, True] else ("", 0)
+
+
+def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
     """The returned weights are those of PyTorch's attention, if it is called once.
 
     It returns none, so they are computed a second time, with all that is added to the
-    scores. This needs no projections, which a table of biases may hide. The law is
-    skipped for the `reason` where it is not called.
+    scores. This needs no projections, which a table of biases may hide. False if it is
+    not called.
     """
     for allowed, mask in script.mask_cases():
         script.restart()
@@ -769,10 +790,12 @@ def assert_fused_weights_match(script: Script, order: list[int], reason: str) ->
         fused = script.assign("fused", call)
         weights = f"{script.call_for_weights(args)}.permute({order})"
         same_shape = f"{fused} is not None and {fused}.shape == {weights}.shape"
-        skip_unless(script.evaluate(same_shape), reason)
+        if not script.evaluate(same_shape):
+            return False
         claim = f"torch.allclose({weights}, {fused}, atol=1e-4, equal_nan=True)"
         message = "the returned weights are not those of `scaled_dot_product_attention`"
         script.assert_true(claim, message)
+    return True
 
 
 def assert_dropped_weights_match(script: Script, order: list[int]) -> None:

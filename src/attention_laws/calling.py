@@ -349,25 +349,7 @@ def ways_to_call(
     outputs. Only the `usual` ways, or all. Raises `SlowCallError` where calls are slow.
     """
     adapter, options = probe.adapter, probe.options
-    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *IMAGE_GROUPS, ["bdl"]]
-    if not adapter.is_module:
-        with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
-        groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
-    elif "Conv2d" in structure.identifiers(adapter.target):
-        groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
-    first = adapter.inputs[0]
-    shapes = [documented.shapes(adapter.target).get(first, ())]
-    shapes.append(names.unpacked_axes(adapter.target, first))
-    if not all(map(documented.is_batch_first, shapes)):
-        # Three axes in front of the features are not always those of an image.
-        groups = [group for group in groups if group[0] not in IMAGES]
-    if any(map(documented.is_batch_third, shapes)):
-        groups.insert(0, ["image_rows_first"])
-    if options.layout:
-        groups = [[LAYOUTS.get(options.layout, options.layout)]]
-    if options.layout.startswith("video"):
-        # Its tokens are those of one frame, or of one pixel over all frames.
-        groups.append([options.layout.replace("video", "frames")])
+    groups = groups_of_layouts(probe)
     widths: list[int | None] = [adapter.d_model]
     if "qkv" in adapter.inputs[0].lower() and options.d_model is None:
         widths.append(3 * adapter.heads * adapter.d_k)  # projected already
@@ -406,6 +388,39 @@ def ways_to_call(
                     f"{CALLING_SECONDS:.0f} s; describe the call with `--layout`, "
                     f"`--inputs` or `--call-args`, or check a smaller instance"
                 )
+
+
+def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
+    """The layouts to try in their order, those that accept the same tensors together.
+
+    What is documented or unpacked tells of an input of four or five axes.
+    """
+    adapter, options = probe.adapter, probe.options
+    groups = [["bld", "lbd"], ["bhld", "blhd"], ["ld"], *IMAGE_GROUPS, ["bdl"]]
+    if not adapter.is_module:
+        with_heads = ["bhld", "blhd", "lbhd", "bhdl"]
+        groups = [with_heads, groups[0], ["hld", "lhd"], *groups[2:]]
+    elif "Conv2d" in structure.identifiers(adapter.target):
+        groups.sort(key=lambda group: group == ["bhld", "blhd"])  # images come first
+    first = adapter.inputs[0]
+    shapes = [documented.shapes(adapter.target).get(first, ())]
+    shapes.append(names.unpacked_axes(adapter.target, first))
+    is_image = {"w", "width"} & {axis.lower() for axis in shapes[0]}
+    if len(shapes[0]) == 4 and len(adapter.inputs) == 3 and not is_image:
+        groups.sort(key=lambda group: group != ["bhld", "blhd"])  # heads are split
+    if len(shapes[0]) == 5:
+        groups.sort(key=lambda group: not group[0].startswith(("video", "frames")))
+    if not all(map(documented.is_batch_first, shapes)):
+        # Three axes in front of the features are not always those of an image.
+        groups = [group for group in groups if group[0] not in IMAGES]
+    if any(map(documented.is_batch_third, shapes)):
+        groups.insert(0, ["image_rows_first"])
+    if options.layout:
+        groups = [[LAYOUTS.get(options.layout, options.layout)]]
+    if options.layout.startswith("video"):
+        # Its tokens are those of one frame, or of one pixel over all frames.
+        groups.append([options.layout.replace("video", "frames")])
+    return groups
 
 
 def fitting_groups(

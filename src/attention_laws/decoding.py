@@ -1052,7 +1052,8 @@ def flip_cache(script: Script, cache: str, argument: str) -> str:
     if argument and methods:
         method = f"attention.{methods[0]}"
         given = [*inspect.signature(script.evaluate(method)).parameters]
-        texts = [order if re.search("order|idx|ind", n) else cache for n in given]
+        is_order = names.ORDER_PATTERN.fullmatch
+        texts = [order if is_order(name) else cache for name in given]
         with script.attempt():
             moved = script.assign("moved", f"{method}({', '.join(texts)})")
             is_moved = script.evaluate(f"{moved} is not None")

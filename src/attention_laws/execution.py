@@ -82,6 +82,30 @@ def eval_matches_train(script: Script) -> None:
             script.assert_close(trained, output, message)
         message = "the output at {place} differs in training under torch.no_grad()"
         script.assert_close(trained, unrecorded, message)
+    assert_flags_act_alike(script)
+
+
+def assert_flags_act_alike(script: Script) -> None:
+    """A flag for causal attention acts with dropout, and with weights, as without.
+
+    Both may be reasons to leave a fused kernel, which hides the future itself.
+    """
+    for parameter in names.parameters_of(script.adapter.target):
+        name = parameter.name
+        if parameter.default is not False or "causal" not in name:
+            continue
+        script.restart("eval", dropout=0.0)
+        args = script.make_arguments()
+        with script.attempt():  # it may need another argument
+            expected = script.call(args, **{name: "True"})
+            for given in names.weights_flags(script.adapter):
+                seen = script.call(args, **{name: "True"}, **given)
+                message = f"{{place}} differs with `{name}` and {names_of(given)}"
+                script.assert_close(expected, seen, message)
+            script.exec_line("set_dropout(attention, 0.5)")
+            seen = script.call(args, **{name: "True"})
+            message = f"in evaluation, {{place}} differs with `{name}` and dropout 0.5"
+            script.assert_close(expected, seen, message)
 
 
 @law

@@ -84,6 +84,8 @@ def infer_masks(probe: CallProbe) -> None:
         masks += leaking_lengths_of_queries(probe, masks)
         if not (masks or given):
             masks += mask_beside_weights(probe, name)
+        if not (masks or given):
+            masks += mask_of_pooled(probe, name)
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
         masks[:] = masks_of_sides(probe, name, masks)
@@ -400,6 +402,21 @@ def mask_by_its_name(probe: CallProbe, name: str) -> list[MaskArgument]:
     candidates = [
         MaskArgument(name, kind, "bk") for kind in ("ignore", "attend", "ignore_int")
     ]
+    hide = (slice(None), slice(3, 4), slice(None))
+    accepted = (m for m in candidates if probe.try_call(mask=m, hide=hide))
+    return [*itertools.islice(accepted, 1)]
+
+
+def mask_of_pooled(probe: CallProbe, name: str) -> list[MaskArgument]:
+    """A mask with the documented axes of tokens that are pooled, though it hides none.
+
+    There are no outputs of padding that it could be for.
+    """
+    adapter = probe.adapter
+    is_of_tokens = documented.is_mask_of(adapter.target, name, adapter.inputs[0])
+    if not (adapter.is_pooled and adapter.single_input and is_of_tokens):
+        return []
+    candidates = [MaskArgument(name, kind, "bk") for kind in ("attend", "ignore")]
     hide = (slice(None), slice(3, 4), slice(None))
     accepted = (m for m in candidates if probe.try_call(mask=m, hide=hide))
     return [*itertools.islice(accepted, 1)]

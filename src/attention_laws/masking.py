@@ -350,6 +350,8 @@ def batch_independence(script: Script) -> None:
     if edges := edge_argument(script.adapter):
         assert_graphs_are_apart(script, edges)
         return
+    if script.adapter.layout == "ld":
+        assert_joined_equal_alone(script)
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
     assert_first_item_is_unseen(script)
@@ -1251,6 +1253,31 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
         after = script.call(perturbed, **{argument: edges})
         message = "{place} of a graph depends on another one in the list of edges"
         script.assert_close(before, after, message, l=slice(0, 3))
+
+
+def assert_joined_equal_alone(script: Script) -> None:
+    """Of two sequences in one, such as the nodes of two graphs, each is as it is alone.
+
+    An optional argument tells of which one a token is.
+    """
+    adapter, first, length = script.adapter, 3, 7
+    found = filter(names.PART_PATTERN.fullmatch, names.optional_tensors(adapter))
+    for argument in found if adapter.single_input else ():
+        script.sizes = replace(script.sizes, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        part = f"(torch.arange({length}) >= {first}).long(){script.to_device()}"
+        part = script.assign(argument, part)
+        with script.attempt():  # it may be something else
+            both = script.call(args, **{argument: part})
+            for here in (slice(first), slice(first, None)):
+                index = adapter.index(l=here)
+                tokens = script.assign("x", f"{args.inputs[0]}{index}")
+                of_part = {argument: f"{part}{index} * 0"}
+                alone = script.call(replace(args, inputs=(tokens,)), **of_part)
+                joined = script.assign("y", f"{both}{index}")
+                message = f"{{place}} differs if `{argument}` is of one part alone"
+                script.assert_close(alone, joined, message)
 
 
 def assert_loops_count_once(script: Script) -> None:

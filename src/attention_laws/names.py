@@ -35,7 +35,7 @@ ARGUMENT_NAMES = {
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
-    "head_count",
+    "head_count n_q num_q nq q_heads query_heads",
     "{kv_heads}": "kv_heads num_kv_heads n_kv_heads num_key_value_heads kv_num_heads "
     "n_kv_head n_kv num_kv nkv num_query_groups n_query_groups query_groups n_groups "
     "num_groups kv_groups "
@@ -126,6 +126,10 @@ VECTOR_PATTERN = re.compile(r"(t|time(step)?)_?(emb(ed(ding)?)?s?|cond)|emb|t_?v
 # Optional arguments that are added to all scores.
 BIAS_PATTERN = re.compile(r"rel(ative)?_(\w+_)?(pos(itions?)?|bias)|pos(ition)?_bias")
 BIAS = "torch.zeros({batch_size}, {heads}, {length}, {length})"
+# How many tokens behind its own one sees, as an argument of a constructor.
+AHEAD_PATTERN = re.compile(
+    r"(right|future)_(context|window|frames|size)(_(size|frames))?|look_?ahead(_frames)?"
+)
 # Flags for attention weights in the result, and numbers for the parts of a sequence.
 WEIGHTS_FLAG_PATTERN = re.compile(
     r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
@@ -137,6 +141,10 @@ KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 TRAINING_FLAGS = {"training": True, "is_training": True, "train": True}
 TRAINING_FLAGS |= {"deterministic": False, "inference": False}
 SHARED_PATTERN = re.compile(r"(broadcast|shared?)_\w*drop")
+# Of a sequence that holds several, such as the nodes of graphs, which each token is of.
+PART_PATTERN = re.compile(
+    r"(node_)?batch(_?(idx|ind(ex|ices)|ids?|vec(tor)?))?|graph_?(ids?|idx|ind(ex|ices))"
+)
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
@@ -529,7 +537,7 @@ def tied_widths(
     context. If the width has no known name, it is the first such argument. With `tie`,
     all widths are the same. The width within a feed-forward network is made small.
 
-    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, max_length=64): ...
+    >>> def build(dim=64, heads=4, text_dim=48, out_size=64, vocab_size=64): ...
     >>> parameters = inspect.signature(build).parameters
     >>> values = argument_values(required_by_name(parameters.values()))
     >>> tied_widths(parameters, values, SimpleNamespace(d_model=None, init_args={}))
@@ -547,7 +555,7 @@ def tied_widths(
     candidates = [
         name
         for n, (name, number) in enumerate(numbers.items())
-        if not values[name] and number >= 8
+        if not values[name] and number >= 8 and "vocab" not in name
         if OPTIONAL_WIDTH_PATTERN.search(name)
         or CONTEXT_WIDTH_PATTERN.fullmatch(name)
         or FEED_FORWARD_PATTERN.fullmatch(name)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from attention_laws import structure
+from attention_laws import names, structure
 from attention_laws.algebra import (
     assert_in_float64,
     assert_shares_equal,
@@ -28,6 +28,9 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CallArguments, Script
+
+# Tokens of which the last ones are farther away than the first ones see.
+AHEAD_TOKENS = 12
 
 
 def reorder(script: Script, name: str, order: list[int]) -> str:
@@ -336,9 +339,11 @@ def sliding_window(script: Script) -> None:
     $$a_{ij} = 0 \iff |i - j| \ge w$$
 
     A window off by one passes every test of shapes. Both edges are tested: the key just
-    outside must have no influence, and the key just inside must have one.
+    outside must have no influence, and the key just inside must have one. If a number
+    of future tokens is an argument, such as `right_context`, the last one is seen.
     """
     adapter = script.adapter
+    assert_sees_ahead(script)
     width = adapter.window
     if width is None:
         raise NotApplicable("`window` is not given")
@@ -371,3 +376,38 @@ def sliding_window(script: Script) -> None:
                 script.assert_true(
                     f"not torch.equal({after}{index}, {before}{index})", message
                 )
+
+
+def assert_sees_ahead(script: Script) -> None:
+    """Built to see two tokens behind its own, a token sees two.
+
+    In chunks, the last token of which sees fewer, nothing is tested.
+    """
+    adapter, usual, ahead = script.adapter, script.sizes, 2
+    found = filter(
+        names.AHEAD_PATTERN.fullmatch, names.constructor_sizes(adapter.target, {})
+    )
+    for argument in found if adapter.single_input and not adapter.image else ():
+        init_args = {**adapter.init_args, argument: str(ahead)}
+        script.adapter = replace(adapter, init_args=init_args)
+        script.sizes = replace(usual, q_len=AHEAD_TOKENS, k_len=AHEAD_TOKENS)
+        with script.attempt():  # the argument may be of another kind
+            script.restart()
+            args = script.make_arguments(script.all_allowed(AHEAD_TOKENS, AHEAD_TOKENS))
+            before = script.call(args)
+            farthest = {}
+            for key in range(4, AHEAD_TOKENS):
+                after = script.call(script.perturb(args, l=slice(key, key + 1)))
+                changed = f"({after} != {before})"
+                others = tuple(
+                    n for n, axis in enumerate(adapter.layout) if axis != "l"
+                )
+                seen = script.evaluate(f"{changed}.sum({others}).nonzero()[0].item()")
+                farthest[key] = key - seen
+            distances = {*farthest.values()}
+            message = (
+                f"with `{argument}={ahead}`, a token sees {min(distances)} tokens ahead"
+            )
+            if len(distances) == 1:
+                script.assert_true(f"{min(distances)} == {ahead}", message)
+    script.adapter, script.sizes = adapter, usual

@@ -11,10 +11,11 @@ and in the usual tutorials.
 """
 
 import inspect
+import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -268,13 +269,18 @@ def is_table(shape: tuple[int, ...]) -> bool:
 
 def normalizes(target: Any) -> bool:
     """Whether the code of `target` normalizes vectors without a weight."""
-    parts = target.modules() if isinstance(target, nn.Module) else []
-    norms = [part for part in parts if "norm" in type(part).__name__.lower()]
-    named = target.named_modules() if isinstance(target, nn.Module) else ()
-    layers = {name.rpartition(".")[2] for name, _ in named}
-    found = identifiers(target)
+    named = dict(target.named_modules()) if isinstance(target, nn.Module) else {}
+    is_norm = re.compile("norm", re.IGNORECASE).search
+    norms = {name: part for name, part in named.items() if is_norm(type(part).__name__)}
+    layers = {name.rpartition(".")[2] for name in named}
+    of_scores = {*itertools.chain(*(norms_of_scores(target) if named else ()))}
+    # The code of a norm says nothing of what is not queries and keys.
+    without = (
+        {type(part) for part in norms.values()} if {*norms} <= of_scores else set()
+    )
+    found = identifiers(target, without)
     return (
-        any(not [*part.parameters()] for part in norms)
+        any(not [*part.parameters()] for part in norms.values())
         or any(map(re.compile(r"^normalize$|l2|cosine|rsqrt").search, found))
         or bool({"norm", "vector_norm"} & (found - layers))
     )
@@ -417,19 +423,22 @@ def positions_named(found: Iterable[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
-def identifiers(target: Any) -> set[str]:
-    """Names of the parts of `target`, and names in its code, as far as it is Python."""
+def identifiers(target: Any, without: Collection[type] = ()) -> set[str]:
+    """Names of the parts of `target`, and names in its code, as far as it is Python.
+
+    The code of submodules of the classes in `without` is left out.
+    """
     found: set[str] = set()
     classes: list[Any] = [target] if isinstance(target, type) else []
     if isinstance(target, nn.Module):
-        classes = [type(module) for module in target.modules()]
+        classes = [type(m) for m in target.modules() if type(m) not in without]
         found |= {n for n, _ in target.named_buffers() if "masked_bias" not in n}
         found |= {n for n, _ in target.named_parameters()}
         found = {part for name in found for part in name.split(".")}
     for each in classes:
         bases = [base for base in each.__mro__ if is_of_user(base)]
         found |= {base.__name__ for base in bases}
-    for code in codes_of(target):
+    for code in codes_of(target, without):
         # The sum that a softmax divides by is often called a norm.
         local = {n for n in code.co_varnames if not re.fullmatch("norms?", n)}
         found |= {*code.co_names, *local}
@@ -463,18 +472,21 @@ def is_of_user(base: type) -> bool:
     return not base.__module__.startswith("torch.nn") and base is not object
 
 
-def codes_of(target: Any) -> Iterator[CodeType]:
-    """The code of `target` and of what it calls in its file, as far as it is Python."""
+def codes_of(target: Any, without: Collection[type] = ()) -> Iterator[CodeType]:
+    """The code of `target` and of what it calls in its file, as far as it is Python.
+
+    The classes in `without` are left out.
+    """
     classes: list[Any] = [target] if isinstance(target, type) else []
     if isinstance(target, nn.Module):
-        classes = [type(module) for module in target.modules()]
+        classes = [type(m) for m in target.modules() if type(m) not in without]
     functions = [] if classes else [target]
     for each in classes:
         for base in filter(is_of_user, each.__mro__):
             functions += methods_of(base)
     seen: set[Any] = set()
     while functions:
-        function = functions.pop()
+        function = inspect.unwrap(functions.pop())
         code = getattr(function, "__code__", None)
         if code is None or code in seen or len(seen) > 60:
             continue
@@ -488,7 +500,7 @@ def codes_of(target: Any) -> Iterator[CodeType]:
                     continue
                 if inspect.isfunction(value):
                     functions.append(value)
-                if isinstance(value, type):
+                if isinstance(value, type) and value not in without:
                     functions += methods_of(value)
 
 
