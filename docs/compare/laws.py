@@ -102,10 +102,11 @@
 # and the modes, the batch and decoding are compared again. A method named `step`,
 # `decode` or `forward_chunk` that takes a cache is called to decode, if `forward` does
 # not take one. The masks of an image may be of its pixels, rows or columns, as of the
-# frames of a video, which may also be a number (`num_frames`). Of a decoder layer, both
-# attentions are checked: that to a context, and the causal one of its tokens, with the
-# cache. A function that takes keys and values in pages (query, key pages, value pages,
-# table, lengths) is checked as attention to sequences, by
+# frames of a video, which may also be a number (`num_frames`), and may be in front of
+# the channels or behind them. Of a decoder layer, both attentions are checked: that to
+# a context, and the causal one of its tokens, with the cache. A function that takes
+# keys and values in pages (query, key pages, value pages, table, lengths) is checked as
+# attention to sequences, by
 # [`over_pages`](../source/attention_laws/pages.md#over_pages).
 #
 # ## The laws

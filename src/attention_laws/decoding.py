@@ -47,8 +47,9 @@ def incremental_decoding(script: Script) -> None:
     Nor may what is cached depend on the lengths of the pieces, or on other sequences
     that are decoded in turn. A method that reorders the batch items of a cache has to
     reorder all that it holds, such as the padding. What the documentation says that
-    later calls of cross-attention do not need has to be in the cache. A memory of past
-    tokens has no gradient by intention; the new tokens keep theirs.
+    later calls of cross-attention do not need has to be in the cache. Tokens that a
+    full cache has dropped are not counted, either. A memory of past tokens has no
+    gradient by intention; the new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")

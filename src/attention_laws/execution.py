@@ -48,7 +48,8 @@ def eval_matches_train(script: Script) -> None:
 
     If a mask, a scale or a fast path is active in one of the two modes only, the model
     that is evaluated was never trained. Evaluation runs with dropout 0.5 configured;
-    training runs with dropout 0. Both run with and without recording gradients.
+    training runs with dropout 0. Both run with and without recording gradients. A flag
+    for causal attention acts alike beside dropout and returned weights.
     """
     skip_unless(script.adapter.is_module, "is a function, and has no modes")
     skip_unless(
@@ -198,9 +199,9 @@ def earlier_calls(script: Script) -> None:
     $$y(x \mid x') = y(x)$$
 
     Masks and tables of positions are often stored for the next call. Stored for another
-    length, batch size, mask or mode, they are wrong without an error. A copy of the
-    attention that was never called must give the same outputs, and so must one after a
-    method such as `reset`. Nor may they change when another instance is built.
+    length, batch size, mask, option or mode, they are wrong without an error. A copy of
+    the attention that was never called must give the same outputs, and so must one
+    after a method such as `reset`. Nor may they change when another instance is built.
     """
     adapter, k_len = script.adapter, script.sizes.k_len
     skip_unless(adapter.is_module, "is a function, and has no state")

@@ -341,7 +341,8 @@ def batch_independence(script: Script) -> None:
     The sequences of a batch are chosen at random. Statistics over the batch, a `view`
     that confuses heads with batch items, and masks that broadcast only because two
     sizes are equal all break this, and the results of a sequence then depend on the
-    others. So do those of a graph among the edges of several.
+    others. So do those of a graph among the edges of several, or in a batch of which an
+    argument tells the graph of each node.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
