@@ -6515,7 +6515,7 @@ class RootMeanSquare(nn.Module):
         return x * size * self.weight
 
 
-class RootMeanSquareNorm(RootMeanSquare):
+class HeadRMSNorm(RootMeanSquare):
     pass
 
 
@@ -6529,7 +6529,7 @@ class GroupsOfQueries(nn.Module):
         self.wk = nn.Linear(dim, n_kv * d_k)
         self.wv = nn.Linear(dim, n_kv * d_k)
         self.wo = nn.Linear(n_q * d_k, dim)
-        self.q_norm, self.k_norm = RootMeanSquareNorm(d_k), RootMeanSquareNorm(d_k)
+        self.q_norm, self.k_norm = HeadRMSNorm(d_k), HeadRMSNorm(d_k)
 
     def forward(self, x: Tensor) -> Any:
         q = self.wq(x).unflatten(-1, (self.n_q, -1))
@@ -6546,6 +6546,30 @@ class GroupsOfQueries(nn.Module):
 class GroupsOfQueriesInTurns(GroupsOfQueries):
     def share(self, x: Tensor) -> Tensor:
         return x.repeat(1, 1, self.n_q // self.n_kv, 1)
+
+
+class HeadsWithNorms(SelfAttention):
+    """The context of each head has a norm of its own, with the same weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.after = HeadRMSNorm(d_model // heads)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        normed: Tensor = self.after(weights @ v)
+        return normed
+
+
+class RMSNormOfHeads(HeadRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.rsqrt(x.square().mean(dim=(1, -1), keepdim=True) + 1e-6)
+        return x * size * self.weight
+
+
+class HeadsWithOneNorm(HeadsWithNorms):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.after = RMSNormOfHeads(d_model // heads)
 
 
 class MixesFusedWeights(SelfAttention):
@@ -9611,6 +9635,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (HalfOfHeadsInWeights, {"heads": 3}),
         (ListOfHeadsScaledByWidth, {}),
     ],
+    "head_norms": [
+        (HeadsWithOneNorm, {}),
+    ],
     "head_directions": [(MiddleHeadSeesAll, {})],
     "head_independence": [
         (NormalizesOverHeads, {}),
@@ -9903,6 +9930,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("head_norms", HeadsWithNorms),
     ("eval_matches_train", HidesFutureByFlag),
     ("padding", GroupsOfHeads),
     ("rows_and_columns", PixelsOfFrames),

@@ -7,6 +7,7 @@ right. So these laws count the heads on which one row of a projection has influe
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.2.
 """
 
+import re
 from dataclasses import replace
 
 import torch
@@ -93,6 +94,49 @@ def own_context(script: Script) -> None:
     worst = max(counts, key=lambda text: counts[text])
     message = "a row of the queries or keys changes the context of several heads"
     script.assert_true(f"{worst} <= {d_k}", message)
+
+
+# The classes of norms of single vectors, and not of several together.
+NORM_PATTERN = re.compile(r"(?!.*(global|group|batch|inst|cumul))(layer|rms|l2)_?norm")
+
+
+@law
+def head_norms(script: Script) -> None:
+    r"""A layer norm normalizes each vector by itself.
+
+    $$\operatorname{norm}(x)_h = \operatorname{norm}(x_h)$$
+
+    With a weight that is as wide as a head, the heads have an axis of their own: a mean
+    over it, too, lets a head with large values shrink all others. So it is with a mean
+    over tokens. This law applies to norms that are written by hand.
+    """
+    adapter = script.adapter
+    skip_unless(adapter.is_module, "is a function, and has no norms of its own")
+    script.restart()
+    call = f"lambda: {script.call_source(script.make_arguments())}"
+    tested = False
+    for name, part in script.evaluate("attention").named_modules():
+        is_norm = NORM_PATTERN.search(type(part).__name__.lower())
+        if not is_norm or type(part).__module__.startswith("torch."):
+            continue
+        layer = script.assign("layer", f"attention.get_submodule({name!r})")
+        if not script.evaluate(f"is_called({call}, {layer})"):
+            continue
+        x = script.assign("x", f"captured_input({call}, {layer}).detach()")
+        shape = [*script.evaluate(x).shape]
+        widths = [[*weight.shape] for weight in part.parameters()]
+        if shape[-1:] not in widths or len(shape) < 3:
+            continue
+        tested = True
+        before = script.assign("before", f"{layer}({x})")
+        last = ", ".join(["-1"] * (len(shape) - 1))
+        script.exec_line(f"{x}[{last}] *= 100")
+        after = script.assign("after", f"{layer}({x})")
+        rows = ".flatten(0, -2)[:-1]"
+        message = f"the norm `{name}` of a vector depends on another vector"
+        claim = f"torch.allclose({after}{rows}, {before}{rows}, atol=1e-5)"
+        script.assert_true(claim, message)
+    skip_unless(tested, "has no layer norm that is written by hand")
 
 
 @law
