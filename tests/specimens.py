@@ -6572,6 +6572,50 @@ class HeadsWithOneNorm(HeadsWithNorms):
         self.after = RMSNormOfHeads(d_model // heads)
 
 
+class GlobalLayerNorm(nn.Module):
+    """The mean and the variance are those of all tokens, as in speech separation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(dim=(-2, -1), keepdim=True)
+        variance = x.var(dim=(-2, -1), keepdim=True)
+        return (x - mean) * torch.rsqrt(variance + 1e-5) * self.weight
+
+
+class TokensWithGlobalNorm(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = GlobalLayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.before(x))
+
+
+class AdaptiveLayerNorm(nn.Module):
+    """A norm whose scale depends on a condition."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        centered = x - x.mean(dim=-1, keepdim=True)
+        size = torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + 1e-5)
+        return centered * size * self.weight * (1 + condition)
+
+
+class TokensWithCondition(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = AdaptiveLayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.before(x, x.mean(dim=1, keepdim=True)))
+
+
 class MixesFusedWeights(SelfAttention):
     """The weights of the heads are mixed; those that are returned are mixed, too."""
 
@@ -10271,6 +10315,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("head_norms", TokensWithGlobalNorm, "written by hand"),
+    ("head_norms", TokensWithCondition, "written by hand"),
     ("batch_independence", NodesOfGraphs, "needs two batch items"),
     ("sliding_window", LooksAhead, "`window` is not given"),
     ("allowed_keys_attended", AttendsToNearest, "`topk`"),

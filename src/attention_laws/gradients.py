@@ -436,6 +436,8 @@ def assert_gradients_arrive(
             claim = f"is_called({call}, attention.get_submodule({name!r}))"
             script.assert_true(claim, f"the norm `{name}` is never applied")
     optional = names.optional_tensors(adapter)
+    # A constant argument, such as a bias of zero, has no gradient to pass on.
+    has_constant = "torch." in str(adapter.extra_args) or attends_to_one(script, args)
     for name in trainable:
         is_projection = f".{name.split('.')[0]}" in str(adapter.projections)
         grad = f"weights[{name!r}].grad"
@@ -447,9 +449,6 @@ def assert_gradients_arrive(
             continue
         if name not in adapter.unused_parameters:
             script.assert_true(f"{grad} is not None", f"`{name}` receives no gradient")
-            # A constant argument, such as a bias of zero, has none to pass on.
-            has_constant = "torch." in str(adapter.extra_args)
-            has_constant |= attends_to_one(script, args)
             if not structure.is_bias(name) and not has_constant:
                 # A sink, a gain, a table: zero up to rounding means that it cancels.
                 message = f"the gradient of `{name}` is zero up to rounding"
