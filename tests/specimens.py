@@ -6641,6 +6641,24 @@ class ReturnsUnmixedWeights(MixesFusedWeights):
         return weights
 
 
+class TalkingWeights(MixesFusedWeights):
+    """The heads talk to each other.
+
+    Returned are the output and the weights by which the values are summed.
+    """
+
+
+class TalkingWeightsUnmixed(ReturnsUnmixedWeights):
+    """The heads talk to each other.
+
+    Returned are the output and the weights by which the values are summed.
+    """
+
+
+class TalkingWeightsUndocumented(ReturnsUnmixedWeights):
+    """The heads talk to each other."""
+
+
 class DecoderSelectsRows(DecoderWithState):
     """The rows of its state are selected, and those of the mask are not."""
 
@@ -9605,6 +9623,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (TalkingWeightsUnmixed, {}),
         (ReturnsUnmixedWeights, {}),
         (ReturnsWeightsWithoutTimes, {}),
         (TransposedBesideTable, {}),
@@ -9974,6 +9993,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("weights_match_output", TalkingWeights),
     ("head_norms", HeadsWithNorms),
     ("eval_matches_train", HidesFutureByFlag),
     ("padding", GroupsOfHeads),
@@ -10315,6 +10335,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("weights_match_output", TalkingWeightsUndocumented, "mixes the weights"),
     ("head_norms", TokensWithGlobalNorm, "written by hand"),
     ("head_norms", TokensWithCondition, "written by hand"),
     ("batch_independence", NodesOfGraphs, "needs two batch items"),

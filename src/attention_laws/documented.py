@@ -284,6 +284,22 @@ def place_of_dropout(target: Any) -> str:
     return found[0] if len({*found}) == 1 else ""
 
 
+def returns_weights_of_values(target: Any) -> bool:
+    r"""Whether returned weights are documented to be those of the values.
+
+    >>> def attend(x):
+    ...     "Returns the output and the weights by which the values are summed."
+    >>> returns_weights_of_values(attend)
+    True
+    """
+    module = inspect.getmodule(target)
+    text = in_one_line([*docstrings(target), (module and module.__doc__) or ""])
+    which = r"[^.]*\b(which|that)\b[^.]*\bvalues\b"
+    return bool(
+        re.search(rf"(?i)(return[^.]*\bweights|weights returned)\b{which}", text)
+    )
+
+
 def axes_of_input(name: str, shapes: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     r"""The axes of an input; if undocumented, those of an argument for its tokens.
 
