@@ -6659,6 +6659,51 @@ class TalkingWeightsUndocumented(ReturnsUnmixedWeights):
     """The heads talk to each other."""
 
 
+class MemoryWithoutGradient(Correct):
+    """memory: (B, M, D) states of earlier segments (no gradient flows into them)"""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        past = memory.detach()
+        return super().forward(x, past, past)
+
+
+class LocalAndGlobal(SelfAttention):
+    """Tokens see 2 to each side, and those that are global; these see all.
+
+    x: (B, N, D); global_mask: (B, N), True for global tokens
+    """
+
+    def forward(self, x: Tensor, global_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        length = x.shape[1]
+        ones = torch.ones(len(x), length, length, dtype=torch.bool, device=x.device)
+        near = ones.tril(2) & ones.triu(-2)
+        if global_mask is not None:
+            marks = self.marks(global_mask)
+            near = near | marks[:, None] | marks[:, :, None]
+        return Correct.forward(self, x, x, x, near)
+
+    def marks(self, global_mask: Tensor) -> Tensor:
+        return global_mask
+
+
+class GlobalForAllItems(LocalAndGlobal):
+    def marks(self, global_mask: Tensor) -> Tensor:
+        return global_mask.any(dim=0, keepdim=True)
+
+
+class ClearsRowsOfPadding(MaskedSelfAttention):
+    """Returned weights of padded tokens are zero, as their outputs are."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """attention_mask: (B, N) bool, True = real"""
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        real = real if attention_mask is None else attention_mask
+        seen = (real[:, None] & real[:, :, None]).tril()
+        weights = self.weigh(self.score(q, k), seen) * seen[:, None]
+        return self.join(self.read(weights, v)) * real[..., None], weights
+
+
 class DecoderSelectsRows(DecoderWithState):
     """The rows of its state are selected, and those of the mask are not."""
 
@@ -9563,6 +9608,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (GlobalForAllItems, {}),
         (NodesOfAllGraphs, {}),
         (PromptOfOtherClip, {}),
         (packed_by_ends, {}),
@@ -9993,6 +10039,9 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("rows_sum_to_one", ClearsRowsOfPadding),
+    ("gradients", MemoryWithoutGradient),
+    ("batch_independence", LocalAndGlobal),
     ("weights_match_output", TalkingWeights),
     ("head_norms", HeadsWithNorms),
     ("eval_matches_train", HidesFutureByFlag),
@@ -10335,6 +10384,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("padding", LocalAndGlobal, "no mask that could hide keys"),
+    ("allowed_keys_attended", MemoryWithoutGradient, "no gradient"),
     ("weights_match_output", TalkingWeightsUndocumented, "mixes the weights"),
     ("head_norms", TokensWithGlobalNorm, "written by hand"),
     ("head_norms", TokensWithCondition, "written by hand"),

@@ -112,12 +112,16 @@ def rows_sum_to_one(script: Script) -> None:
 def seeing(script: Script, args: CallArguments) -> str:
     """The index of the queries with a key in each batch item, for sums of weights.
 
-    A window in which all is padding has none, and weights of zero. "" for all queries.
+    A window in which all is padding has none, and weights of zero, as may what is
+    padding itself. "" for all queries.
     """
-    rows = args.allowed.any(dim=1).all(dim=1)
-    axis = script.adapter.weights_axes.replace("k", "").index("q")
-    some = f".movedim({axis}, 0)[{rows.nonzero().flatten().tolist()}]"
-    return "" if script.adapter.window is None or rows.all() else some
+    adapter, rows = script.adapter, args.allowed.any(dim=1).all(dim=1)
+    if adapter.is_pooled:
+        return ""
+    is_window = adapter.window is not None
+    real = [n for n in script.real_queries(args) if rows[n] or not is_window]
+    axis = adapter.weights_axes.replace("k", "").index("q")
+    return f".movedim({axis}, 0)[{real}]" if len(real) < len(rows) else ""
 
 
 # Arguments for the edges of a graph, from nodes and to nodes.
@@ -629,6 +633,9 @@ def assert_in_float64(script: Script, test: Callable[[], None]) -> None:
 def assert_keys_attended(script: Script, args: CallArguments) -> None:
     """Each allowed key receives a gradient from each query."""
     values, target = args.inputs[-1], script.adapter.target
+    context = script.adapter.inputs[-1]
+    is_detached = documented.gets_no_gradient(target, context)
+    skip_unless(not is_detached, f"`{context}` is documented to get no gradient")
     script.exec_line(f"{values}.requires_grad_()")
     output = script.call(args)
     for query in script.real_queries(args):

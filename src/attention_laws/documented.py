@@ -284,6 +284,19 @@ def place_of_dropout(target: Any) -> str:
     return found[0] if len({*found}) == 1 else ""
 
 
+def gets_no_gradient(target: Any, argument: str) -> bool:
+    r"""Whether the documentation says that an argument receives no gradient.
+
+    >>> def attend(x, memory, context):
+    ...     "memory: earlier states (no gradient flows into them). x: (B, T, D)"
+    >>> gets_no_gradient(attend, "memory"), gets_no_gradient(attend, "context")
+    (True, False)
+    """
+    words = r"no gradients?|detached|without gradients?|stop.?grad"
+    pattern = rf"\b{argument}\b.*\b({words})"
+    return any(re.search(pattern, each) for each in sentences(target))
+
+
 def returns_weights_of_values(target: Any) -> bool:
     r"""Whether returned weights are documented to be those of the values.
 

@@ -357,6 +357,7 @@ def batch_independence(script: Script) -> None:
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
     assert_first_item_is_unseen(script)
     assert_weights_are_of_item(script)
+    assert_marks_are_of_item(script)
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
@@ -393,6 +394,19 @@ def batch_independence(script: Script) -> None:
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def assert_marks_are_of_item(script: Script) -> None:
+    """Which tokens are global in one item says nothing of another one."""
+    items = f"torch.arange({script.sizes.batch_size})"
+    tokens = f"torch.arange({script.sizes.k_len})"
+    optional = names.optional_tensors(script.adapter)
+    for argument in filter(names.GLOBAL_PATTERN.search, optional):
+        script.restart()
+        is_global = f"({tokens} == {items}[:, None]){script.to_device()}"
+        marks = script.assign("marks", is_global)
+        with script.attempt():  # they may be integers
+            assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
 
 
 def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:

@@ -313,7 +313,7 @@ MASK_PATTERN = re.compile(
     re.IGNORECASE,
 )
 # Marks of the tokens that attend to all others, and are attended to by all.
-GLOBAL_PATTERN = re.compile("global_att")
+GLOBAL_PATTERN = re.compile("global_(att|mask|token)|is_global")
 # What has one meaning: the keys that are padding.
 KEY_PADDING_PATTERN = re.compile(r"(^|_)key_padding_mask$", re.IGNORECASE)
 # Optional arguments that hide some keys from some queries, but are no masks.
