@@ -5661,6 +5661,19 @@ class RowsByHeight(RotatesPatches):
         return grid_size[0]
 
 
+class RotatesPatchesOfSquare(RotatesPatches):
+    """Where no grid is given, the patches are a square."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Any:  # type: ignore[override]
+        side = math.isqrt(x.shape[1] - 1)
+        return super().forward(x, grid or (side, side))
+
+
+class RowsByHeightOfSquare(RotatesPatchesOfSquare):
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[0]
+
+
 class SinksOfOtherMaximum(Sinks):
     """The largest of all scores is subtracted, but not from the sinks."""
 
@@ -6498,6 +6511,19 @@ class PoolsByToken(SelfAttention):
 
     def expand(self, seen: Tensor) -> Tensor:
         return seen[:, None]
+
+
+class PoolsPatchesOfFrames(PoolsByToken):
+    """All patches of the frames are pooled, and those of hidden ones are zero."""
+
+    def forward(self, x: Tensor, frame_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """x: (B, T, N, D); frame_mask: (B, T), True for real frames"""
+        frames = x.unsqueeze(1) if x.dim() == 3 else x
+        seen = torch.ones(frames.shape[:3], dtype=torch.bool, device=x.device)
+        if frame_mask is not None:
+            frames = frames * frame_mask[:, :, None, None]
+            seen = seen & frame_mask[:, :, None]
+        return super().forward(frames.flatten(1, 2), seen.flatten(1))
 
 
 class HidesQueriesOfPool(PoolsByToken):
@@ -9911,6 +9937,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (AxialRotation, {}),
         (BiasOfPixelsFromEnd, {"positions": "relative"}),
         (RowsByHeight, {}),
+        (RowsByHeightOfSquare, {}),
         (RotatesHalvesByPairs, {}),
     ],
     "rotary_angles": [(RotaryOfModelWidth, {"positions": "rotary"})],
@@ -10039,6 +10066,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("relative_positions", RotatesPatchesOfSquare),
     ("rows_sum_to_one", ClearsRowsOfPadding),
     ("gradients", MemoryWithoutGradient),
     ("batch_independence", LocalAndGlobal),
@@ -10384,6 +10412,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("padding", PoolsPatchesOfFrames, "no mask that could hide keys"),
     ("padding", LocalAndGlobal, "no mask that could hide keys"),
     ("allowed_keys_attended", MemoryWithoutGradient, "no gradient"),
     ("weights_match_output", TalkingWeightsUndocumented, "mixes the weights"),

@@ -789,6 +789,10 @@ def assert_masks_unmodified_together(script: Script) -> None:
         for mask in script.adapter.masks
         if mask.kind != "causal" and not mask.counts_keys
     ]
+    optional = names.optional_tensors(script.adapter)
+    # Marks of global tokens hide none, and are merged all the same.
+    marks = filter(names.GLOBAL_PATTERN.search, optional)
+    masks += [MaskArgument(name, "attend", "bk") for name in marks]
     by_name = {mask.name: mask for mask in reversed(masks)}
     length = script.sizes.k_len
     for (one, other), kind in itertools.product(

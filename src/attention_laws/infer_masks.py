@@ -413,9 +413,12 @@ def mask_of_pooled(probe: CallProbe, name: str) -> list[MaskArgument]:
     There are no outputs of padding that it could be for.
     """
     adapter = probe.adapter
+    axes = documented.all_shapes(adapter.target).get(adapter.inputs[0], ())
     is_of_tokens = documented.is_mask_of(adapter.target, name, adapter.inputs[0])
     if not (adapter.is_pooled and adapter.single_input and is_of_tokens):
         return []
+    if len(axes) != 3:
+        return []  # it is of frames, perhaps
     candidates = [MaskArgument(name, kind, "bk") for kind in ("attend", "ignore")]
     hide = (slice(None), slice(3, 4), slice(None))
     accepted = (m for m in candidates if probe.try_call(mask=m, hide=hide))

@@ -160,6 +160,10 @@ FIXED_SIDE_PATTERN = re.compile(
 )
 # When something was seen, as [batch, length] of numbers.
 TIME_PATTERN = re.compile(r"time(stamp|_stamp)?s?$|(^|_)(dates?|days|ages?|hours)$")
+# Rows and columns of patches, as an optional argument.
+PATCH_GRID_PATTERN = re.compile(
+    r"(patch_|token_)?grid(_(size|shape|hw))?|hw|(feat|map)_shape"
+)
 # Which tokens of a text stand for images, as [batch, length] of bools.
 MARKS_PATTERN = re.compile(r"(media|image|img|visual)_(locations?|markers?|marks)")
 COORDINATES_PATTERN = re.compile("coord|xyz|point|center")

@@ -408,8 +408,15 @@ def relative_positions(script: Script) -> None:
 
 
 def grids_of_patches(adapter: Adapter) -> list[str]:
-    """Arguments that are the rows and columns of patches behind a class token."""
-    return [n for n, t in adapter.extra_args.items() if t == "(1, {length} - 1)"]
+    """Arguments that are the rows and columns of patches, behind a class token perhaps.
+
+    Where they are left out, the patches may be a square.
+    """
+    given = adapter.extra_args.items()
+    required = [n for n, text in given if text == "(1, {length} - 1)"]
+    parameters = names.parameters_of(adapter.target) if adapter.single_input else []
+    optional = [p.name for p in parameters if p.default is None]
+    return [*required, *filter(names.PATCH_GRID_PATTERN.fullmatch, optional)]
 
 
 def is_grid(adapter: Adapter) -> bool:
@@ -440,13 +447,16 @@ def assert_image_shift_invariant(
 
 
 def assert_patches_shift_invariant(script: Script, argument: str) -> None:
-    """So it is for patches behind a class token, whose rows and columns are given."""
+    """So it is for patches whose rows and columns are given, behind a class token."""
     height, width = 3, 5
     given = {**script.adapter.extra_args, argument: f"({height}, {width})"}
     script.adapter = replace(script.adapter, extra_args=given)
-    weights = weights_of_equal_tokens(script, 1 + height * width)
-    patches = script.assign("weights", f"{weights}[..., 1:, 1:]")
-    assert_neighbors_weigh_alike(script, patches, height, width)
+    for first in (1, 0):
+        with script.attempt():  # there may be no such token
+            weights = weights_of_equal_tokens(script, first + height * width)
+            patches = script.assign("weights", f"{weights}[..., {first}:, {first}:]")
+            assert_neighbors_weigh_alike(script, patches, height, width)
+            return
 
 
 def assert_neighbors_weigh_alike(
