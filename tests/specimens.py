@@ -6461,7 +6461,7 @@ class GroupsOfHeads(nn.Module):
         return scores.softmax(dim=-1) @ v
 
 
-class PixelsOfFrames(nn.Module):
+class PixelsOfEachFrame(nn.Module):
     """Pixels attend to those of their frame; images are taken, too."""
 
     def __init__(self, channels: int) -> None:
@@ -6485,7 +6485,7 @@ class PixelsOfFrames(nn.Module):
         return y.reshape(b, t, c, h, w).transpose(1, 2)
 
 
-class PixelsOfMixedFrames(PixelsOfFrames):
+class PixelsOfMixedFrames(PixelsOfEachFrame):
     def to_frames(self, video: Tensor) -> Tensor:
         b, c, t, h, w = video.shape
         return video.reshape(b * t, c, h * w)
@@ -10074,7 +10074,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
     ("head_norms", HeadsWithNorms),
     ("eval_matches_train", HidesFutureByFlag),
     ("padding", GroupsOfHeads),
-    ("rows_and_columns", PixelsOfFrames),
+    ("rows_and_columns", PixelsOfEachFrame),
     ("padding", PoolsByToken),
     ("formula", GroupsOfQueries),
     ("weights_match_output", MixesFusedWeights),
