@@ -6169,6 +6169,21 @@ class SelectsContextOnly(StoresContext):
         return super().forward(x, memory, memory_mask, cache)
 
 
+class LearnsCenter(SelfAttention):
+    """With `update_center`, the mean of the tokens is subtracted from then on."""
+
+    center: Tensor
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("center", torch.zeros(d_model))
+
+    def forward(self, x: Tensor, update_center: bool = False) -> Any:  # type: ignore[override]
+        if update_center:
+            self.center = x.mean(dim=(0, 1)).detach()
+        return super().forward(x - self.center)
+
+
 class StreamsFrames(SelfAttention):
     """Frames of a chunk see all of it, and the last 16 frames before."""
 
@@ -6444,6 +6459,17 @@ class LooksAhead(SelfAttention):
 class LooksOneLessAhead(LooksAhead):
     def frames_ahead(self) -> int:
         return max(0, self.right_context - 1)
+
+
+class LooksAheadTwice(LooksAhead):
+    """Two layers see twice as far."""
+
+    def __init__(self, d_model: int, heads: int, right_context: int = 4) -> None:
+        super().__init__(d_model, heads, right_context)
+        self.second = LooksAhead(d_model, heads, right_context)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.second(super().forward(x))
 
 
 class GroupsOfHeads(nn.Module):
@@ -10066,6 +10092,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("earlier_calls", LearnsCenter),
     ("relative_positions", RotatesPatchesOfSquare),
     ("rows_sum_to_one", ClearsRowsOfPadding),
     ("gradients", MemoryWithoutGradient),
@@ -10412,6 +10439,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("sliding_window", LooksAheadTwice, "`window` is not given"),
     ("padding", PoolsPatchesOfFrames, "no mask that could hide keys"),
     ("padding", LocalAndGlobal, "no mask that could hide keys"),
     ("allowed_keys_attended", MemoryWithoutGradient, "no gradient"),

@@ -381,13 +381,18 @@ def sliding_window(script: Script) -> None:
 def assert_sees_ahead(script: Script) -> None:
     """Built to see two tokens behind its own, a token sees two.
 
-    In chunks, the last token of which sees fewer, nothing is tested.
+    Nothing is tested in chunks, the last token of which sees fewer, or where several
+    attentions, or a convolution, add up what they see.
     """
     adapter, usual, ahead = script.adapter, script.sizes, 2
-    found = filter(
-        names.AHEAD_PATTERN.fullmatch, names.constructor_sizes(adapter.target, {})
-    )
-    for argument in found if adapter.single_input and not adapter.image else ():
+    sizes = names.constructor_sizes(adapter.target, {})
+    found = [*filter(names.AHEAD_PATTERN.fullmatch, sizes)]
+    if not found or not adapter.single_input or adapter.image:
+        return
+    script.restart()
+    if attends_twice(script) or "convolution" in adapter.designs:
+        return
+    for argument in found:
         init_args = {**adapter.init_args, argument: str(ahead)}
         script.adapter = replace(adapter, init_args=init_args)
         script.sizes = replace(usual, q_len=AHEAD_TOKENS, k_len=AHEAD_TOKENS)

@@ -91,6 +91,8 @@ def assert_directions_are_apart(script: Script) -> None:
     script.restart()
     args = script.make_arguments(script.all_allowed(length, length))
     axis = adapter.layout.index("l")
+    if not order_matters(script, args):
+        return  # all may be at one place
     (tokens,) = args.inputs
     reverse = replace(args, inputs=(script.assign("x", f"{tokens}.flip({axis})"),))
     output, other = script.call(args), script.call(reverse)
