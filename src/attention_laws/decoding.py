@@ -466,8 +466,7 @@ def pieces_in_cache(script: Script) -> int:
     totals: list[int] = []
     for start in range(0, MANY, PIECE):
         _output, cache = call_with_cache(script, args, start, PIECE, cache)
-        tensors = owned_tensors(script.evaluate(cache))
-        totals.append(sum(tensor.numel() for tensor in tensors))
+        totals.append(size_of_cache(script, cache))
     is_full = totals[0] < totals[-2] == totals[-1]
     return totals.index(totals[-1]) + 1 if is_full else 0
 
@@ -570,6 +569,12 @@ def assert_half_pieces_are_close(script: Script, first: int) -> None:
     script.assert_close(whole, outputs[-1], message, relative=0.1)
 
 
+def size_of_cache(script: Script, cache: str) -> int:
+    """How many numbers the tensors of a cache have."""
+    tensors = owned_tensors(script.evaluate(cache))
+    return sum(tensor.numel() for tensor in tensors)
+
+
 def cache_grows(script: Script, first: int = 1) -> bool:
     """Whether the tensors of a cache are larger with one token after the `first`."""
     restart_with_cache(script)
@@ -578,8 +583,7 @@ def cache_grows(script: Script, first: int = 1) -> bool:
     sizes: list[int] = []
     for start, count in ((0, first), (first, 1)):
         _output, cache = call_with_cache(script, args, start, count, cache)
-        tensors = owned_tensors(script.evaluate(cache))
-        sizes.append(sum(tensor.numel() for tensor in tensors))
+        sizes.append(size_of_cache(script, cache))
     return sizes[0] < sizes[1]
 
 

@@ -219,8 +219,13 @@ def begins_empty(target: Any, argument: str) -> bool:
     """
     is_new = r"\b(empty|new|fresh) dict\w*\b.*\b(start|begin\w*|first|each|every|per)\b"
     is_once = r"\b(once|first (step|call|token|time))\b"
-    pattern = rf"\b{argument}\b.*({is_new}|{is_once})"
-    return any(re.search(pattern, each) for each in sentences(target))
+    return says_of(target, argument, f"({is_new}|{is_once})")
+
+
+def says_of(target: Any, argument: str, pattern: str) -> bool:
+    """Whether a sentence of the documentation has the pattern behind an argument."""
+    of_argument = rf"\b{argument}\b.*{pattern}"
+    return any(re.search(of_argument, each) for each in sentences(target))
 
 
 def is_left_out_later(target: Any, argument: str) -> bool:
@@ -248,9 +253,7 @@ def precedes(target: Any, argument: str) -> bool:
     >>> precedes(attend, "memory"), precedes(attend, "state")
     (True, False)
     """
-    words = r"before|preceding|previous|earlier"
-    pattern = rf"\b{argument}\b.*\b({words})\b"
-    return any(re.search(pattern, each) for each in sentences(target))
+    return says_of(target, argument, r"\b(before|preceding|previous|earlier)\b")
 
 
 def sees_last_image(target: Any) -> bool:
@@ -292,9 +295,8 @@ def gets_no_gradient(target: Any, argument: str) -> bool:
     >>> gets_no_gradient(attend, "memory"), gets_no_gradient(attend, "context")
     (True, False)
     """
-    words = r"no gradients?|detached|without gradients?|stop.?grad"
-    pattern = rf"\b{argument}\b.*\b({words})"
-    return any(re.search(pattern, each) for each in sentences(target))
+    pattern = r"\b(no gradients?|detached|without gradients?|stop.?grad)"
+    return says_of(target, argument, pattern)
 
 
 def returns_weights_of_values(target: Any) -> bool:

@@ -161,11 +161,8 @@ def cache_candidates_of(
             yield f"`{argument}`, {index} of the result", passed
         by_name = {p.name: p for p in parameters}
         for text, classes in names.empty_caches(adapter.target, by_name[argument]):
-            fields: dict[str, Any] = {"cache": (argument, ""), "empty_cache": text}
-            fields |= {"cache_args": use, "decode_method": method}
-            imports = "".join(map(names.import_source, classes.values()))
-            fields["imports"] = adapter.imports + imports
-            fields["namespace"] = {**adapter.namespace, **classes}
+            fields: dict[str, Any] = {"cache": (argument, ""), "cache_args": use}
+            fields |= {"decode_method": method, **made_by(adapter, text, classes)}
             shown = text.partition("(")[0]
             maker = shown.removeprefix("attention.")
             start = f"a new {shown}" if maker == shown else f"made by `{maker}`"
@@ -182,6 +179,16 @@ def cache_candidates_of(
             text = f"stored by the module after `{setup.partition('(')[0]}`"
             fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
             yield text, {**fields, "cache_args": next(iter(steps), {})}
+
+
+def made_by(adapter: Adapter, text: str, classes: dict[str, type]) -> dict[str, Any]:
+    """The fields for an empty cache that a text makes, which names these classes."""
+    imports = "".join(map(names.import_source, classes.values()))
+    return {
+        "empty_cache": text,
+        "imports": adapter.imports + imports,
+        "namespace": {**adapter.namespace, **classes},
+    }
 
 
 def returned_caches(
@@ -251,13 +258,8 @@ def infer_context_cache(probe: CallProbe) -> None:
             # That of past tokens grows in each call.
             if is_same and owned_tensors(script.evaluate(cache)):
                 probe.record("cache", f"`{argument}`, of the context", "inferred")
-                imports = "".join(map(names.import_source, classes.values()))
-                probe.update(
-                    context_cache=argument,
-                    empty_cache=text,
-                    imports=adapter.imports + imports,
-                    namespace={**adapter.namespace, **classes},
-                )
+                made = made_by(adapter, text, classes)
+                probe.update(context_cache=argument, **made)
                 return
     script.adapter, (query, _context) = adapter, args.inputs
     with suppress(ScriptError):
