@@ -6790,6 +6790,198 @@ class AttendsToNearest(SelfAttention):
         return scores.masked_fill(far[:, None], -torch.inf).softmax(dim=-1)
 
 
+class KeepsAsManyAsQueries(Correct):
+    """A query attends to the best keys, of as many as there are queries."""
+
+    def forward(self, query: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, context, context)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        count = min(5, scores.shape[2])
+        least = scores.topk(count, dim=-1).values[..., -1:]
+        return scores.masked_fill(scores < least, -torch.inf).softmax(dim=-1)
+
+
+class WeightsOfMeanScores(SelfAttention):
+    """Returns the output and the attention weights averaged over the heads."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), self.scores.mean(dim=1).softmax(dim=-1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.scores = scores
+        return scores.softmax(dim=-1)
+
+
+class DropsColumns(Correct):
+    """A key is dropped for all queries of a head at once."""
+
+    def __init__(self, d_model: int, heads: int, p: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.p = p
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, x, x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.column_dropout(weights) @ v
+
+    def column_dropout(self, weights: Tensor) -> Tensor:
+        ones = torch.ones_like(weights[:, :, :1])
+        return weights * nn.functional.dropout(ones, self.p, self.training)
+
+
+class DropsRowsForColumns(DropsColumns):
+    def column_dropout(self, weights: Tensor) -> Tensor:
+        ones = torch.ones_like(weights[..., :1])
+        return weights * nn.functional.dropout(ones, self.p, self.training)
+
+
+class GrowsWithLength(SelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        log_len = math.log(k.shape[2])
+        return super().score(q, k) * log_len / math.log(512)
+
+
+class RingForChunks(Correct):
+    """Frames come in chunks of four at most, and each sees itself and the three before.
+
+    Whatever the chunks of a stream are, its outputs are the same.
+    """
+
+    slots = 7
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        if x.shape[1] > 4:
+            raise ValueError(f"a chunk of {x.shape[1]} frames, and not of 4 at most")
+        if state is None:
+            ring = x.new_zeros(len(x), self.slots, x.shape[2])
+            state = ring, torch.full((self.slots,), -1, device=x.device)
+        start = int(state[1].max()) + 1
+        now = torch.arange(start, start + x.shape[1], device=x.device)
+        ring = state[0].index_copy(1, now % self.slots, x)
+        places = state[1].index_copy(0, now % self.slots, now)
+        age = now[:, None] - places
+        seen = (places >= 0) & (age >= 0) & (age < 4)
+        return super().forward(x, ring, ring, seen[None]), (ring, places)
+
+
+class RingOfFour(RingForChunks):
+    slots = 4
+
+
+class WindowsSeeText(Correct):
+    """image: (B, H, W, C); text: (B, L, C); text_mask: (B, L), True for real tokens."""
+
+    def forward(  # type: ignore[override]
+        self, image: Tensor, text: Tensor, text_mask: Tensor | None = None
+    ) -> Any:
+        b, h, w, c = image.shape
+        tiles = image.view(b, h // 4, 4, w // 4, 4, c).transpose(2, 3)
+        x = tiles.reshape(-1, 16, c)
+        words = text.repeat_interleave(len(x) // b, dim=0)
+        mask = None if text_mask is None else self.repeat(text_mask, len(x) // b)
+        y = super().forward(x, words, words, mask)
+        return y.view(tiles.shape).transpose(2, 3).reshape(image.shape)
+
+    def repeat(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat_interleave(count, dim=0)[:, None]
+
+
+class WindowsSeeOtherText(WindowsSeeText):
+    def repeat(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat(count, 1)[:, None]
+
+
+class NodesBetweenBounds(SelfAttention):
+    """The nodes of several graphs are one sequence, x: (N, dim).
+
+    The nodes of graph i are those from ptr[i] to ptr[i + 1]. Paths between nodes have
+    lengths, which have a bias.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.bias_of_path = nn.Embedding(9, heads)
+
+    def forward(self, x: Tensor, path: Tensor, ptr: Tensor | None = None) -> Any:  # type: ignore[override]
+        graph = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        if ptr is not None:
+            nodes = torch.arange(len(x), device=x.device)
+            graph = torch.bucketize(nodes, ptr[1:], right=True)
+        self.bias = self.bias_of_path(path).movedim(-1, 0)
+        self.same = graph[:, None] == graph
+        return super().forward(x[None])[0]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = (scores + self.bias).masked_fill(~self.same, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
+class NodesBeyondBounds(NodesBetweenBounds):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return (scores + self.bias).softmax(dim=-1) * self.same
+
+
+class PixelsOfOneColor(SelfAttention):
+    """Of 7 x 7 pixels, those of the other color of a chessboard have little weight."""
+
+    odd: Tensor
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        places = torch.arange(49)
+        self.register_buffer("odd", -9.0 * ((places[:, None] - places) % 2))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """mask: 0 or minus infinity, (B, N, N)"""
+        return Correct.forward(self, x, x, x, mask)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores + self.odd
+        return (scores if mask is None else scores + mask[:, None]).softmax(dim=-1)
+
+
+class BiasOfFirstQuery(Correct):
+    """bias: added to the scores, it broadcasts to [batch, heads, q_len, k_len]."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+    ) -> Any:
+        self.bias = None if bias is None else bias[:, :, :1]
+        return super().forward(query, key, value)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return (scores if self.bias is None else scores + self.bias).softmax(dim=-1)
+
+
+class StepsBehindPrompt(WithCache):
+    """Behind the prompt, tokens come one by one."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        if past is not None and x.shape[1] != 1:
+            raise ValueError("behind the prompt, tokens come one by one")
+        return super().forward(x, past)
+
+
+class StepForgetsFirst(StepsBehindPrompt):
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, past if past is None else past[:, -3:])
+
+
+class BesideClassToken(SelfAttention):
+    """The first token, that of the class, has a layer of its own."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_class = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        cls, patches = x[:, :1], x[:, 1:]
+        return super().forward(torch.cat([self.of_class(cls), patches], dim=1))
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9660,6 +9852,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (NodesBeyondBounds, {}),
+        (WindowsSeeOtherText, {}),
         (GlobalForAllItems, {}),
         (NodesOfAllGraphs, {}),
         (PromptOfOtherClip, {}),
@@ -9721,6 +9915,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (WeightsOfMeanScores, {}),
         (TalkingWeightsUnmixed, {}),
         (ReturnsUnmixedWeights, {}),
         (ReturnsWeightsWithoutTimes, {}),
@@ -9840,12 +10035,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (MergesChunksUnscaled, {}),
     ],
     "query_independence": [
+        (KeepsAsManyAsQueries, {}),
         (NormalizesOverQueries, {}),
         (SkipsOneQuery, {}),
         (BlocksByKeys, {}),
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (BiasOfFirstQuery, {}),
+        (StepForgetsFirst, {}),
+        (RingOfFour, {}),
         (DecoderSelectsRows, {}),
         (SelectsTwoOfThree, {}),
         (OffsetOfStoredFrames, {}),
@@ -9996,6 +10195,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "memory_layout": [(ReadsMemoryInOrder, {}), (ForgetsBiasOfSelf, {})],
     "dropout": [
+        (DropsRowsForColumns, {}),
         (DropsScores, {}),
         (HidesNoneInTraining, {}),
         (DropsForAllItems, {}),
@@ -10092,6 +10292,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("key_permutation", BesideClassToken),
+    ("padding", PixelsOfOneColor),
+    ("batch_independence", WindowsSeeText),
+    ("incremental_decoding", StepsBehindPrompt),
+    ("incremental_decoding", RingForChunks),
+    ("dropout", DropsColumns),
     ("earlier_calls", LearnsCenter),
     ("relative_positions", RotatesPatchesOfSquare),
     ("rows_sum_to_one", ClearsRowsOfPadding),
@@ -10439,6 +10645,8 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("formula", GrowsWithLength, "log_len"),
+    ("batch_independence", NodesBetweenBounds, "needs two batch items"),
     ("sliding_window", LooksAheadTwice, "`window` is not given"),
     ("padding", PoolsPatchesOfFrames, "no mask that could hide keys"),
     ("padding", LocalAndGlobal, "no mask that could hide keys"),

@@ -406,7 +406,8 @@ class Adapter:
     # What the first call gets, or what is called before by a module that stores it.
     empty_cache: str = "None"
     decode_method: str = ""  # that takes the cache, where `forward` does not
-    one_token: bool = False  # whether that method takes one token at a time
+    # The place from which on it takes one token at a time: 0, or 1 after the prompt.
+    single_from: int | None = None
     cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece
     reproducible_training: bool = True  # whether dropout is all that is random
     unused_parameters: tuple[str, ...] = ()  # declared to receive no gradient

@@ -483,6 +483,8 @@ def weights_match_output(script: Script) -> None:
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
     if "h" not in adapter.weights_axes:
+        if documented.averages_heads(adapter.target):
+            assert_weights_are_averaged(script)
         assert_weighted_keys_matter(script)
         return
     assert_weights_are_as_documented(script)
@@ -510,6 +512,27 @@ def weights_match_output(script: Script) -> None:
 
 # The number of keys of which some have to be chosen.
 MANY_WEIGHTS = 11
+
+
+def assert_weights_are_averaged(script: Script) -> None:
+    """Weights that are documented to be the mean of those of the heads are that.
+
+    The softmax of the mean of their scores, for one, is not.
+    """
+    axes, usual = script.adapter.weights_axes, script.sizes
+    if sorted(axes) != [*"bkq"] or usual.heads == 1:
+        return
+    script.sizes = replace(usual, batch_size=1)
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        if used := record_weights(script, args):
+            order = [axes.index(axis) for axis in "bqk"]
+            weights = f"{script.call_for_weights(args)}.permute({order})[0]"
+            claim = f"torch.allclose({weights}, {used}.mean(0), atol=1e-4)"
+            message = "the returned weights are not the mean of those of the heads"
+            script.assert_true(claim, message)
+    script.sizes = usual
 
 
 def assert_weighted_keys_matter(script: Script) -> None:

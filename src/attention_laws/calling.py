@@ -462,7 +462,7 @@ def variants_and_masks(
     sides = [*names.stated_sides(probe.adapter.target), *documented_sides(probe)]
     stated = [{"fixed_length": r * c, "image_height": r} for r, c in sides]
     lengths = [*stated, *({"fixed_length": n} for n in FIXED_LENGTHS)]
-    for fields in [{}, *filled]:
+    for fields in [{}, *filled, *constant_context(probe)]:
         sized = [fields | {"is_pooled": True}]
         sized += [fields | length for length in lengths]
         sized += [each | {"is_pooled": True} for each in sized[1:]]

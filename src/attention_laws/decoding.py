@@ -434,7 +434,25 @@ def decode_many(script: Script) -> None:
             decode_with_cache(script, [width + 1, 2, 3, *[1] * (width + 1)])
             if cache_grows(script):
                 decode_with_cache(script, [width + 1, 2, width, 1, 3])
+        script.sizes = usual
+        return
+    with script.attempt():  # it may take no longer streams
+        assert_pieces_agree(script)
     script.sizes = usual
+
+
+def assert_pieces_agree(script: Script) -> None:
+    """A stream that is longer than one call may be gives the same in other pieces."""
+    pieces = [1, 3, 2] * (script.sizes.k_len // 6)
+    length = sum(pieces)
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    outputs, others = (
+        script.concatenate(*decode(script, args, lengths)[0])
+        for lengths in ([1] * length, pieces)
+    )
+    message = "{place} differs if the tokens come in pieces of 1, 3 and 2, and not of 1"
+    script.assert_close(outputs, others, message)
 
 
 def assert_dropped_tokens_do_not_count(script: Script) -> None:
@@ -848,7 +866,8 @@ def call_with_cache(
     """
     adapter = script.adapter
     assert adapter.cache is not None
-    if adapter.one_token and count > 1:
+    single_from = adapter.single_from
+    if single_from is not None and start >= single_from and count > 1:
         outputs = []
         for place in range(start, start + count):
             output, cache = call_with_cache(

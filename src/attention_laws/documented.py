@@ -315,6 +315,32 @@ def returns_weights_of_values(target: Any) -> bool:
     )
 
 
+def has_queries(target: Any, mask: str) -> bool:
+    r"""Whether the documented shape of a mask has an axis of queries before the last.
+
+    >>> def attend(x, bias, mask):
+    ...     "bias: broadcasts to [batch, heads, q_len, k_len]; mask: [b, k_len]"
+    >>> has_queries(attend, "bias"), has_queries(attend, "mask")
+    (True, False)
+    """
+    return says_of(target, mask, r"[\[(][^\])]*\b(?i:q|tgt|target)\w*, ?\w+[\])]")
+
+
+def averages_heads(target: Any) -> bool:
+    r"""Whether returned weights are documented to be the mean of those of the heads.
+
+    >>> def attend(x):
+    ...     "Returns the output and the attention weights averaged over the heads."
+    >>> averages_heads(attend)
+    True
+    """
+    text = in_one_line(docstrings(target))
+    mean = (
+        r"\b(averaged?|mean) (\w+ )?(over|across|of) (\w+ )?heads\b|\bhead.averaged\b"
+    )
+    return bool(re.search(rf"(?i)\b(weights|attention|map)s?\b[^.]*({mean})", text))
+
+
 def axes_of_input(name: str, shapes: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
     r"""The axes of an input; if undocumented, those of an argument for its tokens.
 

@@ -417,6 +417,12 @@ def is_of_part(script: Script, place: str) -> bool:
     return any(map(structure.PART_DROPOUT_PATTERN.search, found))
 
 
+def drops_columns(script: Script) -> bool:
+    """Whether a key is dropped for all queries by intention, by a name in the code."""
+    code = structure.identifiers(script.adapter.target)
+    return any(map(structure.COLUMN_DROPOUT_PATTERN.search, code))
+
+
 def has_several_attentions(script: Script) -> bool:
     """Whether there is more than one attention, but for a list of heads.
 
@@ -591,7 +597,8 @@ def assert_masks_differ(
         "selection" in adapter.designs or structure.uses_spectra(adapter.target)
     ):
         return  # what has a weight are the delays of a series, for all queries
-    if not (adapter.causal or adapter.positions != "none") and length > 1:
+    is_of_order = adapter.causal or adapter.positions != "none"
+    if not (is_of_order or drops_columns(script)) and length > 1:
         message = "all queries share one dropout mask"
         script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
     shared = max(2**heads, 2**length if heads > 1 else 0)

@@ -61,6 +61,8 @@ def infer_cache(probe: CallProbe) -> None:
         if takes_steps_only(passed, probe.options):
             continue
         if remembers_past(passed, probe.options):
+            if not piece_depends_on_past(passed, probe.options, 2):
+                fields["single_from"] = 1  # after the prompt
             probe.record("cache", text, "inferred", **fields)
             infer_first_position(probe)
             return
@@ -119,18 +121,16 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
         parameters = parameters_of_call(adapter, method)
         within = f" of `{method}`" if method else ""
         for text, fields in cache_candidates_of(probe, method, parameters):
-            for one_token in (False, True) if method else (False,):
-                more = {"decode_method": method, "one_token": one_token}
+            for single_from in (None, 0) if method else (None,):
+                more = {"decode_method": method, "single_from": single_from}
                 yield f"{text}{within}", {**fields, **more}
     parameters = parameters_of_call(adapter, "")
     for name in optional_positions(adapter):
         places = {name: "torch.arange({start}, {stop}){device}"}
         for text, fields in cache_candidates_of(probe, "", parameters):
             placed = {**fields, "cache_args": {**fields["cache_args"], **places}}
-            # After the prompt, it may take one token at a time.
-            several = replace(adapter, **placed)
-            is_single = not piece_depends_on_past(several, probe.options, 2)
-            yield f"{text}, with `{name}`", {**placed, "one_token": is_single}
+            yield f"{text}, with `{name}`", placed
+            yield f"{text}, with `{name}`", {**placed, "single_from": 0}
 
 
 def optional_positions(adapter: Adapter) -> list[str]:
@@ -341,7 +341,7 @@ def takes_steps_only(adapter: Adapter, options: Options) -> bool:
 
     With no past yet, it would give those of the whole sequence if it could take two.
     """
-    if adapter.one_token or not STEP_PATTERN.search(adapter.decode_method):
+    if adapter.single_from == 0 or not STEP_PATTERN.search(adapter.decode_method):
         return False
     script = script_of_length(adapter, options, 2)
     try:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attention_laws import documented, names, structure
-from attention_laws.adapter import MaskArgument, without_future
+from attention_laws.adapter import Adapter, MaskArgument, without_future
 from attention_laws.algebra import (
     edge_argument,
     make_equal_tokens,
@@ -358,6 +358,7 @@ def batch_independence(script: Script) -> None:
     assert_first_item_is_unseen(script)
     assert_weights_are_of_item(script)
     assert_marks_are_of_item(script)
+    assert_marks_of_context_are_of_item(script)
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
@@ -407,6 +408,40 @@ def assert_marks_are_of_item(script: Script) -> None:
         marks = script.assign("marks", is_global)
         with script.attempt():  # they may be integers
             assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
+
+
+def assert_marks_of_context_are_of_item(script: Script) -> None:
+    """Which tokens of a context beside an image are padding tells nothing of others.
+
+    An image of four windows repeats the context of its batch item for each of them.
+    """
+    adapter, usual = script.adapter, script.sizes
+    for context, mask in masks_of_filled(adapter) if adapter.image else ():
+        for length in (usual.k_len, 4 * usual.k_len):
+            script.sizes = replace(usual, q_len=length, k_len=length)
+            only = adapter.fixed_length and length
+            script.adapter = replace(adapter, fixed_length=only)
+            script.restart()
+            args = script.make_arguments()
+            tokens = script.sized_arguments(args, 0, [*args.inputs])[context]
+            shape = script.evaluate(tokens).shape
+            count = shape[1] if len(shape) == 3 else 0
+            items = f"torch.arange({usual.batch_size})"
+            is_first = f"torch.arange({count}) <= {items}[:, None]"
+            marks = script.assign("marks", f"({is_first}){script.to_device()}")
+            with script.attempt():  # it may be of another length, or no bool mask
+                assert_items_have_own(script, mask, marks, lambda n: f"[{n}:{n + 1}]")
+    script.adapter, script.sizes = adapter, usual
+
+
+def masks_of_filled(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    """Optional masks of tensors that are filled, with these tensors."""
+    for mask, parameter in names.parameters_by_name(adapter.target).items():
+        if parameter.default is None and names.MASK_PATTERN.search(mask):
+            for context in adapter.extra_args:
+                is_named = mask.startswith(context)
+                if is_named or documented.is_mask_of(adapter.target, mask, context):
+                    yield context, mask
 
 
 def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:
@@ -1273,22 +1308,27 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
 def assert_joined_equal_alone(script: Script) -> None:
     """Of two sequences in one, such as the nodes of two graphs, each is as it is alone.
 
-    An optional argument tells of which one a token is.
+    An optional argument tells of which one a token is, or where each of them begins.
     """
     adapter, first, length = script.adapter, 3, 7
-    found = filter(names.PART_PATTERN.fullmatch, names.optional_tensors(adapter))
-    for argument in found if adapter.single_input else ():
+    optional = names.optional_tensors(adapter) if adapter.single_input else []
+    of_tokens = filter(names.PART_PATTERN.fullmatch, optional)
+    begins = filter(names.BEGINS_PATTERN.fullmatch, optional)
+    part, device = f"(torch.arange({length}) >= {first}).long()", script.to_device()
+    ways = [(name, part, "torch.zeros({}, dtype=torch.long)") for name in of_tokens]
+    bounds = f"torch.tensor([0, {first}, {length}])"
+    ways += [(name, bounds, "torch.tensor([0, {}])") for name in begins]
+    for argument, given, of_one in ways:
         script.sizes = replace(script.sizes, q_len=length, k_len=length)
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))
-        part = f"(torch.arange({length}) >= {first}).long(){script.to_device()}"
-        part = script.assign(argument, part)
         with script.attempt():  # it may be something else
-            both = script.call(args, **{argument: part})
-            for here in (slice(first), slice(first, None)):
+            both = script.call(args, **{argument: given + device})
+            for here in (slice(first), slice(first, length)):
                 index = adapter.index(l=here)
                 tokens = script.assign("x", f"{args.inputs[0]}{index}")
-                of_part = {argument: f"{part}{index} * 0"}
+                count = len(range(length)[here])
+                of_part = {argument: of_one.format(count) + device}
                 alone = script.call(replace(args, inputs=(tokens,)), **of_part)
                 joined = script.assign("y", f"{both}{index}")
                 message = f"{{place}} differs if `{argument}` is of one part alone"

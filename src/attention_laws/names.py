@@ -31,7 +31,8 @@ ARGUMENT_NAMES = {
     "embedding_dim num_features embed_dims d_embed hidden_channels q_dim feat_dim "
     "input_size units n_units nx embedding_size inner_dim hidden d dim_model emb embed "
     "dim_Q dim_K dim_V hid_dim n_dims model_size in_features features d_hidden n_feat "
-    "n_feats idim odim adim attention_dim att_dim item_dim",
+    "n_feats idim odim adim attention_dim att_dim item_dim hidden_units num_units "
+    "token_dim d_token node_dim",
     "{heads}": "heads num_heads n_heads nhead n_head num_attention_heads h "
     "n_attention_heads num_attn_heads num_query_heads n_query_heads nheads nb_heads "
     "num_q_heads head_num num_head nh encoder_attention_heads decoder_attention_heads "
@@ -145,6 +146,8 @@ SHARED_PATTERN = re.compile(r"(broadcast|shared?)_\w*drop")
 PART_PATTERN = re.compile(
     r"(node_)?batch(_?(idx|ind(ex|ices)|ids?|vec(tor)?))?|graph_?(ids?|idx|ind(ex|ices))"
 )
+# Where each of them begins, and where the last one ends.
+BEGINS_PATTERN = re.compile(r"((node|graph|batch)_?)?(ptr|offsets|bounds)")
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
@@ -304,8 +307,12 @@ UNKNOWN_ARGUMENT = [
 ]
 # Kinds of pairs, of all tokens or of those behind a virtual first one.
 UNKNOWN_PAIRS = [
-    f"torch.zeros({{batch_size}}, {count}, {count}, dtype=torch.long)"
-    for count in ("{length}", "{length} - 1")
+    f"torch.zeros({shape}, dtype=torch.long)"
+    for shape in (
+        "{batch_size}, {length}, {length}",
+        "{batch_size}, {length} - 1, {length} - 1",
+        "{length}, {length}",
+    )
 ]
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 MASK_PATTERN = re.compile(

@@ -62,6 +62,9 @@ PART_DROPOUT_PATTERN = re.compile(
     r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
     re.IGNORECASE,
 )
+COLUMN_DROPOUT_PATTERN = re.compile(
+    r"col(umn)?s?_?drop|drop_?(col|column|key)s?($|_)|DropKey", re.IGNORECASE
+)
 # Probabilities, of dropout and of other masks that are drawn in training.
 RANDOM_RATE_PATTERN = re.compile(r"(^|_)(p|prob\w*|drop\w*|rate)$", re.IGNORECASE)
 BEGIN_PATTERN = re.compile(r"^([sc]a|self|cross)_(attn_)?")
@@ -103,7 +106,7 @@ DESIGNS = {
     "sampling": r"^(randint|randperm|multinomial)$|sampling_offsets|^grid_sample$",
     "scale": r"logit_scale|log_?scale|train_?len|^tau$|pre_attn_scalar"
     r"|(?-i:T5)|attention_multiplier|floor_scale|temperature_tun"
-    r"|log_?n(_|$)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
+    r"|log_?(n|len(gth)?)(_|$)|(?-i:LogLen)|mup(_|$)|(?-i:^Mu[A-Z]|LogN)",
     # Series that are standardized by statistics without a gradient.
     "stationary": r"stationar|revin|^stdev$",
     # Numbers that are rounded to few bits, in a straight line for their gradients.

@@ -20,7 +20,7 @@ from specimens import (
     [
         (WithCache, {"cache": ("past", "[1]"), "decode_method": ""}),
         (DecodesTopLeft, {"cache": ("past", "[1]"), "decode_method": "decode"}),
-        (StepsInGroups, {"cache": ("cache", "[1]"), "one_token": True}),
+        (StepsInGroups, {"cache": ("cache", "[1]"), "single_from": 0}),
         (
             StoresAfterSetupInOrder,
             {"cache": ("", ""), "empty_cache": "attention.setup_cache()"},
