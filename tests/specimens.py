@@ -6982,6 +6982,226 @@ class BesideClassToken(SelfAttention):
         return super().forward(torch.cat([self.of_class(cls), patches], dim=1))
 
 
+class WeightsBesideNull(Correct):
+    """Returns the output and the weights (B, heads, N, M) of the words of a text.
+
+    A learned token is in front of these.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.key, self.value
+        self.to_kv = nn.Linear(d_model, 2 * d_model)
+        self.null_kv = nn.Parameter(torch.zeros(2, 1, heads, 1, d_model // heads))
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        q = self.split(self.query(self.norm(x)))
+        k, v = map(self.split, self.to_kv(context).chunk(2, dim=-1))
+        k, v = (
+            torch.cat([null.expand(len(x), -1, -1, -1), part], dim=2)
+            for null, part in zip(self.null_kv, (k, v), strict=True)
+        )
+        weights = self.weigh(self.score(q, k), None)
+        return x + self.join(weights @ v), self.of_words(weights)
+
+    def of_words(self, weights: Tensor) -> Tensor:
+        return weights[..., 1:]
+
+
+class WeightsWithoutLastWord(WeightsBesideNull):
+    def of_words(self, weights: Tensor) -> Tensor:
+        return weights[..., :-1]
+
+
+class MeanForOthers(SelfAttention):
+    """The first ten tokens attend, and the others get the mean of the values."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        places = torch.arange(x.shape[1], device=x.device)
+        is_real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        self.is_real = is_real if lengths is None else places < lengths[:, None]
+        return Correct.forward(self, x, x, x, self.is_real[:, None])
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        mean = self.mean(v).expand_as(v)
+        return torch.cat([(weights @ v)[:, :, :10], mean[:, :, 10:]], dim=2)
+
+    def mean(self, v: Tensor) -> Tensor:
+        is_real = self.is_real[:, None, :, None]
+        return (v * is_real).sum(2, True) / is_real.sum(2, True).clamp(min=1)
+
+
+class MeanOfPaddingForOthers(MeanForOthers):
+    def mean(self, v: Tensor) -> Tensor:
+        return v.mean(dim=2, keepdim=True)
+
+
+class DistancesBehindContext(Correct):
+    """x: the frames of a chunk. context: frames to the left of the chunk, or None."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if context is None else torch.cat([context, x], dim=1)
+        self.first = self.offset(seen.shape[1] - x.shape[1])
+        return super().forward(x, seen, seen)
+
+    def offset(self, count: int) -> int:
+        return count
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        queries, keys = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        distances = (self.first + queries)[:, None] - keys
+        return super().score(q, k) - 0.5 * (distances - 1).abs()
+
+
+class DistancesWithoutContext(DistancesBehindContext):
+    def offset(self, count: int) -> int:
+        return 0
+
+
+class MeansOfWholeBlocks(SelfAttention):
+    """Tokens attend to the means of blocks of four that lie behind them, if any."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        count = x.shape[1] // 4
+        blocks = x[:, : 4 * count].unflatten(1, (count, 4)).mean(dim=2)
+        ends = torch.arange(1, count + 1, device=x.device) * 4 - 1
+        seen = ends <= torch.arange(x.shape[1], device=x.device)[:, None]
+        return Correct.forward(self, x, blocks, blocks, seen[None])
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return super().weigh(scores, mask) * mask[:, None]
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class ContinuesPrompt(Correct):
+    """Several continuations of one prompt: tokens see it, and those before them."""
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Any:  # type: ignore[override]
+        prompt = prompt.expand(len(x), -1, -1)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        seen = torch.cat([ones.new_ones(len(ones), prompt.shape[1]), ones.tril()], 1)
+        tokens = torch.cat([prompt, x], dim=1)
+        return super().forward(x, tokens, tokens, seen[None])
+
+
+class MeanForEmptyRows(Correct):
+    """A query without any visible key gets an update of zero."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        """mask: (B, N, M), True = may attend"""
+        return super().forward(x, context, context, mask)
+
+
+class NoiseOfLearnedScale(SelfAttention):
+    """In training, noise of a learned scale is added to the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.log_sigma = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if self.training:
+            x = x + self.log_sigma.exp() * torch.randn_like(x)
+        return super().forward(x)
+
+
+class ReturnsWeightsByHead(Correct):
+    """The weights that are returned are those of all batch items, head by head."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        return super().forward(query, key, value, mask), self.weights
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        self.weights = weights.transpose(0, 1).flatten(0, 1)
+        return weights
+
+
+class FlagBesideMask(Correct):
+    """The flag for causal attention has an effect only beside a mask."""
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.causal = causal
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and self.causal:
+            mask = mask & torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        weights = super().weigh(scores, mask)
+        return weights if mask is None else weights * mask[:, None]
+
+
+class HidesSumOfZero(SelfAttention):
+    """Tokens of zeros are padding."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        is_real = self.total(x) != 0
+        return Correct.forward(self, x, x, x, is_real[:, None])
+
+    def total(self, x: Tensor) -> Tensor:
+        return x.sum(dim=-1)
+
+
+class HidesZeros(HidesSumOfZero):
+    def total(self, x: Tensor) -> Tensor:
+        return x.abs().sum(dim=-1)
+
+
+class ShiftedSequence(SelfAttention):
+    """Windows of four tokens, shifted by two: those of both ends are kept apart."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length, missing = x.shape[1], -x.shape[1] % 4
+        region = torch.zeros(length + missing, device=x.device)
+        region[length:] = 1
+        x, region = self.shift(x, region)
+        windows = x.unflatten(1, (-1, 4)).flatten(0, 1)
+        region = region.view(-1, 4).repeat(len(x), 1)
+        same = region[:, :, None] == region[:, None]
+        y = Correct.forward(self, windows, windows, windows, same)
+        return self.shift_back(y.unflatten(0, (len(x), -1)).flatten(1, 2), length)
+
+    def shift(self, x: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        region[:2] = 2
+        x = nn.functional.pad(x, (0, 0, 0, len(region) - x.shape[1]))
+        return x.roll(-2, 1), region.roll(-2)
+
+    def shift_back(self, y: Tensor, length: int) -> Tensor:
+        return y.roll(2, 1)[:, :length]
+
+
+class ShiftedBeforePadded(ShiftedSequence):
+    def shift(self, x: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        region[-2:] += 2
+        missing = len(region) - x.shape[1]
+        return nn.functional.pad(x.roll(-2, 1), (0, 0, 0, missing)), region
+
+    def shift_back(self, y: Tensor, length: int) -> Tensor:
+        return y[:, :length].roll(2, 1)
+
+
+class MaskOfAnotherAxis(Correct):
+    """A mask of three axes meets scores of two, which have a head each."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        """mask: (B, N, M), True = may attend"""
+        weights = self.query(x).mean(dim=-1)
+        if mask is not None:
+            weights = weights[:, :, None, None] * mask[:, None]
+            return (weights * x.mean(-1)[:, None, None]).sum((2, 3))[..., None] + x
+        return weights[..., None] + x
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -9898,6 +10118,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
     "fully_masked_rows": [
+        (MeanForEmptyRows, {}),
         (SumIsZeroInHalf, MASK),
         (MasksWithInfinity, {}),
         (ZeroesNanAfterSoftmax, {}),
@@ -9905,7 +10126,11 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NanInParameterGradient, MASK),
         (NanInQueryGradient, MASK),
     ],
-    "longer_padding": [(DependsOnKeyCount, {}), (MeansOverPadding, {})],
+    "longer_padding": [
+        (MeanOfPaddingForOthers, {}),
+        (DependsOnKeyCount, {}),
+        (MeansOverPadding, {}),
+    ],
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
         (ReturnsDroppedWeights, {}),
@@ -9915,6 +10140,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (WeightsWithoutLastWord, {}),
         (WeightsOfMeanScores, {}),
         (TalkingWeightsUnmixed, {}),
         (ReturnsUnmixedWeights, {}),
@@ -9949,6 +10175,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (EdgesOfOneMaximum, {}),
     ],
     "allowed_keys_attended": [
+        (HidesSumOfZero, {}),
         (NarrowPriorOfFirst, {}),
         (HidesFirstKey, {}),
         (RequiresOtherButFirst, {}),
@@ -9964,6 +10191,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "beside_convolution": [(BesideConvolutionViewed, {})],
     "image_windows": [
+        (ShiftedBeforePadded, {}),
         (PadsShiftedWindows, {"layout": "image_channels_last"}),
         (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
         (WrapsColumns, {"layout": "image_channels_last"}),
@@ -10042,6 +10270,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (DistancesWithoutContext, {}),
         (BiasOfFirstQuery, {}),
         (StepForgetsFirst, {}),
         (RingOfFour, {}),
@@ -10269,6 +10498,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     "autocast": [(NoMaskUnderAutocast, {})],
     "own_layers": [(OneLayerFourTimes, {}), (OneLayerForBoth, {})],
     "constructor_options": [
+        (FlagBesideMask, {}),
         (ExactWindowShowsFuture, {}),
         (ShiftsOtherWindows, {}),
         (RotaryOfOtherPairs, {}),
@@ -10292,6 +10522,14 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("image_windows", ShiftedSequence),
+    ("allowed_keys_attended", HidesZeros),
+    ("rows_sum_to_one", ReturnsWeightsByHead),
+    ("parameter_gradients", NoiseOfLearnedScale),
+    ("long_sequences", MeansOfWholeBlocks),
+    ("incremental_decoding", DistancesBehindContext),
+    ("longer_padding", MeanForOthers),
+    ("weights_match_output", WeightsBesideNull),
     ("key_permutation", BesideClassToken),
     ("padding", PixelsOfOneColor),
     ("batch_independence", WindowsSeeText),
@@ -10645,6 +10883,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("formula", ContinuesPrompt, "its queries attend to each other, too"),
     ("formula", GrowsWithLength, "log_len"),
     ("batch_independence", NodesBetweenBounds, "needs two batch items"),
     ("sliding_window", LooksAheadTwice, "`window` is not given"),

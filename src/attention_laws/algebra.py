@@ -397,6 +397,14 @@ def assert_hidden_weights_are_zero(
         return
     text = shown.to_source(args.allowed, script.sizes.heads) + script.to_device()
     visible = script.assign("visible", text)
+    if "n" in axes and not script.evaluate(f"torch.equal({weights} == 0, ~{visible})"):
+        # They may be those of all batch items, head by head.
+        heads = (
+            f".unflatten(0, (-1, {script.sizes.heads})).transpose(0, 1).flatten(0, 1)"
+        )
+        other = f"{visible}{heads}"
+        if script.evaluate(f"torch.equal({weights} == 0, ~{other})"):
+            visible = other
     hidden = f"{weights}.masked_fill({visible}, 0)"
     rows = f".movedim({axes.index('q')}, 0)[{script.real_queries(args)}]"
     claim = f"({hidden}{rows}).abs().max() <= {script.tolerance(weights)}"
@@ -610,13 +618,34 @@ def allowed_keys_attended(script: Script) -> None:
 
     A mask that hides too much leaks nothing, and passes the laws of masking. The
     softmax gives every allowed key a weight above zero, so each must receive a
-    gradient.
+    gradient. So must a token whose features sum to zero, as behind a norm: it is no
+    padding.
     """
     adapter = script.adapter
     filled = ", ".join(adapter.filled)
     skip_unless(not filled, f"also gets `{filled}`, which may be its keys")
     for allowed, mask in script.mask_cases():
         assert_in_float64(script, partial(assert_case_attended, script, allowed, mask))
+    if adapter.layout[-1] == "d" and script.sizes.batch_size > 1:
+        assert_sum_of_zero_attended(script)
+
+
+def assert_sum_of_zero_attended(script: Script) -> None:
+    """The first key receives a gradient if its features are ones and minus ones."""
+    script.restart()
+    args = script.make_arguments()
+    inputs, first = list(args.inputs), script.adapter.index(l=slice(0, 1))
+    for role in script.adapter.key_roles:
+        name = inputs[role] = script.assign(inputs[role], f"{inputs[role]}.clone()")
+        token = f"{name}{first}"
+        script.exec_line(f"{token} = ({token} - {token}.flip(-1)).sign()")
+    args = replace(args, inputs=tuple(inputs))
+    try:
+        assert_keys_attended(script, args)
+    except LawViolation as failure:
+        if not calls_relu(script, args):
+            failure.message += ", and whose features sum to zero"
+            raise
 
 
 def assert_case_attended(
@@ -792,27 +821,32 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
 def layer_of_values(script: Script) -> tuple[str, int]:
     """The layer that gives the values, and its first output that is one.
 
-    It may give the queries and keys, too: the weights depend on these, and not on the
-    last third, which is of the values then. The path is empty if no layer is known.
+    It may give the keys, too, or queries and keys: the weights depend on these, and not
+    on the last part, which is of the values then. The path is empty if none is known.
     """
     width = script.sizes.heads * script.sizes.d_k
     script.restart()
     layers = structure.layers_by_role(script.evaluate("attention"), width)
-    path, first = layers.get("fused", ""), 2 * width
     if "value" in layers:
         return layers["value"], 0
-    if not path:
+    of_keys = layers.get("fused_key_value", "")
+    path, parts = (of_keys, 2) if of_keys else (layers.get("fused", ""), 3)
+    first = (parts - 1) * width
+    if not path or script.evaluate(f"len({path_weight(path)})") != parts * width:
         return "", 0
     args = script.make_arguments()
     before = script.call_for_weights(args)
-    weight = f"attention.get_submodule({path!r}).weight.data"
     changed = []
     for rows in (f"[{first}:]", f"[:{width}]"):
-        script.exec_line(f"{weight}{rows} *= -1")
+        script.exec_line(f"{path_weight(path)}.data{rows} *= -1")
         after = script.call_for_weights(args)
         changed.append(script.evaluate(f"not torch.allclose({before}, {after})"))
-    has_three = script.evaluate(f"len({weight})") == 3 * width
-    return (path, first) if has_three and changed == [False, True] else ("", 0)
+    return (path, first) if changed == [False, True] else ("", 0)
+
+
+def path_weight(path: str) -> str:
+    """The weight of a layer, as source text."""
+    return f"attention.get_submodule({path!r}).weight"
 
 
 def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
@@ -964,6 +998,7 @@ def formula(script: Script) -> None:
     """
     adapter = script.adapter
     has_positions = adapter.positions != "none"
+    skip_unless(not adapter.causal_queries, "its queries attend to each other, too")
     if "b" not in adapter.layout and script.sizes.k_len > 1:
         skip_unless(tokens_meet(script), "its tokens do not influence each other")
     for allowed, mask in script.mask_cases():

@@ -30,7 +30,12 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.lengths import long_sequences
-from attention_laws.masking import batch_independence, causality, padding
+from attention_laws.masking import (
+    batch_independence,
+    causality,
+    neutral_mask,
+    padding,
+)
 from attention_laws.positions import relative_positions
 from attention_laws.script import Script
 from attention_laws.source import source_of
@@ -216,6 +221,8 @@ def assert_option_acts_alike(
     if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, without):
         script.adapter = adapter = replace(adapter, causal=True)
         laws += [causality, long_sequences]
+    elif CAUSAL_PATTERN.fullmatch(name) and not changes_output(script, without):
+        laws.append(neutral_mask)  # beside a mask, it may have an effect
     elif adapter.causal and WINDOW_PATTERN.search(name):
         laws.append(causality)  # a window hides keys, and shows none
     for each in laws:
@@ -238,6 +245,11 @@ def has_effect(script: Script, without: Adapter) -> bool:
     """
     if not script.adapter.single_input or "features" in script.adapter.designs:
         return False  # features may be scaled by their largest
+    return changes_output(script, without)
+
+
+def changes_output(script: Script, without: Adapter) -> bool:
+    """Whether an option changes the output."""
     script.restart()
     args = script.make_arguments()
     chosen = script.call(args)

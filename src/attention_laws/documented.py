@@ -253,7 +253,9 @@ def precedes(target: Any, argument: str) -> bool:
     >>> precedes(attend, "memory"), precedes(attend, "state")
     (True, False)
     """
-    return says_of(target, argument, r"\b(before|preceding|previous|earlier)\b")
+    return says_of(
+        target, argument, r"\b(before|preceding|previous|earlier|left of|to the left)\b"
+    )
 
 
 def sees_last_image(target: Any) -> bool:
@@ -313,6 +315,21 @@ def returns_weights_of_values(target: Any) -> bool:
     return bool(
         re.search(rf"(?i)(return[^.]*\bweights|weights returned)\b{which}", text)
     )
+
+
+def clears_empty_rows(target: Any) -> bool:
+    r"""Whether the documentation says that a query without keys has an output of zero.
+
+    >>> def attend(x, mask): "A row without any visible key gets zero weights."
+    >>> def attend_to(x, mask): "mask: 0 for padding, ones for keys without padding."
+    >>> clears_empty_rows(attend), clears_empty_rows(attend_to)
+    (True, False)
+    """
+    text = in_one_line(documentation(target))
+    empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
+    zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
+    row = r"(token|quer(y|ies)|rows?|text)\b"
+    return bool(re.search(rf"(?i)\b{row}[^.:;]*{empty}[^.:;]*{zero}", text))
 
 
 def has_queries(target: Any, mask: str) -> bool:

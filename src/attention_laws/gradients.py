@@ -297,6 +297,7 @@ def parameter_gradients(script: Script) -> None:
         if not (
             any(do_gradients_arrive_with_marks(script, mask) for mask in marks)
             or do_gradients_arrive(script, factor=0.3)
+            or do_gradients_arrive(script, in_training=True)
             or do_gradients_arrive_in_wide(script)
             or do_gradients_arrive_in_long(script)
         ):
@@ -342,15 +343,19 @@ def do_gradients_arrive_with_marks(script: Script, mask: MaskArgument) -> bool:
 
 
 def do_gradients_arrive(
-    script: Script, factor: float = 1.0, marks: MaskArgument | None = None
+    script: Script,
+    factor: float = 1.0,
+    marks: MaskArgument | None = None,
+    in_training: bool = False,
 ) -> bool:
     """Whether all parameters receive a gradient if their weights are multiplied.
 
     In a stack of attentions, scores may be so large that a softmax has no gradient:
-    smaller weights show whether a parameter has influence.
+    smaller weights show whether a parameter has influence. One that is random in
+    training may use some of them only there, such as the scale of a noise.
     """
     try:
-        assert_gradients_arrive(script, marks, factor)
+        assert_gradients_arrive(script, marks, factor, in_training)
     except (LawViolation, ScriptError):
         return False
     return True
@@ -402,7 +407,10 @@ def do_gradients_arrive_in_long(script: Script) -> bool:
 
 
 def assert_gradients_arrive(
-    script: Script, marks: MaskArgument | None = None, factor: float = 1.0
+    script: Script,
+    marks: MaskArgument | None = None,
+    factor: float = 1.0,
+    in_training: bool = False,
 ) -> None:
     """Each trainable parameter, times a factor, receives a gradient that is not zero.
 
@@ -416,7 +424,8 @@ def assert_gradients_arrive(
         for name, text in adapter.extra_args.items()
     }
     script.adapter = adapter = replace(adapter, extra_args=extra_args)
-    script.restart("train" if adapter.reproducible_training else "eval")
+    trains = in_training or adapter.reproducible_training
+    script.restart("train" if trains else "eval")
     if factor != 1:
         change = f"weight.data.mul_({factor})"
         script.exec_line(f"for weight in attention.parameters(): {change}")

@@ -38,9 +38,12 @@ def image_windows(script: Script) -> None:
     larger image, none may have influence from border to border. Where all images are
     wrapped around, a pixel has influence beyond a border, and none between. An image of
     one window is not shifted: if a smaller one is attended to as a whole, so is this
-    one.
+    one. The ends of a sequence whose windows are shifted are kept apart, too.
     """
     adapter, found = script.adapter, dict[int, int]()
+    if "roll" in structure.identifiers(adapter.target) and not adapter.image:
+        assert_ends_are_apart(script)
+        return
     is_image = adapter.image.startswith("image") and adapter.single_input
     skip_unless(is_image and not adapter.is_pooled, "takes no images")
     for n, size in enumerate(SQUARES):
@@ -70,6 +73,44 @@ def image_windows(script: Script) -> None:
     window = 1 + max(found[each] for each in local)
     if window > 2 and "convolution" not in adapter.designs:
         assert_one_window_is_whole(script, window)
+
+
+# Lengths of sequences of several windows, of which most are not whole.
+ROLLED_LENGTHS = range(8, 18)
+
+
+def assert_ends_are_apart(script: Script) -> None:
+    """The first token has no influence on the last, if it has none in other lengths.
+
+    These are shorter and longer ones.
+    """
+    adapter = script.adapter
+    is_sequence = adapter.single_input and adapter.fixed_length is None
+    skip_unless(is_sequence and not adapter.is_pooled, "takes no images")
+    apart: dict[int, bool] = {}
+    for length in ROLLED_LENGTHS:
+        with script.attempt():  # it may need whole windows
+            apart[length] = bool(script.evaluate(ends_are_equal(script, length)))
+    within = [n for n, is_apart in apart.items() if is_apart]
+    skip_unless(within, "the first token has influence on the last one")
+    for length, is_apart in apart.items():
+        if not is_apart and within[0] < length < within[-1]:
+            message = (
+                f"the first of {length} tokens has influence on the last one, and none "
+                f"in sequences of {within[0]} and {within[-1]}"
+            )
+            script.assert_true(ends_are_equal(script, length), message)
+
+
+def ends_are_equal(script: Script, length: int) -> str:
+    """Whether the last output is the same with another first token, as source text."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    before = script.call(args)
+    after = script.call(script.perturb(args, l=slice(0, 1)))
+    last = script.adapter.index(l=slice(-1, None))
+    return f"torch.equal({before}{last}, {after}{last})"
 
 
 @law(slow=True)

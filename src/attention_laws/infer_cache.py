@@ -291,10 +291,13 @@ def infer_memory(probe: CallProbe) -> None:
     assert call is not None  # as it succeeded for the layout
     with WeightsRecorder() as recorder:
         call[0].call(call[1])
-    for name in names.memory_arguments(adapter.target):
+    named = names.memory_arguments(adapter.target)
+    optional = names.optional_tensors(adapter)
+    stated = [n for n in optional if documented.precedes(adapter.target, n)]
+    for name in dict.fromkeys([*named, *stated]):
         # It may be that of an encoder.
-        is_of_past = documented.precedes(adapter.target, name)
-        if name == "memory" and not (is_of_past and len(recorder.found) == 1):
+        is_certain = name in stated and len(recorder.found) == 1
+        if (name == "memory" or name not in named) and not is_certain:
             continue
         if name == "history" and not continues(probe, name):
             continue

@@ -1034,7 +1034,8 @@ def fully_masked_rows(script: Script) -> None:
     through the backward pass into every weight of the model, even if the loss excludes
     that row. Here the first batch item is fully masked, and the loss excludes it. Many
     implementations, PyTorch's among them, leave such rows to the caller: a row of NaN
-    alone is reported as a skip unless `only` names this law.
+    alone is reported as a skip unless `only` names this law. What is documented to be
+    zero, and not a mean of hidden keys, depends on none of them.
     """
     q_len = script.sizes.k_len if script.adapter.single_input else None
     allowed = script.all_allowed(q_len)
@@ -1082,6 +1083,10 @@ def fully_masked_rows(script: Script) -> None:
                 )
     reason = "a fully masked row gives NaN, as in PyTorch; to insist, use `only`"
     skip_unless(not left_to_caller, reason)
+    if documented.clears_empty_rows(script.adapter.target):
+        for mask in masks:
+            script.restart()
+            assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
     assert_finite_in_half(script, allowed, masks)
 
 
@@ -1109,6 +1114,20 @@ def assert_finite_in_half(
             skip_unless(script.insist, reason)
             raise
     script.dtype = usual
+
+
+def assert_hidden_keys_are_unseen(script: Script, args: CallArguments) -> None:
+    """In the first batch item, of which all keys are hidden, none has an influence.
+
+    A token of self-attention is a query, too: it changes its own output.
+    """
+    token, others = slice(0, 1), slice(1, None)
+    here, there = (token, others) if script.adapter.single_input else (slice(None),) * 2
+    before = script.call(args)
+    after = script.call(script.perturb(args, l=here, b=slice(0, 1)))
+    if not script.adapter.is_pooled and len(args.allowed) > 1:
+        message = "{place}, which attends to no key, depends on keys that are hidden"
+        script.assert_close(before, after, message, l=there, b=slice(0, 1))
 
 
 def finite_mask(mask: MaskArgument | None) -> MaskArgument | None:
@@ -1167,6 +1186,10 @@ def added_mask(script: Script) -> None:
         script.assert_true(f"({change} - {added})[seen].abs().max() < 0.01", message)
 
 
+# More tokens than most choose, or than one block has.
+MANY_CHOICES = 20
+
+
 @law(assumes="norm convolution positions ends sampling")
 def longer_padding(script: Script) -> None:
     r"""More padding at the end changes no output.
@@ -1193,6 +1216,14 @@ def longer_padding(script: Script) -> None:
                 "its positions are counted from the last token",
             )
             raise
+    counts_by_length = any("log" in n for n in structure.identifiers(adapter.target))
+    if script.sizes.batch_size == 1 and not counts_by_length:
+        # Of so many tokens, some may be chosen.
+        script.sizes = replace(script.sizes, q_len=MANY_CHOICES, k_len=MANY_CHOICES)
+        longer = script.all_allowed(MANY_CHOICES + 2 * is_self, MANY_CHOICES + 2)
+        longer[:, MANY_CHOICES:] &= adapter.causal
+        with script.attempt():  # it may take no longer sequences
+            assert_padding_is_unseen(script, longer, masks[0], slice(0, MANY_CHOICES))
 
 
 def belongs_in_front(script: Script, mask: MaskArgument | None, q_len: int) -> bool:

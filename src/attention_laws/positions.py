@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attention_laws import names, structure, tools
-from attention_laws.adapter import Adapter
+from attention_laws.adapter import Adapter, without_future
 from attention_laws.algebra import (
     has_unknown_order,
     make_equal_tokens,
@@ -1051,13 +1051,16 @@ MANY_ENTRIES = 3e8
 def fits_in_memory(script: Script, length: int) -> bool:
     """Whether the tensors of a call of this length are not too large.
 
-    They grow with the square of the length, or with its cube if an axis is broadcast by
-    mistake. How fast is estimated from two short sequences.
+    They grow with the square of the length, or with its cube if an axis, such as one of
+    a mask, is broadcast by mistake. How fast is estimated from two short sequences.
     """
     counts = []
     for short in (32, 64):
         script.restart()
-        args = script.make_arguments(script.all_allowed(short, short))
+        causal = without_future(script.all_allowed(short, short))
+        masks = script.masks_for(causal)
+        allowed = causal if masks else script.all_allowed(short, short)
+        args = script.make_arguments(allowed, *masks[:1])
         call = f"lambda: {script.call_source(args)}"
         with script.attempt():  # it may take other lengths only
             count = script.assign("count", f"count_entries({call})")

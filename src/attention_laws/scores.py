@@ -205,6 +205,8 @@ def scale_to_large_scores(
             inputs[role] = script.assign(inputs[role], f"{signed} * {inputs[role]}")
         return replace(args, inputs=tuple(inputs))
 
+    if adapter.causal_queries:
+        largest //= 4  # the scores of their own keys may be larger
     factor = 8.0
     is_function_of_qkv = not (adapter.is_module or adapter.single_input)
     if adapter.projections or is_function_of_qkv:

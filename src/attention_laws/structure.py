@@ -118,7 +118,9 @@ DESIGNS = {
     "cloud": r"point_?cloud",  # whose distances are scaled by their mean
     "axial": r"axial|criss_?cross",
     "latents": r"latents$",  # which may be queries and keys
-    "convolution": r"conv|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
+    # The layers of PyG for graphs are named so, and convolve nothing.
+    "convolution": r"(?<!gat)(?<!gatv2)(?<!transformer)(?<!attention)conv"
+    r"|(?<!^)(?<!page_)(?<!block_)(?<!kv_)pool|pool(?!s?$)"
     r"|downsample|sr_ratio|^i?r?fft",  # a product of spectra is a convolution
     "positions": "",  # by `ENCODING_PATTERN`
     "tied": r"^tied?(_|$)|weight_tie|(tie|share)_?(layer|block)s?|^to_qk$"
@@ -252,6 +254,8 @@ def designs_named(name: str) -> tuple[str, ...]:
 
     >>> designs_named("window"), designs_named("query")
     (('window',), ())
+    >>> designs_named("Conv2d"), designs_named("GATConv")
+    (('convolution',), ())
     """
     return tuple(
         design
@@ -715,8 +719,9 @@ def layers_by_role(
 ) -> dict[str, str]:
     r"""The linear layers of an attention by role, where their sizes are the usual ones.
 
-    A fused projection has up to three times the width: grouped keys have less. With
-    `any_width`, layers of all sizes are found, and convolutions of single tokens.
+    A fused projection has up to three times the width, or twice if it is of keys and
+    values: grouped keys have less. With `any_width`, layers of all sizes are found, and
+    convolutions of single tokens.
 
     >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
     {'fused': 'qkv'}
@@ -726,7 +731,8 @@ def layers_by_role(
     for path, part in module.named_modules():
         role = role_of(path.rpartition(".")[2], part)
         size = getattr(part, "out_features", 0)
-        is_usual = width < size <= 3 * width if role == "fused" else size == width
+        parts = {"fused": 3, "fused_key_value": 2}.get(role, 1)
+        is_usual = width < size <= parts * width if parts > 1 else size == width
         is_usual |= any_width or role in OUTER_ROLES
         if isinstance(part, kinds) and role and is_usual:
             if role in found:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attention_laws import LAWS, check, positions
-from attention_laws.adapter import Adapter, Sizes
+from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.positions import LONGEST, fits_in_memory
 from attention_laws.script import Script
@@ -16,6 +16,7 @@ from specimens import (
     BiasWithoutSoftmax,
     Correct,
     LinearBias,
+    MaskOfAnotherAxis,
     NearKeysOnly,
     RotaryImageOfTable,
     RotaryOfQuarter,
@@ -53,6 +54,14 @@ class ScoresOfTriples(SelfAttention):
         scores = super().score(q, k)
         mask = torch.ones(k.shape[2], 1, 1, device=k.device)
         return (scores[:, :, None] * mask).mean(dim=2)
+
+
+def test_a_mask_that_broadcasts_to_a_cube_is_not_tried_at_a_length_of_1040() -> None:
+    masks = (MaskArgument("mask", "attend", "bqk"),)
+    adapter = Adapter(
+        MaskOfAnotherAxis(12, 3), "Attention", "", {}, inputs=("x",), masks=masks
+    )
+    assert not fits_in_memory(Script(adapter, Sizes(1, 3, 3, 3, 4)), LONGEST)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,18 @@ import pytest
 import torch
 
 from attention_laws import LAWS, check, scores
-from attention_laws.adapter import Adapter, Sizes
+from attention_laws.adapter import Adapter, Options, Sizes
+from attention_laws.algebra import project
+from attention_laws.infer import infer_adapter
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import ForgetsInChunks, NormalizesTokens, assert_caught, each_law_of
+from specimens import (
+    ContinuesPrompt,
+    ForgetsInChunks,
+    NormalizesTokens,
+    assert_caught,
+    each_law_of,
+)
 
 
 @each_law_of(scores)
@@ -33,6 +41,15 @@ def test_normalized_tokens_have_no_large_scores() -> None:
     )
     with pytest.raises(NotApplicable, match="do not grow"):
         LAWS["large_scores"].test(Script(adapter, Sizes(2, 3, 3, 3, 4)))
+
+
+def test_the_own_keys_of_a_decoder_may_have_larger_scores_than_its_context() -> None:
+    adapter = infer_adapter(ContinuesPrompt, "Attention", "", Options())
+    script = Script(adapter, Sizes(2, 3, 5, 3, 4))
+    script.restart()
+    args = scores.scale_to_large_scores(script, script.make_arguments())
+    q, k, _v = project(script, args)
+    assert 5_000 < script.evaluate(f"({q} @ {k}.mT).abs().max()") < 16_000
 
 
 def test_sums_of_products_that_overflow_are_no_large_scores() -> None:
