@@ -7202,6 +7202,44 @@ class MaskOfAnotherAxis(Correct):
         return weights[..., None] + x
 
 
+class StepsOfSensors(Correct):
+    """x: (batch, time, sensors, channels). A step of a sensor sees those before it."""
+
+    is_causal = True
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        steps = x.transpose(1, 2).flatten(0, 1)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        seen = ones.tril() if self.is_causal else ones
+        y = super().forward(steps, steps, steps, seen[None])
+        return y.unflatten(0, (len(x), -1)).transpose(1, 2)
+
+
+class WeightsWithPairFeatures(SelfAttention):
+    """x: (B, N, C), pairs: (B, N, N, C); returns the output and the weights."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Linear(d_model, d_model)
+        self.to_bias = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor, pairs: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        bias = self.to_bias(pairs).permute(0, 3, 1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        gate = self.gate(x).sigmoid()
+        weights = (self.score(q, k) + self.shown(bias)).softmax(dim=-1)
+        return self.out(y.transpose(1, 2).flatten(2) * gate), weights
+
+    def shown(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+class WeightsWithoutPairFeatures(WeightsWithPairFeatures):
+    def shown(self, bias: Tensor) -> Tensor:
+        return torch.zeros_like(bias)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10140,6 +10178,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (WeightsWithoutPairFeatures, {}),
         (WeightsWithoutLastWord, {}),
         (WeightsOfMeanScores, {}),
         (TalkingWeightsUnmixed, {}),
@@ -10522,6 +10561,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("weights_match_output", WeightsWithPairFeatures),
     ("image_windows", ShiftedSequence),
     ("allowed_keys_attended", HidesZeros),
     ("rows_sum_to_one", ReturnsWeightsByHead),
@@ -10883,6 +10923,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("query_permutation", StepsOfSensors, "is always causal"),
     ("formula", ContinuesPrompt, "its queries attend to each other, too"),
     ("formula", GrowsWithLength, "log_len"),
     ("batch_independence", NodesBetweenBounds, "needs two batch items"),

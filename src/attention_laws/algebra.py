@@ -576,7 +576,8 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
     """Pairs of tokens are of two kinds, where integers, such as distances, tell them.
 
     A bias for the kind would cancel in the softmax if all were the same. So would one
-    for the time between two tokens, which have times of their own here.
+    for the time between two tokens, which have times of their own here, and one of the
+    features of a pair.
     """
     kinds = {}
     for name, text in adapter.extra_args.items():
@@ -584,6 +585,8 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
             kinds[name] = f"({text} + 1).cumsum(-1) % 2"
         if names.TIME_PATTERN.search(name) and text.count("{length}") == 1:
             kinds[name] = f"({text} + 1).cumsum(-1)"
+        if text.endswith("{length}, {length}, -1)"):
+            kinds[name] = f"({text}).cumsum(-2).sin()"
     return replace(adapter, extra_args={**adapter.extra_args, **kinds})
 
 

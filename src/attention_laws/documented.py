@@ -32,6 +32,10 @@ COLUMNS_PATTERN = re.compile(
 )
 # The same without brackets: "query: B x N x D", or in columns of a table.
 PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
+# The same in a sentence, if batch items come first: "Of x (B, N, D) and y (B, M, D)".
+SENTENCE_PATTERN = re.compile(
+    r"\b(\w+)[`*]* [\[(]((?:[Bb]|bsz?|[Bb]atch\w*)(?:, ?[\w*. /]+)+)[\])]"
+)
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
@@ -50,6 +54,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "keys: all that there are (B x M x 2*D)"
     >>> shapes(attend)
     {'keys': ('B', 'M', '2*D')}
+    >>> attend.__doc__ = "Attention of q (B, D) to keys (B, M, D)."
+    >>> shapes(attend)
+    {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
     """
     return {
         n: axes
@@ -66,8 +73,9 @@ def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
         products = [
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
-        columns = COLUMNS_PATTERN.findall(text)
-        for written, shape in [*SHAPE_PATTERN.findall(text), *columns, *products]:
+        others = [*COLUMNS_PATTERN.findall(text), *products]
+        others += SENTENCE_PATTERN.findall(text)
+        for written, shape in [*SHAPE_PATTERN.findall(text), *others]:
             axes = tuple(axis.strip() for axis in re.split(",| x ", shape))
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)

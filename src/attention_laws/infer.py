@@ -940,9 +940,9 @@ def infer_behavior(probe: CallProbe) -> None:
     causal = "causal" in adapter.name.lower() and not is_video
     if options.causal is not None:
         causal, source = options.causal, "given"
-    elif adapter.required_mask in (None, *adapter.masks) and not (
-        causal or adapter.image  # whose pixels may be pooled
-    ):
+    elif adapter.image:  # whose pixels may be pooled: not all of them count
+        causal |= is_named_causal(adapter) and not is_video and hides_future(*call)
+    elif adapter.required_mask in (None, *adapter.masks) and not causal:
         causal = (
             hides_future(*call)
             or is_causal_behind_prefix(*call)
@@ -1004,10 +1004,15 @@ def hides_future(script: Script, args: CallArguments) -> bool:
     return backward < 1e-6 < influence(script, args, early, late)
 
 
+def is_named_causal(adapter: Adapter) -> bool:
+    """Whether a name in the code tells of causal attention."""
+    return any("causal" in n for n in structure.identifiers(adapter.target))
+
+
 def is_causal_with_more_heads(probe: CallProbe) -> bool:
     """Whether what says to be causal is so with an even number of heads only."""
     adapter = probe.adapter
-    is_named = any("causal" in n for n in structure.identifiers(adapter.target))
+    is_named = is_named_causal(adapter)
     if not is_named or "{heads}" not in adapter.init_args.values():
         return False
     call = probe.try_call(heads=4 * adapter.group_size)
