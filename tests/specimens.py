@@ -7240,6 +7240,24 @@ class WeightsWithoutPairFeatures(WeightsWithPairFeatures):
         return torch.zeros_like(bias)
 
 
+class NormsBesidePositions(SelfAttention):
+    """A vector of its own is added to the normalized queries, as by Transformer-XL."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.LayerNorm(d_model // heads)
+        self.k_norm = nn.LayerNorm(d_model // heads)
+        self.u = nn.Parameter(torch.zeros(d_model // heads))
+
+    def forward(self, x: Tensor, pos_emb: Tensor) -> Any:  # type: ignore[override]
+        self.of_places = self.split(pos_emb[:, None])
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q = self.q_norm(q)
+        return super().score(q + self.u, self.k_norm(k)) + q @ self.of_places.mT
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10923,6 +10941,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("query_key_norms", NormsBesidePositions, "a table of positions"),
     ("query_permutation", StepsOfSensors, "is always causal"),
     ("formula", ContinuesPrompt, "its queries attend to each other, too"),
     ("formula", GrowsWithLength, "log_len"),

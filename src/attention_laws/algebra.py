@@ -1109,6 +1109,7 @@ def query_key_norms(script: Script) -> None:
     attention = script.evaluate("attention")
     has_table = adapter.positions in ("relative", "unknown")
     has_table = has_table or bool(structure.table_sizes(attention))
+    has_table |= any(map(structure.ENCODING_PATTERN.search, adapter.extra_args))
     skip_unless(not has_table, "its queries may meet a table of positions, too")
     args = script.make_arguments()
     call = f"lambda: {script.call_source(args)}"
