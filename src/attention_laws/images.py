@@ -80,9 +80,9 @@ ROLLED_LENGTHS = range(8, 18)
 
 
 def assert_ends_are_apart(script: Script) -> None:
-    """The first token has no influence on the last, if it has none in other lengths.
+    """The first token of a sequence has no influence on the last one.
 
-    These are shorter and longer ones.
+    That is so for all lengths between two for which it has none.
     """
     adapter = script.adapter
     is_sequence = adapter.single_input and adapter.fixed_length is None
