@@ -122,6 +122,7 @@ from headnotes.implementations import batch_first, causal, valid_lens
 
 FAMILIES = {
     "masking": "Masking",
+    "batch": "Batch items",
     "images": "Images",
     "algebra": "The formula",
     "scores": "Scores",

@@ -32,6 +32,7 @@ from torch import nn
 
 from attention_laws import (
     algebra,
+    batch,
     constructor,
     decoding,
     dropout,
@@ -68,8 +69,8 @@ from attention_laws.script import CallArguments, Script
 LAWS: dict[str, Law] = {
     each.name: each
     for family in (
-        *(masking, images, algebra, scores, heads, sinks, gradients, decoding, order),
-        *(positions, lengths, execution, dropout, constructor),
+        *(masking, batch, images, algebra, scores, heads, sinks, gradients, decoding),
+        *(order, positions, lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

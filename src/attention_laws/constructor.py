@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from attention_laws import names
 from attention_laws.adapter import Adapter
+from attention_laws.batch import batch_independence
 from attention_laws.decoding import decode_with_cache
 from attention_laws.execution import eval_matches_train
 from attention_laws.law import (
@@ -30,12 +31,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.lengths import long_sequences
-from attention_laws.masking import (
-    batch_independence,
-    causality,
-    neutral_mask,
-    padding,
-)
+from attention_laws.masking import causality, neutral_mask, padding
 from attention_laws.positions import relative_positions
 from attention_laws.script import Script
 from attention_laws.source import source_of

@@ -24,6 +24,7 @@ from attention_laws.algebra import (
     make_equal_tokens,
     record_weights,
 )
+from attention_laws.batch import own_tensors
 from attention_laws.calling import order_matters
 from attention_laws.execution import assert_half_is_close
 from attention_laws.law import (
@@ -33,7 +34,6 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
-from attention_laws.masking import own_tensors
 from attention_laws.order import ORDERED
 from attention_laws.positions import (
     FAR,

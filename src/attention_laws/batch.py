@@ -1,0 +1,563 @@
+r"""# Laws of batch items
+
+The sequences of a batch are chosen at random, so that none may depend on another one.
+Implementations flatten heads or windows into the batch, use the mask or length of the
+first item for all, and share a maximum or a table. So each item is computed again,
+alone, with all that is its own: its mask, its positions, its context. Sequences that
+are packed into one, and graphs whose nodes are, are kept apart like batch items.
+
+Source: the cases are those of published bugs; the [bug
+museum](../../compare/museum.md) shows them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from attention_laws import documented, names
+from attention_laws.adapter import Adapter, MaskArgument, without_future
+from attention_laws.algebra import edge_argument, tokens_meet
+from attention_laws.law import LawViolation, ScriptError, law, skip_unless
+from attention_laws.masking import assigned_ids
+from attention_laws.script import CallArguments, Script
+
+
+@law(assumes="sampling")
+def batch_independence(script: Script) -> None:
+    r"""Batch items do not influence each other.
+
+    $$\partial y_b / \partial x_{b'} = 0 \quad \text{for } b \neq b'$$
+
+    The sequences of a batch are chosen at random. Statistics over the batch, a `view`
+    that confuses heads with batch items, and masks that broadcast only because two
+    sizes are equal all break this, and the results of a sequence then depend on the
+    others. So do those of a graph among the edges of several, or in a batch of which an
+    argument tells the graph of each node.
+    """
+    ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
+    if ends and not script.adapter.position_args:
+        assert_packed_equal_alone(script, ends)
+        return
+    if edges := edge_argument(script.adapter):
+        assert_graphs_are_apart(script, edges)
+        return
+    if script.adapter.layout == "ld":
+        assert_joined_equal_alone(script)
+    skip_unless(script.sizes.batch_size > 1, "needs two batch items")
+    skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
+    assert_first_item_is_unseen(script)
+    assert_weights_are_of_item(script)
+    assert_marks_are_of_item(script)
+    assert_marks_of_context_are_of_item(script)
+    for allowed, mask in item_masks(script):
+        script.restart()
+        assert_items_equal_alone(script, allowed, mask)
+    assert_mask_is_shared(script)
+    assert_long_items_equal_alone(script)
+    if script.adapter.image.startswith("frames"):
+        assert_pixels_equal_alone(script)
+    if len(script.adapter.inputs) == 2:
+        assert_context_is_shared(script)
+    length, items = script.sizes.k_len, f"torch.arange({script.sizes.batch_size})"
+    tokens = f"torch.arange({length})"
+    # The distances of the tokens of an item are others than those of the other items,
+    # and so is the token with which its second part begins.
+    positions = f"{tokens} * (1 + {items}[:, None])"
+    segments = f"({tokens} > {items}[:, None]).long()"
+    for argument, numbers in assigned_ids(script, positions, segments):
+        assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
+    for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
+        if script.adapter.image.startswith("video"):
+            # What is of a video is repeated for each of its frames.
+            script.adapter = replace(script.adapter, video_frames=2)
+            script.sizes = replace(script.sizes, q_len=2 * length, k_len=2 * length)
+        script.restart()
+        for given in own_tensors(script, argument):
+            with script.attempt():  # its values may have a meaning
+                assert_items_have_own(
+                    script, argument, given, lambda n: f"[{n}:{n + 1}]"
+                )
+    # If the sizes are equal, a tensor of other axes would be accepted.
+    has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
+    for argument in names.optional_tensors(script.adapter) if has_axes else ():
+        script.restart()
+        shape = script.adapter.input_shape(script.sizes, 0)
+        with script.attempt():  # it may be of another shape
+            given = script.random_tensor(argument, *shape)
+            assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def assert_marks_are_of_item(script: Script) -> None:
+    """Which tokens are global in one item says nothing of another one."""
+    items = f"torch.arange({script.sizes.batch_size})"
+    tokens = f"torch.arange({script.sizes.k_len})"
+    optional = names.optional_tensors(script.adapter)
+    for argument in filter(names.GLOBAL_PATTERN.search, optional):
+        script.restart()
+        is_global = f"({tokens} == {items}[:, None]){script.to_device()}"
+        marks = script.assign("marks", is_global)
+        with script.attempt():  # they may be integers
+            assert_items_have_own(script, argument, marks, lambda n: f"[{n}:{n + 1}]")
+
+
+def assert_marks_of_context_are_of_item(script: Script) -> None:
+    """Which tokens of a context beside an image are padding tells nothing of others.
+
+    An image of four windows repeats the context of its batch item for each of them.
+    """
+    adapter, usual = script.adapter, script.sizes
+    for context, mask in masks_of_filled(adapter) if adapter.image else ():
+        for length in (usual.k_len, 4 * usual.k_len):
+            script.sizes = replace(usual, q_len=length, k_len=length)
+            only = adapter.fixed_length and length
+            script.adapter = replace(adapter, fixed_length=only)
+            script.restart()
+            args = script.make_arguments()
+            tokens = script.sized_arguments(args, 0, [*args.inputs])[context]
+            shape = script.evaluate(tokens).shape
+            count = shape[1] if len(shape) == 3 else 0
+            items = f"torch.arange({usual.batch_size})"
+            is_first = f"torch.arange({count}) <= {items}[:, None]"
+            marks = script.assign("marks", f"({is_first}){script.to_device()}")
+            with script.attempt():  # it may be of another length, or no bool mask
+                assert_items_have_own(script, mask, marks, lambda n: f"[{n}:{n + 1}]")
+    script.adapter, script.sizes = adapter, usual
+
+
+def masks_of_filled(adapter: Adapter) -> Iterator[tuple[str, str]]:
+    """Optional masks of tensors that are filled, with these tensors."""
+    for mask, parameter in names.parameters_by_name(adapter.target).items():
+        if parameter.default is None and names.MASK_PATTERN.search(mask):
+            for context in adapter.extra_args:
+                is_named = mask.startswith(context)
+                if is_named or documented.is_mask_of(adapter.target, mask, context):
+                    yield context, mask
+
+
+def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:
+    """Sequences that are packed into one give the same outputs as each alone.
+
+    The arguments `ends` tell where the sequences end, as cumulative lengths. If those
+    of keys are an argument of their own, sequences have fewer queries than keys, too,
+    with and without a flag for causal attention.
+    """
+    bounds = [0, 2, 3, 7]
+    assert_parts_equal_alone(script, ends, bounds, bounds)
+    if len(ends) == 1 or script.adapter.single_input:
+        return
+    flags = [mask.name for mask in script.adapter.masks if mask.kind == "causal"]
+    for flag in ("", *flags):
+        given = {flag: "True"} if flag else {}
+        with script.attempt():  # it may take as many keys as queries only
+            assert_parts_equal_alone(script, ends, bounds, [0, 4, 7, 12], **given)
+
+
+def assert_parts_equal_alone(
+    script: Script,
+    ends: list[str],
+    of_queries: list[int],
+    of_keys: list[int],
+    **more: str,
+) -> None:
+    """Sequences between these bounds do not depend on each other."""
+    usual = script.sizes
+    script.sizes = replace(usual, q_len=of_queries[-1], k_len=of_keys[-1])
+    script.restart()
+    args = script.make_arguments()
+    last = {of_queries[-1]: of_queries, of_keys[-1]: of_keys}
+    given = {}
+    for name in ends:
+        text = script.sized_arguments(args, 0, [*args.inputs])[name]
+        bounds = last[int(script.evaluate(text)[-1])]
+        given[name] = script.assign(
+            "ends", f"torch.tensor({bounds}){script.to_device()}"
+        )
+    packed = script.call(args, **given, **more)
+    roles = [of_queries, *[of_keys] * (len(args.inputs) - 1)]
+    for number in range(len(of_queries) - 1):
+        index = [
+            script.adapter.index(l=slice(bounds[number], bounds[number + 1]))
+            for bounds in roles
+        ]
+        pairs = zip(args.inputs, index, strict=True)
+        inputs = tuple(script.assign(n, f"{n}{each}") for n, each in pairs)
+        alone = script.call(replace(args, inputs=inputs), **more)
+        part = script.assign("y", f"{packed}{index[0]}")
+        message = "{place} of a sequence differs if it is packed with others"
+        script.assert_close(alone, part, message)
+    script.sizes = usual
+
+
+def assert_first_item_is_unseen(script: Script) -> None:
+    """No batch item depends on the first one.
+
+    Beside an image there may be a tensor that queries it at each pixel. The image is
+    then one of several, which are no batch, but what is attended to.
+    """
+    for mode in script.modes():
+        script.restart(mode)
+        args = script.make_arguments()
+        before = script.call(args)
+        inputs = list(args.inputs)
+        first_item = script.adapter.index(b=slice(0, 1))
+        for role, name in enumerate(inputs):
+            inputs[role] = script.assign(name, f"{name}.clone()")
+            script.exec_line(f"{inputs[role]}{first_item} *= -2")
+        after = script.call(replace(args, inputs=tuple(inputs)))
+        message = "{place} depends on batch item 0"
+        try:
+            script.assert_close(before, after, message, b=slice(1, None))
+        except LawViolation:
+            filled = ", ".join(script.adapter.filled)
+            is_batch = not (script.adapter.image and filled) or tokens_meet(script)
+            reason = f"also gets `{filled}`, and its pixels attend to batch items only"
+            skip_unless(is_batch, reason)
+            raise
+
+
+def assert_weights_are_of_item(script: Script) -> None:
+    """Returned weights of other batch items are the same if the first one changes."""
+    adapter = script.adapter
+    if not adapter.weights_source or "b" not in adapter.weights_axes:
+        return
+    script.restart()
+    args = script.make_arguments()
+    before = script.call_for_weights(args)
+    changed = script.perturb(args, b=slice(0, 1))
+    after = script.call_for_weights(changed)
+    others = "[" + ":, " * adapter.weights_axes.index("b") + "1:]"
+    claim = f"torch.allclose({before}{others}, {after}{others}, atol=1e-5)"
+    message = "returned weights of other batch items depend on batch item 0"
+    script.assert_true(claim, message)
+
+
+def item_index(script: Script, item: int) -> str:
+    """The index of one batch item, which keeps the axis."""
+    return script.adapter.index(b=slice(item, item + 1))
+
+
+def own_tensors(script: Script, argument: str) -> Iterator[str]:
+    """Random values for a required tensor that has one part for each batch item.
+
+    Such are the edges of a graph, or a vector that a layer is conditioned on. There are
+    none where the argument is another one. Integers may be numbers of which each item
+    has its own unit, or select one of two.
+    """
+    args = script.make_arguments(script.all_allowed(script.sizes.k_len))
+    text = script.sized_arguments(args, 0, list(args.inputs)).get(argument, "None")
+    value = script.evaluate(text)
+    batch_size = script.sizes.batch_size
+    adapter = script.adapter
+    template = {**adapter.position_args, **adapter.extra_args}[argument]
+    if "{batch_size}" not in template and "{query}" not in template:
+        return  # of weights, or of positions, as many as there are batch items
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.is_complex():
+        return
+    if value.shape[0] != batch_size or batch_size in value.shape[1:]:
+        return
+    given = script.random_tensor(argument, *value.shape)
+    if value.is_floating_point():
+        yield given
+        return
+    if argument in script.adapter.position_args:
+        return  # numbers of positions
+    # Each token is its own neighbor, so that no row is empty.
+    given = f"({given} > 0)"
+    if value.shape[-2:].count(script.sizes.k_len) == 2:
+        given += f" | torch.eye({script.sizes.k_len}).bool(){script.to_device()}"
+    elif value.dtype != torch.bool:
+        axes = (-1,) + (1,) * (value.dim() - 1)
+        units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
+        yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
+    yield script.assign(argument, f"({given}).to({value.dtype})")
+
+
+def assert_mask_is_shared(script: Script) -> None:
+    """Shorter shapes of a mask hide the same as its own, for any number of items.
+
+    Where the batch size is the number of queries, a mask of queries and keys for all
+    items must not be taken for one of the keys of each item, nor the other way round.
+    """
+    masks = [
+        mask
+        for mask in script.adapter.masks
+        if mask.kind != "causal" and {*"bqk"} <= {*mask.axes}
+    ]
+    for mask in masks:
+        shared, of_keys = replace(mask, axes="qk"), replace(mask, axes="bk")
+        assert_shapes_agree(script, shared, replace(mask, axes="bqk"))
+        assert_shapes_agree(script, of_keys, mask)
+
+
+def assert_shapes_agree(
+    script: Script, shorter: MaskArgument, mask: MaskArgument
+) -> None:
+    """A mask of fewer axes hides the same as one of all, if both are accepted.
+
+    If they do not where sizes differ, the shorter one means something else.
+    """
+    usual, length = script.sizes, script.sizes.k_len
+    if length < 3 or script.adapter.fixed_length is not None:
+        return
+    for batch_size in (length - 1, length):
+        script.sizes = replace(usual, batch_size=batch_size, q_len=length)
+        script.restart()
+        allowed = script.all_allowed()
+        if "q" in shorter.axes:
+            allowed = without_future(allowed)
+        else:
+            allowed[:, length - 1, 0] = False
+        args = script.make_arguments(allowed, shorter)
+        try:
+            seen = script.call(args)
+            encoded = script.encode_mask(allowed, mask)
+            expected = script.call(replace(args, mask=encoded))
+        except ScriptError:
+            break
+        if batch_size < length:
+            if not script.evaluate(f"torch.allclose({seen}, {expected}, atol=1e-4)"):
+                break
+            continue
+        axes = "[queries, keys]" if "q" in shorter.axes else "[batch items, keys]"
+        message = f"{{place}} differs with a `{mask.name}` {axes}"
+        script.assert_close(expected, seen, message)
+    script.sizes = usual
+
+
+def item_masks(script: Script) -> Iterator[tuple[Tensor, MaskArgument | None]]:
+    """No mask, and masks that hide none, two and one of the last keys in each item.
+
+    What an item hides is not all hidden in the next: counted over the batch, it shows.
+    Then the first item hides two, as its length may be taken for the longest. Then it
+    is the first keys, as after left padding: positions may be counted from it.
+    """
+    k_len = script.sizes.k_len
+    q_len = k_len if script.adapter.single_input else script.sizes.q_len
+    yield script.all_allowed(q_len, k_len), script.adapter.required_mask
+    for first, is_left in ((0, False), (2, False), (0, True)):
+        allowed = script.all_allowed(q_len, k_len)
+        for item in range(script.sizes.batch_size):
+            hidden = min((first + 2 * item) % 3, k_len - 1)
+            keys = slice(hidden) if is_left else slice(k_len - hidden, k_len)
+            allowed[:, keys, item] = False
+        if not allowed.all():
+            yield from ((allowed, mask) for mask in script.masks_for(allowed))
+
+
+def assert_context_is_shared(script: Script) -> None:
+    """If fewer contexts than queries are accepted, neighbors share one.
+
+    A beam search has two hypotheses for each source, side by side: contexts may not be
+    taken in turns. What accepts them by coincidence, as a `view` does that deals out
+    the keys of a context to more queries, does neither.
+    """
+    usual, axis = script.sizes, script.adapter.layout.index("b")
+    script.restart()
+    args = script.make_arguments()
+    context = args.inputs[1]
+    script.sizes = replace(usual, batch_size=2 * usual.batch_size)
+    shape = script.adapter.input_shape(script.sizes, 0)
+    script.sizes = usual
+    query = script.random_tensor("query", *shape)
+    hypotheses = replace(args, inputs=(query, context))
+    with script.attempt():
+        shared = script.call(hypotheses)
+        turns = f"torch.arange({usual.batch_size}).repeat(2){script.to_device()}"
+        side_by_side, in_turns = (
+            script.assign("context", f"{context}{repeated}")
+            for repeated in (
+                f".repeat_interleave(2, {axis})",
+                f".index_select({axis}, {turns})",
+            )
+        )
+        expected, other = (
+            script.call(replace(hypotheses, inputs=(query, each)))
+            for each in (side_by_side, in_turns)
+        )
+        if script.evaluate(f"torch.allclose({shared}, {other}, atol=1e-4)"):
+            message = "{place} differs if two queries share a context"
+            script.assert_close(expected, shared, message)
+        if script.evaluate(f"torch.allclose({shared}, {expected}, atol=1e-4)"):
+            assert_mask_of_context_is_shared(script, hypotheses, side_by_side)
+
+
+def assert_mask_of_context_is_shared(
+    script: Script, hypotheses: CallArguments, each: str
+) -> None:
+    """Queries that share a context share its mask; `each` has a context for each."""
+    allowed = hypotheses.allowed.clone()
+    for item in range(allowed.shape[2]):
+        allowed[:, item + 1 :, item] = False
+    for mask in script.masks_for(allowed):
+        if mask is None or "q" in mask.axes:
+            continue
+        with script.attempt(), script.rollback():  # it may want a mask for each query
+            encoded = script.encode_mask(allowed, mask)
+            shared = script.call(replace(hypotheses, mask=encoded))
+            repeated = allowed.repeat_interleave(2, dim=2)
+            encoded = script.encode_mask(repeated, mask)
+            inputs = (hypotheses.inputs[0], each)
+            usual = script.call(replace(hypotheses, inputs=inputs, mask=encoded))
+            message = "{place} differs if two queries share a context and a mask"
+            script.assert_close(usual, shared, message)
+
+
+def assert_long_items_equal_alone(script: Script) -> None:
+    """Two long items, one of which is padded where possible, give the same alone.
+
+    The scale of the scores, and the frequencies of a rotation, may depend on the length
+    if it is longer than in training. A larger image has several windows.
+    """
+    adapter, usual = script.adapter, script.sizes
+    if usual.batch_size != 2:
+        return
+    if adapter.fixed_length is not None:
+        length = 4 * adapter.fixed_length
+        if adapter.image and length < 300:
+            script.adapter = replace(adapter, fixed_length=length)
+            script.sizes = replace(usual, q_len=length, k_len=length)
+            script.restart()
+            with script.attempt():  # it may take no other images
+                assert_items_equal_alone(script, script.all_allowed(), None)
+            script.adapter, script.sizes = adapter, usual
+        return
+    script.sizes = replace(usual, q_len=24, k_len=24)
+    unmasked, *masks = item_masks(script)
+    for allowed, mask in masks[:1] or [unmasked]:
+        if masks:
+            allowed[:, 12:, 1] = False
+        script.restart()
+        with script.attempt():  # longer than its tables
+            assert_items_equal_alone(script, allowed, mask)
+    script.sizes = usual
+
+
+def assert_pixels_equal_alone(script: Script) -> None:
+    """Where the tokens are those of one pixel over time, pixels are as batch items.
+
+    A video of two pixels gives the same outputs as each of them alone.
+    """
+    adapter = script.adapter
+    if adapter.extra_args or adapter.fixed_length is not None:
+        return  # they may depend on the width
+    script.restart()
+    left, right = script.make_arguments(), script.make_arguments()
+    length = script.sizes.k_len
+    width = adapter.layout.index("l") + 2
+    parts = [f"{args.inputs[0]}{adapter.to_image(length)}" for args in (left, right)]
+    both = script.assign("both", f"torch.cat([{', '.join(parts)}], dim={width})")
+    with script.attempt():
+        output = f"attention({both}){adapter.output_index}"
+        together = script.assign("y", f"{output}.unflatten({width - 2}, (-1, 2))")
+        for n, args in enumerate((left, right)):
+            alone = script.call(args)
+            message = f"{{place}} differs beside another pixel, as pixel {n} of two"
+            seen = f"{together}.select({width - 1}, {n})"
+            script.assert_close(alone, seen, message)
+
+
+def assert_items_equal_alone(
+    script: Script, allowed: Tensor, mask: MaskArgument | None
+) -> None:
+    """Each batch item, with its own mask, gives the same output in a batch of one."""
+    args = script.make_arguments(allowed, mask)
+    together = script.call(args)
+    for item in range(script.sizes.batch_size):
+        with script.rollback():
+            index = item_index(script, item)
+            inputs = tuple(
+                script.assign(name, f"{name}{index}") for name in args.inputs
+            )
+            own = allowed[..., item : item + 1]
+            single = CallArguments(inputs, script.encode_mask(own, mask), own)
+            alone = script.call(single)
+            queries = script.real_queries(single)
+            message = f"query {{l}} of batch item {item} differs if the item is alone"
+            script.assert_close(f"{together}{index}", alone, message, l=queries)
+
+
+def assert_items_have_own(
+    script: Script, argument: str, given: str, index_of: Callable[[int], str]
+) -> None:
+    """Each batch item gives the same output alone, with its part of an argument.
+
+    These are the positions or segments of its tokens, or a tensor shaped as the input.
+    """
+    length, batch_size = script.sizes.k_len, script.sizes.batch_size
+    all_allowed = script.all_allowed(length, length)
+    args = script.make_arguments(all_allowed)
+    together = script.call(args, **{argument: given})
+    if not script.evaluate(f"{together}.isfinite().all()"):
+        return  # its values have a meaning, such as that of sizes
+    for item in range(batch_size):
+        with script.rollback():
+            index = item_index(script, item)
+            inputs = tuple(
+                script.assign(name, f"{name}{index}") for name in args.inputs
+            )
+            own = given + index_of(item)
+            allowed = args.allowed[..., item : item + 1]
+            mask = script.encode_mask(all_allowed[..., :1])
+            of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)
+            alone = script.call(of_item, **{argument: own})
+            message = (
+                f"query {{l}} of batch item {item}, with `{argument}` of its own, "
+                f"differs if the item is alone"
+            )
+            script.assert_close(f"{together}{index}", alone, message)
+
+
+def assert_graphs_are_apart(script: Script, argument: str) -> None:
+    """Of two graphs in one list of edges, one has no influence on the other.
+
+    Nor if all its scores are far above those of the other, as with large features.
+    """
+    skip_unless("b" not in script.adapter.layout, "has one graph for all batch items")
+    script.sizes = replace(script.sizes, batch_size=1, q_len=7, k_len=7)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(7, 7))
+    places = f"torch.arange(7){script.to_device()}"
+    pairs = f"torch.cartesian_prod({places}, {places}).T"
+    edges = script.assign("edges", pairs)
+    edges = script.assign("edges", f"{edges}[:, ({edges} < 3).sum(0) != 1]")
+    before = script.call(args, **{argument: edges})
+    others = script.adapter.index(l=slice(3, None))
+    large = f"1000 * {args.inputs[0]}{others}"
+    for value in ("", large):
+        perturbed = script.perturb(args, value, l=slice(3, None))
+        after = script.call(perturbed, **{argument: edges})
+        message = "{place} of a graph depends on another one in the list of edges"
+        script.assert_close(before, after, message, l=slice(0, 3))
+
+
+def assert_joined_equal_alone(script: Script) -> None:
+    """Of two sequences in one, such as the nodes of two graphs, each is as it is alone.
+
+    An optional argument tells of which one a token is, or where each of them begins.
+    """
+    adapter, first, length = script.adapter, 3, 7
+    optional = names.optional_tensors(adapter) if adapter.single_input else []
+    of_tokens = filter(names.PART_PATTERN.fullmatch, optional)
+    begins = filter(names.BEGINS_PATTERN.fullmatch, optional)
+    part, device = f"(torch.arange({length}) >= {first}).long()", script.to_device()
+    ways = [(name, part, "torch.zeros({}, dtype=torch.long)") for name in of_tokens]
+    bounds = f"torch.tensor([0, {first}, {length}])"
+    ways += [(name, bounds, "torch.tensor([0, {}])") for name in begins]
+    for argument, given, of_one in ways:
+        script.sizes = replace(script.sizes, q_len=length, k_len=length)
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        with script.attempt():  # it may be something else
+            both = script.call(args, **{argument: given + device})
+            for here in (slice(first), slice(first, length)):
+                index = adapter.index(l=here)
+                tokens = script.assign("x", f"{args.inputs[0]}{index}")
+                count = len(range(length)[here])
+                of_part = {argument: of_one.format(count) + device}
+                alone = script.call(replace(args, inputs=(tokens,)), **of_part)
+                joined = script.assign("y", f"{both}{index}")
+                message = f"{{place}} differs if `{argument}` is of one part alone"
+                script.assert_close(alone, joined, message)
