@@ -834,22 +834,17 @@ def layer_of_values(script: Script) -> tuple[str, int]:
         return layers["value"], 0
     of_keys = layers.get("fused_key_value", "")
     path, parts = (of_keys, 2) if of_keys else (layers.get("fused", ""), 3)
-    first = (parts - 1) * width
-    if not path or script.evaluate(f"len({path_weight(path)})") != parts * width:
+    weight, first = f"attention.get_submodule({path!r}).weight", (parts - 1) * width
+    if not path or script.evaluate(f"len({weight})") != parts * width:
         return "", 0
     args = script.make_arguments()
     before = script.call_for_weights(args)
     changed = []
     for rows in (f"[{first}:]", f"[:{width}]"):
-        script.exec_line(f"{path_weight(path)}.data{rows} *= -1")
+        script.exec_line(f"{weight}.data{rows} *= -1")
         after = script.call_for_weights(args)
         changed.append(script.evaluate(f"not torch.allclose({before}, {after})"))
     return (path, first) if changed == [False, True] else ("", 0)
-
-
-def path_weight(path: str) -> str:
-    """The weight of a layer, as source text."""
-    return f"attention.get_submodule({path!r}).weight"
 
 
 def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
@@ -1037,12 +1032,17 @@ def tokens_meet(script: Script) -> bool:
     What an attention without a batch takes may be one token of each sequence, whose
     past it has stored.
     """
+    return not script.evaluate(last_ignores_first(script))
+
+
+def last_ignores_first(script: Script) -> str:
+    """Whether the last output is the same with another first token, as source text."""
     script.restart()
     args = script.make_arguments(script.all_allowed(script.sizes.k_len))
     before = script.call(args)
     after = script.call(script.perturb(args, l=slice(0, 1)))
     last = script.adapter.index(l=slice(-1, None))
-    return not script.evaluate(f"torch.equal({before}{last}, {after}{last})")
+    return f"torch.equal({before}{last}, {after}{last})"
 
 
 # Wrong scales of the scores, each with its ratio to the right one.

@@ -214,11 +214,13 @@ def assert_option_acts_alike(
         laws.append(padding)  # with a window, masks may be of another kind
         if adapter.positions == "rotary" and ROTARY_PATTERN.search(name):
             laws.append(relative_positions)
-    if CAUSAL_PATTERN.fullmatch(name) and has_effect(script, without):
-        script.adapter = adapter = replace(adapter, causal=True)
-        laws += [causality, long_sequences]
-    elif CAUSAL_PATTERN.fullmatch(name) and not changes_output(script, without):
-        laws.append(neutral_mask)  # beside a mask, it may have an effect
+    if CAUSAL_PATTERN.fullmatch(name):
+        if not changes_output(script, without):
+            laws.append(neutral_mask)  # beside a mask, it may have an effect
+        elif adapter.single_input and "features" not in adapter.designs:
+            # Tokens attend to each other; features may be scaled by their largest.
+            script.adapter = adapter = replace(adapter, causal=True)
+            laws += [causality, long_sequences]
     elif adapter.causal and WINDOW_PATTERN.search(name):
         laws.append(causality)  # a window hides keys, and shows none
     for each in laws:
@@ -234,18 +236,8 @@ def assert_option_acts_alike(
             decode_with_cache(script, [3, 1, 1, 2])
 
 
-def has_effect(script: Script, without: Adapter) -> bool:
-    """Whether an option changes the outputs of tokens that attend to each other.
-
-    A flag may be kept for others to read.
-    """
-    if not script.adapter.single_input or "features" in script.adapter.designs:
-        return False  # features may be scaled by their largest
-    return changes_output(script, without)
-
-
 def changes_output(script: Script, without: Adapter) -> bool:
-    """Whether an option changes the output."""
+    """Whether an option changes the output: a flag may be kept for others to read."""
     script.restart()
     args = script.make_arguments()
     chosen = script.call(args)

@@ -137,6 +137,12 @@ def integers(target: Any) -> set[str]:
 INTEGER_TYPES = r"\b(Long(Tensor)?|torch\.long|long|int(32|64|eger)?s?|indices)\b"
 
 
+def says(target: Any, pattern: str) -> bool:
+    """Whether the documentation has a pattern, in small letters or in capitals."""
+    text = in_one_line(documentation(target))
+    return re.search(pattern, text, re.IGNORECASE) is not None
+
+
 def pads_left(target: Any) -> bool:
     r"""Whether the documentation says that padding may be in front of the tokens.
 
@@ -149,8 +155,7 @@ def pads_left(target: Any) -> bool:
     """
     if any(map(POSITION_PATTERN.search, parameters_by_name(target))):
         return False
-    text = in_one_line(documentation(target))
-    return bool(re.search(r"\bleft\W+pad|\bpad[^.]*\bleft\b", text, re.IGNORECASE))
+    return says(target, r"\bleft\W+pad|\bpad[^.]*\bleft\b")
 
 
 def pads_right(target: Any) -> bool:
@@ -161,9 +166,8 @@ def pads_right(target: Any) -> bool:
     >>> pads_right(attend), pads_right(attend_to)
     (True, False)
     """
-    text = in_one_line(documentation(target))
-    is_right = re.search(r"\bright\W+pad|\bpad[^.]*\bright\b", text, re.IGNORECASE)
-    return bool(is_right) and not re.search(r"\bleft\b", text, re.IGNORECASE)
+    is_right = says(target, r"\bright\W+pad|\bpad[^.]*\bright\b")
+    return is_right and not says(target, r"\bleft\b")
 
 
 def leaves_out_own(target: Any) -> bool:
@@ -174,9 +178,8 @@ def leaves_out_own(target: Any) -> bool:
     >>> leaves_out_own(attend), leaves_out_own(attend_to_past)
     (True, False)
     """
-    text = in_one_line(documentation(target))
     stated = r"\b(not|except|but|excluding) (to |for )?itself\b|\bstrictly causal\b"
-    return bool(re.search(stated, text, re.IGNORECASE))
+    return says(target, stated)
 
 
 def counts_loops_once(target: Any) -> bool:
@@ -187,10 +190,9 @@ def counts_loops_once(target: Any) -> bool:
     >>> counts_loops_once(attend), counts_loops_once(attend_to)
     (True, False)
     """
-    text = in_one_line(documentation(target))
     once = r"once|already|exist\w*|replaced|dropped|removed"
     near = rf"\bloops?\b[^.]*\b({once})\b|\b({once})\b[^.]*\bloops?\b"
-    return bool(re.search(near, text, re.IGNORECASE))
+    return says(target, near)
 
 
 def aligns_ends(target: Any) -> bool:
@@ -333,11 +335,10 @@ def clears_empty_rows(target: Any) -> bool:
     >>> clears_empty_rows(attend), clears_empty_rows(attend_to)
     (True, False)
     """
-    text = in_one_line(documentation(target))
     empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
     zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
     row = r"(token|quer(y|ies)|rows?|text)\b"
-    return bool(re.search(rf"(?i)\b{row}[^.:;]*{empty}[^.:;]*{zero}", text))
+    return says(target, rf"\b{row}[^.:;]*{empty}[^.:;]*{zero}")
 
 
 def has_queries(target: Any, mask: str) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from attention_laws import structure
+from attention_laws.algebra import last_ignores_first
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
 from attention_laws.script import Script
@@ -103,14 +104,9 @@ def assert_ends_are_apart(script: Script) -> None:
 
 
 def ends_are_equal(script: Script, length: int) -> str:
-    """Whether the last output is the same with another first token, as source text."""
+    """Whether the first of so many tokens has no influence on the last one, as text."""
     script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
-    script.restart()
-    args = script.make_arguments(script.all_allowed(length, length))
-    before = script.call(args)
-    after = script.call(script.perturb(args, l=slice(0, 1)))
-    last = script.adapter.index(l=slice(-1, None))
-    return f"torch.equal({before}{last}, {after}{last})"
+    return last_ignores_first(script)
 
 
 @law(slow=True)

@@ -60,8 +60,8 @@ def infer_cache(probe: CallProbe) -> None:
         passed = replace(adapter, **fields)
         if takes_steps_only(passed, probe.options):
             continue
-        if remembers_past(passed, probe.options):
-            if not piece_depends_on_past(passed, probe.options, 2):
+        if longest := longest_piece(passed, probe.options):
+            if longest == 1:
                 fields["single_from"] = 1  # after the prompt
             probe.record("cache", text, "inferred", **fields)
             infer_first_position(probe)
@@ -324,12 +324,13 @@ def continues(probe: CallProbe, name: str) -> bool:
     return False
 
 
-def remembers_past(adapter: Adapter, options: Options) -> bool:
-    """Whether the output of a second piece depends on the first one.
+def longest_piece(adapter: Adapter, options: Options) -> int:
+    """The tokens of a second piece whose output depends on the first one.
 
-    The second has two tokens or, if they are refused, one.
+    They are two or, if these are refused, one; 0 if no output depends on it.
     """
-    return any(piece_depends_on_past(adapter, options, count) for count in (2, 1))
+    accepted = (n for n in (2, 1) if piece_depends_on_past(adapter, options, n))
+    return next(accepted, 0)
 
 
 def script_of_length(adapter: Adapter, options: Options, length: int) -> Script:

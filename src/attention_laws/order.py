@@ -239,21 +239,18 @@ def query_independence(script: Script) -> None:
             message = "{place} depends on other queries"
             script.assert_close(before, after, message, l=[query])
     for count in sorted({1, q_len - 1}) if adapter.fixed_length is None else ():
+        parts = range(count), range(q_len - count, q_len)
         if adapter.cross_attention:
-            assert_part_is_equal(script, count)
+            assert_part_is_equal(script, *parts)
         elif adapter.positions == "none" and not adapter.causal:
             with script.attempt():  # it may need as many queries as keys
-                assert_part_is_equal(script, count)
+                assert_part_is_equal(script, *parts)
     has_no_positions = adapter.positions == "none" and adapter.cross_attention
     if has_no_positions and q_len > script.sizes.k_len:
         # Queries may be computed in blocks, whose number must not be that of the keys'.
         script.sizes = replace(script.sizes, q_len=MANY)
-        script.restart()
-        args = script.make_arguments()
         with script.attempt():  # more than its tables have positions
-            together = script.call(args)
-            parts = range(MANY - 2, MANY), range(2)
-            assert_equal_in_part(script, args, together, *parts)
+            assert_part_is_equal(script, range(MANY - 2, MANY), range(2))
 
 
 @law(
@@ -300,13 +297,11 @@ def assert_key_is_independent(script: Script, token: int) -> None:
     assert_shares_equal(script, (before, after), f"[..., {rest}]", message)
 
 
-def assert_part_is_equal(script: Script, count: int) -> None:
-    """The first and the last queries have the same outputs without the others."""
+def assert_part_is_equal(script: Script, part: range, other: range) -> None:
+    """A part of new queries has the same outputs without the others."""
     script.restart()
     args = script.make_arguments()
-    together, q_len = script.call(args), script.sizes.q_len
-    parts = range(count), range(q_len - count, q_len)
-    assert_equal_in_part(script, args, together, *parts)
+    assert_equal_in_part(script, args, script.call(args), part, other)
 
 
 def assert_equal_in_part(
