@@ -143,16 +143,16 @@ def main(spec: dict[str, Any]) -> None:
     """Measure, and print one line of JSON for each setting: the bytes, or an error."""
     torch.set_num_threads(spec["threads"])
     settings = [Setting.from_dict(fields) for fields in spec["settings"]]
-    # The first setting runs twice, because its first call starts threads and loads
-    # kernels; only the second run counts.
-    for number, setting in enumerate([*settings[:1], *settings]):
+    for setting in settings:
         measurement: Measurement
         try:
+            # The first call starts threads and loads the kernels of this size, which
+            # stay; only the second call counts.
+            measure(spec["name"], setting)
             measurement = measure(spec["name"], setting)
         except Exception as error:
             measurement = error_summary(error)
-        if number > 0:
-            print(json.dumps(measurement), flush=True)
+        print(json.dumps(measurement), flush=True)
 
 
 if __name__ == "__main__":
