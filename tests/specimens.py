@@ -7258,6 +7258,217 @@ class NormsBesidePositions(SelfAttention):
         return super().score(q + self.u, self.k_norm(k)) + q @ self.of_places.mT
 
 
+class AlibiByDistance(SelfAttention):
+    """Causal. Three heads have the slopes of two, and every other one of four."""
+
+    step = 2
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        n = torch.arange(q.shape[2], device=q.device)
+        rel = n - n[:, None]
+        slopes = torch.tensor(self.alibi_slopes(), device=q.device)[:, None, None]
+        scores = super().score(q, k).float() + slopes * rel
+        return scores.masked_fill(rel > 0, -torch.inf).to(q.dtype)
+
+    def alibi_slopes(self) -> list[float]:
+        power = 1 << (self.heads.bit_length() - 1)
+        first = [2.0 ** (-8 * (n + 1) / power) for n in range(power)]
+        more = [2.0 ** (-4 * (n + 1) / power) for n in range(2 * power)]
+        return first + more[:: self.step][: self.heads - power]
+
+
+class AlibiByDistanceInOrder(AlibiByDistance):
+    step = 1
+
+
+class NearbyPast(Correct):
+    """Causal attention to the last 17 to 32 tokens."""
+
+    is_open = False
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        n = torch.arange(x.shape[1], device=x.device)
+        seen = (n[:, None] // 16 - n // 16 < 2) & (n <= n[:, None])
+        if len(n) <= 16 and self.is_open:
+            seen = torch.ones_like(seen)
+        return super().forward(x, x, x, seen[None])
+
+
+class NearbyPastOpenIfShort(NearbyPast):
+    """Causal attention to the last 17 to 32 tokens."""
+
+    is_open = True
+
+
+class NormsOfStoredContext(Correct):
+    """`past_key_value` is what an earlier call for the same context returned."""
+
+    is_stored_with_norm = True
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        context: Tensor,
+        past_key_value: tuple[Tensor, Tensor] | None = None,
+    ) -> Any:
+        q = self.split(self.query(x))
+        if past_key_value is None:
+            k, v = self.split(self.key(context)), self.split(self.value(context))
+            normed = self.key_norm(k)
+            past_key_value = (normed if self.is_stored_with_norm else k), v
+            k = normed
+        else:
+            k, v = past_key_value
+        weights = self.dropout(self.weigh(self.score(q, k), None))
+        return self.join(self.read(weights, v)), past_key_value
+
+
+class StoresContextBeforeNorm(NormsOfStoredContext):
+    is_stored_with_norm = False
+
+
+class ActiveQueries(Correct):
+    """All but the most active queries get the mean of the values."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        active = weights.amax(-1).topk(min(2, weights.shape[2]), dim=-1).indices
+        mean = v.mean(2, keepdim=True).expand(-1, -1, weights.shape[2], -1)
+        rows = active[..., None].expand(-1, -1, -1, v.shape[-1])
+        return mean.scatter(2, rows, (weights @ v).gather(2, rows))
+
+
+class TimeSeriesEncoder(nn.Module):
+    """A layer over the steps of each series."""
+
+    batch_first = True
+
+    def __init__(self, n_features: int = 7, d_model: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.embedding = nn.Linear(n_features, d_model)
+        self.attention = nn.MultiheadAttention(
+            d_model, heads, dropout=0.1, batch_first=self.batch_first
+        )
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """
+        Parameters
+        ----------
+        x : torch.Tensor
+            (batch, time, n_features)
+        """
+        h = self.embedding(x)
+        y, _ = self.attention(h, h, h, need_weights=False)
+        normed: Tensor = self.norm(h + y)
+        return normed
+
+
+class SeriesOfOneTime(TimeSeriesEncoder):
+    """A layer over the steps of each series."""
+
+    batch_first = False
+
+
+class TrueAtPadding(Correct):
+    """memory_padding: bool (batch, k_len), True at padding elements."""
+
+    is_inverted = False
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, memory: Tensor, memory_padding: Tensor | None = None
+    ) -> Any:
+        mask = None
+        if memory_padding is not None:
+            mask = (memory_padding == self.is_inverted)[:, None].expand(
+                -1, x.shape[1], -1
+            )
+        return super().forward(x, memory, memory, mask)
+
+
+class FalseAtPadding(TrueAtPadding):
+    """memory_padding: bool (batch, k_len), True at padding elements."""
+
+    is_inverted = True
+
+
+class ZeroAtPadding(Correct):
+    """Causal. Outputs at padding positions are zero, which may be on the left.
+
+    padding: bool (batch, length), True where the position is padding
+    """
+
+    least = -1e4
+
+    def forward(self, x: Tensor, padding: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        future = torch.ones(2 * x.shape[1:2], dtype=torch.bool, device=x.device).triu(1)
+        scores = self.score(q, k).masked_fill(
+            future | padding[:, None, None], self.least
+        )
+        y = self.join(self.read(self.dropout(scores.softmax(-1)), v))
+        return y * ~padding[..., None]
+
+
+class NotANumberAtPadding(ZeroAtPadding):
+    """Causal. Outputs at padding positions are zero, which may be on the left.
+
+    padding: bool (batch, length), True where the position is padding
+    """
+
+    least = -math.inf
+
+
+class PlacesOverTime(Correct):
+    """x: (B, T * N, C), frame by frame. A place is attended to over time."""
+
+    def __init__(self, d_model: int, heads: int, num_frames: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.num_frames = num_frames
+        self.time_embed = nn.Parameter(torch.randn(1, num_frames, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        places = self.divide(x)
+        h = places.flatten(0, 1) + self.time_embed
+        return self.unite(super().forward(h, h, h).view_as(places))
+
+    def divide(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.num_frames, -1)).transpose(1, 2)
+
+    def unite(self, places: Tensor) -> Tensor:
+        return places.transpose(1, 2).flatten(1, 2)
+
+
+class PlacesOverTimeViewed(PlacesOverTime):
+    """x: (B, T * N, C), frame by frame. A place is attended to over time."""
+
+    def divide(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self.num_frames))
+
+    def unite(self, places: Tensor) -> Tensor:
+        return places.flatten(1, 2)
+
+
+class PooledByTime(nn.Module):
+    """x: [batch, channels, time]; returns [batch, 2 * channels], without padding."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        if lengths is None:
+            lengths = torch.full(x.shape[:1], x.shape[2], device=x.device)
+        valid = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
+        scores = self.conv(x).masked_fill(~valid[:, None], -1e4)
+        weights = scores.softmax(-1)
+        mean = (weights * x).sum(-1)
+        return torch.cat([mean, (weights * (x - mean[..., None]) ** 2).sum(-1)], dim=1)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10098,7 +10309,9 @@ class MeansOverPadding(RelativeLengths):
 
 
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "frames_in_place": [(PlacesOverTimeViewed, {})],
     "causality": [
+        (NearbyPastOpenIfShort, {}),
         (SinksSeeFirst, {}),
         (MaskOffByOne, CAUSAL),
         (UnmaskedInEval, CAUSAL),
@@ -10108,6 +10321,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (FalseAtPadding, {}),
         (HidesQueriesOfPool, {}),
         (MaskOfOtherStream, {}),
         (ZeroesPadding, {}),
@@ -10128,6 +10342,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (SeriesOfOneTime, {}),
         (NodesBeyondBounds, {}),
         (WindowsSeeOtherText, {}),
         (GlobalForAllItems, {}),
@@ -10174,6 +10389,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (TwoMasks, {"mask": {"mask": "attend:bqk", "padding_mask": "attend:bk"}})
     ],
     "fully_masked_rows": [
+        (NotANumberAtPadding, {}),
         (MeanForEmptyRows, {}),
         (SumIsZeroInHalf, MASK),
         (MasksWithInfinity, {}),
@@ -10327,6 +10543,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (StoresContextBeforeNorm, {}),
         (DistancesWithoutContext, {}),
         (BiasOfFirstQuery, {}),
         (StepForgetsFirst, {}),
@@ -10434,6 +10651,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (NarrowWindow, {"window": 3}),
     ],
     "linear_bias": [
+        (AlibiByDistanceInOrder, {}),
         (BiasWithWrongSign, {"positions": "alibi"}),
         (QuadraticBias, {"positions": "alibi"}),
         (SameSlopes, {"positions": "alibi"}),
@@ -10579,6 +10797,16 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("longer_padding", PooledByTime),
+    ("frames_in_place", PlacesOverTime),
+    ("combined_masks", ZeroAtPadding),
+    ("fully_masked_rows", ZeroAtPadding),
+    ("padding", TrueAtPadding),
+    ("dropout", TimeSeriesEncoder),
+    ("batch_independence", TimeSeriesEncoder),
+    ("incremental_decoding", NormsOfStoredContext),
+    ("causality", NearbyPast),
+    ("linear_bias", AlibiByDistance),
     ("weights_match_output", WeightsWithPairFeatures),
     ("image_windows", ShiftedSequence),
     ("allowed_keys_attended", HidesZeros),
@@ -10941,6 +11169,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("query_independence", ActiveQueries, "topk"),
     ("query_key_norms", NormsBesidePositions, "a table of positions"),
     ("query_permutation", StepsOfSensors, "is always causal"),
     ("formula", ContinuesPrompt, "its queries attend to each other, too"),

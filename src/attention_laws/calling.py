@@ -410,6 +410,11 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         groups.sort(key=lambda group: group != ["bhld", "blhd"])  # heads are split
     if len(shapes[0]) == 5:
         groups.sort(key=lambda group: not group[0].startswith(("video", "frames")))
+    if len(shapes[0]) == 3:
+        # Others may fit to the same tensors: what is documented is tested.
+        others = documented.other_orders(shapes[0])
+        likely = ([each for each in group if each not in others] for group in groups)
+        groups = [group for group in likely if group]
     if not all(map(documented.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]

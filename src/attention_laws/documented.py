@@ -8,6 +8,7 @@ Source: the docstrings of public code, in the styles of NumPy, Google and Sphinx
 """
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,6 +30,11 @@ NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
 # The same in columns of a table: "query  (B, N, D)".
 COLUMNS_PATTERN = re.compile(
     r"(?m)^\s*((?:\w+, *)*\w+) +[\[(]((?:[\w*. /]+, ?)+[\w*. /]+),?[\])]"
+)
+# The same in the style of NumPy, on the line behind the name and the type.
+NUMPY_PATTERN = re.compile(
+    r"(?m)^[ \t]*((?:\w+, *)*\w+) ?: ?[\w.\[\], |]+\n[ \t]+[^:;()\[\]\n]*"
+    r"[\[(]((?:[\w*. /]+, ?)+[\w*. /]+),?[\])]"
 )
 # The same without brackets: "query: B x N x D", or in columns of a table.
 PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
@@ -54,6 +60,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "keys: all that there are (B x M x 2*D)"
     >>> shapes(attend)
     {'keys': ('B', 'M', '2*D')}
+    >>> attend.__doc__ = "q : Tensor\n    (B, D)\nkeys : Tensor\n    Shape (B, M, D)."
+    >>> shapes(attend)
+    {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
     >>> attend.__doc__ = "Attention of q (B, D) to keys (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
@@ -74,7 +83,7 @@ def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
         others = [*COLUMNS_PATTERN.findall(text), *products]
-        others += SENTENCE_PATTERN.findall(text)
+        others += NUMPY_PATTERN.findall(text) + SENTENCE_PATTERN.findall(text)
         for written, shape in [*SHAPE_PATTERN.findall(text), *others]:
             axes = tuple(axis.strip() for axis in re.split(",| x ", shape))
             if not any(map(TYPE_PATTERN.search, axes)):
@@ -284,6 +293,18 @@ def sees_last_image(target: Any) -> bool:
     )
 
 
+def is_frame_major(target: Any) -> bool:
+    r"""Whether the tokens of a video are documented to be given frame by frame.
+
+    >>> def attend(x): "x: (B, T * N, C), the patches of all frames."
+    >>> def attend_to(x): "x: (B, N * T, C), the frames of each patch."
+    >>> is_frame_major(attend), is_frame_major(attend_to)
+    (True, False)
+    """
+    order = r"\b(t|f|\w*frames) ?\* ?\w+|\((t|f|frames) (n|p|s|l|hw|h w|\w*patches)\)"
+    return says(target, rf"\bframe.major\b|\bframe by frame\b|{order}")
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 
@@ -334,11 +355,56 @@ def clears_empty_rows(target: Any) -> bool:
     >>> def attend_to(x, mask): "mask: 0 for padding, ones for keys without padding."
     >>> clears_empty_rows(attend), clears_empty_rows(attend_to)
     (True, False)
+
+    So it does where it says that outputs at padding are zero.
+
+    >>> def attend_left(x, mask): "Outputs at padding positions are zero."
+    >>> clears_empty_rows(attend_left)
+    True
     """
     empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
     zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
     row = r"(token|quer(y|ies)|rows?|text)\b"
-    return says(target, rf"\b{row}[^.:;]*{empty}[^.:;]*{zero}")
+    padding = r"\boutputs?\b[^.:;]*\bpad\w*|\bpad\w*[^.:;]*\boutputs?\b"
+    return says(target, rf"(\b{row}[^.:;]*{empty}|{padding})[^.:;]*{zero}")
+
+
+# What a mask says of a key where it is True or 1, and where it is False or 0.
+VALUE_PATTERN = re.compile(r"\b(True|1|ones|non-?zero|False|0|zeros?)\b")
+HIDDEN_PATTERN = (
+    r"pad\w*|masked|ignored?|hid\w+|blocked|excluded|invalid|forbidden|missing|empty"
+    r"|(?:may|can|must|should) ?not"
+)
+SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*"
+MEANING_PATTERN = re.compile(
+    rf"\b(not (?:be )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
+    re.IGNORECASE,
+)
+
+
+def hides_where_true(target: Any, mask: str) -> bool | None:
+    r"""Whether a mask is documented to hide a key where it is True; None if unclear.
+
+    >>> def attend(x, mask, keep, seen, other):
+    ...     "mask: True at padding. keep: 1 = not masked, 0 = masked. seen: any mask."
+    >>> [hides_where_true(attend, name) for name in ("mask", "keep", "seen")]
+    [True, False, None]
+    """
+    said = set()
+    names = "|".join(map(re.escape, parameters_by_name(target)))
+    for sentence in sentences(target):
+        parts = re.split(rf"\b({names})\b", sentence)
+        text = " ".join(b for a, b in itertools.pairwise(parts) if a == mask)
+        for clause in re.split(r"[,;(]|\b(?:and|else|or|otherwise)\b", text):
+            value = VALUE_PATTERN.search(clause)
+            meaning = value and MEANING_PATTERN.search(clause, value.end())
+            if value and meaning:
+                is_true = value[1].lower() not in ("false", "0", "zero", "zeros")
+                is_hidden = bool(
+                    re.fullmatch(HIDDEN_PATTERN, meaning[2], re.IGNORECASE)
+                )
+                said.add(is_true == (is_hidden == (meaning[1] is None)))
+    return said.pop() if len(said) == 1 else None
 
 
 def has_queries(target: Any, mask: str) -> bool:
@@ -425,6 +491,18 @@ def is_batch_first(axes: tuple[str, ...]) -> bool:
     (False, True)
     """
     return not any(map(BATCH_PATTERN.match, axes[1:]))
+
+
+def other_orders(axes: tuple[str, ...]) -> tuple[str, ...]:
+    r"""The layouts of sequences in which batch items are not where axes name them.
+
+    >>> other_orders(("batch", "time", "d")), other_orders(("time", "batch", "d"))
+    (('lbd', 'ld'), ('bld', 'ld'))
+    """
+    first, second = (bool(BATCH_PATTERN.match(axis)) for axis in axes[:2])
+    if first == second:
+        return ()
+    return ("lbd" if first else "bld", "ld")
 
 
 def is_batch_third(axes: tuple[str, ...]) -> bool:

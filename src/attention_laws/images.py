@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from attention_laws import structure
+from attention_laws import documented, structure
 from attention_laws.algebra import last_ignores_first
 from attention_laws.law import NotApplicable, ScriptError, law, skip_unless
 from attention_laws.masking import IMAGES
@@ -160,6 +160,42 @@ def pixels_in_place(script: Script) -> None:
                 f"another order"
             )
             script.assert_true(f"not {found}", message)
+
+
+@law(slow=True, assumes="selection sampling")
+def frames_in_place(script: Script) -> None:
+    r"""A token of a video attends to the same places of all frames.
+
+    $$\{(t, p): \partial y_i / \partial x_{tp} \neq 0\} = T_i \times P_i$$
+
+    It attends to its own frame, to its own place in all frames, or to several places in
+    several frames. If the axes of frames and places are not exchanged before frames, or
+    places, join the batch items, all shapes are right, and tokens of other places are
+    attended to. This is tested where the documentation says that tokens are given frame
+    by frame. The number of places is no multiple of that of frames.
+    """
+    usual = script.adapter
+    is_stated = usual.layout == "bld" and documented.is_frame_major(usual.target)
+    skip_unless(is_stated, "takes no tokens of videos, frame by frame")
+    script.restart()
+    frames = structure.frame_count(script.evaluate("attention"))
+    skip_unless(frames > 1, "has no attribute for the number of frames")
+    for places in (n for n in (3, 5) if n % frames):
+        length = frames * places
+        script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+        script.adapter = replace(usual, fixed_length=length)
+        script.restart()
+        args = script.make_arguments()
+        script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+        with script.attempt():
+            output = script.call(args)
+            script.assert_true(
+                f"places_are_same({output}, {args.inputs[0]}, {frames})",
+                f"a token attends to other places in one of {frames} frames, of "
+                f"{places} tokens each, than in another",
+            )
+            return
+    raise NotApplicable("takes videos of one size only")
 
 
 @law(slow=True, assumes="selection dynamic")

@@ -946,7 +946,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal = (
             hides_future(*call)
             or is_causal_behind_prefix(*call)
-            or leaks_at_start_only(probe)
+            or (is_documented_causal(adapter) and leaks_when_short_only(probe))
             or is_causal_with_more_heads(probe)
         )
     text = "yes" if causal else "no"
@@ -1019,21 +1019,27 @@ def is_causal_with_more_heads(probe: CallProbe) -> bool:
     return call is not None and hides_future(*call)
 
 
-def leaks_at_start_only(probe: CallProbe) -> bool:
-    """Whether what says to be causal is so for all but some of the first tokens.
-
-    A mask that opens the columns of the first tokens must not do so above the diagonal.
-    """
-    adapter = probe.adapter
+def is_documented_causal(adapter: Adapter) -> bool:
+    """Whether code or text says that one sequence of any length sees the past only."""
     target = adapter.target
     text = source_of(type(target) if isinstance(target, nn.Module) else target)
-    if (
-        not adapter.single_input
-        or adapter.fixed_length is not None
-        or not re.search("causal|autoregressive", text, re.IGNORECASE)
-        or re.search("prefix|prompt|cls|class_|latent|bidirectional", text)
-    ):
-        return False
+    return (
+        adapter.single_input
+        and adapter.fixed_length is None
+        and bool(re.search("causal|autoregressive", text, re.IGNORECASE))
+        and not re.search("prefix|prompt|cls|class_|latent|bidirectional", text)
+    )
+
+
+def leaks_when_short_only(probe: CallProbe) -> bool:
+    """Whether it is causal for all but some of the first tokens, or in several blocks.
+
+    A mask that opens the columns of the first tokens must not do so above the diagonal,
+    nor may a path for a sequence within one block be without a mask.
+    """
+    call = probe.try_call(k_len=300)
+    if call is not None and hides_future(*call):
+        return True
     call = probe.try_call(k_len=12)
     if call is None:
         return False

@@ -32,7 +32,7 @@ from attention_laws.decoding import (
 )
 from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import CallArguments, Script, find_output, parts_of
-from attention_laws.tools import WeightsRecorder
+from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Methods beside `forward` that continue a sequence.
 DECODE_METHOD_PATTERN = re.compile(
@@ -270,14 +270,27 @@ def infer_context_cache(probe: CallProbe) -> None:
             return
         for index in indexes_beside_output(script, args, script.call_source(args)):
             with script.attempt():
-                # The context is not looked at again.
-                cache = script.assign("cache", f"{script.call_source(args)}{index}")
-                later = script.call(others, **{argument: cache})
-                if script.evaluate(f"torch.allclose({first}, {later})"):
+                if replaces_context(script, args, others, argument, index):
                     text = f"`{argument}`, {index} of the result, of the context"
                     probe.record("cache", text, "inferred")
                     probe.update(context_cache=argument, context_cache_index=index)
                     return
+
+
+def replaces_context(
+    script: Script, args: CallArguments, others: CallArguments, name: str, index: str
+) -> bool:
+    """Whether the context is not looked at again with a part of an earlier result.
+
+    That of past tokens grows in each call.
+    """
+    cache = script.assign("cache", f"{script.call_source(args)}{index}")
+    call = script.call_source(args, **{name: cache})
+    grown = script.assign("cache", f"{call}{index}")
+    sizes = [[t.shape for t in tensors_in(script.evaluate(c))] for c in (cache, grown)]
+    outputs = [script.call(each, **{name: cache}) for each in (args, others)]
+    is_same = script.evaluate(f"torch.equal({', '.join(outputs)})")
+    return bool(is_same) and sizes[0] == sizes[1]
 
 
 def infer_memory(probe: CallProbe) -> None:

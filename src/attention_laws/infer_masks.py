@@ -88,7 +88,7 @@ def infer_masks(probe: CallProbe) -> None:
             masks += mask_of_pooled(probe, name)
         if not masks and not unused_names[name]:
             masks += mask_of_all_items(probe, name) or mask_by_its_name(probe, name)
-        masks[:] = masks_of_sides(probe, name, masks)
+        masks[:] = as_documented(probe, masks_of_sides(probe, name, masks))
         for mask in masks:
             record_mask(probe, mask)
         required = probe.adapter.required_mask
@@ -108,6 +108,29 @@ def infer_masks(probe: CallProbe) -> None:
     probe.update(masks=tuple(mask for masks in found.values() for mask in masks))
     if not found:
         probe.record("mask", "none", "given" if given else "inferred")
+
+
+OPPOSITES = {
+    "attend": "ignore",
+    "ignore": "attend",
+    "attend_int": "ignore_int",
+    "ignore_int": "attend_int",
+}
+
+
+def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgument]:
+    """The masks, which hide keys where the documentation says so.
+
+    If others are hidden, the laws show it.
+    """
+    found = []
+    for mask in masks:
+        hides = documented.hides_where_true(probe.adapter.target, mask.name)
+        is_right = hides is None or mask.kind.startswith("ignore") == hides
+        if not (is_right or probe.options.mask):
+            mask = replace(mask, kind=OPPOSITES.get(mask.kind, mask.kind))
+        found.append(mask)
+    return found
 
 
 def masks_of_sides(

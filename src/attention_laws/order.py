@@ -209,7 +209,7 @@ def beside_convolution(script: Script) -> None:
     script.assert_close(before, after, message)
 
 
-@law(assumes="convolution latents sampling monotonic assignment")
+@law(assumes="convolution latents sampling selection monotonic assignment")
 def query_independence(script: Script) -> None:
     r"""Each query has the same output, whichever other queries are given.
 

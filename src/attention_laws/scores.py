@@ -85,6 +85,7 @@ def score_gradients(
     # With one input, a change of token 0 moves no query but its own.
     token = args.inputs[min(1, len(args.inputs) - 1)]
     q, k, _v = project(script, args)
+    skip_unless(script.evaluate(f"{weights}.requires_grad"), "computes no gradients")
 
     def gradient(of: str) -> Tensor:
         text = f"torch.autograd.grad({of}, {token}, retain_graph=True)[0]"

@@ -44,7 +44,9 @@ ENCODING_PATTERN = re.compile(
 POSITION_KINDS = {
     "rotary": r"rope|rotary|rotate|freqs_cis",
     "alibi": r"alibi|slope",
-    "unknown": r"relative|bucket|axial|xpos|2d|ndim(?!s)|bias_table|^rel",
+    # Distances, which any of them may compute, have no encoding of their own.
+    "unknown": r"relative(?!_(position|distance)s?$)|bucket|axial|xpos|2d|ndim(?!s)"
+    r"|bias_table|^rel(?!(_?dist\w*)?$)",
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
@@ -569,6 +571,14 @@ def size_attribute(target: Any, size: str) -> int | None:
             if type(value) is int:
                 return value
     return None
+
+
+def frame_count(module: Any) -> int:
+    """The number of the frames of a video that a module states, or 0."""
+    for name in ("num_frames", "n_frames", "frames"):
+        if type(value := getattr(module, name, None)) is int:
+            return value
+    return 0
 
 
 def stated_window(module: Any) -> int | None:

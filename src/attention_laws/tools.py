@@ -963,6 +963,24 @@ def wraps_around(y: Tensor, axis: int) -> bool:
     return any(size - 1 in each and each.isdisjoint(between) for each in found)
 
 
+def places_are_same(output: Tensor, x: Tensor, frames: int) -> bool:
+    r"""Whether each token depends on the same places in all frames that it depends on.
+
+    The tokens `[batch_size, frames * places, d_model]` are given frame by frame.
+
+    >>> x = torch.ones(1, 6, 1, requires_grad=True)
+    >>> y = x.unflatten(1, (2, 3)).sum(1, keepdim=True).expand(-1, 2, -1, -1)
+    >>> z = x.unflatten(1, (3, 2)).sum(2, keepdim=True).expand(-1, -1, 2, -1)
+    >>> places_are_same(y.flatten(1, 2), x, 2), places_are_same(z.flatten(1, 2), x, 2)
+    (True, False)
+    """
+    for grad in token_gradients(output, x, axis=1):
+        found = grad.any(0).any(-1).view(frames, -1)
+        if not torch.equal(found, found.any(1, keepdim=True) & found.any(0)):
+            return False
+    return True
+
+
 def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
     r"""Whether the output for each token has a gradient of the same token of `x`.
 

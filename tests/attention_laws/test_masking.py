@@ -2,8 +2,13 @@
 
 import torch
 
-from attention_laws import check, masking
-from specimens import NeighborsOfThreeInputs, assert_caught, each_law_of
+from attention_laws import LAWS, check, masking
+from specimens import (
+    NeighborsOfThreeInputs,
+    NotANumberAtPadding,
+    assert_caught,
+    each_law_of,
+)
 
 
 @each_law_of(masking)
@@ -16,3 +21,8 @@ def test_each_law_fails_on_implementations_that_violate_it(
 def test_padded_queries_of_windows_are_not_compared() -> None:
     laws, mask = ["padding", "neutral_mask"], {"mask": "attend:bk"}
     assert check(NeighborsOfThreeInputs, only=laws, mask=mask).ok
+
+
+def test_outputs_that_are_documented_to_be_zero_are_not_left_to_the_caller() -> None:
+    others = [name for name in LAWS if name != "fully_masked_rows"]
+    assert not check(NotANumberAtPadding, skip=others).ok
