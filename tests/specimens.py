@@ -7469,6 +7469,331 @@ class PooledByTime(nn.Module):
         return torch.cat([mean, (weights * (x - mean[..., None]) ** 2).sum(-1)], dim=1)
 
 
+class RelativeScores(SelfAttention):
+    """A query has a score for each distance, as in Transformer-XL."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.linear_pos = nn.Linear(8, d_model, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        seen = mask[:, None].expand(-1, x.shape[1], -1)
+        return super(SelfAttention, self).forward(x, x, x, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        distances = torch.arange(length - 1, -length, -1, device=q.device)
+        angles = distances[:, None] * torch.tensor([1, 0.5, 0.2, 0.1], device=q.device)
+        features = torch.cat([angles.sin(), angles.cos()], dim=-1).to(q.dtype)
+        r = self.split(self.linear_pos(features)[None])
+        return super().score(q, k) + self.rel_shift(super().score(q, r))
+
+    def rel_shift(self, scores: Tensor) -> Tensor:
+        length = scores.shape[2]
+        padded = nn.functional.pad(scores, self.padding)
+        rows = padded.view(*scores.shape[:2], -1, length)[:, :, 1:]
+        return rows.reshape_as(scores)[..., :length]
+
+    padding = (1, 0)
+
+
+class RelativeScoresPaddedBehind(RelativeScores):
+    padding = (0, 1)
+
+
+class ChunksOnTheLeft(Correct):
+    """A token sees its own chunk, and two before it."""
+
+    def __init__(self, d_model: int, heads: int, chunk_size: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.chunk_size = chunk_size
+        self.num_left_chunks = 2
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chunk = torch.arange(x.shape[1], device=x.device) // self.chunk_size
+        seen = self.is_near(chunk[:, None] - chunk)
+        return super().forward(x, x, x, seen[None])
+
+    def is_near(self, distance: Tensor) -> Tensor:
+        return (distance >= 0) & (distance <= self.num_left_chunks)
+
+
+class ChunksOnBothSides(ChunksOnTheLeft):
+    def is_near(self, distance: Tensor) -> Tensor:
+        return distance.abs() <= self.num_left_chunks
+
+
+class KeysOfSmallerImage(Correct):
+    """x: (B, C, H, W)"""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.reduce = nn.Conv2d(d_model, d_model, 2, stride=2)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        keys = self.reduce(x).flatten(2).mT
+        return super().forward(x.flatten(2).mT, keys, keys).mT.view_as(x)
+
+
+class DropsChannels(KeysOfSmallerImage):
+    """x: (B, C, H, W)"""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Dropout2d(dropout)
+
+
+class NodesOfTour(Correct):
+    """Scores are limited by a tanh.
+
+    visited: bool (batch, queries, nodes), True = may not be used any more
+    """
+
+    is_last = True
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, nodes: Tensor, visited: Tensor | None = None
+    ) -> Any:
+        return super().forward(x, nodes, nodes, visited)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and not self.is_last:
+            scores = scores.masked_fill(mask[:, None], -1e4)
+        scores = 5 * torch.tanh(scores / 5)
+        if mask is not None and self.is_last:
+            scores = scores.masked_fill(mask[:, None], -1e4)
+        return scores.softmax(dim=-1)
+
+
+class NodesOfTourLimitedLast(NodesOfTour):
+    """Scores are limited by a tanh.
+
+    visited: bool (batch, queries, nodes), True = may not be used any more
+    """
+
+    is_last = False
+
+
+class InterestInTarget(nn.Module):
+    """target_item: (B, D), history: (B, T, D), history_len: (B,)"""
+
+    more = 0
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.unit = nn.Linear(2 * d_model, 1)
+
+    def forward(
+        self, target_item: Tensor, history: Tensor, history_len: Tensor | None = None
+    ) -> Tensor:
+        target = target_item[:, None].expand_as(history)
+        scores = self.unit(torch.cat([target, history], -1).tanh())[..., 0]
+        if history_len is not None:
+            steps = torch.arange(history.shape[1], device=history.device)
+            valid = steps < history_len[:, None] + self.more
+            scores = scores.masked_fill(~valid, -1e4)
+        return (scores.softmax(-1)[:, None] @ history)[:, 0]
+
+
+class InterestInOneMore(InterestInTarget):
+    """target_item: (B, D), history: (B, T, D), history_len: (B,)"""
+
+    more = 1
+
+
+class PairsOfEndingNodes(Correct):
+    """z: (B, N, N, d), pairs of tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_bias = nn.Linear(d_model, heads)
+
+    def forward(self, z: Tensor) -> Any:  # type: ignore[override]
+        z = z.transpose(1, 2)
+        rows = z.flatten(0, 1)
+        bias = self.to_bias(z).permute(0, 3, 1, 2).repeat_interleave(z.shape[1], dim=0)
+        q, k, v = (
+            self.split(part(rows)) for part in (self.query, self.key, self.value)
+        )
+        weights = self.dropout((self.score(q, k) + bias).softmax(dim=-1))
+        return self.put_back(self.join(weights @ v).view_as(z))
+
+    def put_back(self, z: Tensor) -> Tensor:
+        return z.transpose(1, 2)
+
+
+class PairsOfEndingNodesLeft(PairsOfEndingNodes):
+    def put_back(self, z: Tensor) -> Tensor:
+        return z
+
+
+class ForecastOfVariables(SelfAttention):
+    """Channel independent. x: (batch, steps, n_vars); the same for 16 steps ahead."""
+
+    def __init__(self, d_model: int = 12, heads: int = 3) -> None:
+        super().__init__(d_model, heads)
+        self.embedding, self.head = nn.Linear(8, d_model), nn.Linear(2 * d_model, 16)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        series = self.series_of(x).unflatten(1, (2, 8))
+        y = self.head(super().forward(self.embedding(series)).flatten(1))
+        return y.unflatten(0, (len(x), -1)).transpose(1, 2)
+
+    def series_of(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1)
+
+
+class ForecastOfMixedVariables(ForecastOfVariables):
+    """Channel independent. x: (batch, steps, n_vars); the same for 16 steps ahead."""
+
+    def series_of(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[1])
+
+
+class PairsOfQueries(SelfAttention):
+    """x: (B, N, C), pairs: (B, N, N, C).
+
+    `pairs[b, i, j]` gives a bias to the score of query `i` for key `j`.
+    """
+
+    order = (0, 3, 1, 2)
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_bias = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor, pairs: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        scores = self.score(q, k) + self.to_bias(pairs).permute(self.order)
+        return self.join(self.read(self.dropout(scores.softmax(dim=-1)), v))
+
+
+class PairsOfKeys(PairsOfQueries):
+    """x: (B, N, C), pairs: (B, N, N, C).
+
+    `pairs[b, i, j]` gives a bias to the score of query `i` for key `j`.
+    """
+
+    order = (0, 3, 2, 1)
+
+
+class MeansOfPast(SelfAttention):
+    """Autoregressive: a token sees the means of all whole fours of tokens up to it."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        fours = torch.arange(k.shape[2], device=k.device) // 4
+        tokens = torch.arange(q.shape[2], device=k.device)
+        scores = (
+            super()
+            .score(q, k)
+            .masked_fill(fours >= self.whole_fours(tokens)[:, None], -1e4)
+        )
+        return torch.cat([torch.zeros_like(scores[..., :1]), scores], dim=-1)
+
+    def whole_fours(self, tokens: Tensor) -> Tensor:
+        return (tokens + 1) // 4
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights[..., 1:] @ v
+
+
+class MeansOfOpenFours(MeansOfPast):
+    """Autoregressive: a token sees the means of all whole fours of tokens up to it."""
+
+    def whole_fours(self, tokens: Tensor) -> Tensor:
+        return tokens // 4 + 1
+
+
+class DividesByWidth(SelfAttention):
+    """Scores are divided by the width of a head (muP), not by its square root."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q / q.shape[-1] @ k.mT
+
+
+class MixesHeadsBehind(SelfAttention):
+    """Returns the output and the coefficients with which the values are summed."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.proj_w = nn.Linear(heads, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        mixed = self.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
+        return self.join(self.read(mixed, v)), self.shown(weights, mixed)
+
+    def shown(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return mixed
+
+
+class MixesHeadsBehindShown(MixesHeadsBehind):
+    """Returns the output and the coefficients with which the values are summed."""
+
+    def shown(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return weights
+
+
+def attend_with_one_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """query: (B, H, L, E), key, value: (B, H, S, E)"""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return softmax_plus_one(scores) @ value
+
+
+def softmax_plus_one(scores: Tensor) -> Tensor:
+    zero = torch.zeros_like(scores[..., :1])
+    return torch.cat([zero, scores], dim=-1).softmax(dim=-1)[..., 1:]
+
+
+def attend_or_zero(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """query, key, value: (B, H, L, E). Queries that see no key give zeros.
+
+    attn_mask: (B, 1, L, S), added to the scores
+    """
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    is_empty = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    weights = scores.masked_fill(is_empty, 0.0).softmax(dim=-1)
+    return weights.masked_fill(is_empty, 0.0) @ value
+
+
+class WeightsAsFeatures(SelfAttention):
+    """The sums of the columns of a first attention are features of the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_feature = nn.Linear(1, d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        # The sums are features only, without gradients.
+        sums = (x @ x.mT / x.shape[-1]).softmax(dim=-1).sum(dim=1).detach()
+        return super().forward(x + self.to_feature(sums[..., None]))
+
+
+class CountsFromNewest(MaskedSelfAttention):
+    """Positions are counted from the most recent item."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pos_emb = nn.Embedding(300, d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        n = torch.arange(x.shape[1] - 1, -1, -1, device=x.device)
+        return super().forward(x + self.pos_emb(n))
+
+
+class Spectra(SelfAttention):
+    """The values are mixed by their spectra."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(weights @ v, dim=2), v.shape[2], dim=2)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10309,8 +10634,10 @@ class MeansOverPadding(RelativeLengths):
 
 
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "pairs_of_queries": [(PairsOfKeys, {})],
     "frames_in_place": [(PlacesOverTimeViewed, {})],
     "causality": [
+        (MeansOfOpenFours, {}),
         (NearbyPastOpenIfShort, {}),
         (SinksSeeFirst, {}),
         (MaskOffByOne, CAUSAL),
@@ -10321,6 +10648,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (InterestInOneMore, {}),
+        (NodesOfTourLimitedLast, {}),
         (FalseAtPadding, {}),
         (HidesQueriesOfPool, {}),
         (MaskOfOtherStream, {}),
@@ -10342,6 +10671,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (ForecastOfMixedVariables, {}),
         (SeriesOfOneTime, {}),
         (NodesBeyondBounds, {}),
         (WindowsSeeOtherText, {}),
@@ -10412,6 +10742,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (MixesHeadsBehindShown, {}),
         (WeightsWithoutPairFeatures, {}),
         (WeightsWithoutLastWord, {}),
         (WeightsOfMeanScores, {}),
@@ -10470,6 +10801,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (WrapsColumns, {"layout": "image_channels_last"}),
     ],
     "pixels_in_place": [
+        (PairsOfEndingNodesLeft, {}),
         (PixelsByColumns, {"layout": "image"}),
         (RowsThenColumnsViewed, {"layout": "image"}),
         (ColumnsOfLastChannels, {"layout": "image_channels_last"}),
@@ -10646,6 +10978,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (RotaryImageOfShortRows, {"positions": "rotary"}),
     ],
     "sliding_window": [
+        (ChunksOnBothSides, {}),
         (LooksOneLessAhead, {}),
         (WideWindow, {"window": 3}),
         (NarrowWindow, {"window": 3}),
@@ -10658,6 +10991,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (RelativeScoresPaddedBehind, {}),
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
         (RotaryKeysAhead, {"positions": "rotary"}),
@@ -10797,6 +11131,15 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("dtype_and_device", Spectra),
+    ("fully_masked_rows", attend_or_zero),
+    ("causality", MeansOfPast),
+    ("pairs_of_queries", PairsOfQueries),
+    ("batch_independence", ForecastOfVariables),
+    ("pixels_in_place", PairsOfEndingNodes),
+    ("padding", InterestInTarget),
+    ("padding", NodesOfTour),
+    ("relative_positions", RelativeScores),
     ("longer_padding", PooledByTime),
     ("frames_in_place", PlacesOverTime),
     ("combined_masks", ZeroAtPadding),
@@ -11169,6 +11512,12 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("long_sequences", CountsFromNewest, "counted from the last token"),
+    ("gradients", WeightsAsFeatures, "where gradients stop"),
+    ("rows_sum_to_one", attend_with_one_more, "softmax_plus_one"),
+    ("equal_values", MixesHeadsBehind, "proj_w"),
+    ("formula", DividesByWidth, "a scale that is documented"),
+    ("sliding_window", ChunksOnTheLeft, "`window` is not given"),
     ("query_independence", ActiveQueries, "topk"),
     ("query_key_norms", NormsBesidePositions, "a table of positions"),
     ("query_permutation", StepsOfSensors, "is always causal"),

@@ -155,7 +155,8 @@ def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
 
 
 @law(
-    assumes="gate compression convolution unnormalized decay linear inverse assignment"
+    assumes="gate compression convolution unnormalized decay linear inverse assignment "
+    "talking"
 )
 def equal_values(script: Script) -> None:
     r"""If all values are equal, they have the same part in each output.

@@ -35,7 +35,8 @@ def batch_independence(script: Script) -> None:
     that confuses heads with batch items, and masks that broadcast only because two
     sizes are equal all break this, and the results of a sequence then depend on the
     others. So do those of a graph among the edges of several, or in a batch of which an
-    argument tells the graph of each node.
+    argument tells the graph of each node. Variables of a series that are documented to
+    be independent are items, too.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -48,6 +49,7 @@ def batch_independence(script: Script) -> None:
         assert_joined_equal_alone(script)
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
+    assert_variables_are_apart(script)
     assert_first_item_is_unseen(script)
     assert_weights_are_of_item(script)
     assert_marks_are_of_item(script)
@@ -189,6 +191,20 @@ def assert_parts_equal_alone(
         message = "{place} of a sequence differs if it is packed with others"
         script.assert_close(alone, part, message)
     script.sizes = usual
+
+
+def assert_variables_are_apart(script: Script) -> None:
+    """If the tokens are variables that are documented to be independent, they are."""
+    adapter = script.adapter
+    if adapter.layout != "bdl" or not adapter.single_input or adapter.image:
+        return
+    if documented.has_independent_variables(adapter.target):
+        script.restart()
+        args = script.make_arguments()
+        before = script.call(args)
+        after = script.call(script.perturb(args, l=slice(0, 1)))
+        message = "{place} depends on another variable"
+        script.assert_close(before, after, message, l=slice(1, None))
 
 
 def assert_first_item_is_unseen(script: Script) -> None:

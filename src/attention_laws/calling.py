@@ -264,7 +264,13 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
         excluded = {*adapter.inputs, *options.call_args, *adapter.extra_args}
         other = [n for n in order if n not in excluded]
         if any(map(names.CONTEXT_PATTERN.search, adapter.extra_args)):
-            other = [n for n in other if not names.CONTEXT_PATTERN.search(n)]
+            # That of the context is constant; one of the input has its name in front.
+            of_input = tuple(adapter.inputs)
+            other = [
+                n
+                for n in other
+                if n.startswith(of_input) or not names.CONTEXT_PATTERN.search(n)
+            ]
         encodings = {
             name: ""
             for name in other

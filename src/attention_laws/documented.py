@@ -8,11 +8,12 @@ Source: the docstrings of public code, in the styles of NumPy, Google and Sphinx
 """
 
 import inspect
-import itertools
 import re
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
+
+from torch import nn
 
 from attention_laws.names import (
     INTEGERS_PATTERN,
@@ -20,6 +21,7 @@ from attention_laws.names import (
     POSITION_PATTERN,
     parameters_by_name,
 )
+from attention_laws.source import source_of
 
 # The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
 SHAPE_PATTERN = re.compile(
@@ -305,6 +307,38 @@ def is_frame_major(target: Any) -> bool:
     return says(target, rf"\bframe.major\b|\bframe by frame\b|{order}")
 
 
+def has_pairs_of_queries(target: Any) -> bool:
+    r"""Whether features of pairs are documented to be those of a query i for a key j.
+
+    >>> def attend(x, pairs): "`pairs[b, i, j]` is a bias of query `i` for key `j`."
+    >>> has_pairs_of_queries(attend)
+    True
+    """
+    return says(
+        target, r"\[(\w, ?)?i, ?j\][^:]*\bquer(y|ies)\W{1,4}i\b[^:]*\bkey\W{1,4}j\b"
+    )
+
+
+def has_independent_variables(target: Any) -> bool:
+    r"""Whether the variables of a series are documented to be independent.
+
+    >>> def attend(x): "Channel independent. x: (batch, time, n_vars)"
+    >>> has_independent_variables(attend)
+    True
+    """
+    return says(target, r"\b(channel|variate|variable|series).independen(t|ce)\b")
+
+
+def has_scale_of_its_own(target: Any) -> bool:
+    r"""Whether scores are documented to be divided by another number than the root.
+
+    >>> def attend(x): "Scores are divided by head_dim (muP), not by its square root."
+    >>> has_scale_of_its_own(attend)
+    True
+    """
+    return says(target, r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b")
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 
@@ -332,6 +366,29 @@ def gets_no_gradient(target: Any, argument: str) -> bool:
     return says_of(target, argument, pattern)
 
 
+def stops_gradients(target: Any) -> bool:
+    """Whether a comment in the code says that something receives no gradient."""
+    return bool(re.search(r"\b(no|without|stops?) gradients?\b", comments_of(target)))
+
+
+def comments_of(target: Any) -> str:
+    """All comments in the code of a class or a function, in one line."""
+    kind = type(target) if isinstance(target, nn.Module) else target
+    return in_one_line(re.findall("#.*", source_of(kind)))
+
+
+def counts_from_the_end(target: Any) -> bool:
+    r"""Whether the documentation says that positions are counted from the last token.
+
+    >>> def attend(x): "Positions are counted from the most recent item."
+    >>> counts_from_the_end(attend)
+    True
+    """
+    last = r"(end|last|latest|newest|most recent)\b"
+    text = in_one_line([*docstrings(target), comments_of(target)])
+    return bool(re.search(rf"(?i)\b(position|count)\w*[^.]*\bfrom the {last}", text))
+
+
 def returns_weights_of_values(target: Any) -> bool:
     r"""Whether returned weights are documented to be those of the values.
 
@@ -344,7 +401,10 @@ def returns_weights_of_values(target: Any) -> bool:
     text = in_one_line([*docstrings(target), (module and module.__doc__) or ""])
     which = r"[^.]*\b(which|that)\b[^.]*\bvalues\b"
     return bool(
-        re.search(rf"(?i)(return[^.]*\bweights|weights returned)\b{which}", text)
+        re.search(
+            rf"(?i)(return[^.]*\b(weights|coefficients)|weights returned)\b{which}",
+            text,
+        )
     )
 
 
@@ -393,8 +453,11 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     said = set()
     names = "|".join(map(re.escape, parameters_by_name(target)))
     for sentence in sentences(target):
-        parts = re.split(rf"\b({names})\b", sentence)
-        text = " ".join(b for a, b in itertools.pairwise(parts) if a == mask)
+        # The text about the next argument begins with its name.
+        parts = re.split(
+            rf"\b(?:({mask})\b|({names})[`*]*(?=(?:, \w+)* ?[:(]))", sentence
+        )
+        text = " ".join(parts[n + 2] for n in range(1, len(parts) - 1, 3) if parts[n])
         for clause in re.split(r"[,;(]|\b(?:and|else|or|otherwise)\b", text):
             value = VALUE_PATTERN.search(clause)
             meaning = value and MEANING_PATTERN.search(clause, value.end())

@@ -80,6 +80,7 @@ def dropout(script: Script) -> None:
     assert_argument_switches_off(script)
     for place in places:
         assert_weights_alone_are_dropped(script, place)
+        assert_heads_stay(script, place)
     changed = {place: assert_dropout_is_fair(script, place) for place in places}
     for place in places:
         if changed[place]:
@@ -170,6 +171,24 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
         message = f"`{place}` is applied to the weights, and to other numbers, too"
         claim = f"all({are_weights}) or not any({are_weights})"
         script.assert_true(claim, message)
+
+
+def assert_heads_stay(script: Script, place: str) -> None:
+    """Weights are dropped one by one, and not by a layer that drops whole channels.
+
+    It takes the weights of a head for a channel.
+    """
+    script.restart("train")
+    layer = f"attention.get_submodule({place.replace('*', '0')!r})"
+    kinds = "(torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)"
+    drops_channels = script.evaluate(f"isinstance({layer}, {kinds})")
+    if not drops_channels or is_of_part(script, place):
+        return
+    call = f"lambda: {script.call_source(script.make_arguments())}"
+    seen = script.assign("seen", f"captured_inputs({call}, {layer})")
+    is_row = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
+    message = f"`{place}` drops all weights of a head at once"
+    script.assert_true(f"not any({is_row} for x in {seen})", message)
 
 
 def is_always_zero(script: Script) -> bool:
@@ -593,7 +612,7 @@ def assert_masks_differ(
     $n$ keys and $h$ heads, the counts of remaining keys allow $(n + 1)^h$ outcomes.
     """
     adapter, heads = script.adapter, script.sizes.heads
-    length = script.sizes.k_len
+    length = count_keys(script, args)
     if adapter.is_pooled or has_several_attentions(script):
         return  # of several, each may have fewer keys or queries
     if "convolution" in adapter.designs and (
@@ -619,6 +638,14 @@ def assert_masks_differ(
     if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * copies:
         if not differs_for_unequal_tokens(script, args, copies, 1.1 * expected):
             script.assert_true(claim, message.format(count))
+
+
+def count_keys(script: Script, args: CallArguments) -> int:
+    """The number of keys, which may be fewer than the tokens."""
+    with WeightsRecorder() as recorder:
+        script.evaluate(script.call_source(args))
+    counts: list[int] = [weights.shape[axis] for weights, axis in recorder.found]
+    return min([script.sizes.k_len, *counts])
 
 
 def differs_for_unequal_tokens(

@@ -66,6 +66,8 @@ def gradients(script: Script) -> None:
             except LawViolation:
                 is_odd = needs_float32(script, allowed, mask)
                 skip_unless(not is_odd, "has a gradient in float32, and NaN in float64")
+                if documented.stops_gradients(script.adapter.target):
+                    skip_unless(script.insist, "its code says where gradients stop")
                 raise
         if script.adapter.is_module and script.adapter.reproducible_training:
             script.restart("train", dropout=0.5)

@@ -127,7 +127,7 @@ def pixels_in_place(script: Script) -> None:
     frames = 1 + kind.startswith("video")
     is_image = kind and adapter.single_input and not adapter.is_pooled
     skip_unless(bool(is_image), "takes no images")
-    shapes = [(3, 5), *IMAGES]
+    shapes = [(3, 5), *IMAGES, (5, 5)]  # the last for pairs of tokens
     if adapter.fixed_length is not None:
         frames, shapes = 1, [adapter.grid(adapter.fixed_length)]
     for rows, columns in shapes:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.adapter import (
     LAYOUTS,
     Adapter,
@@ -946,7 +946,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal = (
             hides_future(*call)
             or is_causal_behind_prefix(*call)
-            or (is_documented_causal(adapter) and leaks_when_short_only(probe))
+            or (is_documented_causal(adapter) and leaks_at_times(probe))
             or is_causal_with_more_heads(probe)
         )
     text = "yes" if causal else "no"
@@ -974,6 +974,8 @@ def infer_behavior(probe: CallProbe) -> None:
     designs = {**structure.designs_of(adapter.target), **probe.adapter.designs}
     if own_keys := count_own_keys(probe):
         designs.setdefault("sink", f"{own_keys} keys of its own")
+    if documented.has_scale_of_its_own(adapter.target):
+        designs.setdefault("scale", "a scale that is documented")
     if not calls_softmax(lambda: call[0].call(call[1])):
         designs["unnormalized"] = "no softmax"
     probe.update(designs=designs)
@@ -997,9 +999,9 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
     return replace(mask, moves_queries=is_moved)
 
 
-def hides_future(script: Script, args: CallArguments) -> bool:
+def hides_future(script: Script, args: CallArguments, start: int = 3) -> bool:
     """Whether the first three tokens have an influence on later ones, and not back."""
-    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    late, early = {"l": slice(start, None)}, {"l": slice(0, 3)}
     backward = influence(script, args, late, early)
     return backward < 1e-6 < influence(script, args, early, late)
 
@@ -1031,14 +1033,16 @@ def is_documented_causal(adapter: Adapter) -> bool:
     )
 
 
-def leaks_when_short_only(probe: CallProbe) -> bool:
+def leaks_at_times(probe: CallProbe) -> bool:
     """Whether it is causal for all but some of the first tokens, or in several blocks.
 
     A mask that opens the columns of the first tokens must not do so above the diagonal,
-    nor may a path for a sequence within one block be without a mask.
+    nor may a path for a sequence within one block be without a mask. What is called
+    autoregressive sees no token of its own block that follows, either.
     """
     call = probe.try_call(k_len=300)
-    if call is not None and hides_future(*call):
+    is_strict = documented.says(probe.adapter.target, "autoregressive")
+    if call is not None and hides_future(*call, start=200 if is_strict else 3):
         return True
     call = probe.try_call(k_len=12)
     if call is None:
@@ -1203,6 +1207,9 @@ def infer_positions(
     if probe.adapter.position_args or (may_encode and order_matters(script, args)):
         found = structure.identifiers(target) | {*probe.adapter.position_args}
         positions = structure.positions_named(found)
+        is_sequence = probe.adapter.single_input and not (probe.adapter.image or length)
+        if positions == "unknown" and is_sequence and structure.is_relative(found):
+            positions = "relative"
         return positions, "assumed" if positions == "unknown" else "inferred"
     # A table that has no effect.
     if probe.adapter.is_module:

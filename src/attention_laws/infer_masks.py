@@ -328,10 +328,18 @@ def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
     """The first encoding in which an argument hides keys; None if it hides none.
 
     Its name does not tell that it is a mask, so one that leaks is none, unless it hides
-    what is hidden in all batch items alike: then items get the masks of others.
+    what is hidden in all batch items alike: then items get the masks of others. Where
+    the documentation tells it, it is that which leaks least.
     """
     if is_unused(probe, name):
         return None
+    hides = documented.hides_where_true(probe.adapter.target, name)
+    if hides is not None:
+        kinds = ("ignore", "ignore_int") if hides else ("attend", "attend_int")
+        stated = [mask for kind in kinds for mask in encodings_of(name, kind)]
+        leaks = [(mask_leakage(probe, mask), n) for n, mask in enumerate(stated)]
+        known = [(leak, n) for leak, n in leaks if leak is not None]
+        return stated[min(known)[1]] if known else None
     for alike in (False, True):
         for mask in encodings_of(name, ""):
             leak = mask_leakage(probe, mask, alike=alike)

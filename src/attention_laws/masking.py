@@ -563,7 +563,7 @@ def fully_masked_rows(script: Script) -> None:
     skip_unless(masks, "a sequence without tokens has a length of 0; see `only`")
     # The caller chooses the number that an additive mask hides with, and can choose a
     # finite one.
-    masks = [finite_mask(mask) for mask in masks]
+    stated, masks = masks, [finite_mask(mask) for mask in masks]
     left_to_caller = False
     is_promised = documented.clears_empty_rows(script.adapter.target)
     for mode in script.modes():
@@ -601,7 +601,7 @@ def fully_masked_rows(script: Script) -> None:
     reason = "a fully masked row gives NaN, as in PyTorch; to insist, use `only`"
     skip_unless(not left_to_caller, reason)
     if is_promised:
-        for mask in masks:
+        for mask in stated:
             script.restart()
             assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
     assert_finite_in_half(script, allowed, masks)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.algebra import (
     assert_in_float64,
     assert_shares_equal,
@@ -336,6 +336,38 @@ def assert_equal_without_others(
         script.assert_close(among_all, alone, message)
 
 
+@law(slow=True)
+def pairs_of_queries(script: Script) -> None:
+    r"""Features of a pair have influence on the query of the pair only.
+
+    $$\partial y_m / \partial e_{ij} = 0 \quad \text{for } m \neq i$$
+
+    They add a bias to its score, or gate its weight. If their two axes are exchanged
+    when the heads are moved to the front, all shapes are right, and the feature of
+    query $i$ and key $j$ meets query $j$. This is tested where the documentation says
+    which axis is that of the queries: conventions for the edges of a graph differ.
+    """
+    adapter = script.adapter
+    pairs = [
+        name
+        for name, text in adapter.extra_args.items()
+        if text.endswith("{length}, {length}, -1)")
+    ]
+    skip_unless(pairs, "takes no features of pairs")
+    is_stated = documented.has_pairs_of_queries(adapter.target)
+    skip_unless(is_stated, "does not say which features of pairs are of a query")
+    for name in pairs:
+        script.restart()
+        args = script.make_arguments()
+        before = script.call(args)
+        given = script.sized_arguments(args, 0, [*args.inputs])[name]
+        changed = script.assign("pairs", f"{given}.clone()")
+        script.exec_line(f"{changed}[:, 0] += 1 + {changed}[:, 0].cumsum(1)")
+        after = script.call(args, **{name: changed})
+        message = f"{{place}} depends on the `{name}` of another query"
+        script.assert_close(before, after, message, l=slice(1, None))
+
+
 # Queries that fill more than two blocks of 64.
 MANY = 130
 
@@ -348,10 +380,13 @@ def sliding_window(script: Script) -> None:
 
     A window off by one passes every test of shapes. Both edges are tested: the key just
     outside must have no influence, and the key just inside must have one. If a number
-    of future tokens is an argument, such as `right_context`, the last one is seen.
+    of future tokens is an argument, such as `right_context`, the last one is seen. If
+    only chunks on the left are counted, as by `num_left_chunks`, those on the right
+    have no influence.
     """
     adapter = script.adapter
     assert_sees_ahead(script)
+    assert_later_chunks_are_unseen(script)
     width = adapter.window
     if width is None:
         raise NotApplicable("`window` is not given")
@@ -384,6 +419,28 @@ def sliding_window(script: Script) -> None:
                 script.assert_true(
                     f"not torch.equal({after}{index}, {before}{index})", message
                 )
+
+
+def assert_later_chunks_are_unseen(script: Script) -> None:
+    """Where chunks on the left are counted, and none on the right, those are hidden."""
+    adapter, usual = script.adapter, script.sizes
+    script.restart()
+    size = structure.chunk_with_left_context(script.evaluate("attention"))
+    names_of = names.parameters_by_name(adapter.target)
+    looks_ahead = any(map(names.AHEAD_PATTERN.fullmatch, names_of))
+    is_sequence = adapter.single_input and not adapter.image
+    if not size or looks_ahead or not is_sequence or adapter.fixed_length is not None:
+        return
+    length = 3 * size
+    script.sizes = replace(usual, batch_size=1, q_len=length, k_len=length)
+    with script.attempt():
+        script.restart()
+        args = script.make_arguments(script.all_allowed(length, length))
+        before = script.call(args)
+        after = script.call(script.perturb(args, l=slice(size, None)))
+        message = f"{{place}}, in the first chunk of {size}, depends on later ones"
+        script.assert_close(before, after, message, l=slice(0, size))
+    script.sizes = usual
 
 
 def assert_sees_ahead(script: Script) -> None:

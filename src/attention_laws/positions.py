@@ -848,7 +848,7 @@ def assert_rows_in_order(
         script.fail("False, " + repr(message), message, math.nan, 0.0)
 
 
-@law(slow=True, assumes="sampling")
+@law(slow=True, assumes="sampling convolution")
 def distant_positions(script: Script) -> None:
     r"""Positions far from the start are as exact as the first, in half precision, too.
 

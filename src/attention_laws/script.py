@@ -700,7 +700,8 @@ class Script:
         """
         overflows = "cannot be converted" in str(failure)
         is_loud = overflows or bool(DTYPES_DIFFER.search(str(failure)))
-        return "not implemented for" in str(failure) or (is_loud and not self.insist)
+        has_no_kernel = re.search("not implemented for|Unsupported dtype", str(failure))
+        return bool(has_no_kernel) or (is_loud and not self.insist)
 
     def fail(
         self, claim: str, message: str, difference: float, tolerance: float

@@ -88,7 +88,7 @@ DESIGNS = {
     r"|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
     # Keys whose weight is exactly zero.
     "zeros": r"sparsemax|entmax|tropical|max_?plus",
-    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(one|1)"
+    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(plus_?)?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
@@ -432,6 +432,18 @@ def positions_named(found: Iterable[str]) -> str:
     return kinds.pop() if len(kinds) == 1 else "unknown"
 
 
+def is_relative(found: Iterable[str]) -> bool:
+    r"""Whether names tell that positions are encoded by distances in a sequence.
+
+    >>> is_relative({"rel_shift"}), is_relative({"relative_bias", "height"})
+    (True, False)
+    """
+    text = " ".join(found)
+    named = re.search(r"\brel(ative)?_|_rel(ative)?\b|\bRel(ative)?[A-Z_]", text)
+    other = re.search(r"2d|height|_rows?\b|axial|grid|coord|abs(olute)?_", text)
+    return bool(named) and not other
+
+
 def identifiers(target: Any, without: Collection[type] = ()) -> set[str]:
     """Names of the parts of `target`, and names in its code, as far as it is Python.
 
@@ -587,6 +599,22 @@ def stated_window(module: Any) -> int | None:
         if type(value := getattr(owner, "sliding_window", None)) is int:
             return value
     return None
+
+
+def chunk_with_left_context(module: Any) -> int:
+    """The size of chunks of which those on the left are seen, too, as a module states.
+
+    0 if it states none, or if it sees some on the right.
+    """
+    numbers = {n: v for n, v in vars(module).items() if type(v) is int}
+    sizes = [
+        v
+        for n, v in numbers.items()
+        if re.fullmatch("(chunk|segment)_(size|len(gth)?)", n)
+    ]
+    is_left = any("left" in name for name in numbers)
+    is_right = any(re.search("right|ahead|future", name) for name in vars(module))
+    return sizes[0] if len(sizes) == 1 and is_left and not is_right else 0
 
 
 def rotary_width(module: Any) -> int | None:

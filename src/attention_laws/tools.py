@@ -1005,7 +1005,8 @@ def token_gradients(output: Tensor, x: Tensor, axis: int) -> Iterator[Tensor]:
 def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, int]]:
     r"""Tokens of `x`, each with the token of the output that it changes most.
 
-    These are the tokens that change the output of the same token no more than others.
+    These are the tokens that change the output of the same token no more than others,
+    or clearly less than another one.
     There are none unless most are so, and unless each changes one output clearly more
     than others, and nearly each another one.
 
@@ -1021,7 +1022,8 @@ def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, in
     own = influence.diagonal()
     largest, places = influence.max(dim=0)
     others = (influence.sum(dim=0) - own) / max(1, len(own) - 1)
-    moved = (own < 1.3 * others).nonzero().flatten().tolist()
+    is_moved = (own < 1.3 * others) | (largest > 1.5 * own)
+    moved = is_moved.nonzero().flatten().tolist()
     is_clear = (largest >= 1.5 * others).double().mean() >= 0.5
     many = 0.6 * len(own)
     if len(moved) < many or len({*places.tolist()}) < many or not is_clear:

@@ -4,15 +4,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.dropout import count_of_copies
 from attention_laws.script import Script
-from specimens import SelfAttention, assert_caught
+from specimens import (
+    DropsChannels,
+    KeysOfSmallerImage,
+    SelfAttention,
+    assert_caught,
+)
 
 
 @pytest.mark.slow
 def test_the_law_fails_on_implementations_that_violate_it(device: torch.device) -> None:
     assert_caught("dropout", device.type)
+
+
+@pytest.mark.slow
+def test_a_layer_for_channels_does_not_drop_weights() -> None:
+    others = [name for name in LAWS if name != "dropout"]
+    assert check(KeysOfSmallerImage, skip=others).ok
+    [failed] = check(DropsChannels, skip=others).failed
+    assert failed.detail == "`dropout` drops all weights of a head at once"
 
 
 class PacksBatch(SelfAttention):
