@@ -7794,6 +7794,159 @@ class Spectra(SelfAttention):
         return torch.fft.irfft(torch.fft.rfft(weights @ v, dim=2), v.shape[2], dim=2)
 
 
+class NormInFront(SelfAttention):
+    """x = x + attn(norm(x))"""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        h = self.norm(x)
+        return self.passed_on(x, h) + super().forward(h)
+
+    def passed_on(self, x: Tensor, h: Tensor) -> Tensor:
+        return x
+
+
+class PassesOnTheNorm(NormInFront):
+    """x = x + attn(norm(x))"""
+
+    def passed_on(self, x: Tensor, h: Tensor) -> Tensor:
+        return h
+
+
+class PlacesOfKeysOnly(Correct):
+    """`pos` is added to queries and keys."""
+
+    def forward(self, x: Tensor, pos: Tensor | None = None) -> Any:  # type: ignore[override]
+        placed = x if pos is None else x + pos
+        return super().forward(placed, placed, self.values_of(x, placed))
+
+    def values_of(self, x: Tensor, placed: Tensor) -> Tensor:
+        return x
+
+
+class PlacesOfValues(PlacesOfKeysOnly):
+    """`pos` is added to queries and keys."""
+
+    def values_of(self, x: Tensor, placed: Tensor) -> Tensor:
+        return placed
+
+
+class DictOfNormedContext(Correct):
+    """Pass the same `cache` at each step: the context is projected once."""
+
+    is_stored_with_norm = True
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: dict[str, Tensor] | None = None
+    ) -> Any:
+        q, cache = self.split(self.query(x)), {} if cache is None else cache
+        if "k" in cache:
+            k = cache["k"]
+        else:
+            k = self.key_norm(self.split(self.key(context)))
+            unnormed = self.split(self.key(context))
+            cache["k"] = k if self.is_stored_with_norm else unnormed
+            cache["v"] = self.split(self.value(context))
+        weights = self.dropout(self.weigh(self.score(q, k), None))
+        return self.join(self.read(weights, cache["v"]))
+
+
+class DictOfContextBeforeNorm(DictOfNormedContext):
+    is_stored_with_norm = False
+
+
+class OnesAndZeros(Correct):
+    """attention_mask: (batch, length), 1 for tokens that are not masked, 0 = padding"""
+
+    dtype = torch.bool
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        if attention_mask is not None:
+            attention_mask = attention_mask[:, None, None].to(self.dtype or x.dtype)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attention_mask)
+        return self.join(y)
+
+
+class AddsOnesAndZeros(OnesAndZeros):
+    """attention_mask: (batch, length), 1 for tokens that are not masked, 0 = padding"""
+
+    dtype = None
+
+
+class SeesAhead(Correct):
+    """Causal, but for three tokens that are seen in advance."""
+
+    lookahead = 3
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return super().forward(x, x, x, ones.tril(self.lookahead)[None])
+
+
+class CausalInFrames(Correct):
+    """x: (batch, frames, patches, dim). A frame sees itself and those before it."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        frame = torch.arange(x.shape[1], device=x.device).repeat_interleave(x.shape[2])
+        tokens = x.flatten(1, 2)
+        y = super().forward(tokens, tokens, tokens, (frame <= frame[:, None])[None])
+        return y.view_as(x)
+
+
+def attend_by_heads(
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int = 4
+) -> Tensor:
+    """query, key, value: (batch, length, dim)"""
+    q, k, v = (
+        x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (query, key, value)
+    )
+    y = nn.functional.scaled_dot_product_attention(q, k, v)
+    return y.transpose(1, 2).flatten(2)
+
+
+class DropsKeysOfScores(SelfAttention):
+    """A dropped key has a large negative number added to its score."""
+
+    def __init__(self, d_model: int, heads: int, drop_key: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.drop_key = drop_key
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k).float()
+        if self.training and self.drop_key:
+            dropped = torch.bernoulli(torch.full_like(scores, self.drop_key))
+            scores = scores + dropped * -1e9
+        return scores.to(q.dtype)
+
+
+class PlacesFromTheEnd(MaskedSelfAttention):
+    # keys know their place (counted
+    # from the end), as histories are padded on the left
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.abs_pos_k = nn.Embedding(300, d_model // heads)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        seen = ones.tril()[None]
+        if padding_mask is not None:
+            seen = seen & ~padding_mask[:, None]
+        return Correct.forward(self, x, x, x, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2] - 1, -1, -1, device=k.device)
+        return super().score(q, k + self.abs_pos_k(places))
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10634,6 +10787,8 @@ class MeansOverPadding(RelativeLengths):
 
 
 VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
+    "position_free_values": [(PlacesOfValues, {})],
+    "residual_connection": [(PassesOnTheNorm, {})],
     "pairs_of_queries": [(PairsOfKeys, {})],
     "frames_in_place": [(PlacesOverTimeViewed, {})],
     "causality": [
@@ -10648,6 +10803,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "causal_gradient": [(LeaksGradient, CAUSAL)],
     "padding": [
+        (AddsOnesAndZeros, {}),
         (InterestInOneMore, {}),
         (NodesOfTourLimitedLast, {}),
         (FalseAtPadding, {}),
@@ -10875,6 +11031,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (DictOfContextBeforeNorm, {}),
         (StoresContextBeforeNorm, {}),
         (DistancesWithoutContext, {}),
         (BiasOfFirstQuery, {}),
@@ -11131,6 +11288,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("gradients", DropsKeysOfScores),
+    ("formula", attend_by_heads),
+    ("padding", OnesAndZeros),
+    ("incremental_decoding", DictOfNormedContext),
+    ("position_free_values", PlacesOfKeysOnly),
+    ("residual_connection", NormInFront),
     ("dtype_and_device", Spectra),
     ("fully_masked_rows", attend_or_zero),
     ("causality", MeansOfPast),
@@ -11512,6 +11675,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("key_permutation", PlacesFromTheEnd, "positional encoding"),
+    ("longer_padding", PlacesFromTheEnd, "counted from the last token"),
+    ("causality", CausalInFrames, "is not causal"),
+    ("formula", SeesAhead, "lookahead"),
     ("long_sequences", CountsFromNewest, "counted from the last token"),
     ("gradients", WeightsAsFeatures, "where gradients stop"),
     ("rows_sum_to_one", attend_with_one_more, "softmax_plus_one"),

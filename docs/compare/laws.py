@@ -130,6 +130,7 @@ FAMILIES = {
     "sinks": "Sinks",
     "gradients": "Gradients",
     "decoding": "Decoding",
+    "blocks": "Blocks",
     "order": "Order",
     "positions": "Positions",
     "lengths": "Long sequences",

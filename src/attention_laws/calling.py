@@ -460,8 +460,10 @@ def variants_and_masks(
     # The tokens of a bag have one output, beside which their weights may be returned.
     bags = [f for f in filled if names.ONE_BAG in f["extra_args"].values()]
     yield from (({**fields, "is_pooled": True}, None) for fields in bags)
-    # A mask that is required is mostly not None, and then nothing else is missing.
-    yield from itertools.product([{}], [None, *required_masks])
+    # A mask that is required is mostly not None, and then nothing else is missing. A
+    # number of heads has a default that would divide the width, too.
+    counted = [f for f in filled if {*f["extra_args"].values()} == {"{heads}"}]
+    yield from itertools.product([*counted, {}], [None, *required_masks])
     usual = [*second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
     usual += [*needed_together(probe, filled)]

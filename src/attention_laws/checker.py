@@ -33,6 +33,7 @@ from torch import nn
 from attention_laws import (
     algebra,
     batch,
+    blocks,
     constructor,
     decoding,
     dropout,
@@ -70,7 +71,7 @@ LAWS: dict[str, Law] = {
     each.name: each
     for family in (
         *(masking, batch, images, algebra, scores, heads, sinks, gradients, decoding),
-        *(order, positions, lengths, execution, dropout, constructor),
+        *(blocks, order, positions, lengths, execution, dropout, constructor),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

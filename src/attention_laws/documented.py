@@ -329,6 +329,31 @@ def has_independent_variables(target: Any) -> bool:
     return says(target, r"\b(channel|variate|variable|series).independen(t|ce)\b")
 
 
+def has_norm_in_front(target: Any) -> bool:
+    r"""Whether a norm is documented to be in front of the attention of a block.
+
+    >>> def attend(x): "x = x + attn(ln_1(x))"
+    >>> def attend_first(x): "x = norm(x + attn(x))"
+    >>> has_norm_in_front(attend), has_norm_in_front(attend_first)
+    (True, False)
+    """
+    return says(target, r"\bpre-?(layer)?norm|\bx \+ [\w.]*\([\w.]*(norm|ln)\w*\(x\)")
+
+
+def keeps_positions_from_values(target: Any) -> bool:
+    r"""Whether positions are documented to be added to queries and keys only.
+
+    >>> def attend(x, pos): "`pos` is added to queries and keys, not to the values."
+    >>> keeps_positions_from_values(attend)
+    True
+    """
+    text = in_one_line(docstrings(target))
+    added = r"\badded to (the )?(quer(y|ies)|q)( and |, | & |/)(the )?k(eys?)?\b"
+    return bool(re.search(added, text)) and not re.search(
+        r"keys?(,| and) values?", text
+    )
+
+
 def has_scale_of_its_own(target: Any) -> bool:
     r"""Whether scores are documented to be divided by another number than the root.
 
@@ -337,6 +362,16 @@ def has_scale_of_its_own(target: Any) -> bool:
     True
     """
     return says(target, r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b")
+
+
+def drops_alike_in_heads(target: Any) -> bool:
+    r"""Whether all heads are documented to drop the same.
+
+    >>> def attend(x, dropout=0.1): "dropout: of whole edges, over all heads alike"
+    >>> drops_alike_in_heads(attend)
+    True
+    """
+    return says(target, r"\bdrop\w*\b[^.]*\bheads (alike|share)|\bsame for all heads\b")
 
 
 def place_of_dropout(target: Any) -> str:
@@ -374,7 +409,7 @@ def stops_gradients(target: Any) -> bool:
 def comments_of(target: Any) -> str:
     """All comments in the code of a class or a function, in one line."""
     kind = type(target) if isinstance(target, nn.Module) else target
-    return in_one_line(re.findall("#.*", source_of(kind)))
+    return in_one_line(re.findall("#+(.*)", source_of(kind)))
 
 
 def counts_from_the_end(target: Any) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names, structure
+from attention_laws import documented, names, structure
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.execution import names_of
 from attention_laws.law import (
@@ -675,6 +675,7 @@ def assert_keys_drop_apart(script: Script, y: str, place: str) -> None:
         or adapter.is_pooled
         or heads == 1
         or script.sizes.d_k == 1
+        or documented.drops_alike_in_heads(adapter.target)
         or few_keys & set(adapter.designs)
         or is_of_part(script, place)
         or is_before_scores(script, place)

@@ -937,7 +937,7 @@ def infer_behavior(probe: CallProbe) -> None:
     # A class named causal is meant to be, even if it leaks: the laws show the leak. One
     # of videos may be so from frame to frame; the tokens are the pixels of one frame.
     is_video = adapter.image.startswith("video")
-    causal = "causal" in adapter.name.lower() and not is_video
+    causal = "causal" in adapter.name.lower() and not adapter.image
     if options.causal is not None:
         causal, source = options.causal, "given"
     elif adapter.image:  # whose pixels may be pooled: not all of them count

@@ -246,6 +246,9 @@ def infer_context_cache(probe: CallProbe) -> None:
     if call is None or len(adapter.inputs) != 2 or not argument:
         return
     script, args = call
+    query, _context = args.inputs
+    other = script.make_arguments(args.allowed).inputs[1]
+    others = replace(args, inputs=(query, other))
     parameter = names.parameters_by_name(adapter.target)[argument]
     for text, classes in names.empty_caches(adapter.target, parameter):
         with suppress(ScriptError):
@@ -253,19 +256,23 @@ def infer_context_cache(probe: CallProbe) -> None:
             script.adapter = replace(adapter, empty_cache=text)
             cache = empty_cache(script)
             first = script.call(args, **{argument: cache})
+            sizes = [t.shape for t in owned_tensors(script.evaluate(cache))]
             again = script.call(args, **{argument: cache})
-            is_same = script.evaluate(f"torch.equal({first}, {again})")
             # That of past tokens grows in each call.
-            if is_same and owned_tensors(script.evaluate(cache)):
+            has_grown = sizes != [
+                t.shape for t in owned_tensors(script.evaluate(cache))
+            ]
+            # The first output comes again, or another context is not looked at.
+            other = script.call(others, **{argument: cache})
+            pairs = (f"torch.equal({again}, {each})" for each in (first, other))
+            if sizes and not has_grown and any(map(script.evaluate, pairs)):
                 probe.record("cache", f"`{argument}`, of the context", "inferred")
                 made = made_by(adapter, text, classes)
                 probe.update(context_cache=argument, **made)
                 return
-    script.adapter, (query, _context) = adapter, args.inputs
+    script.adapter = adapter
     with suppress(ScriptError):
         first = script.call(args)
-        other = script.make_arguments(args.allowed).inputs[1]
-        others = replace(args, inputs=(query, other))
         if script.evaluate(f"torch.allclose({first}, {script.call(others)})"):
             return
         for index in indexes_beside_output(script, args, script.call_source(args)):

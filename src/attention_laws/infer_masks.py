@@ -110,6 +110,8 @@ def infer_masks(probe: CallProbe) -> None:
         probe.record("mask", "none", "given" if given else "inferred")
 
 
+# What is added to the scores, in words and numbers.
+ADDED_PATTERN = r"\b(added|additive|bias|[Ff]loat\w*|inf|infinity|large|negative)\b"
 OPPOSITES = {
     "attend": "ignore",
     "ignore": "attend",
@@ -121,14 +123,20 @@ OPPOSITES = {
 def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgument]:
     """The masks, which hide keys where the documentation says so.
 
-    If others are hidden, the laws show it.
+    If others are hidden, the laws show it. Where it speaks of ones and zeros, these are
+    not added to the scores.
     """
-    found = []
+    target, found = probe.adapter.target, []
+    are_added = all(map(polarity, masks))
     for mask in masks:
-        hides = documented.hides_where_true(probe.adapter.target, mask.name)
-        is_right = hides is None or mask.kind.startswith("ignore") == hides
-        if not (is_right or probe.options.mask):
-            mask = replace(mask, kind=OPPOSITES.get(mask.kind, mask.kind))
+        hides = documented.hides_where_true(target, mask.name)
+        kind = mask.kind
+        if are_added and not documented.says_of(target, mask.name, ADDED_PATTERN):
+            kind = "attend_int"
+        if hides is not None and not probe.options.mask:
+            is_right = kind.startswith("ignore") == hides
+            stated = replace(mask, kind=kind if is_right else OPPOSITES.get(kind, kind))
+            mask = stated if probe.try_call(mask=stated) else mask
         found.append(mask)
     return found
 

@@ -729,7 +729,8 @@ def longer_padding(script: Script) -> None:
         try:
             assert_padding_is_unseen(script, longer, mask, slice(0, q_len))
         except LawViolation:
-            if belongs_in_front(script, mask, q_len):
+            is_stated = documented.counts_from_the_end(adapter.target)
+            if is_stated or belongs_in_front(script, mask, q_len):
                 raise Excused("its positions are counted from the last token") from None
             raise
     # How many are chosen may grow with the logarithm of the length, padding included.

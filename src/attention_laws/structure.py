@@ -34,6 +34,7 @@ ROTARY_WIDTHS = ("rope_n_elem", "rotary_ndims", "rotary_dim", "rope_dim", "rot_d
 # Names in code that computes a positional encoding.
 ENCODING_PATTERN = re.compile(
     r"rope|rotary|rotat|alibi|slope|relative|^rel(_|$)|_rel$|position|pos_?e(mb|nc)|freqs"
+    r"|(^|_)pos_[kqv](_|$)"
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     # What fades from token to token tells how far each is.
     r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
@@ -92,6 +93,7 @@ DESIGNS = {
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
+    r"|look_?ahead"
     r"|(^|_)(left|right|back|history)_?(chunk|block|context|frame)s?(_|$)"
     r"|neighbou?r|big_?bird|longformer|^(num|n)_frames$",
     # All tokens attend to the last block, or to random ones, or to means of segments,
