@@ -7947,6 +7947,93 @@ class PlacesFromTheEnd(MaskedSelfAttention):
         return super().score(q, k + self.abs_pos_k(places))
 
 
+class NormAtBothEnds(SelfAttention):
+    """Pre-norm, with one more norm at the end."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm, self.final_norm = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return self.final_norm(x + super().forward(self.norm(x)))
+
+
+class WaitKAttention(Correct):
+    """Query t has read the first t + 3 tokens of the source."""
+
+    def forward(self, x: Tensor, source: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(
+            x.shape[1], source.shape[1], dtype=torch.bool, device=x.device
+        )
+        return super().forward(x, source, source, ones.tril(2)[None])
+
+
+class AgesOfClicks(nn.Module):
+    """
+    candidates: (batch, n_candidates, emb_dim)
+    history: (batch, history_len, emb_dim)
+    history_len: (batch,) number of clicks
+    hours_ago: (batch, history_len) float
+    """
+
+    def __init__(self, emb_dim: int = 8) -> None:
+        super().__init__()
+        self.unit = nn.Linear(2 * emb_dim + 1, 1)
+
+    def forward(
+        self, candidates: Tensor, history: Tensor, history_len: Any, hours_ago: Any
+    ) -> Tensor:
+        shape = (-1, candidates.shape[1], history.shape[1], -1)
+        parts = candidates[:, :, None], history[:, None], hours_ago[:, None, :, None]
+        joined = torch.cat([part.expand(*shape) for part in parts], dim=-1)
+        steps = torch.arange(history.shape[1], device=history.device)
+        hidden = (steps >= history_len[:, None])[:, None]
+        weights = self.unit(joined.tanh())[..., 0].masked_fill(hidden, -1e4).softmax(-1)
+        return weights @ history
+
+
+class DetachedMemory(SelfAttention):
+    """No gradient flows into the memory, which has the tokens before `x`."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        keys = x if memory is None else torch.cat([memory.detach(), x], dim=1)
+        ones = torch.ones(x.shape[1], keys.shape[1], dtype=torch.bool, device=x.device)
+        seen = ones.tril(keys.shape[1] - x.shape[1])
+        return Correct.forward(self, x, keys, keys, seen[None])
+
+
+class PooledByLengths(nn.Module):
+    """x: (batch, channels, frames), lengths: (batch,)"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        valid = torch.arange(x.shape[2], device=x.device) < lengths[:, None]
+        weights = self.conv(x.tanh()).masked_fill(~valid[:, None], -1e4).softmax(-1)
+        return (weights * x).sum(-1)
+
+
+class FeaturesOfEdges(nn.Module):
+    """x: (nodes, d), edge_index: (2, num_edges), edge_attr: (num_edges, edge_dim)"""
+
+    def __init__(self, d_model: int, heads: int = 2, edge_dim: int = 5) -> None:
+        super().__init__()
+        self.heads = heads
+        self.value, self.score = nn.Linear(d_model, d_model), nn.Linear(d_model, heads)
+        self.of_edge = nn.Linear(edge_dim, heads)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        source, target = edge_index
+        scores = (self.score(x)[source] + self.of_edge(edge_attr)).tanh().exp()
+        sums = torch.zeros_like(x[:, : self.heads]).index_add(0, target, scores)
+        weights = (scores / sums[target])[..., None]
+        values = self.value(x).unflatten(-1, (self.heads, -1))[source]
+        y = torch.zeros_like(x).unflatten(-1, (self.heads, -1))
+        return y.index_add(0, target, weights * values).flatten(1)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -11288,6 +11375,12 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("allowed_keys_attended", DetachedMemory),
+    ("rows_sum_to_one", FeaturesOfEdges),
+    ("batch_independence", FeaturesOfEdges),
+    ("longer_padding", PooledByLengths),
+    ("large_scores", PooledByLengths),
+    ("padding", AgesOfClicks),
     ("gradients", DropsKeysOfScores),
     ("formula", attend_by_heads),
     ("padding", OnesAndZeros),
@@ -11675,6 +11768,10 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("allowed_keys_attended", WaitKAttention, "WaitK"),
+    ("key_permutation", WaitKAttention, "WaitK"),
+    ("query_independence", WaitKAttention, "WaitK"),
+    ("residual_connection", NormAtBothEnds, "that of a norm"),
     ("key_permutation", PlacesFromTheEnd, "positional encoding"),
     ("longer_padding", PlacesFromTheEnd, "counted from the last token"),
     ("causality", CausalInFrames, "is not causal"),

@@ -146,7 +146,7 @@ def assert_equal_nodes_give_equal(script: Script, argument: str) -> None:
     graph = script.assign("edges", pairs + script.to_device())
     first = script.adapter.index(l=slice(0, 1))
     for edges in (graph, f"{graph}.flip(0)"):
-        output = script.call(args, **{argument: edges})
+        output = script.call(args, **script.with_edges(args, argument, edges))
         tolerance = script.tolerance(output)
         message = "nodes that are equal have unequal outputs, by their neighbors"
         script.assert_true(

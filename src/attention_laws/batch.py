@@ -539,12 +539,13 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
     pairs = f"torch.cartesian_prod({places}, {places}).T"
     edges = script.assign("edges", pairs)
     edges = script.assign("edges", f"{edges}[:, ({edges} < 3).sum(0) != 1]")
-    before = script.call(args, **{argument: edges})
+    given = script.with_edges(args, argument, edges)
+    before = script.call(args, **given)
     others = script.adapter.index(l=slice(3, None))
     large = f"1000 * {args.inputs[0]}{others}"
     for value in ("", large):
         perturbed = script.perturb(args, value, l=slice(3, None))
-        after = script.call(perturbed, **{argument: edges})
+        after = script.call(perturbed, **given)
         message = "{place} of a graph depends on another one in the list of edges"
         script.assert_close(before, after, message, l=slice(0, 3))
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from attention_laws import documented, names
 from attention_laws.algebra import make_equal_tokens
+from attention_laws.dropout import is_normalized
 from attention_laws.law import law, skip_unless
 from attention_laws.script import Script
 
@@ -47,6 +48,10 @@ def residual_connection(script: Script) -> None:
     skip_unless(
         script.evaluate(f"{before}.shape == {args.inputs[0]}.shape"),
         "its output has another shape than its input",
+    )
+    skip_unless(
+        not is_normalized(script, script.call_source(args)),
+        "its output is that of a norm",
     )
     moved = script.assign("moved", f"{args.inputs[0]} + 1")
     after = script.call(replace(args, inputs=(moved,)))

@@ -421,6 +421,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         others = documented.other_orders(shapes[0])
         likely = ([each for each in group if each not in others] for group in groups)
         groups = [group for group in likely if group]
+        if documented.has_channels_second(shapes[0]):
+            groups.sort(key=lambda group: group != ["bdl"])
     if not all(map(documented.is_batch_first, shapes)):
         # Three axes in front of the features are not always those of an image.
         groups = [group for group in groups if group[0] not in IMAGES]
@@ -438,8 +440,9 @@ def fitting_groups(
     groups: list[list[str]], variant: dict[str, Any], mask: MaskArgument | None
 ) -> list[list[str]]:
     """The groups of layouts that go with these fields and this mask."""
-    # Images have no masks.
-    tried = [g for g in groups if not mask or g[0] not in (*IMAGES, "bdl")]
+    # Images have no masks, nor have channels in front of positions if none are stated.
+    without_mask = {*IMAGES} | ({"bdl"} if groups[0] != ["bdl"] else set())
+    tried = [g for g in groups if not (mask and g[0] in without_mask)]
     if OF_POSITIONS_FIRST & {*variant.get("extra_args", {}).values()}:
         tried = [group for group in tried if group[0] not in IMAGES]
     if "designs" in variant:  # of a constant context
@@ -467,8 +470,7 @@ def variants_and_masks(
     usual = [*second_inputs(probe), *filled]
     usual += [*packed_inputs(probe), *optional_arguments(probe)]
     usual += [*needed_together(probe, filled)]
-    yield from itertools.product(usual, [None])
-    yield from itertools.product(usual, required_masks)
+    yield from itertools.product(usual, [*required_masks, None])
     yield from itertools.product(constant_context(probe), [None])
     if only_usual:
         return
@@ -479,7 +481,13 @@ def variants_and_masks(
         sized = [fields | {"is_pooled": True}]
         sized += [fields | length for length in lengths]
         sized += [each | {"is_pooled": True} for each in sized[1:]]
-        yield from itertools.product(sized, [None, *required_masks])
+        # What is pooled has no lengths of queries, which may broadcast.
+        pairs = itertools.product(sized, [None, *required_masks])
+        yield from (
+            (each, mask)
+            for each, mask in pairs
+            if not (mask and mask.axes == "bq" and each.get("is_pooled"))
+        )
     yield from (({}, mask) for mask in masks if mask not in required_masks)
 
 
@@ -503,7 +511,9 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     parameters = names.parameters_by_name(adapter.target)
     shapes = documented.shapes(adapter.target)
     if 0 < len(shapes.get(adapter.inputs[0], "")) < 3:
-        shapes = {}  # the input is no sequence of batch items
+        # The input is no sequence of batch items. Nodes have edges.
+        of_edges = documented.EDGES_PATTERN.fullmatch
+        shapes = {n: axes for n, axes in shapes.items() if of_edges(axes[0])}
     integers = documented.integers(adapter.target) if shapes else set()
     templates = {
         name: ["{heads}"]

@@ -398,7 +398,8 @@ def gets_no_gradient(target: Any, argument: str) -> bool:
     (True, False)
     """
     pattern = r"\b(no gradients?|detached|without gradients?|stop.?grad)"
-    return says_of(target, argument, pattern)
+    into = rf"\bno gradients? \w+ (in)?to (the )?`*{argument}\b"
+    return says_of(target, argument, pattern) or says(target, into)
 
 
 def stops_gradients(target: Any) -> bool:
@@ -603,6 +604,16 @@ def other_orders(axes: tuple[str, ...]) -> tuple[str, ...]:
     return ("lbd" if first else "bld", "ld")
 
 
+def has_channels_second(axes: tuple[str, ...]) -> bool:
+    r"""Whether documented axes are batch items, channels and then positions.
+
+    >>> has_channels_second(("B", "C", "T")), has_channels_second(("B", "T", "C"))
+    (True, False)
+    """
+    channels = re.compile("(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.I)
+    return [bool(channels.match(axis)) for axis in axes] == [False, True, False]
+
+
 def is_batch_third(axes: tuple[str, ...]) -> bool:
     r"""Whether documented axes are rows and columns, then batch items, then features.
 
@@ -672,6 +683,11 @@ def made_by_methods(target: Any) -> dict[str, tuple[str, str]]:
     }
 
 
+# There is an edge from each token to each other one, and to itself.
+ALL_EDGES = "{length} ** 2"
+EDGES_PATTERN = re.compile("E|((n|num)_?)?edges")
+
+
 def template(
     name: str,
     axes: Iterable[str],
@@ -687,14 +703,17 @@ def template(
 
     >>> template("w", ("h", "d", "2"), {"h": "{heads}"})
     'seeded_randn(119, {heads}, {d_model}, 2){dtype} * {d_model} ** -0.5'
+    >>> template("edges", ("E", "3"), {})
+    '(seeded_randn(520, 1, 3){dtype} * {d_model} ** -0.5).expand({length} ** 2, -1)'
     >>> template("e", ("n", "d"), {"n": "{length}"})
     '(seeded_randn(101, 1, {d_model}){dtype} * {d_model} ** -0.5).expand({length}, -1)'
     """
     *before, last = axes
     of_heads = {n: "{heads}" for n in before if HEADS_PATTERN.search(n)}
-    known = of_heads | known | {n: n for n in axes if n.isdigit()}
+    of_edges = {n: ALL_EDGES for n in before if EDGES_PATTERN.fullmatch(n)}
+    known = of_heads | of_edges | known | {n: n for n in axes if n.isdigit()}
     shape = [known.get(axis, width) for axis in (*before, last)]
-    counts = {"{length}", "{k_len}"}
+    counts = {"{length}", "{k_len}", ALL_EDGES}
     if are_integers:
         return f"torch.zeros({', '.join(shape)}, dtype=torch.int64){{device}}"
     is_number = shape[-1] in counts and not counts & {*shape[:-1]}

@@ -590,9 +590,10 @@ def has_other_sums(x: Tensor, k_len: int) -> bool:
 def is_normalized(script: Script, call: str) -> bool:
     """Whether the value of a call of the module is the output of one of its norms."""
     outputs: list[Tensor] = []
+    _attention, *parts = script.evaluate("attention").modules()
     handles = [
         part.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-        for part in script.evaluate("attention").modules()
+        for part in parts
         if "norm" in type(part).__name__.lower()
     ]
     value = script.evaluate(call)

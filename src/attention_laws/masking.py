@@ -845,7 +845,10 @@ def assert_loops_count_once(script: Script) -> None:
     all_edges = script.sized_arguments(args, 0, [*args.inputs])[edges]
     given = script.assign(edges, all_edges)
     others = script.assign(edges, f"{given}[:, {given}[0] != {given}[1]]")
-    one, two = (script.call(args, **{edges: each}) for each in (others, given))
+    one, two = (
+        script.call(args, **script.with_edges(args, edges, each))
+        for each in (others, given)
+    )
     message = "{place} changes if the edges have a self-loop of each token"
     script.assert_close(one, two, message)
 

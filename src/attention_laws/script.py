@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_laws import structure, tools
+from attention_laws import documented, structure, tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
 from attention_laws.law import LawViolation, ScriptError
 
@@ -527,6 +527,17 @@ class Script:
             name: text.format(**sizes, dtype=dtype, device=device)
             for name, text in texts.items()
         }
+
+    def with_edges(
+        self, args: CallArguments, argument: str, edges: str
+    ) -> dict[str, str]:
+        """Other edges of a graph, with the features that all edges have."""
+        given = {argument: edges}
+        sized = self.sized_arguments(args, 0, [*args.inputs])
+        for name, text in self.adapter.extra_args.items():
+            if documented.ALL_EDGES in text:
+                given[name] = f"{sized[name]}[:{edges}.shape[1]]"
+        return given
 
     def batch_and_length(self, name: str) -> tuple[int, int]:
         """The batch size and the number of positions of an input."""

@@ -77,7 +77,7 @@ DESIGNS = {
     "norm": r"norm(?!al_?$|_?fact)|cosine|^(rsqrt|std|var|square)$",
     "group_norm": r"(group|instance)_?norm",
     "direction": r"(?<!bi)direction",  # of which heads may have one each
-    "monotonic": r"monoton",  # a query goes on where the one before it ended
+    "monotonic": r"monoton|wait_?k",  # a query goes on where the one before it ended
     "residual": r"residual|shortcut|^skip",
     "gate": r"(^|_)(gate|gating)|sigmoid|swiglu|silu|rout(er|ing)",
     "softcap": r"soft_?cap|logit_cap|tanh",
@@ -93,7 +93,7 @@ DESIGNS = {
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"
-    r"|look_?ahead"
+    r"|look_?ahead|wait_?k"
     r"|(^|_)(left|right|back|history)_?(chunk|block|context|frame)s?(_|$)"
     r"|neighbou?r|big_?bird|longformer|^(num|n)_frames$",
     # All tokens attend to the last block, or to random ones, or to means of segments,
