@@ -166,7 +166,8 @@ def pixels_in_place(script: Script) -> None:
 def frames_in_place(script: Script) -> None:
     r"""A token of a video attends to the same places of all frames.
 
-    $$\{(t, p): \partial y_i / \partial x_{tp} \neq 0\} = T_i \times P_i$$
+    $$m_{i,tp} = m'_{it} \, m''_{ip} \quad \text{for } m_{i,tp} = 1 \text{ where }
+    \partial y_i / \partial x_{tp} \neq 0$$
 
     It attends to its own frame, to its own place in all frames, or to several places in
     several frames. If the axes of frames and places are not exchanged before frames, or

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_laws import documented, structure, tools
+from attention_laws import documented, influence, structure, tools
 from attention_laws.adapter import Adapter, MaskArgument, Sizes, without_future
 from attention_laws.law import LawViolation, ScriptError
 
@@ -51,7 +51,12 @@ MODE_PATTERN = re.compile(
 )
 
 # Functions that the lines of a script may call; a program imports those that it uses.
-TOOLS = {n: f for n, f in vars(tools).items() if inspect.isfunction(f)}
+TOOLS = {
+    name: function
+    for module in (tools, influence)
+    for name, function in vars(module).items()
+    if inspect.isfunction(function) and function.__module__ == module.__name__
+}
 
 
 # The same lines run at many sizes and in many modes: to parse them again would take
@@ -724,8 +729,11 @@ class Script:
     def program(self, last_line: str = "") -> str:
         """The lines so far, as a program that runs on its own."""
         body = "\n".join([*self.lines, last_line] if last_line else self.lines)
-        used = [name for name in TOOLS if f"{name}(" in body]
+        used: dict[str, list[str]] = {}
+        for name, function in TOOLS.items():
+            if f"{name}(" in body:
+                used.setdefault(function.__module__, []).append(name)
         top = ["import copy", ""] if "copy." in body else []
         top += ["import torch", self.adapter.imports.rstrip("\n")]
-        top += [f"from attention_laws.tools import {', '.join(used)}"] * bool(used)
+        top += [f"from {module} import {', '.join(n)}" for module, n in used.items()]
         return "\n".join([*top, "", body, ""])

@@ -15,10 +15,9 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 """
 
 import copy
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -900,135 +899,6 @@ def silence_convolutions(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.modules.conv._ConvNd) and max(part.kernel_size) > 1:
             nn.init.zeros_(part.weight)
-
-
-def change_diagonal(x: Tensor, axis: int) -> Tensor:
-    r"""Copies of a square image: itself, then one for each pixel of a diagonal negated.
-
-    `axis` is that of the pixels.
-
-    >>> change_diagonal(torch.ones(1, 4, 1), axis=1)[:, :, 0]
-    tensor([[ 1.,  1.,  1.,  1.],
-            [-1.,  1.,  1.,  1.],
-            [ 1.,  1.,  1., -1.]])
-    """
-    size = math.isqrt(x.shape[axis])
-    many = x.repeat(size + 1, *[1] * (x.dim() - 1))
-    for n in range(size):
-        many[n + 1].select(axis - 1, n * (size + 1)).neg_()
-    return many
-
-
-def farthest_influence(y: Tensor, axis: int) -> int:
-    r"""How many rows or columns away from the changed pixels an output changes.
-
-    `y` is the output for the images of `change_diagonal`.
-
-    >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
-    >>> farthest_influence(x, axis=1), farthest_influence(x.roll(1, dims=1), axis=1)
-    (0, 2)
-    """
-    return max(0, *map(max, filter(None, distances_of_influence(y, axis))))
-
-
-def distances_of_influence(y: Tensor, axis: int) -> tuple[set[int], set[int]]:
-    r"""How many rows, and columns, away from a changed pixel outputs change.
-
-    `y` is the output for the images of `change_diagonal`.
-
-    >>> x = change_diagonal(torch.ones(1, 9, 1), axis=1)
-    >>> distances_of_influence(x + x.roll(1, dims=1), axis=1)
-    ({0, 2}, {0, 1, 2})
-    """
-    size = math.isqrt(y.shape[axis])
-    change = (y[1:] - y[:1]).abs().movedim(axis, 1).flatten(2).amax(dim=2)
-    center, pixel = (change > 1e-4 * change.max()).nonzero().unbind(1)
-    rows, columns = (pixel // size - center).abs(), (pixel % size - center).abs()
-    return {*rows.tolist()}, {*columns.tolist()}
-
-
-def wraps_around(y: Tensor, axis: int) -> bool:
-    r"""Whether changed pixels change others across a border, and none between.
-
-    `y` is the output for the images of `change_diagonal`. Of the distances between rows
-    or columns, a third of all, those around half an image, have no influence.
-
-    >>> x = change_diagonal(torch.ones(1, 144, 1), axis=1)
-    >>> wraps_around(x, axis=1), wraps_around(x + x.roll(1, dims=1), axis=1)
-    (False, True)
-    """
-    size = math.isqrt(y.shape[axis])
-    between = range(size // 3 + 1, size - size // 3)
-    found = distances_of_influence(y, axis)
-    return any(size - 1 in each and each.isdisjoint(between) for each in found)
-
-
-def places_are_same(output: Tensor, x: Tensor, frames: int) -> bool:
-    r"""Whether each token depends on the same places in all frames that it depends on.
-
-    The tokens `[batch_size, frames * places, d_model]` are given frame by frame.
-
-    >>> x = torch.ones(1, 6, 1, requires_grad=True)
-    >>> y = x.unflatten(1, (2, 3)).sum(1, keepdim=True).expand(-1, 2, -1, -1)
-    >>> z = x.unflatten(1, (3, 2)).sum(2, keepdim=True).expand(-1, -1, 2, -1)
-    >>> places_are_same(y.flatten(1, 2), x, 2), places_are_same(z.flatten(1, 2), x, 2)
-    (True, False)
-    """
-    for grad in token_gradients(output, x, axis=1):
-        found = grad.any(0).any(-1).view(frames, -1)
-        if not torch.equal(found, found.any(1, keepdim=True) & found.any(0)):
-            return False
-    return True
-
-
-def own_gradients(output: Tensor, x: Tensor, axis: int) -> Tensor:
-    r"""Whether the output for each token has a gradient of the same token of `x`.
-
-    `axis` is that of the tokens; only the last of several batch items need be given.
-
-    >>> x = torch.ones(3, 2, requires_grad=True)
-    >>> own_gradients(torch.stack([x[0], x[2], x[1]]), x, axis=0)
-    tensor([ True, False, False])
-    """
-    gradients = enumerate(token_gradients(output, x, axis))
-    return torch.stack([grad.select(axis, n).any() for n, grad in gradients])
-
-
-def token_gradients(output: Tensor, x: Tensor, axis: int) -> Iterator[Tensor]:
-    """The gradient of each token of the output, with respect to `x`."""
-    for n in range(output.shape[axis]):
-        of_token = loss(output.select(axis, n))
-        (grad,) = torch.autograd.grad(of_token, x, retain_graph=True)
-        yield grad
-
-
-def displaced_tokens(output: Tensor, x: Tensor, axis: int) -> list[tuple[int, int]]:
-    r"""Tokens of `x`, each with the token of the output that it changes most.
-
-    These are the tokens that change the output of the same token no more than others,
-    or clearly less than another one.
-    There are none unless most are so, and unless each changes one output clearly more
-    than others, and nearly each another one.
-
-    >>> x = torch.ones(3, 2, requires_grad=True)
-    >>> displaced_tokens(torch.stack([x[0], x[2], x[1]]), x, axis=0)
-    [(1, 2), (2, 1)]
-    >>> displaced_tokens(torch.stack([x[0], x[0], x[0]]), x, axis=0)
-    []
-    """
-    gradients = token_gradients(output, x, axis)
-    rows = [grad.movedim(axis, 0).flatten(1).norm(dim=1) for grad in gradients]
-    influence = torch.stack(rows)
-    own = influence.diagonal()
-    largest, places = influence.max(dim=0)
-    others = (influence.sum(dim=0) - own) / max(1, len(own) - 1)
-    is_moved = (own < 1.3 * others) | (largest > 1.5 * own)
-    moved = is_moved.nonzero().flatten().tolist()
-    is_clear = (largest >= 1.5 * others).double().mean() >= 0.5
-    many = 0.6 * len(own)
-    if len(moved) < many or len({*places.tolist()}) < many or not is_clear:
-        return []
-    return [(n, int(places[n])) for n in moved]
 
 
 # Nodes of the graph of gradients: activations, and what only changes a shape.
