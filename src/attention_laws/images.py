@@ -166,14 +166,15 @@ def pixels_in_place(script: Script) -> None:
 def frames_in_place(script: Script) -> None:
     r"""A token of a video attends to the same places of all frames.
 
-    $$m_{i,tp} = m'_{it} \, m''_{ip} \quad \text{for } m_{i,tp} = 1 \text{ where }
-    \partial y_i / \partial x_{tp} \neq 0$$
+    $$m_{i,tp} = m'_{it} \, m''_{ip}$$
 
-    It attends to its own frame, to its own place in all frames, or to several places in
-    several frames. If the axes of frames and places are not exchanged before frames, or
-    places, join the batch items, all shapes are right, and tokens of other places are
-    attended to. This is tested where the documentation says that tokens are given frame
-    by frame. The number of places is no multiple of that of frames.
+    Here $m_{i,tp}$ is 1 if output $i$ depends on the token at place $p$ of frame $t$,
+    and 0 if not. It attends to its own frame, to its own place in all frames, or to
+    several places in several frames. If the axes of frames and places are not exchanged
+    before frames, or places, join the batch items, all shapes are right, and tokens of
+    other places are attended to. This is tested where the documentation says that
+    tokens are given frame by frame. The number of places is no multiple of that of
+    frames.
     """
     usual = script.adapter
     is_stated = usual.layout == "bld" and documented.is_frame_major(usual.target)
