@@ -8034,6 +8034,101 @@ class FeaturesOfEdges(nn.Module):
         return y.index_add(0, target, weights * values).flatten(1)
 
 
+class StoresIfAsked(Correct):
+    """Causal. With `use_cache`, `x` goes on behind what is stored; else it is whole."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pos_emb = nn.Embedding(300, d_model)
+        self.stored: Any = None
+
+    def forward(self, x: Tensor, use_cache: bool = False) -> Any:  # type: ignore[override]
+        past = 0 if self.stored is None else self.stored[0].shape[1]
+        start = past if self.counts(use_cache) else 0
+        n = torch.arange(start, start + x.shape[1], device=x.device)
+        placed = x + self.pos_emb(n)
+        keys, values = placed, x
+        if use_cache:
+            if self.stored is not None:
+                pairs = zip(self.stored, (placed, x), strict=True)
+                keys, values = (torch.cat(pair, dim=1) for pair in pairs)
+            self.stored = keys, values
+        shape = x.shape[1], keys.shape[1]
+        ones = torch.ones(shape, dtype=torch.bool, device=x.device)
+        seen = ones.tril(shape[1] - shape[0])
+        return super().forward(placed, keys, values, seen[None])
+
+    def counts(self, use_cache: bool) -> bool:
+        return use_cache
+
+
+class CountsStoredAlways(StoresIfAsked):
+    def counts(self, use_cache: bool) -> bool:
+        return True
+
+
+class ShowsIfAsked(Correct):
+    """memory_mask: (batch, length) bool, True = real, False = padding"""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Any = None,
+        return_attn: bool = False,
+    ) -> Any:
+        q, k = self.split(self.query(x)), self.split(self.key(memory))
+        v = self.split(self.value(memory))
+        mask = None if memory_mask is None else memory_mask[:, None, None]
+        y = self.join(nn.functional.scaled_dot_product_attention(q, k, v, mask))
+        if not return_attn:
+            return y
+        scores = self.score(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return y, scores.softmax(dim=-1)
+
+
+class BlockOfTower(nn.Module):
+    """Shape: (batch, tokens, d_model) in and out."""
+
+    batch_first = True
+
+    def __init__(self, d_model: int, n_head: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.attn = nn.MultiheadAttention(d_model, n_head, batch_first=self.batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        y, _ = self.attn(h, h, h, need_weights=False)
+        return x + y
+
+
+class BlockOfTowerAcrossBatch(BlockOfTower):
+    """Shape: (batch, tokens, d_model) in and out."""
+
+    batch_first = False
+
+
+class BandOfFrames(Correct):
+    """A frame looks at 16 frames of history, and has a look-ahead of 3 frames."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        t = torch.arange(x.shape[1], device=x.device)
+        ahead = t - t[:, None]
+        return super().forward(x, x, x, ((ahead <= 3) & (ahead >= -16))[None])
+
+
+class ReadingsObserved(Correct):
+    """readings: (batch, time, dim), observed: (batch, time), 1 if a sensor delivered"""
+
+    def forward(self, readings: Tensor, observed: Tensor) -> Any:  # type: ignore[override]
+        seen = (observed != 0)[:, None].expand(-1, readings.shape[1], -1)
+        y = super().forward(readings, readings, readings, seen)
+        return y * seen.any(dim=-1, keepdim=True)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -10914,6 +11009,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "nonfinite_padding": [(Correct, MASK)],
     "batch_independence": [
+        (BlockOfTowerAcrossBatch, {}),
         (ForecastOfMixedVariables, {}),
         (SeriesOfOneTime, {}),
         (NodesBeyondBounds, {}),
@@ -11118,6 +11214,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
         (OptionalContextByKeys, {}),
     ],
     "incremental_decoding": [
+        (CountsStoredAlways, {}),
         (DictOfContextBeforeNorm, {}),
         (StoresContextBeforeNorm, {}),
         (DistancesWithoutContext, {}),
@@ -11375,6 +11472,10 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("deterministic", ReadingsObserved),
+    ("batch_independence", BlockOfTower),
+    ("weights_match_output", ShowsIfAsked),
+    ("incremental_decoding", StoresIfAsked),
     ("allowed_keys_attended", DetachedMemory),
     ("rows_sum_to_one", FeaturesOfEdges),
     ("batch_independence", FeaturesOfEdges),
@@ -11768,6 +11869,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("formula", BandOfFrames, "look-ahead"),
     ("allowed_keys_attended", WaitKAttention, "WaitK"),
     ("key_permutation", WaitKAttention, "WaitK"),
     ("query_independence", WaitKAttention, "WaitK"),

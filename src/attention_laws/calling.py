@@ -537,7 +537,10 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             text = documented.template(
                 name, shapes[name], known, are_integers=are_integers
             )
-            templates[name] = [text, *names.extra_templates(name, None)]
+            # With zeros for all tokens, there may be none at all.
+            both = [text, text.replace("torch.zeros", "torch.ones")]
+            more = names.extra_templates(name, None)
+            templates[name] = [*dict.fromkeys([*both, *more])]
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)

@@ -124,6 +124,7 @@ def decode_in_all_ways(script: Script) -> None:
     decode_in_turns(script)
     decode_after_rejection(script)
     decode_many(script)
+    assert_usual_calls_ignore_cache(script)
     assert_dropped_tokens_do_not_count(script)
     if script.sizes.batch_size == 1:  # one of the sizes is enough
         decode_across_blocks(script)
@@ -131,6 +132,22 @@ def decode_in_all_ways(script: Script) -> None:
     if script.adapter.single_input:
         with script.attempt():  # it may write its cache in place, for inference
             assert_pieces_have_gradients(script)
+
+
+def assert_usual_calls_ignore_cache(script: Script) -> None:
+    """Without the flag that turns on a stored cache, a call does not depend on it."""
+    adapter = script.adapter
+    are_flags = {*adapter.cache_args.values()} == {"True"}
+    if adapter.cache != ("", "") or adapter.decode_method or not are_flags:
+        return
+    restart_with_cache(script)
+    args = script.make_arguments()
+    before = script.call(args)
+    with script.attempt():  # it may need another shape
+        call_with_cache(script, args, 0, 2, empty_cache(script))
+        after = script.call(args)
+        message = "{place} changes after other tokens were stored in the cache"
+        script.assert_close(before, after, message)
 
 
 def is_quantized(script: Script) -> bool:

@@ -38,6 +38,11 @@ NUMPY_PATTERN = re.compile(
     r"(?m)^[ \t]*((?:\w+, *)*\w+) ?: ?[\w.\[\], |]+\n[ \t]+[^:;()\[\]\n]*"
     r"[\[(]((?:[\w*. /]+, ?)+[\w*. /]+),?[\])]"
 )
+# That of the first argument, which has no name there.
+INPUT_PATTERN = re.compile(
+    r"\b(?:[Ss]hape|[Ii]nput(?: and output)?s?): ?"
+    r"[\[(]([\w*. /]+(?:, ?[\w*. /]+)+)[\])]"
+)
 # The same without brackets: "query: B x N x D", or in columns of a table.
 PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
 # The same in a sentence, if batch items come first: "Of x (B, N, D) and y (B, M, D)".
@@ -65,6 +70,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "q : Tensor\n    (B, D)\nkeys : Tensor\n    Shape (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
+    >>> attend.__doc__ = "Input and output: (B, M, D)"
+    >>> shapes(attend)
+    {'q': ('B', 'M', 'D')}
     >>> attend.__doc__ = "Attention of q (B, D) to keys (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
@@ -91,6 +99,10 @@ def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
                 found |= {n: axes for n in named if n in arguments and n not in found}
+    for shape in INPUT_PATTERN.findall(in_one_line(docstrings(target))):
+        axes = tuple(axis.strip() for axis in shape.split(","))
+        for name in [*arguments][:1]:
+            found.setdefault(name, axes)
     return found
 
 
@@ -329,6 +341,16 @@ def has_independent_variables(target: Any) -> bool:
     return says(target, r"\b(channel|variate|variable|series).independen(t|ce)\b")
 
 
+def designs(target: Any) -> dict[str, str]:
+    """Designs that the documentation tells of; the code need not have their names."""
+    found = {}
+    if has_scale_of_its_own(target):
+        found["scale"] = "a scale that is documented"
+    if looks_ahead(target):
+        found["window"] = "a look-ahead that is documented"
+    return found
+
+
 def has_norm_in_front(target: Any) -> bool:
     r"""Whether a norm is documented to be in front of the attention of a block.
 
@@ -352,6 +374,16 @@ def keeps_positions_from_values(target: Any) -> bool:
     return bool(re.search(added, text)) and not re.search(
         r"keys?(,| and) values?", text
     )
+
+
+def looks_ahead(target: Any) -> bool:
+    r"""Whether a token is documented to see a number of tokens behind it.
+
+    >>> def attend(x): "Each frame has a small look-ahead of 3 frames."
+    >>> looks_ahead(attend)
+    True
+    """
+    return says(target, r"\blook.?ahead\b|\bahead\b[^.]*\b(frames|tokens|steps)\b")
 
 
 def has_scale_of_its_own(target: Any) -> bool:

@@ -972,10 +972,9 @@ def infer_behavior(probe: CallProbe) -> None:
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
     designs = {**structure.designs_of(adapter.target), **probe.adapter.designs}
+    designs = {**documented.designs(adapter.target), **designs}
     if own_keys := count_own_keys(probe):
         designs.setdefault("sink", f"{own_keys} keys of its own")
-    if documented.has_scale_of_its_own(adapter.target):
-        designs.setdefault("scale", "a scale that is documented")
     if not calls_softmax(lambda: call[0].call(call[1])):
         designs["unnormalized"] = "no softmax"
     probe.update(designs=designs)

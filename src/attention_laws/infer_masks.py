@@ -130,6 +130,8 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
     are_added = all(map(polarity, masks))
     for mask in masks:
         hides = documented.hides_where_true(target, mask.name)
+        if hides is not None and polarity(mask) and not are_added:
+            continue  # numbers may be refused by the code that returns weights
         kind = mask.kind
         if are_added and not documented.says_of(target, mask.name, ADDED_PATTERN):
             kind = "attend_int"
