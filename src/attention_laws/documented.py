@@ -1,8 +1,10 @@
 r"""# What the documentation says
 
 Docstrings and comments state the shapes of arguments, which of them are integers, where
-padding is, and how a cache begins. An attention is called as its documentation says,
-and what it promises is tested.
+padding is, what True means in a mask, and how a cache begins. They tell of designs that
+the code has no name for, too, such as a look-ahead, a norm in front of the attention,
+or tokens that are given frame by frame. An attention is called as its documentation
+says, and what it promises is tested.
 
 Source: the docstrings of public code, in the styles of NumPy, Google and Sphinx.
 """
@@ -380,10 +382,11 @@ def looks_ahead(target: Any) -> bool:
     r"""Whether a token is documented to see a number of tokens behind it.
 
     >>> def attend(x): "Each frame has a small look-ahead of 3 frames."
-    >>> looks_ahead(attend)
-    True
+    >>> def attend_to_past(x): "A frame sees the past, without look-ahead."
+    >>> looks_ahead(attend), looks_ahead(attend_to_past)
+    (True, False)
     """
-    return says(target, r"\blook.?ahead\b|\bahead\b[^.]*\b(frames|tokens|steps)\b")
+    return says(target, r"\b(?<!\bno )(?<!\bany )(?<!\bwithout )look.?ahead\b")
 
 
 def has_scale_of_its_own(target: Any) -> bool:
@@ -513,7 +516,7 @@ MEANING_PATTERN = re.compile(
 def hides_where_true(target: Any, mask: str) -> bool | None:
     r"""Whether a mask is documented to hide a key where it is True; None if unclear.
 
-    >>> def attend(x, mask, keep, seen, other):
+    >>> def attend(x, mask, keep, seen):
     ...     "mask: True at padding. keep: 1 = not masked, 0 = masked. seen: any mask."
     >>> [hides_where_true(attend, name) for name in ("mask", "keep", "seen")]
     [True, False, None]

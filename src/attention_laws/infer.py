@@ -935,7 +935,7 @@ def infer_behavior(probe: CallProbe) -> None:
         )
     source = "inferred"
     # A class named causal is meant to be, even if it leaks: the laws show the leak. One
-    # of videos may be so from frame to frame; the tokens are the pixels of one frame.
+    # of videos may be so from frame to frame; the tokens are pixels.
     is_video = adapter.image.startswith("video")
     causal = "causal" in adapter.name.lower() and not adapter.image
     if options.causal is not None:

@@ -126,6 +126,8 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
     If others are hidden, the laws show it. Where it speaks of ones and zeros, these are
     not added to the scores.
     """
+    if probe.options.mask:
+        return masks
     target, found = probe.adapter.target, []
     are_added = all(map(polarity, masks))
     for mask in masks:
@@ -135,7 +137,7 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
         kind = mask.kind
         if are_added and not documented.says_of(target, mask.name, ADDED_PATTERN):
             kind = "attend_int"
-        if hides is not None and not probe.options.mask:
+        if hides is not None:
             is_right = kind.startswith("ignore") == hides
             stated = replace(mask, kind=kind if is_right else OPPOSITES.get(kind, kind))
             mask = stated if probe.try_call(mask=stated) else mask
@@ -348,7 +350,8 @@ def mask_of_any_name(probe: CallProbe, name: str) -> MaskArgument | None:
         kinds = ("ignore", "ignore_int") if hides else ("attend", "attend_int")
         stated = [mask for kind in kinds for mask in encodings_of(name, kind)]
         leaks = [(mask_leakage(probe, mask), n) for n, mask in enumerate(stated)]
-        known = [(leak, n) for leak, n in leaks if leak is not None]
+        # One that hides nothing may be of queries.
+        known = [(leak, n) for leak, n in leaks if leak is not None and leak < 0.99]
         return stated[min(known)[1]] if known else None
     for alike in (False, True):
         for mask in encodings_of(name, ""):
