@@ -8129,6 +8129,51 @@ class ReadingsObserved(Correct):
         return y * seen.any(dim=-1, keepdim=True)
 
 
+class DropsScoresBehindNorm(NormInFront):
+    """x = x + attn(norm(x))"""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.dropout(super().score(q, k))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        h = self.norm(x)
+        q, k, v = (self.split(part(h)) for part in (self.query, self.key, self.value))
+        context = self.read(self.weigh(self.score(q, k), None), v)
+        return x + context.transpose(1, 2).flatten(2)
+
+
+class ItemsOfSession(SelfAttention):
+    """item_emb (B, L, H), item_ids (B, L): 0 is padding."""
+
+    def forward(self, item_emb: Tensor, item_ids: Tensor) -> Any:  # type: ignore[override]
+        seen = (item_ids != 0)[:, None].expand(-1, item_ids.shape[1], -1)
+        return Correct.forward(self, item_emb, item_emb, item_emb, seen)
+
+
+class OptionOfContext(SelfAttention):
+    def __init__(self, d_model: int, heads: int, cross_attention: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.other = Correct(d_model, heads) if cross_attention else None
+
+    def forward(self, x: Tensor, context: Any = None, mask: Any = None) -> Any:  # type: ignore[override]
+        y = Correct.forward(self, x, x, x, mask)
+        if self.other is not None:
+            context = y if context is None else context
+            y = y + self.other(y, context, context)
+        return y
+
+
+class MeanOfGraph(FeaturesOfEdges):
+    """x: (nodes, d), edge_index: (2, num_edges), batch: (nodes,), the graph of each"""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Any = None) -> Tensor:  # type: ignore[override]
+        batch = torch.zeros_like(x[:, 0]).long() if batch is None else batch
+        ones = (batch[:, None] == batch).to(x.dtype)
+        x = x + ones @ x / ones.sum(dim=1, keepdim=True)
+        features = torch.zeros_like(edge_index[0])[:, None].expand(-1, 5).to(x.dtype)
+        return super().forward(x, edge_index, features)
+
+
 class QueriesOfMap(Correct):
     """Queries and a feature map.
 
@@ -11374,6 +11419,7 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
     ],
     "memory_layout": [(ReadsMemoryInOrder, {}), (ForgetsBiasOfSelf, {})],
     "dropout": [
+        (DropsScoresBehindNorm, {}),
         (DropsRowsForColumns, {}),
         (DropsScores, {}),
         (HidesNoneInTraining, {}),
@@ -11472,6 +11518,8 @@ VIOLATING: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 
 # Modules that pass a law, and differ little from those that violate it.
 PASSING_ONE: list[tuple[str, Any]] = [
+    ("deterministic", ItemsOfSession),
+    ("batch_independence", MeanOfGraph),
     ("deterministic", ReadingsObserved),
     ("batch_independence", BlockOfTower),
     ("weights_match_output", ShowsIfAsked),
@@ -11869,6 +11917,7 @@ PASSING_ONE: list[tuple[str, Any]] = [
 
 # Designs that violate a law by intention: it is skipped, and the reason is given.
 EXCUSED: list[tuple[str, type[nn.Module], str]] = [
+    ("constructor_options", OptionOfContext, "no option that is off"),
     ("formula", BandOfFrames, "look-ahead"),
     ("allowed_keys_attended", WaitKAttention, "WaitK"),
     ("key_permutation", WaitKAttention, "WaitK"),

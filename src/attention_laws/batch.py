@@ -540,6 +540,9 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
     edges = script.assign("edges", pairs)
     edges = script.assign("edges", f"{edges}[:, ({edges} < 3).sum(0) != 1]")
     given = script.with_edges(args, argument, edges)
+    optional = names.optional_tensors(script.adapter)
+    for name in filter(names.PART_PATTERN.fullmatch, optional):
+        given[name] = f"({places} >= 3).long()"
     before = script.call(args, **given)
     others = script.adapter.index(l=slice(3, None))
     large = f"1000 * {args.inputs[0]}{others}"

@@ -538,9 +538,9 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                 name, shapes[name], known, are_integers=are_integers
             )
             # With zeros for all tokens, there may be none at all.
-            both = [text, text.replace("torch.zeros", "torch.ones")]
-            more = names.extra_templates(name, None)
-            templates[name] = [*dict.fromkeys([*both, *more])]
+            ones = text.replace("torch.zeros", "torch.ones")
+            listed = [text, *names.extra_templates(name, None), ones]
+            templates[name] = [*dict.fromkeys(listed)]
         else:
             annotation = parameters[name].annotation
             templates[name] = names.extra_templates(name, annotation)

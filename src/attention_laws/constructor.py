@@ -43,7 +43,7 @@ OptionFinder = Callable[[type, Mapping[str, str]], Iterator[tuple[str, str]]]
 OTHER_PATTERN = re.compile(
     r"(^|_)bias$|return|output|need|verbose|debug|drop|dtype|device|batch|first|last|layout"
     r"|only|bn$|random|sampl|nois|jitter|stoch|merge|checkpoint|compil|quant|eval|train"
-    r"|infer"
+    r"|infer|cross_?att"  # which needs a context
 )
 WINDOW_PATTERN = re.compile(r"window|local|exact|strict")
 CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")

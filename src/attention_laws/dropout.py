@@ -489,8 +489,10 @@ def assert_mean_is_kept(
     first = f".movedim({copies_first(script)}, [0, 1])"
     is_linear = not {"norm", "features"} & {*script.adapter.designs}
     is_linear &= not last_activation(script.evaluate(output))
-    if is_linear and script.adapter.is_module:
-        is_linear = is_linear_in_dropped(script, many, place)
+    if script.adapter.is_module:
+        # A norm may be in front of the attention only, if what is dropped shows it.
+        unknown = not is_linear
+        is_linear = is_linear_in_dropped(script, many, place, known=unknown)
     if script.adapter.is_module and not is_linear:
         width = script.sizes.heads * script.sizes.d_k
         layers = structure.layers_by_role(script.evaluate("attention"), width)

@@ -924,7 +924,7 @@ def extra_templates(name: str, annotation: Any) -> list[str]:
     if annotation in kinds:
         return [kinds[annotation]]
     if INTEGERS_PATTERN.search(name):
-        return [""]
+        return ["", "torch.ones({batch_size}, {length}, dtype=torch.int64){device}"]
     return ["", *(f"{text}{{dtype}}" for text in UNKNOWN_ARGUMENT), *UNKNOWN_PAIRS]
 
 
