@@ -169,11 +169,11 @@ def frames_in_place(script: Script) -> None:
     $$m_{i,tp} = m'_{it} \, m''_{ip}$$
 
     Here $m_{i,tp}$ is 1 if output $i$ depends on the token at place $p$ of frame $t$,
-    and 0 if not. It attends to its own frame, to its own place in all frames, or to
-    several places in several frames. If the axes of frames and places are not exchanged
-    before frames, or places, join the batch items, all shapes are right, and tokens of
-    other places are attended to. This is tested where the documentation says that
-    tokens are given frame by frame. The number of places is no multiple of that of
+    and 0 if not. A token attends to its own frame, to its own place in all frames, or
+    to several places in several frames. If the axes of frames and places are not
+    exchanged before frames, or places, join the batch items, all shapes are right, and
+    tokens of other places are attended to. This is tested where the documentation says
+    that tokens are given frame by frame. The number of places is no multiple of that of
     frames.
     """
     usual = script.adapter
