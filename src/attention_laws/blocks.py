@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from attention_laws import documented, names
+from attention_laws import documented, names, structure
 from attention_laws.algebra import make_equal_tokens
 from attention_laws.dropout import is_normalized
 from attention_laws.law import law, skip_unless
@@ -40,7 +40,7 @@ def residual_connection(script: Script) -> None:
     skip_unless(adapter.single_input and not adapter.is_pooled, "takes several inputs")
     script.restart()
     _block, *parts = script.evaluate("attention").modules()
-    norms = [part for part in parts if "norm" in type(part).__name__.lower()]
+    norms = [*filter(structure.is_norm, parts)]
     are_layer_norms = norms and all(isinstance(each, nn.LayerNorm) for each in norms)
     skip_unless(are_layer_norms, "has no layer norms, or others beside them")
     args = script.make_arguments()

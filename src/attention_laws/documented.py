@@ -53,6 +53,9 @@ SENTENCE_PATTERN = re.compile(
 )
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
+CHANNELS_PATTERN = re.compile(
+    "(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.IGNORECASE
+)
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
 
 
@@ -645,8 +648,7 @@ def has_channels_second(axes: tuple[str, ...]) -> bool:
     >>> has_channels_second(("B", "C", "T")), has_channels_second(("B", "T", "C"))
     (True, False)
     """
-    channels = re.compile("(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.I)
-    return [bool(channels.match(axis)) for axis in axes] == [False, True, False]
+    return [bool(CHANNELS_PATTERN.match(axis)) for axis in axes] == [False, True, False]
 
 
 def is_batch_third(axes: tuple[str, ...]) -> bool:

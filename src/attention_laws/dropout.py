@@ -39,6 +39,8 @@ from attention_laws.tools import (
 # if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
 # sequence, whose scores grow with the square.
 COPIES, FEWEST_COPIES, COPIED_ENTRIES = 4096, 256, 1e7
+# Whether each row of `x` may be weights, as source text.
+IS_ROW = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
 # Calls with one sequence, of which each has a dropout mask of its own.
 CALLS = 1024
 
@@ -166,8 +168,7 @@ def assert_weights_alone_are_dropped(script: Script, place: str) -> None:
     layer = f"attention.get_submodule({path!r})"
     if script.evaluate(f"isinstance({layer}, torch.nn.Dropout)"):
         seen = script.assign("seen", f"captured_inputs({call}, {layer})")
-        is_row = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
-        are_weights = script.assign("are_weights", f"[bool({is_row}) for x in {seen}]")
+        are_weights = script.assign("are_weights", f"[bool({IS_ROW}) for x in {seen}]")
         message = f"`{place}` is applied to the weights, and to other numbers, too"
         claim = f"all({are_weights}) or not any({are_weights})"
         script.assert_true(claim, message)
@@ -186,9 +187,8 @@ def assert_heads_stay(script: Script, place: str) -> None:
         return
     call = f"lambda: {script.call_source(script.make_arguments())}"
     seen = script.assign("seen", f"captured_inputs({call}, {layer})")
-    is_row = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
     message = f"`{place}` drops all weights of a head at once"
-    script.assert_true(f"not any({is_row} for x in {seen})", message)
+    script.assert_true(f"not any({IS_ROW} for x in {seen})", message)
 
 
 def is_always_zero(script: Script) -> bool:
@@ -436,12 +436,6 @@ def is_of_part(script: Script, place: str) -> bool:
     return any(map(structure.PART_DROPOUT_PATTERN.search, found))
 
 
-def drops_columns(script: Script) -> bool:
-    """Whether a key is dropped for all queries by intention, by a name in the code."""
-    code = structure.identifiers(script.adapter.target)
-    return any(map(structure.COLUMN_DROPOUT_PATTERN.search, code))
-
-
 def has_several_attentions(script: Script) -> bool:
     """Whether there is more than one attention, but for a list of heads.
 
@@ -595,8 +589,7 @@ def is_normalized(script: Script, call: str) -> bool:
     _attention, *parts = script.evaluate("attention").modules()
     handles = [
         part.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-        for part in parts
-        if "norm" in type(part).__name__.lower()
+        for part in filter(structure.is_norm, parts)
     ]
     value = script.evaluate(call)
     for handle in handles:
@@ -623,7 +616,8 @@ def assert_masks_differ(
     ):
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
-    if not (is_of_order or drops_columns(script)) and length > 1:
+    drops_columns = structure.drops_columns(adapter.target)
+    if not (is_of_order or drops_columns) and length > 1:
         message = "all queries share one dropout mask"
         script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
     shared = max(2**heads, 2**length if heads > 1 else 0)
@@ -647,8 +641,8 @@ def count_keys(script: Script, args: CallArguments) -> int:
     """The number of keys, which may be fewer than the tokens."""
     with WeightsRecorder() as recorder:
         script.evaluate(script.call_source(args))
-    counts: list[int] = [weights.shape[axis] for weights, axis in recorder.found]
-    return min([script.sizes.k_len, *counts])
+    counts: set[int] = {script.sizes.k_len, *recorder.key_counts}
+    return min(counts)
 
 
 def differs_for_unequal_tokens(

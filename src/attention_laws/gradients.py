@@ -70,8 +70,7 @@ def gradients(script: Script) -> None:
                     skip_unless(script.insist, "its code says where gradients stop")
                 raise
         # Scores of dropped keys that vanish beside a large number have gradients.
-        code = structure.identifiers(script.adapter.target)
-        drops_keys = any(map(structure.COLUMN_DROPOUT_PATTERN.search, code))
+        drops_keys = structure.drops_columns(script.adapter.target)
         is_repeatable = script.adapter.reproducible_training and not drops_keys
         if script.adapter.is_module and is_repeatable:
             script.restart("train", dropout=0.5)
@@ -498,7 +497,7 @@ def attends_to_one(script: Script, args: CallArguments) -> bool:
     """
     with script.rollback(), WeightsRecorder() as recorder:
         script.call(args)
-    counts = {weights.shape[axis] for weights, axis in recorder.found}
+    counts = recorder.key_counts
     return min(counts, default=0) == 1 and len(counts) > 1
 
 

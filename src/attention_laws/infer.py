@@ -895,7 +895,7 @@ def attends_to_both(probe: CallProbe) -> bool:
         return False
     with WeightsRecorder() as recorder:
         call[0].call(call[1])
-    keys = {weights.shape[dim] for weights, dim in recorder.found}
+    keys = recorder.key_counts
     return 5 + 7 in keys or {5, 7} <= keys
 
 
@@ -1303,7 +1303,7 @@ def attends_over_features(script: Script, args: CallArguments) -> bool:
     with WeightsRecorder() as recorder:
         script.call(args)
     length = script.batch_and_length(args.inputs[-1])[1]
-    softmax_over = {weights.shape[dim] for weights, dim in recorder.found}
+    softmax_over = recorder.key_counts
     probe = CallProbe(script.adapter, Options())
     if attends_to_both(probe):
         return False

@@ -263,8 +263,8 @@ def infer_context_cache(probe: CallProbe) -> None:
                 t.shape for t in owned_tensors(script.evaluate(cache))
             ]
             # The first output comes again, or another context is not looked at.
-            other = script.call(others, **{argument: cache})
-            pairs = (f"torch.equal({again}, {each})" for each in (first, other))
+            unlike = script.call(others, **{argument: cache})
+            pairs = (f"torch.equal({again}, {each})" for each in (first, unlike))
             if sizes and not has_grown and any(map(script.evaluate, pairs)):
                 probe.record("cache", f"`{argument}`, of the context", "inferred")
                 made = made_by(adapter, text, classes)

@@ -140,7 +140,8 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
         if hides is not None:
             is_right = kind.startswith("ignore") == hides
             stated = replace(mask, kind=kind if is_right else OPPOSITES.get(kind, kind))
-            mask = stated if probe.try_call(mask=stated) else mask
+            if stated != mask and probe.try_call(mask=stated):
+                mask = stated
         found.append(mask)
     return found
 

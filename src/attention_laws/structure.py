@@ -317,20 +317,23 @@ def norms_of_scores(module: nn.Module) -> Iterator[tuple[str, str]]:
 STREAM_PATTERN = re.compile(r"_?(added|add|context|text|txt|image|img)(?=_)|_added$")
 
 
+def is_norm(part: nn.Module) -> bool:
+    """Whether a module is a norm, by the name of its class."""
+    return "norm" in type(part).__name__.lower()
+
+
 def is_linear_or_norm(part: nn.Module) -> bool:
     r"""Whether a module has no parameters of its own but those of a layer or a norm.
 
     >>> [is_linear_or_norm(part) for part in (nn.Linear(2, 2), nn.Embedding(2, 2))]
     [True, False]
     """
-    is_norm = "norm" in type(part).__name__.lower()
-    return is_norm or isinstance(part, nn.Linear) or not part._parameters
+    return is_norm(part) or isinstance(part, nn.Linear) or not part._parameters
 
 
 def is_norm_without_weight(part: nn.Module) -> bool:
     """Whether a layer is a norm that has no parameters."""
-    is_norm = "norm" in type(part).__name__.lower()
-    return is_norm and not [*part.parameters()] and not [*part.children()]
+    return is_norm(part) and not [*part.parameters()] and not [*part.children()]
 
 
 def softcap_of(module: nn.Module) -> float | None:
@@ -603,6 +606,11 @@ def stated_window(module: Any) -> int | None:
     return None
 
 
+def drops_columns(target: Any) -> bool:
+    """Whether a key is dropped for all queries by intention, by a name in the code."""
+    return any(map(COLUMN_DROPOUT_PATTERN.search, identifiers(target)))
+
+
 def chunk_with_left_context(module: Any) -> int:
     """The size of chunks of which those on the left are seen, too, as a module states.
 
@@ -864,7 +872,7 @@ def has_wide_norm(module: nn.Module, d_k: int, weightless: bool = True) -> bool:
         has_heads = weight.dim() > 1 and weight.shape[-1] == d_k and not is_torchs
         return weight.numel() != d_k and not has_heads
 
-    norms = [p for p in module.modules() if "norm" in type(p).__name__.lower()]
+    norms = [*filter(is_norm, module.modules())]
     return any(
         any(is_wide(weight, norm) for weight in norm.parameters())
         or (weightless and not any(True for _ in norm.parameters()))

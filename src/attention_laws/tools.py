@@ -310,6 +310,11 @@ class WeightsRecorder(torch.overrides.TorchFunctionMode):
         self.fused: list[Tensor] = []
         self.scores: list[Tensor] = []
 
+    @property
+    def key_counts(self) -> set[int]:
+        """How long the axes are that were normalized."""
+        return {weights.shape[dim] for weights, dim in self.found}
+
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
