@@ -17,7 +17,7 @@ from attention_laws.adapter import (
     UnsupportedMaskError,
     index_source,
 )
-from specimens import Correct
+from specimens.base import Correct
 
 Q_LEN, K_LEN, BATCH, HEADS = 3, 5, 2, 7
 

@@ -11,12 +11,9 @@ from attention_laws import LAWS, algebra, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import (
-    Correct,
-    ScalesByWidth,
-    assert_caught,
-    each_law_of,
-)
+from specimens import assert_caught, each_law_of
+from specimens.algebra import ScalesByWidth
+from specimens.base import Correct
 
 
 @each_law_of(algebra)

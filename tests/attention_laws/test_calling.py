@@ -23,7 +23,8 @@ from attention_laws.checker import (
     with_masked_context,
 )
 from attention_laws.infer import infer_adapter
-from specimens import BlockWithContext, Correct, MaskedSelfAttention, Rotary
+from specimens.base import Correct, MaskedSelfAttention, Rotary
+from specimens.masking import BlockWithContext
 
 
 class OfOneInput(Correct):

@@ -19,22 +19,19 @@ from attention_laws.law import LawViolation
 from attention_laws.script import Script
 from headnotes import fast, mha
 from headnotes.implementations import batch_first, causal, stages, valid_lens
-from specimens import (
+from specimens import EXCUSED, PASSING, PASSING_ONE, VIOLATING
+from specimens.algebra import ScalesByWidth
+from specimens.base import (
     CACHE,
     CAUSAL,
-    EXCUSED,
     MASK,
-    PASSING,
-    PASSING_ONE,
-    VIOLATING,
     Correct,
     DecoderOfMemory,
-    FillValueOverflowsHalf,
     Guided,
-    MultipliesByMask,
-    ScalesByWidth,
     SelfAttention,
 )
+from specimens.execution import FillValueOverflowsHalf
+from specimens.masking import MultipliesByMask
 
 OURS: list[Any] = [
     mha.MultiHeadAttention,
@@ -225,7 +222,7 @@ def test_a_report_is_a_table_with_copyable_counterexamples() -> None:
         r"^formula +FAIL +query \d of batch item \d differs from", text, re.M
     )
     assert re.search(r"^sliding_window +skip +\(`window` is not given\)$", text, re.M)
-    assert "    from specimens import ScalesByWidth\n" in text
+    assert "    from specimens.algebra import ScalesByWidth\n" in text
     assert text.endswith("0 passed, 2 failed, 1 skipped")
 
 

@@ -701,7 +701,7 @@ def test_a_progress_bar_is_shown_after_one_second(
 
 @pytest.mark.slow
 def test_progress_is_reported_for_each_law() -> None:
-    from specimens import Correct
+    from specimens.base import Correct
 
     steps: list[tuple[int, int, str]] = []
     check(Correct, only=["causality", "padding"], progress=lambda *s: steps.append(s))

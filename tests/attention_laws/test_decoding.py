@@ -7,11 +7,8 @@ from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import (
-    ConvolvesWithoutState,
-    RotaryInDtypeOfBufferAfterPast,
-    assert_caught,
-)
+from specimens import assert_caught
+from specimens.decoding import ConvolvesWithoutState, RotaryInDtypeOfBufferAfterPast
 
 
 @pytest.mark.slow

@@ -8,12 +8,9 @@ from attention_laws import LAWS, check
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.dropout import count_of_copies
 from attention_laws.script import Script
-from specimens import (
-    DropsChannels,
-    KeysOfSmallerImage,
-    SelfAttention,
-    assert_caught,
-)
+from specimens import assert_caught
+from specimens.base import SelfAttention
+from specimens.dropout import DropsChannels, KeysOfSmallerImage
 
 
 @pytest.mark.slow

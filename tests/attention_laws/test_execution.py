@@ -10,15 +10,10 @@ from attention_laws import LAWS, check, execution
 from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import LawViolation, NotApplicable, ScriptError
 from attention_laws.script import Script
-from specimens import (
-    Correct,
-    DiffersIfCompiled,
-    HeadsInWeights,
-    ReturnsOnCpu,
-    SelfAttention,
-    assert_caught,
-    each_law_of,
-)
+from specimens import assert_caught, each_law_of
+from specimens.algebra import HeadsInWeights
+from specimens.base import Correct, SelfAttention
+from specimens.execution import DiffersIfCompiled, ReturnsOnCpu
 
 
 class FillsWithLeastOfInput(SelfAttention):

@@ -19,15 +19,10 @@ from attention_laws.infer import (
     infer_inputs,
 )
 from attention_laws.script import find_output
-from specimens import (
-    Correct,
-    ImageBesideText,
-    MaskedSelfAttention,
-    MergesChunks,
-    MergesChunksUnscaled,
-    PoolsByWeights,
-    SelfAttention,
-)
+from specimens.base import Correct, MaskedSelfAttention, SelfAttention
+from specimens.batch import ImageBesideText
+from specimens.gradients import PoolsByWeights
+from specimens.order import MergesChunks, MergesChunksUnscaled
 
 
 def call_probe(attention: Any, **options: Any) -> CallProbe:

@@ -6,12 +6,12 @@ import pytest
 
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import (
+from specimens.base import WithCache
+from specimens.decoding import (
     DecodesTopLeft,
     LeftContext,
     StepsInGroups,
     StoresAfterSetupInOrder,
-    WithCache,
 )
 
 

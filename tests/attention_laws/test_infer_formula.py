@@ -7,7 +7,7 @@ from attention_laws import LAWS
 from attention_laws.adapter import Options
 from attention_laws.checker import check_law
 from attention_laws.infer import infer_adapter
-from specimens import SelfAttention
+from specimens.base import SelfAttention
 
 
 class MergesByFeature(SelfAttention):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attention_laws import check
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import Correct, Guided, SelfAttention
+from specimens.base import Correct, Guided, SelfAttention
 
 
 def found(attention: Any, **options: Any) -> Adapter:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from attention_laws.adapter import Adapter, Options
 from attention_laws.infer import infer_adapter
-from specimens import Correct, QueriesBeforeHeads, Rotary
+from specimens.base import Correct, Rotary
+from specimens.positions import QueriesBeforeHeads
 
 
 def found(attention: Any, **options: Any) -> Adapter:

@@ -3,12 +3,8 @@
 import torch
 
 from attention_laws import LAWS, check, masking
-from specimens import (
-    NeighborsOfThreeInputs,
-    NotANumberAtPadding,
-    assert_caught,
-    each_law_of,
-)
+from specimens import assert_caught, each_law_of
+from specimens.masking import NeighborsOfThreeInputs, NotANumberAtPadding
 
 
 @each_law_of(masking)

@@ -5,7 +5,7 @@ import torch
 
 from attention_laws import check
 from attention_laws.pages import over_pages
-from specimens import attention_to_whole_pages, paged_attention
+from specimens.masking import attention_to_whole_pages, paged_attention
 
 
 def test_attention_over_pages_is_that_of_the_sequences() -> None:

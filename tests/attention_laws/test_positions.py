@@ -11,19 +11,16 @@ from attention_laws.adapter import Adapter, MaskArgument, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.positions import LONGEST, fits_in_memory
 from attention_laws.script import Script
-from specimens import (
+from specimens import assert_caught, each_law_of
+from specimens.algebra import ValuesOfNeighbors
+from specimens.base import Correct, LinearBias, SelfAttention
+from specimens.positions import (
     BiasOfPixels,
     BiasWithoutSoftmax,
-    Correct,
-    LinearBias,
     MaskOfAnotherAxis,
     NearKeysOnly,
     RotaryImageOfTable,
     RotaryOfQuarter,
-    SelfAttention,
-    ValuesOfNeighbors,
-    assert_caught,
-    each_law_of,
 )
 
 

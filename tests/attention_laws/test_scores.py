@@ -9,13 +9,10 @@ from attention_laws.algebra import project
 from attention_laws.infer import infer_adapter
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
-from specimens import (
-    ContinuesPrompt,
-    ForgetsInChunks,
-    NormalizesTokens,
-    assert_caught,
-    each_law_of,
-)
+from specimens import assert_caught, each_law_of
+from specimens.algebra import ContinuesPrompt
+from specimens.execution import NormalizesTokens
+from specimens.lengths import ForgetsInChunks
 
 
 @each_law_of(scores)

@@ -12,7 +12,7 @@ from attention_laws.law import LawViolation, ScriptError
 from attention_laws.script import CheckedIndices, Script
 from headnotes import mha
 from headnotes.implementations import causal, valid_lens
-from specimens import Correct
+from specimens.base import Correct
 
 SIZES = Sizes(2, 3, 5, heads=3, d_k=4)
 INIT_ARGS = {"d_model": "{d_model}", "heads": "{heads}"}
@@ -21,7 +21,7 @@ MASK = MaskArgument("mask", "attend", "bqk")
 
 def correct_adapter(**fields: Any) -> Adapter:
     fields = {"inputs": ("query", "key", "value"), "masks": (MASK,), **fields}
-    imports = "from specimens import Correct\n"
+    imports = "from specimens.base import Correct\n"
     return Adapter(
         Correct, "Correct", imports, INIT_ARGS, cross_attention=True, **fields
     )
@@ -43,7 +43,7 @@ def test_a_program_imports_only_what_it_calls() -> None:
     script.call(script.make_arguments())
     assert script.program("assert y.any()") == (
         "import torch\n"
-        "from specimens import Correct\n"
+        "from specimens.base import Correct\n"
         "from attention_laws.tools import seeded_randn, randomize_parameters\n"
         "\n"
         "torch.manual_seed(0)\n"

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-import specimens
 from attention_laws import adapter
 from attention_laws.source import source_of
+from specimens.base import Correct
 
 
 class Outer:
@@ -27,7 +27,7 @@ def make() -> type:
 @pytest.mark.parametrize(
     "target",
     [
-        *(nn.MultiheadAttention, specimens.Correct, adapter.Adapter),
+        *(nn.MultiheadAttention, Correct, adapter.Adapter),
         *(Outer.Inner, make(), make, torch.optim.AdamW),
     ],
 )

@@ -1,0 +1,1596 @@
+"""Modules that violate the laws of the formula, or come near to it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    CAUSAL,
+    MASK,
+    BehindPrefix,
+    Correct,
+    EdgesConv,
+    Excuses,
+    FeaturesOfEdges,
+    HeadRMSNorm,
+    HeadsSeeTwoWays,
+    MakesCroppedCache,
+    MaskedSelfAttention,
+    MemoryInFront,
+    NarrowPrior,
+    NormalizedImage,
+    Passes,
+    RotaryOfDevices,
+    SelfAttention,
+    TwoStreams,
+    Violations,
+)
+
+
+class ReturnsDroppedWeights(Correct):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.attn = weights.detach()
+        return weights @ v
+
+
+class ReturnsWeightsBeforeMask(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.attn = scores.detach().softmax(dim=-1)
+        return super().weigh(scores, mask)
+
+
+class WeightsAboveOne(Correct):
+    """Its weights are not returned; for later queries, they sum to more than 1."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        more = torch.arange(scores.shape[2], device=scores.device)[:, None]
+        return super().weigh(scores, mask) * (1 + more).to(scores)
+
+
+class NegativeWeights(Correct):
+    """Its returned weights sum to 1, and some are negative."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        self.attn = (2 * weights - weights.flip(-1)).detach()
+        return weights
+
+
+def nine_tenths(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A function whose weights sum to 0.9."""
+    weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(dim=-1)
+    return 0.9 * weights @ value
+
+
+class HidesFirstKey(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        first = torch.arange(scores.shape[-1], device=scores.device) == 0
+        return super().weigh(scores.masked_fill(first, -1e4), mask)
+
+
+class ScalesByWidth(Correct):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / math.sqrt(q.shape[-1] * self.heads)
+
+
+class NonlinearInValues(Correct):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights @ v.tanh()
+
+
+class Chunks(MaskedSelfAttention):
+    """Causal self-attention within chunks of 4 tokens."""
+
+    chunk_size = 4
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        chunk = torch.arange(scores.shape[-1], device=scores.device) // self.chunk_size
+        return super().weigh(scores, mask & (chunk == chunk[:, None]))
+
+
+class ScoresOfTwoQueries(MaskedSelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + scores.roll(1, dims=2)
+
+
+class CausalUnlessMasked(MaskedSelfAttention):
+    """Causal, unless a mask for queries and keys takes the place of causality."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            return super().forward(x)
+        return Correct.forward(self, x, x, x, mask)
+
+
+def attention_of_heads(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Splits projected queries, keys and values into heads."""
+    q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
+    return (
+        nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+    )
+
+
+def attention_of_new_tokens(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+) -> Tensor:
+    """The keys and values of new tokens, if any, replace the last ones."""
+    if k is not None and v is not None:
+        place = torch.arange(
+            k_cache.shape[2] - k.shape[2], k_cache.shape[2], device=k_cache.device
+        )
+        k_cache, v_cache = k_cache.clone(), v_cache.clone()
+        k_cache[:, :, place], v_cache[:, :, place] = k, v
+    return nn.functional.scaled_dot_product_attention(q, k_cache, v_cache)
+
+
+class ReturnsOtherHeads(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        self.attn = weights.detach().roll(1, 1)
+        return weights
+
+
+class WeightsOnRequest(Correct):
+    """Returns its weights if they are asked for."""
+
+    kept: tuple[Tensor]
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        output = super().forward(query, key, value, mask)
+        return (output, self.shown()) if need_weights else output
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.kept = (super().weigh(scores, mask),)
+        return self.kept[0]
+
+    def shown(self) -> Tensor:
+        return self.kept[0]
+
+
+class ReversedOnRequest(WeightsOnRequest):
+    def shown(self) -> Tensor:
+        return self.kept[0].flip(1)
+
+
+class NoiseInTraining(Correct):
+    """Its training is random, also with dropout 0."""
+
+    def join(self, context: Tensor) -> Tensor:
+        noise = torch.rand_like(context) if self.training else 0
+        return super().join(context + noise)
+
+
+class FusedWithBias(SelfAttention):
+    """The kernel of PyTorch gets a bias; the weights are computed a second time."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.strength = nn.Parameter(torch.ones(heads, 1, 1))
+
+    def forward(self, x: Tensor, need_weights: bool = False) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        place = torch.arange(x.shape[1], device=x.device)
+        bias = (-self.strength * (place[:, None] - place).abs()).expand(
+            len(x), -1, -1, -1
+        )
+        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        shown = (self.score(q, k) + self.shown(bias)).softmax(-1)
+        return (self.join(y), shown) if need_weights else self.join(y)
+
+    def shown(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+class WeightsWithoutBias(FusedWithBias):
+    def shown(self, bias: Tensor) -> Tensor:
+        return torch.zeros_like(bias)
+
+
+class NormalizesValues(SelfAttention):
+    """A norm for queries and keys is applied to the values, too."""
+
+    parts = 3
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        projected = [
+            self.split(layer(x)) for layer in (self.query, self.key, self.value)
+        ]
+        normed = [nn.functional.normalize(each, dim=-1) for each in projected]
+        q, k, v = normed[: self.parts] + projected[self.parts :]
+        return self.join(self.read(self.weigh(4 * self.score(q, k), None), v))
+
+
+class NormalizesQueriesAndKeys(NormalizesValues):
+    parts = 2
+
+
+class ClipsProjections(SelfAttention):
+    """The queries, keys and values are clipped, as in MPT and DBRX."""
+
+    clip_qkv = 0.5
+
+    def split(self, x: Tensor) -> Tensor:
+        return super().split(x.clamp(-self.clip_qkv, self.clip_qkv))
+
+
+class OddHeads(Correct):
+    """Its path for an odd number of heads has another scale."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (2 if self.heads % 2 else 1)
+
+
+class CausalOrContext(MaskedSelfAttention):
+    """Causal among the tokens; all of a context is attended to."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:
+        if context is None:
+            return super().forward(x)
+        return Correct.forward(self, x, context, context, self.mask_of(x, context))
+
+    def mask_of(self, x: Tensor, context: Tensor) -> Tensor | None:
+        return None
+
+
+class CausalToContext(CausalOrContext):
+    def mask_of(self, x: Tensor, context: Tensor) -> Tensor | None:
+        shape = 1, x.shape[1], context.shape[1]
+        return torch.ones(shape, dtype=torch.bool, device=x.device).tril()
+
+
+class AttendsByColumns(SelfAttention):
+    """The weights are transposed: each column sums to one, not each row."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
+class DropsTwice(Correct):
+    """The weights that it returns are dropped again, by other random numbers."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.attn = self.dropout(weights)
+        return weights @ v
+
+
+class ApproximateInverse(SelfAttention):
+    """A row of weights by an approximate inverse sums up to any number."""
+
+    def iterative_pinv(self, weights: Tensor) -> Tensor:
+        z, eye = weights.mT / weights.shape[-1], torch.eye(weights.shape[-1])
+        for _ in range(2):
+            z = z @ (2 * eye.to(z) - weights @ z)
+        return z
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        return weights @ self.iterative_pinv(weights) @ weights
+
+
+class AttendsOverHeads(SelfAttention):
+    """Each token attends to its own heads."""
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.reshape(*x.shape[:2], self.heads, -1)
+
+    def join(self, context: Tensor) -> Tensor:
+        joined: Tensor = self.out(context.flatten(2))
+        return joined
+
+
+class AttendsToSlots(nn.Module):
+    """Each token attends to learned slots, and to no other token."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, 7, bias=False)
+        self.value = nn.Linear(7, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.value(self.key(self.query(x)).softmax(dim=-1))
+
+
+class NormalizedImageByColumns(NormalizedImage):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.mT @ v
+
+
+class SplitsWeight(nn.Module):
+    """A projection whose weight has an axis of heads, as in Flax."""
+
+    def __init__(self, *shape: int, axes: int = 1) -> None:
+        super().__init__()
+        self.axes = axes
+        self.weight = nn.Parameter(torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tensordot(x, self.weight, dims=self.axes)
+
+
+class HeadsInWeights(nn.Module):
+    scale = 1.0
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (
+            SplitsWeight(d_model, heads, d_model // heads) for _ in range(3)
+        )
+        self.out = SplitsWeight(heads, d_model // heads, d_model, axes=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).transpose(1, 2) for f in (self.query, self.key, self.value))
+        scores = self.scale * q @ k.mT / math.sqrt(q.shape[-1])
+        y: Tensor = self.out((scores.softmax(dim=-1) @ v).transpose(1, 2))
+        return y
+
+
+class HalfOfHeadsInWeights(HeadsInWeights):
+    scale = 0.5
+
+
+class RequiresOther(Correct):
+    """The second argument, of an unknown name, holds the keys."""
+
+    first = 0
+
+    def forward(self, v: Tensor, words: Tensor) -> Any:  # type: ignore[override]
+        seen = torch.arange(words.shape[1], device=words.device) >= self.first
+        return super().forward(v, words, words, seen[None, None])
+
+
+class RequiresOtherButFirst(RequiresOther):
+    first = 1
+
+
+class NormsOfTwoStreams(TwoStreams):
+    """Each stream has norms of its queries and keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.added_query, self.added_key, self.added_value = (
+            nn.Linear(d_model, d_model) for _ in range(3)
+        )
+        norms = [nn.LayerNorm(d_model // heads) for _ in range(4)]
+        self.norm_q, self.norm_k, self.norm_added_q, self.norm_added_k = norms
+
+    def forward(self, x: Tensor, other: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (
+            torch.cat([self.split(layer(x)), self.split(added(other))], dim=2)
+            for layer, added in (
+                (self.query, self.added_query),
+                (self.key, self.added_key),
+                (self.value, self.added_value),
+            )
+        )
+        count = x.shape[1]
+        q, k = (
+            torch.cat([norm(each[:, :, :count]), added(each[:, :, count:])], dim=2)
+            for each, norm, added in (
+                (q, self.norm_q, self.norm_added_q),
+                (k, self.norm_k, self.norm_added_k),
+            )
+        )
+        y = self.join(self.read(self.weigh(self.score(q, k), None), v))
+        return y[:, :count], self.text_out(y[:, count:])
+
+
+class WeightsBeforeDropout(MaskedSelfAttention):
+    """Returns the weights before dropout, of which those of future keys are zero."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), self.weights
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.weights = super().weigh(scores, mask)
+        return self.weights
+
+
+class CombinesWithQuery(nn.Module):
+    """As Luong's: the tanh of a layer that gets the context vector and the query."""
+
+    def __init__(self, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.value_proj = nn.Linear(d_model, d_model, bias=False)
+        self.combine = nn.Linear(2 * d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights = self.dropout((query @ key.mT).softmax(dim=-1))
+        both = torch.cat([weights @ self.value_proj(value), query], dim=-1)
+        return self.combine(both).tanh()
+
+
+class Prefix(SelfAttention):
+    """Learned keys and values stand before those of the tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = nn.Parameter(torch.zeros(2, heads, 3, d_model // heads))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        before = self.before[0].expand(len(k), -1, -1, -1)
+        return super().score(q, torch.cat([before, k], dim=2))
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        before = self.before[1].expand(len(v), -1, -1, -1)
+        return super().read(weights, torch.cat([before, v], dim=2))
+
+
+class StrongestTokens(SelfAttention):
+    """Keys are the five tokens with the largest first feature, in its order."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chosen = x[..., 0].topk(min(5, x.shape[1])).indices
+        tokens = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
+        return Correct.forward(self, x, tokens, tokens)
+
+
+class RectifiesOutput(SelfAttention):
+    """Behind a ReLU, many outputs have no gradient."""
+
+    def join(self, context: Tensor) -> Tensor:
+        return (super().join(context) - 1).relu()
+
+
+class ScaleInInitialWeights(SelfAttention):
+    """Scores are not divided by the root of the width, but the initial queries are."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        nn.init.normal_(self.query.weight, std=(d_model * d_model / heads) ** -0.5)
+        nn.init.normal_(self.key.weight, std=d_model**-0.5)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT
+
+
+class ConvolvesValues(Correct):
+    """Beside the padding of a convolution, equal values are not equal any more."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.convolution = nn.Conv1d(d_model, d_model, 3, padding=1)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(query, key, self.convolution(value.mT).mT)
+
+
+class VectorsOverChannels(SelfAttention):
+    """Each channel has weights of its own, which a network makes of differences."""
+
+    axis = -1
+
+    def __init__(self, d_model: int, num_neighbors: int | None = None) -> None:
+        super().__init__(d_model, 1)
+        self.num_neighbors = num_neighbors
+        self.network = nn.Sequential(
+            nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, d_model)
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.network(self.query(x)[:, :, None] - self.key(x)[:, None])
+        if self.num_neighbors is not None:
+            least = scores.topk(self.num_neighbors, dim=2).values[:, :, -1:]
+            scores = scores.masked_fill(scores < least, -1e9)
+        weights = scores.softmax(dim=self.axis)
+        return self.out((weights * self.value(x)[:, None]).sum(dim=2))
+
+
+class VectorsOverKeys(VectorsOverChannels):
+    axis = 2
+
+
+class PointCloud(SelfAttention):
+    """Near points are preferred; distances are scaled by their mean."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        squared = (x[:, :, None] - x[:, None]).square().sum(-1)
+        self.near = -squared / squared.mean((1, 2), keepdim=True)
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.near[:, None]
+
+
+class SharpensWithPosition(SelfAttention):
+    """Queries are multiplied by a number that grows with their position."""
+
+    floor_scale = 2
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        steps = torch.arange(q.shape[2], device=q.device) // self.floor_scale
+        return super().score(q * (1 + steps.log1p()).to(q.dtype)[:, None], k)
+
+
+class MergedKeys(SelfAttention):
+    """Keys and values are four weighted sums of all tokens, as in Linformer."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.merge = nn.Parameter(torch.zeros(4, 320))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.merge[:, : k.shape[2]] @ k)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super().read(weights, self.merge[:, : v.shape[2]] @ v)
+
+
+class PositiveScores(SelfAttention):
+    """Weights are positive scores, and zero for the others."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.clamp(min=0) / scores.shape[-1]
+
+
+class StartsMaximumAtZero(Correct):
+    """A softmax by hand whose maximum is at least zero."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        largest = scores.amax(-1, keepdim=True).clamp(min=0)
+        weights = (scores - largest).exp()
+        return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+class KeepsWeights(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.attn = super().weigh(scores, mask)
+        return self.attn
+
+
+class DecoderLayer(nn.Module):
+    """Attends to its input, then to the context; returns the weights of the latter."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.first = KeepsWeights(d_model, heads)
+        self.second = KeepsWeights(d_model, heads)
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:
+        x = x + self.first(x, x, x)
+        return x + self.second(x, context, context), self.weights()
+
+    def weights(self) -> Tensor:
+        return self.second.attn
+
+
+class DecoderLayerWithFirstWeights(DecoderLayer):
+    def weights(self) -> Tensor:
+        return self.first.attn
+
+
+class NormalizesHeadsOfBoth(SelfAttention):
+    """The queries and keys of each head are normalized, with gains."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.RMSNorm(d_model // heads)
+        self.k_norm = nn.RMSNorm(d_model // heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(y) for y in (self.query(x), self.key(x), self.value(x)))
+        q, k, v = self.normalize(q, k, v)
+        return self.join(self.weigh(self.score(q, k), None) @ v)
+
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return self.q_norm(q), self.k_norm(k), v
+
+
+class NormalizesKeysAndValues(NormalizesHeadsOfBoth):
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return q, self.q_norm(k), self.k_norm(v)
+
+
+class NormalizesQueriesAndValues(NormalizesHeadsOfBoth):
+    def normalize(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return self.q_norm(q), k, self.k_norm(v)
+
+
+class TransposedBesideTable(NarrowPrior):
+    """Its table of distances is no weights, and those that it returns are wrong."""
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, return_weights: bool = False
+    ) -> Any:
+        output = super().forward(x, mask)
+        weights, self.last = self.last.mT, None
+        return (output, weights) if return_weights else output
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        self.last: Any = weights
+        return weights @ v
+
+
+class NarrowPriorOfFirst(NarrowPrior):
+    """The first key is hidden from all other queries."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = scores.clone()
+        scores[..., 1:, 0] = -1e9
+        return super().weigh(scores, mask)
+
+
+class QueriesOfFeatures(Correct):
+    """Queries and a feature map, whose name could be that of a number."""
+
+    def forward(  # type: ignore[override]
+        self, queries: Tensor, features: Tensor, padding: Tensor | None = None
+    ) -> Any:
+        mask = None if padding is None else ~padding[:, None]
+        return super().forward(queries, features, features, mask)
+
+
+class ReturnsGatedWeights(Correct):
+    """The weights are a mean of two, by a gate of each head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        weights, gate = self.weigh(self.score(q, k), None), self.gate.sigmoid()
+        mean = gate * weights + (1 - gate) / x.shape[1]
+        return self.join(self.dropout(mean) @ v), self.choose(weights, mean)
+
+    def choose(self, weights: Tensor, mean: Tensor) -> Tensor:
+        return mean
+
+
+class ReturnsWeightsBeforeGate(ReturnsGatedWeights):
+    def choose(self, weights: Tensor, mean: Tensor) -> Tensor:
+        return weights
+
+
+class EdgesOfOneMaximum(EdgesConv):
+    def largest(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return scores.detach().amax(dim=0)
+
+
+class WeightsBeforeChoice(Correct):
+    """Each query attends to five keys; the mean weights of all keys are returned."""
+
+    def forward(self, query: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = self.query(query), self.key(memory), self.value(memory)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        scores = self.score(q, k)
+        largest = scores.topk(min(5, scores.shape[-1])).values
+        chosen = scores.masked_fill(scores < largest[..., -1:], -torch.inf)
+        context = self.dropout(chosen.softmax(dim=-1)) @ v
+        return self.join(context), self.returned(scores, chosen).softmax(-1).mean(1)
+
+    def returned(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        return scores
+
+
+class WeightsOfChoice(WeightsBeforeChoice):
+    """Returned are the weights of the five keys."""
+
+    def returned(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        return chosen
+
+
+class ReadsPastOnly(MaskedSelfAttention):
+    """Strictly causal: a token sees those before it, not itself, and a vector."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rest = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(each(x)) for each in (self.query, self.key, self.value))
+        past = torch.ones_like(self.score(q, k)[0, 0]).tril(-1) > 0
+        least = torch.finfo(x.dtype).min
+        weights = self.score(q, k).masked_fill(~past, least).softmax(dim=-1)
+        context = weights.masked_fill(~past, 0) @ v
+        return self.join(context) + self.rest
+
+
+class ReturnsWeightsOfTimes(SelfAttention):
+    """Events that are far apart in time attend less to each other.
+
+    times: (B, T), in days
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.LayerNorm(d_model)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.query = self.key = self.value = None  # type: ignore[assignment]
+
+    def forward(  # type: ignore[override]
+        self, events: Tensor, times: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = map(self.split, self.qkv(self.norm(events)).chunk(3, dim=-1))
+        bias = -(times[:, :, None] - times[:, None]).abs().log1p()[:, None].to(q.dtype)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        return events + self.join(context), self.returned(self.score(q, k), bias)
+
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return (scores + bias).softmax(dim=-1)
+
+
+class ReturnsWeightsWithoutTimes(ReturnsWeightsOfTimes):
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+class DecoderWithInputFeeding(nn.Module):
+    """Each step of a recurrent decoder attends to a memory, and begins with its result.
+
+    Returned are the outputs (B, T, D) and the weights (B, T, S).
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(2 * d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, memory_lengths: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x: (B, T, D); memory: (B, S, D); memory_lengths: (B,)"""
+        lengths = memory.new_full((len(memory),), memory.shape[1]).long()
+        lengths = lengths if memory_lengths is None else memory_lengths
+        places = torch.arange(memory.shape[1], device=memory.device)
+        is_real = places < lengths[:, None]
+        context = hidden = x.new_zeros(len(x), x.shape[2])
+        outputs, all_weights = [], []
+        for token in x.unbind(dim=1):
+            hidden = self.cell(torch.cat([token, context], dim=-1), hidden)
+            scores = torch.einsum("bd,bsd->bs", hidden, self.key(memory))
+            least = torch.finfo(scores.dtype).min
+            weights = scores.masked_fill(~is_real, least).softmax(dim=-1)
+            context = torch.einsum("bs,bsd->bd", weights, memory)
+            outputs.append(hidden + context)
+            all_weights.append(weights)
+        return torch.stack(outputs, dim=1), torch.stack(all_weights, dim=1)
+
+
+class GroupsOfQueries(nn.Module):
+    """Queries in groups, which share a key; queries and keys are normalized."""
+
+    def __init__(self, dim: int, n_q: int, n_kv: int) -> None:
+        super().__init__()
+        self.n_q, self.n_kv, d_k = n_q, n_kv, dim // n_q
+        self.wq = nn.Linear(dim, n_q * d_k)
+        self.wk = nn.Linear(dim, n_kv * d_k)
+        self.wv = nn.Linear(dim, n_kv * d_k)
+        self.wo = nn.Linear(n_q * d_k, dim)
+        self.q_norm, self.k_norm = HeadRMSNorm(d_k), HeadRMSNorm(d_k)
+
+    def forward(self, x: Tensor) -> Any:
+        q = self.wq(x).unflatten(-1, (self.n_q, -1))
+        k, v = (f(x).unflatten(-1, (self.n_kv, -1)) for f in (self.wk, self.wv))
+        q, k, v = self.q_norm(q), *map(self.share, (self.k_norm(k), v))
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        weights = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(dim=-1)
+        return self.wo((weights @ v).transpose(1, 2).flatten(2))
+
+    def share(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(self.n_q // self.n_kv, dim=2)
+
+
+class GroupsOfQueriesInTurns(GroupsOfQueries):
+    def share(self, x: Tensor) -> Tensor:
+        return x.repeat(1, 1, self.n_q // self.n_kv, 1)
+
+
+class MixesFusedWeights(SelfAttention):
+    """The weights of the heads are mixed; those that are returned are mixed, too."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.query = self.key = self.value = None  # type: ignore[assignment]
+        self.mix = nn.Linear(heads, heads, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, self.qkv(x).chunk(3, dim=-1))
+        weights = self.score(q, k).softmax(dim=-1)
+        part = self.mix.weight.softmax(dim=-1)
+        mixed = torch.einsum("hg,bgqk->bhqk", part, weights)
+        return self.join(self.read(mixed, v)), self.returned(weights, mixed)
+
+    def returned(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return mixed
+
+
+class ReturnsUnmixedWeights(MixesFusedWeights):
+    def returned(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return weights
+
+
+class TalkingWeights(MixesFusedWeights):
+    """The heads talk to each other.
+
+    Returned are the output and the weights by which the values are summed.
+    """
+
+
+class TalkingWeightsUnmixed(ReturnsUnmixedWeights):
+    """The heads talk to each other.
+
+    Returned are the output and the weights by which the values are summed.
+    """
+
+
+class TalkingWeightsUndocumented(ReturnsUnmixedWeights):
+    """The heads talk to each other."""
+
+
+class MemoryWithoutGradient(Correct):
+    """memory: (B, M, D) states of earlier segments (no gradient flows into them)"""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Any:  # type: ignore[override]
+        past = memory.detach()
+        return super().forward(x, past, past)
+
+
+class ClearsRowsOfPadding(MaskedSelfAttention):
+    """Returned weights of padded tokens are zero, as their outputs are."""
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """attention_mask: (B, N) bool, True = real"""
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        real = real if attention_mask is None else attention_mask
+        seen = (real[:, None] & real[:, :, None]).tril()
+        weights = self.weigh(self.score(q, k), seen) * seen[:, None]
+        return self.join(self.read(weights, v)) * real[..., None], weights
+
+
+@torch.no_grad()
+def nearest(x: Tensor, count: int) -> Tensor:
+    """Which tokens are the nearest to each."""
+    return torch.cdist(x, x).topk(min(count, x.shape[1]), largest=False).indices
+
+
+class AttendsToNearest(SelfAttention):
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        self.found = nearest(x, 2)
+        return super().forward(x)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        far = torch.ones_like(scores[:, 0], dtype=torch.bool).scatter(2, self.found, 0)
+        return scores.masked_fill(far[:, None], -torch.inf).softmax(dim=-1)
+
+
+class WeightsOfMeanScores(SelfAttention):
+    """Returns the output and the attention weights averaged over the heads."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x), self.scores.mean(dim=1).softmax(dim=-1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        self.scores = scores
+        return scores.softmax(dim=-1)
+
+
+class GrowsWithLength(SelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        log_len = math.log(k.shape[2])
+        return super().score(q, k) * log_len / math.log(512)
+
+
+class WeightsBesideNull(Correct):
+    """Returns the output and the weights (B, heads, N, M) of the words of a text.
+
+    A learned token is in front of these.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        del self.key, self.value
+        self.to_kv = nn.Linear(d_model, 2 * d_model)
+        self.null_kv = nn.Parameter(torch.zeros(2, 1, heads, 1, d_model // heads))
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        q = self.split(self.query(self.norm(x)))
+        k, v = map(self.split, self.to_kv(context).chunk(2, dim=-1))
+        k, v = (
+            torch.cat([null.expand(len(x), -1, -1, -1), part], dim=2)
+            for null, part in zip(self.null_kv, (k, v), strict=True)
+        )
+        weights = self.weigh(self.score(q, k), None)
+        return x + self.join(weights @ v), self.of_words(weights)
+
+    def of_words(self, weights: Tensor) -> Tensor:
+        return weights[..., 1:]
+
+
+class WeightsWithoutLastWord(WeightsBesideNull):
+    def of_words(self, weights: Tensor) -> Tensor:
+        return weights[..., :-1]
+
+
+class ContinuesPrompt(Correct):
+    """Several continuations of one prompt: tokens see it, and those before them."""
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Any:  # type: ignore[override]
+        prompt = prompt.expand(len(x), -1, -1)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        seen = torch.cat([ones.new_ones(len(ones), prompt.shape[1]), ones.tril()], 1)
+        tokens = torch.cat([prompt, x], dim=1)
+        return super().forward(x, tokens, tokens, seen[None])
+
+
+class ReturnsWeightsByHead(Correct):
+    """The weights that are returned are those of all batch items, head by head."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        return super().forward(query, key, value, mask), self.weights
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        self.weights = weights.transpose(0, 1).flatten(0, 1)
+        return weights
+
+
+class HidesSumOfZero(SelfAttention):
+    """Tokens of zeros are padding."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        is_real = self.total(x) != 0
+        return Correct.forward(self, x, x, x, is_real[:, None])
+
+    def total(self, x: Tensor) -> Tensor:
+        return x.sum(dim=-1)
+
+
+class HidesZeros(HidesSumOfZero):
+    def total(self, x: Tensor) -> Tensor:
+        return x.abs().sum(dim=-1)
+
+
+class WeightsWithPairFeatures(SelfAttention):
+    """x: (B, N, C), pairs: (B, N, N, C); returns the output and the weights."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Linear(d_model, d_model)
+        self.to_bias = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor, pairs: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        bias = self.to_bias(pairs).permute(0, 3, 1, 2)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        gate = self.gate(x).sigmoid()
+        weights = (self.score(q, k) + self.shown(bias)).softmax(dim=-1)
+        return self.out(y.transpose(1, 2).flatten(2) * gate), weights
+
+    def shown(self, bias: Tensor) -> Tensor:
+        return bias
+
+
+class WeightsWithoutPairFeatures(WeightsWithPairFeatures):
+    def shown(self, bias: Tensor) -> Tensor:
+        return torch.zeros_like(bias)
+
+
+class NormsBesidePositions(SelfAttention):
+    """A vector of its own is added to the normalized queries, as by Transformer-XL."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.q_norm = nn.LayerNorm(d_model // heads)
+        self.k_norm = nn.LayerNorm(d_model // heads)
+        self.u = nn.Parameter(torch.zeros(d_model // heads))
+
+    def forward(self, x: Tensor, pos_emb: Tensor) -> Any:  # type: ignore[override]
+        self.of_places = self.split(pos_emb[:, None])
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q = self.q_norm(q)
+        return super().score(q + self.u, self.k_norm(k)) + q @ self.of_places.mT
+
+
+class DividesByWidth(SelfAttention):
+    """Scores are divided by the width of a head (muP), not by its square root."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q / q.shape[-1] @ k.mT
+
+
+class MixesHeadsBehind(SelfAttention):
+    """Returns the output and the coefficients with which the values are summed."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.proj_w = nn.Linear(heads, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        mixed = self.proj_w(weights.movedim(1, -1)).movedim(-1, 1)
+        return self.join(self.read(mixed, v)), self.shown(weights, mixed)
+
+    def shown(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return mixed
+
+
+class MixesHeadsBehindShown(MixesHeadsBehind):
+    """Returns the output and the coefficients with which the values are summed."""
+
+    def shown(self, weights: Tensor, mixed: Tensor) -> Tensor:
+        return weights
+
+
+def attend_with_one_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """query: (B, H, L, E), key, value: (B, H, S, E)"""
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    return softmax_plus_one(scores) @ value
+
+
+def softmax_plus_one(scores: Tensor) -> Tensor:
+    zero = torch.zeros_like(scores[..., :1])
+    return torch.cat([zero, scores], dim=-1).softmax(dim=-1)[..., 1:]
+
+
+class SeesAhead(Correct):
+    """Causal, but for three tokens that are seen in advance."""
+
+    lookahead = 3
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        return super().forward(x, x, x, ones.tril(self.lookahead)[None])
+
+
+def attend_by_heads(
+    query: Tensor, key: Tensor, value: Tensor, num_heads: int = 4
+) -> Tensor:
+    """query, key, value: (batch, length, dim)"""
+    q, k, v = (
+        x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (query, key, value)
+    )
+    y = nn.functional.scaled_dot_product_attention(q, k, v)
+    return y.transpose(1, 2).flatten(2)
+
+
+class WaitKAttention(Correct):
+    """Query t has read the first t + 3 tokens of the source."""
+
+    def forward(self, x: Tensor, source: Tensor) -> Any:  # type: ignore[override]
+        ones = torch.ones(
+            x.shape[1], source.shape[1], dtype=torch.bool, device=x.device
+        )
+        return super().forward(x, source, source, ones.tril(2)[None])
+
+
+class DetachedMemory(SelfAttention):
+    """No gradient flows into the memory, which has the tokens before `x`."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        keys = x if memory is None else torch.cat([memory.detach(), x], dim=1)
+        ones = torch.ones(x.shape[1], keys.shape[1], dtype=torch.bool, device=x.device)
+        seen = ones.tril(keys.shape[1] - x.shape[1])
+        return Correct.forward(self, x, keys, keys, seen[None])
+
+
+class ShowsIfAsked(Correct):
+    """memory_mask: (batch, length) bool, True = real, False = padding"""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Any = None,
+        return_attn: bool = False,
+    ) -> Any:
+        q, k = self.split(self.query(x)), self.split(self.key(memory))
+        v = self.split(self.value(memory))
+        mask = None if memory_mask is None else memory_mask[:, None, None]
+        y = self.join(nn.functional.scaled_dot_product_attention(q, k, v, mask))
+        if not return_attn:
+            return y
+        scores = self.score(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return y, scores.softmax(dim=-1)
+
+
+class BandOfFrames(Correct):
+    """A frame looks at 16 frames of history, and has a look-ahead of 3 frames."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        t = torch.arange(x.shape[1], device=x.device)
+        ahead = t - t[:, None]
+        return super().forward(x, x, x, ((ahead <= 3) & (ahead >= -16))[None])
+
+
+class QueriesOfMap(Correct):
+    """Queries and a feature map.
+
+    queries: (B, N, D)
+    features: (B, M, D)
+    """
+
+    def forward(self, queries, features, padding=None):  # type: ignore[no-untyped-def, override]
+        mask = None if padding is None else ~padding[:, None]
+        return super().forward(queries, features, features, mask)
+
+
+class KeyNormOfContext(Correct):
+    """A norm of the keys, which are in one tensor with the values."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        both = torch.stack([self.split(self.key(key)), self.split(self.value(value))])
+        k, v = self.normalize(both)
+        q = self.split(self.query(query))
+        return self.join(self.weigh(self.score(q, k), None) @ v)
+
+    def normalize(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        return self.key_norm(both[0]), both[1]
+
+
+class KeyNormOfBoth(KeyNormOfContext):
+    def normalize(self, both: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = self.key_norm(both)
+        return k, v
+
+
+class GroupedFused(nn.Module):
+    """Queries, then the fewer keys and values, by one projection."""
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = n_heads, n_kv_heads
+        self.qkv = nn.Linear(d_model, d_model // n_heads * (n_heads + 2 * n_kv_heads))
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        groups = self.heads // self.kv_heads
+        split = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = split.transpose(1, 2).split(sizes, dim=1)
+        k, v = k.repeat_interleave(groups, dim=1), self.for_queries(v, groups)
+        weights = (q / math.sqrt(q.shape[-1]) @ k.mT).softmax(dim=-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+    def for_queries(self, v: Tensor, groups: int) -> Tensor:
+        return v.repeat_interleave(groups, dim=1)
+
+
+class GroupedFusedInTurns(GroupedFused):
+    def for_queries(self, v: Tensor, groups: int) -> Tensor:
+        return v.repeat(1, groups, 1, 1)
+
+
+class Head(nn.Module):
+    """One head, with projections of its own."""
+
+    def __init__(self, d_model: int, d_k: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_k)
+        self.key = nn.Linear(d_model, d_k)
+        self.value = nn.Linear(d_model, d_k)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        weights = (q @ k.mT / math.sqrt(self.width(q, x))).softmax(dim=-1)
+        context: Tensor = weights @ v
+        return context
+
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return q.shape[-1]
+
+
+class ListOfHeads(nn.Module):
+    kind = Head
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        heads = [self.kind(d_model, d_model // num_heads) for _ in range(num_heads)]
+        self.heads = nn.ModuleList(heads)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+
+class HeadScaledByModelWidth(Head):
+    def width(self, q: Tensor, x: Tensor) -> int:
+        return x.shape[-1]
+
+
+class ListOfHeadsScaledByWidth(ListOfHeads):
+    kind = HeadScaledByModelWidth
+
+
+class OverlappingWindows(SelfAttention):
+    """Windows of 8 tokens share 3 with the next; their outputs have a mean."""
+
+    def forward(self, x: Tensor) -> Any:
+        length = x.shape[1]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        context, counts = torch.zeros_like(q), q.new_zeros(length, 1)
+        for start in range(0, max(1, length - 3), 5):
+            part = slice(start, start + 8)
+            weights = self.score(q[:, :, part], k[:, :, part]).softmax(dim=-1)
+            context[:, :, part] += weights @ v[:, :, part]
+            counts[part] += 1
+        return self.join(self.share(context, counts))
+
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context / counts
+
+
+class AddsOverlappingWindows(OverlappingWindows):
+    def share(self, context: Tensor, counts: Tensor) -> Tensor:
+        return context
+
+
+class ValuesOfNeighbors(Correct):
+    """Five keys and values for each token, with a vector for each distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative = nn.Embedding(5, d_model // heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        k, v = (self.neighbors(y) + self.relative.weight for y in (k, v))
+        real = self.neighbors(torch.ones_like(q[..., :1])).mT > 0
+        scores = self.score(q[..., None, :], k)
+        weights = scores.masked_fill(~real, -torch.inf).softmax(dim=-1)
+        return self.join((weights @ v).squeeze(-2))
+
+    def neighbors(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
+
+
+class OfEdges(nn.Module):
+    """Attention in a graph: the weights of the edges to a node sum to one."""
+
+    end = 1
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.lin = nn.Linear(in_channels, out_channels, bias=False)
+        self.source, self.target = (nn.Linear(out_channels, 1) for _ in range(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, target = edge_index
+        h = self.lin(x)
+        scores = torch.tanh(self.source(h)[source] + self.target(h)[target]).exp()
+        sums = torch.zeros(len(x), 1).to(h).index_add(0, edge_index[self.end], scores)
+        weights = scores / (sums[edge_index[self.end]] + 1e-9)
+        return torch.zeros_like(h).index_add(0, target, weights * h[source])
+
+
+class SumsOverTargets(OfEdges):
+    end = 0
+
+
+class NearFive(Correct):
+    """Each token has scores for the five tokens around it, by their distance."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        window = torch.arange(-2, 3, device=x.device)
+        place = torch.arange(x.shape[1], device=x.device)[:, None] + window
+        inside = (place >= 0) & (place < x.shape[1])
+        place = place.clamp(0, x.shape[1] - 1)
+        scores = (
+            torch.einsum("bhld,bhlwd->bhlw", q, k[:, :, place]) / q.shape[-1] ** 0.5
+        )
+        weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
+        return self.join(torch.einsum("bhlw,bhlwd->bhld", weights, v[:, :, place]))
+
+
+class RoundsKeys(MaskedSelfAttention):
+    """Keys are rounded as in a cache of few bits, with straight gradients."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, self.fake_quantize(k))
+
+    def fake_quantize(self, k: Tensor) -> Tensor:
+        scale = k.detach().abs().amax(dim=-1, keepdim=True) / 127 + 1e-8
+        return k + (torch.round(k / scale) * scale - k).detach()
+
+
+class NearbyFrames(Correct):
+    """Chunks of 4 frames, which see the chunk before them, too, in both directions."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chunk_index = torch.arange(x.shape[1], device=x.device) // 4
+        ages = chunk_index[:, None] - chunk_index
+        return super().forward(x, x, x, ((ages == 0) | (ages == 1))[None])
+
+
+class ReturnsWeightsOfPairs(SelfAttention):
+    """The weights that it returns are with the bias of pairs.
+
+    distance: (B, T, T) long
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.of_distance = nn.Embedding(8, heads)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, distance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        bias = self.of_distance(distance).permute(0, 3, 1, 2)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, bias)
+        return self.join(context), self.returned(self.score(q, k), bias)
+
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return (scores + bias).softmax(dim=-1)
+
+
+class ReturnsWeightsWithoutPairs(ReturnsWeightsOfPairs):
+    def returned(self, scores: Tensor, bias: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+def attention_to_cache(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | None = None
+) -> Tensor:
+    """Causal attention of the last tokens of a cache, of which `lengths` are filled."""
+    q_len, k_len = query.shape[-2], key.shape[-2]
+    if lengths is None:
+        lengths = torch.full((len(query),), k_len, device=query.device)
+    last = lengths[:, None] - q_len + torch.arange(q_len, device=query.device)
+    visible = torch.arange(k_len, device=query.device) <= last[:, None, :, None]
+    scores = query @ key.mT / math.sqrt(query.shape[-1])
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    return scores.softmax(dim=-1).masked_fill(~visible, 0) @ value
+
+
+class AssignsTokens(Correct):
+    """Each key chooses one query, with the gradients of a softmax over the queries."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        q, k, v = self.query(query), self.key(key), self.value(key)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        soft = self.score(q, k).softmax(dim=-2)
+        choice = soft.argmax(dim=-2, keepdim=True)
+        hard = torch.zeros_like(soft).scatter(-2, choice, 1.0)
+        assignment = hard + soft - soft.detach()
+        weights = assignment / assignment.sum(dim=-1, keepdim=True).clamp(min=1)
+        return self.join(self.read(weights, v)), assignment
+
+
+class MeansOfHyperbolicPoints(SelfAttention):
+    """Values are points of a hyperboloid, whose means are projected on it."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        mean = weights @ self.exp_map(v)
+        square = mean[..., :1].square() - mean[..., 1:].square().sum(-1, keepdim=True)
+        return (mean / square.clamp(min=1e-6).sqrt())[..., 1:]
+
+    def exp_map(self, v: Tensor) -> Tensor:
+        length = v.norm(dim=-1, keepdim=True).clamp(min=1e-6)
+        radius = (length / 2).tanh()
+        return torch.cat([radius.cosh(), radius.sinh() * v / length], dim=-1)
+
+
+class DocumentsDroppedWeights(SelfAttention):
+    """Returns the output and the attention weights, those after dropout."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        dropped = self.dropout(weights)
+        return self.join(dropped @ v), self.returned(weights, dropped)
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return weights
+
+
+class WeightsAfterDropout(DocumentsDroppedWeights):
+    """Returns the output and the attention weights, those after dropout."""
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return dropped
+
+
+class BondsOfAtoms(SelfAttention):
+    """bonds: (B, N, N) kinds of bonds, 0 where there is none; atoms see themselves."""
+
+    def forward(self, x: Tensor, bonds: Tensor) -> Any:  # type: ignore[override]
+        if bonds.is_floating_point():
+            raise TypeError("`bonds` must be integers")
+        mask = (bonds > 0) | torch.eye(x.shape[1], device=x.device).bool()
+        return Correct.forward(self, x, x, x, mask)
+
+
+VIOLATING: Violations = {
+    "rows_sum_to_one": [
+        (SumsOverTargets, {}),
+        (ReturnsDroppedWeights, {}),
+        (ReturnsWeightsBeforeMask, MASK),
+        (NegativeWeights, {}),
+        (WeightsAboveOne, {}),
+        (nine_tenths, {}),
+    ],
+    "weights_match_output": [
+        (MixesHeadsBehindShown, {}),
+        (WeightsWithoutPairFeatures, {}),
+        (WeightsWithoutLastWord, {}),
+        (WeightsOfMeanScores, {}),
+        (TalkingWeightsUnmixed, {}),
+        (ReturnsUnmixedWeights, {}),
+        (ReturnsWeightsWithoutTimes, {}),
+        (TransposedBesideTable, {}),
+        (ReturnsOtherHeads, {}),
+        (ReversedOnRequest, {}),
+        (DropsTwice, {}),
+        (WeightsWithoutBias, {}),
+        (ReturnsWeightsBeforeGate, {}),
+        (DocumentsDroppedWeights, {}),
+        (ReturnsWeightsWithoutPairs, {}),
+        (WeightsBeforeChoice, {}),
+    ],
+    "weights_axes": [
+        (DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"}),
+    ],
+    "query_key_norms": [
+        (NormalizesKeysAndValues, {}),
+        (NormalizesQueriesAndValues, {}),
+    ],
+    "score_independence": [
+        (ScoresOfTwoQueries, CAUSAL),
+    ],
+    "equal_values": [
+        (VectorsOverChannels, {}),
+        (AttendsByColumns, {}),
+        (NormalizedImageByColumns, {"layout": "image"}),
+        (AddsOverlappingWindows, {}),
+        (StartsMaximumAtZero, MASK),
+        (EdgesOfOneMaximum, {}),
+    ],
+    "allowed_keys_attended": [
+        (HidesSumOfZero, {}),
+        (NarrowPriorOfFirst, {}),
+        (HidesFirstKey, {}),
+        (RequiresOtherButFirst, {}),
+        (CausalToContext, {}),
+        (AttendsOverHeads, {}),
+        (AttendsOverHeads, {"init_args": {"d_model": 64, "heads": 8}}),
+    ],
+    "formula": [
+        (GroupsOfQueriesInTurns, {}),
+        (GroupedFusedInTurns, {"heads": 4, "kv_heads": 2}),
+        (ScalesByWidth, {}),
+        (OddHeads, {"heads": 4, "d_model": 16}),
+        (HalfOfHeadsInWeights, {"heads": 3}),
+        (ListOfHeadsScaledByWidth, {}),
+    ],
+    "linear_in_value": [
+        (NonlinearInValues, {}),
+        (NormalizesValues, {}),
+        (KeyNormOfBoth, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("weights_match_output", ShowsIfAsked),
+    ("allowed_keys_attended", DetachedMemory),
+    ("rows_sum_to_one", FeaturesOfEdges),
+    ("formula", attend_by_heads),
+    ("weights_match_output", WeightsWithPairFeatures),
+    ("allowed_keys_attended", HidesZeros),
+    ("rows_sum_to_one", ReturnsWeightsByHead),
+    ("weights_match_output", WeightsBesideNull),
+    ("rows_sum_to_one", ClearsRowsOfPadding),
+    ("gradients", MemoryWithoutGradient),
+    ("weights_match_output", TalkingWeights),
+    ("formula", GroupsOfQueries),
+    ("weights_match_output", MixesFusedWeights),
+    ("weights_match_output", ReturnsWeightsOfTimes),
+    ("rows_sum_to_one", DecoderWithInputFeeding),
+    ("equal_values", EdgesConv),
+    ("equal_values", VectorsOverKeys),
+    ("allowed_keys_attended", QueriesOfMap),
+    ("weights_match_output", ReturnsGatedWeights),
+    ("allowed_keys_attended", QueriesOfFeatures),
+    ("allowed_keys_attended", NarrowPrior),
+    ("rows_sum_to_one", OfEdges),
+    ("long_sequences", RoundsKeys),
+    ("weights_axes", DecoderLayer),
+    ("weights_match_output", ReturnsWeightsOfPairs),
+    ("rows_sum_to_one", attention_to_cache),
+    ("formula", attention_to_cache),
+    ("query_key_norms", NormalizesHeadsOfBoth),
+    ("rows_sum_to_one", NoiseInTraining),
+    ("formula", attention_of_heads),
+    ("weights_match_output", WeightsOnRequest),
+    ("weights_match_output", FusedWithBias),
+    ("linear_in_value", NormalizesQueriesAndKeys),
+    ("formula", RotaryOfDevices),
+    ("weights_match_output", WeightsBeforeDropout),
+    ("allowed_keys_attended", RequiresOther),
+    ("formula", HeadsInWeights),
+    ("formula", ListOfHeads),
+    ("formula", CausalUnlessMasked),
+    ("dropout", CombinesWithQuery),
+    ("linear_in_value", KeyNormOfContext),
+    ("formula", ScaleInInitialWeights),
+    ("allowed_keys_attended", RectifiesOutput),
+    ("equal_values", NormalizedImage),
+    ("equal_values", OverlappingWindows),
+    ("allowed_keys_attended", BehindPrefix),
+    ("linear_in_value", attention_of_new_tokens),
+    ("allowed_keys_attended", CausalOrContext),
+    ("query_key_norms", NormsOfTwoStreams),
+    ("weights_match_output", WeightsAfterDropout),
+    ("allowed_keys_attended", BondsOfAtoms),
+    ("weights_match_output", WeightsOfChoice),
+    ("allowed_keys_attended", ReadsPastOnly),
+]
+
+
+EXCUSED: Excuses = [
+    ("formula", BandOfFrames, "look-ahead"),
+    ("allowed_keys_attended", WaitKAttention, "WaitK"),
+    ("key_permutation", WaitKAttention, "WaitK"),
+    ("query_independence", WaitKAttention, "WaitK"),
+    ("formula", SeesAhead, "lookahead"),
+    ("rows_sum_to_one", attend_with_one_more, "softmax_plus_one"),
+    ("equal_values", MixesHeadsBehind, "proj_w"),
+    ("formula", DividesByWidth, "a scale that is documented"),
+    ("query_key_norms", NormsBesidePositions, "a table of positions"),
+    ("formula", ContinuesPrompt, "its queries attend to each other, too"),
+    ("formula", GrowsWithLength, "log_len"),
+    ("allowed_keys_attended", MemoryWithoutGradient, "no gradient"),
+    ("weights_match_output", TalkingWeightsUndocumented, "mixes the weights"),
+    ("allowed_keys_attended", AttendsToNearest, "`topk`"),
+    ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
+    ("weights_axes", AssignsTokens, "another design"),
+    ("rows_sum_to_one", AssignsTokens, "another design"),
+    ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
+    ("weights_axes", MemoryInFront, "have one length"),
+    ("score_independence", NearFive, "neither returned nor those of a softmax"),
+    ("formula", RoundsKeys, "fake_quantize"),
+    ("formula", MakesCroppedCache, "its values have positions"),
+    ("gradients", RoundsKeys, "fake_quantize"),
+    ("allowed_keys_attended", NearbyFrames, "chunk_index"),
+    ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
+    ("equal_values", Prefix, "3 keys of its own"),
+    ("score_independence", StrongestTokens, "topk"),
+    ("equal_values", ApproximateInverse, "pinv"),
+    ("equal_values", MergedKeys, "keys that are not the tokens"),
+    ("allowed_keys_attended", PositiveScores, "no softmax"),
+    ("score_independence", PointCloud, "PointCloud"),
+    ("formula", SharpensWithPosition, "floor_scale"),
+    ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
+    ("equal_values", CombinesWithQuery, "an activation, tanh"),
+    ("allowed_keys_attended", Chunks, "chunk_size"),
+    ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
+    ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
+    ("formula", ClipsProjections, "clip_qkv"),
+    ("equal_values", ReadsPastOnly, "its first token sees no values"),
+]

@@ -1,0 +1,893 @@
+"""Modules that violate the laws of batch items, or come near to it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    MASK,
+    AddsPositions,
+    Correct,
+    EdgesConv,
+    Excuses,
+    FeaturesOfEdges,
+    LocalAndGlobal,
+    MaskedSelfAttention,
+    OfPatches,
+    OverFrames,
+    Passes,
+    PixelsOfFrames,
+    Rotary,
+    Segments,
+    SelfAttention,
+    TextAndImages,
+    TimeSeriesEncoder,
+    Violations,
+    attend_in_parts,
+    packed_first,
+)
+
+
+class MixesBatchItems(Correct):
+    def join(self, context: Tensor) -> Tensor:
+        output = super().join(context)
+        return output - output.mean(dim=0) if self.training else output
+
+
+class FirstItemsMask(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, mask if mask is None else mask[:1])
+
+
+class IgnoresMaskIfFirstIsFull(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        is_full = mask is not None and bool(mask[0].all())
+        return super().weigh(scores, None if is_full else mask)
+
+
+class PositionsOfFirstItem(Rotary):
+    ids: Tensor | None = None
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.ids = position_ids
+        return super().forward(x)
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x) if self.ids is None else self.ids[0]
+
+
+class CountsFromFirstToken(SelfAttention):
+    """Adds the positions of tokens, which are counted without padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        places = self.counted(mask).cumsum(1)[..., None].expand(len(x), -1, -1)
+        return Correct.forward(self, x, x, x + places, mask[:, None])
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask
+
+
+class CountsInFirstItem(CountsFromFirstToken):
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask[:1]
+
+
+class SegmentsOfFirstItem(Segments):
+    def ids(self, given: Tensor) -> Tensor:
+        return given[:1]
+
+
+class SamplesKeys(SelfAttention):
+    """Each call draws the keys that it attends to, and adds the last one."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        drawn = torch.randint(2, (len(k), 1, 1, k.shape[2]), device=k.device).bool()
+        drawn[..., -1] = True
+        return super().score(q, k).masked_fill(~drawn, -torch.inf)
+
+
+class ReshapesContext(Correct):
+    """Keys and values are summarized, and take the batch size of the queries."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        source = x if context is None else context
+        summary = source.mean(dim=1, keepdim=True).repeat(1, 32, 1)
+        summary = summary * torch.arange(32, device=x.device).to(x)[:, None].sin()
+        return super().forward(x, *(2 * [summary.reshape(len(x), -1, x.shape[-1])]))
+
+
+class DealsOutContext(Correct):
+    """The keys and values of a context are viewed as those of each query's item."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        self.items = len(x)
+        return super().forward(x, context, context)
+
+    def split(self, x: Tensor) -> Tensor:
+        width = x.shape[-1] // self.heads
+        return x.reshape(self.items, -1, self.heads, width).transpose(1, 2)
+
+
+class SharesContext(Correct):
+    """Several queries, side by side, may have one context."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        shared = self.repeat(context, len(x) // len(context))
+        return super().forward(x, shared, shared)
+
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat_interleave(count, dim=0)
+
+
+class PacksContexts(Correct):
+    """All items are one sequence; as many contexts as queries are kept apart."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        mask = torch.ones(len(x), len(context), dtype=torch.bool, device=x.device)
+        if len(x) == len(context):
+            mask = torch.eye(len(x), dtype=torch.bool, device=x.device)
+        for axis, length in enumerate((x.shape[1], context.shape[1])):
+            mask = mask.repeat_interleave(length, axis)
+        keys = context.flatten(0, 1)[None]
+        return super().forward(x.flatten(0, 1)[None], keys, keys, mask[None]).view_as(x)
+
+
+class SharesMaskOfContext(SharesContext):
+    """Its mask, `[batch_size, k_len]`, is that of the context."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, context_mask: Tensor | None = None
+    ) -> Any:
+        count = len(x) // len(context)
+        shared, mask = self.repeat(context, count), None
+        if context_mask is not None:
+            mask = self.repeat_mask(context_mask.bool(), count)[:, None]
+        return Correct.forward(self, x, shared, shared, mask)
+
+    def repeat_mask(self, mask: Tensor, count: int) -> Tensor:
+        return self.repeat(mask, count)
+
+
+class SharesMaskInTurns(SharesMaskOfContext):
+    def repeat_mask(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat(count, 1)
+
+
+class FeaturesOfContext(SharesContext):
+    """Six means over the tokens; a `view` deals out their features to more queries."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.mix = nn.Parameter(torch.randn(6, 320))
+
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        means = self.mix[:, : context.shape[1]] @ context
+        return means.reshape(len(context) * count, -1, context.shape[2])
+
+
+class SharesContextInTurns(SharesContext):
+    def repeat(self, context: Tensor, count: int) -> Tensor:
+        return context.repeat(count, 1, 1)
+
+
+class ScalesByLongest(CountsFromFirstToken):
+    """Beyond 8 tokens, scores are scaled by the length of the longest item."""
+
+    def counted(self, mask: Tensor) -> Tensor:
+        return mask * mask.sum(1).max().clamp(min=8)
+
+
+class WithBatchNorm(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.norm = nn.BatchNorm1d(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.norm(x.mT).mT)
+
+
+class AddsPositionsOfFirstItem(AddsPositions):
+    def add(self, x: Tensor, pos: Tensor) -> Tensor:
+        return x + pos[:1]
+
+
+class WindowedImage(SelfAttention):
+    """Attention in windows of 4 x 4 pixels; each window has a factor of its own."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        windows = image.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 3, 5, 1)
+        x = windows.reshape(-1, 16, c)
+        x = x * (
+            1 + self.place(torch.arange(len(x), device=x.device), b)[:, None, None]
+        )
+        y = Correct.forward(self, x, x, x).reshape(windows.shape)
+        return y.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
+
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number % (len(number) // batch_size)
+
+
+class WindowedImageOutOfOrder(WindowedImage):
+    def place(self, number: Tensor, batch_size: int) -> Tensor:
+        return number // batch_size
+
+
+class GuessesMask(Correct):
+    """A mask of two axes is one for padding if it has a row for each batch item."""
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        if mask is not None and mask.dim() == 2:
+            mask = mask[:, None] if len(mask) == len(query) else mask[None]
+        return super().forward(query, key, value, mask)
+
+
+class EdgesInTurns(Correct):
+    """Heads are folded into the batch, and edges are repeated in another order."""
+
+    def forward(self, x: Tensor, adj: Tensor) -> Any:  # type: ignore[override]
+        edges = (adj > 0) | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+        self.edges = self.repeat(edges)
+        return super().forward(x, x, x)
+
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat(self.heads, 1, 1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        folded = scores.flatten(0, 1).masked_fill(~self.edges, -torch.inf)
+        return folded.softmax(dim=-1).view_as(scores)
+
+
+class EdgesOfItems(EdgesInTurns):
+    def repeat(self, edges: Tensor) -> Tensor:
+        return edges.repeat_interleave(self.heads, dim=0)
+
+
+class OverFramesInOrder(OverFrames):
+    """Neighbors in memory are taken for the same pixel in the next frame."""
+
+    def pixels_first(self, video: Tensor) -> Tensor:
+        _, _, frames, height, width = video.shape
+        tokens = video.permute(0, 2, 3, 4, 1).flatten(1, 3)
+        return tokens.unflatten(1, (height, width, frames))
+
+
+class PoolsByKind(Correct):
+    """What a query finds in the items of a history, which are of several kinds.
+
+    query: (B, D)
+    history: (B, L, D)
+    kinds: LongTensor (B, L)
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kinds = nn.Embedding(3, d_model)
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, history: Tensor, kinds: Tensor
+    ) -> Any:
+        items = history + self.kinds(kinds)
+        return super().forward(query[:, None], items, items)[:, 0]
+
+
+class PoolsByKindOfBatch(PoolsByKind):
+    def forward(self, query: Tensor, history: Tensor, kinds: Tensor) -> Any:
+        # The kinds are counted from those of the first history.
+        return super().forward(query, history, (kinds - kinds[:1]).abs().clamp(max=2))
+
+
+class AgesInUnits(SelfAttention):
+    """Ages are measured in units of the smallest of a history.
+
+    Inputs
+        x     (B, L, D)  items
+        ages  (B, L)     integer seconds
+    """
+
+    axes: tuple[int, ...] = (1,)
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.ages = nn.Embedding(3, d_model)
+
+    def forward(self, x: Tensor, ages: Tensor) -> Any:  # type: ignore[override]
+        smallest = ages.masked_fill(ages == 0, 9).amin(self.axes, keepdim=True)
+        x = x + self.ages((ages // smallest).clamp(max=2))
+        return super().forward(x)
+
+
+class AgesInUnitsOfBatch(AgesInUnits):
+    axes = (0, 1)
+
+
+class PixelsOfOtherVideos(PixelsOfFrames):
+    def copy(self, context: Tensor, pixels: int) -> Tensor:
+        return context.repeat(pixels, 1, 1)
+
+
+class FramesOfClips(Correct):
+    """The pixels of each frame attend to the tokens of the prompt of their clip."""
+
+    def __init__(self, d_model: int, heads: int, context_dim: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_context = nn.Linear(context_dim, d_model)
+        self.first = nn.Parameter(torch.ones(d_model))
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        b, _, frames, h, w = x.shape
+        pixels = x.permute(0, 2, 3, 4, 1).flatten(0, 1).flatten(1, 2)
+        first = self.first.expand(len(context), 1, -1)
+        prompt = torch.cat([first, self.to_context(context)], dim=1)
+        prompt = self.copy(prompt, frames)
+        y = super().forward(pixels, prompt, prompt)
+        return x + y.reshape(b, frames, h, w, -1).permute(0, 4, 1, 2, 3)
+
+    def copy(self, prompt: Tensor, frames: int) -> Tensor:
+        return prompt.repeat_interleave(frames, dim=0)
+
+
+class FramesOfOtherClips(FramesOfClips):
+    def copy(self, prompt: Tensor, frames: int) -> Tensor:
+        return prompt.repeat(frames, 1, 1)
+
+
+class ReturnsWeightsOfItems(Correct):
+    """Heads in front of batch items, as the weights are computed."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x).transpose(0, 1).flatten(0, 1) for x in (q, k, v))
+        weights = self.weigh(self.score(q, k), None)
+        context = (self.dropout(weights) @ v).unflatten(0, (self.heads, -1))
+        return self.join(context.transpose(0, 1)), self.of_items(weights)
+
+    def of_items(self, weights: Tensor) -> Tensor:
+        return weights.unflatten(0, (self.heads, -1)).transpose(0, 1)
+
+
+class ViewsWeightsOfItems(ReturnsWeightsOfItems):
+    def of_items(self, weights: Tensor) -> Tensor:
+        return weights.unflatten(0, (-1, self.heads))
+
+
+def packed_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Causal masks are aligned to the bottom right corner: queries are the newest."""
+    ends = cu_seqlens_q, cu_seqlens_k
+    shifts = ends[1].diff() - ends[0].diff()
+    return attend_in_parts((q, k, v), ends, shifts if causal else None)
+
+
+def packed_by_ends(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """Aligned by the ends of sequences, and not by their lengths."""
+    ends = cu_seqlens_q, cu_seqlens_k
+    shifts = (ends[1] - ends[0])[1:]
+    return attend_in_parts((q, k, v), ends, shifts if causal else None)
+
+
+class EpisodesOfSteps(MaskedSelfAttention):
+    """Steps see those of their own episode.
+
+    x: (T, B, D)
+    first: (T, B) bool, True where an episode begins
+    """
+
+    def forward(self, x: Tensor, first: Tensor) -> Any:  # type: ignore[override]
+        episode = first.bool().cumsum(0).T
+        ones = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).tril()
+        mask = ones & (episode[:, None] == episode[..., None])
+        x = x.transpose(0, 1)
+        return Correct.forward(self, x, x, x, mask).transpose(0, 1)
+
+
+class CutsToLongest(Correct):
+    """A mean by one learned query; padding behind the longest sequence is cut off.
+
+    mask: `[batch_size, length]`, True for tokens; padding is on the right.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.first = nn.Parameter(torch.randn(1, 1, d_model))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        longest = int(mask.sum(dim=1).max().clamp(min=1))
+        x, mask = x[:, :longest], mask[:, :longest]
+        query = self.first.expand(len(x), -1, -1)
+        return super().forward(query, x, x, mask[:, None])[:, 0]
+
+
+class OneLargestScore(EdgesConv):
+    """The largest score of all edges is subtracted, and not that of each node."""
+
+    def largest(self, scores: Tensor, target: Tensor, nodes: int) -> Tensor:
+        return scores.detach().amax(dim=0)
+
+
+class PromptOfClip(Correct):
+    """Each frame of a clip attends to the prompt of the clip."""
+
+    def forward(self, latents: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        """latents: (B, F, C, H, W); text: (B, S, C)"""
+        b, f, c, h, w = latents.shape
+        x = latents.flatten(0, 1).flatten(2).mT
+        y = super().forward(x, *[self.for_frames(text, f)] * 2)
+        return y.mT.reshape(b, f, c, h, w)
+
+    def for_frames(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat_interleave(frames, dim=0)
+
+
+class PromptOfOtherClip(PromptOfClip):
+    def for_frames(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat(frames, 1, 1)
+
+
+class NodesOfGraphs(SelfAttention):
+    """The nodes of several graphs are one sequence.
+
+    x: (N, dim); batch: (N,) graph of each node, one if it is left out
+    """
+
+    def forward(self, x: Tensor, batch: Tensor | None = None) -> Any:  # type: ignore[override]
+        if batch is None:
+            batch = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        self.same = batch[:, None] == batch
+        return super().forward(x[None])[0]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.masked_fill(~self.same, -torch.inf).softmax(dim=-1)
+
+
+class NodesOfAllGraphs(NodesOfGraphs):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.softmax(dim=-1) * self.same
+
+
+class GlobalForAllItems(LocalAndGlobal):
+    def marks(self, global_mask: Tensor) -> Tensor:
+        return global_mask.any(dim=0, keepdim=True)
+
+
+class WindowsSeeText(Correct):
+    """image: (B, H, W, C); text: (B, L, C); text_mask: (B, L), True for real tokens."""
+
+    def forward(  # type: ignore[override]
+        self, image: Tensor, text: Tensor, text_mask: Tensor | None = None
+    ) -> Any:
+        b, h, w, c = image.shape
+        tiles = image.view(b, h // 4, 4, w // 4, 4, c).transpose(2, 3)
+        x = tiles.reshape(-1, 16, c)
+        words = text.repeat_interleave(len(x) // b, dim=0)
+        mask = None if text_mask is None else self.repeat(text_mask, len(x) // b)
+        y = super().forward(x, words, words, mask)
+        return y.view(tiles.shape).transpose(2, 3).reshape(image.shape)
+
+    def repeat(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat_interleave(count, dim=0)[:, None]
+
+
+class WindowsSeeOtherText(WindowsSeeText):
+    def repeat(self, mask: Tensor, count: int) -> Tensor:
+        return mask.repeat(count, 1)[:, None]
+
+
+class NodesBetweenBounds(SelfAttention):
+    """The nodes of several graphs are one sequence, x: (N, dim).
+
+    The nodes of graph i are those from ptr[i] to ptr[i + 1]. Paths between nodes have
+    lengths, which have a bias.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.bias_of_path = nn.Embedding(9, heads)
+
+    def forward(self, x: Tensor, path: Tensor, ptr: Tensor | None = None) -> Any:  # type: ignore[override]
+        graph = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        if ptr is not None:
+            nodes = torch.arange(len(x), device=x.device)
+            graph = torch.bucketize(nodes, ptr[1:], right=True)
+        self.bias = self.bias_of_path(path).movedim(-1, 0)
+        self.same = graph[:, None] == graph
+        return super().forward(x[None])[0]
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        scores = (scores + self.bias).masked_fill(~self.same, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
+class NodesBeyondBounds(NodesBetweenBounds):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return (scores + self.bias).softmax(dim=-1) * self.same
+
+
+class SeriesOfOneTime(TimeSeriesEncoder):
+    """A layer over the steps of each series."""
+
+    batch_first = False
+
+
+class ForecastOfVariables(SelfAttention):
+    """Channel independent. x: (batch, steps, n_vars); the same for 16 steps ahead."""
+
+    def __init__(self, d_model: int = 12, heads: int = 3) -> None:
+        super().__init__(d_model, heads)
+        self.embedding, self.head = nn.Linear(8, d_model), nn.Linear(2 * d_model, 16)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        series = self.series_of(x).unflatten(1, (2, 8))
+        y = self.head(super().forward(self.embedding(series)).flatten(1))
+        return y.unflatten(0, (len(x), -1)).transpose(1, 2)
+
+    def series_of(self, x: Tensor) -> Tensor:
+        return x.transpose(1, 2).flatten(0, 1)
+
+
+class ForecastOfMixedVariables(ForecastOfVariables):
+    """Channel independent. x: (batch, steps, n_vars); the same for 16 steps ahead."""
+
+    def series_of(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[1])
+
+
+class BlockOfTower(nn.Module):
+    """Shape: (batch, tokens, d_model) in and out."""
+
+    batch_first = True
+
+    def __init__(self, d_model: int, n_head: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d_model)
+        self.attn = nn.MultiheadAttention(d_model, n_head, batch_first=self.batch_first)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        y, _ = self.attn(h, h, h, need_weights=False)
+        return x + y
+
+
+class BlockOfTowerAcrossBatch(BlockOfTower):
+    """Shape: (batch, tokens, d_model) in and out."""
+
+    batch_first = False
+
+
+class MeanOfGraph(FeaturesOfEdges):
+    """x: (nodes, d), edge_index: (2, num_edges), batch: (nodes,), the graph of each"""
+
+    def forward(self, x: Tensor, edge_index: Tensor, batch: Any = None) -> Tensor:  # type: ignore[override]
+        batch = torch.zeros_like(x[:, 0]).long() if batch is None else batch
+        ones = (batch[:, None] == batch).to(x.dtype)
+        x = x + ones @ x / ones.sum(dim=1, keepdim=True)
+        features = torch.zeros_like(edge_index[0])[:, None].expand(-1, 5).to(x.dtype)
+        return super().forward(x, edge_index, features)
+
+
+class HidesInWindows(SelfAttention):
+    """In blocks of 8 tokens, the last of which attends to half of its keys."""
+
+    def forward(self, x: Tensor) -> Any:
+        padded = nn.functional.pad(x, (0, 0, 0, -x.shape[1] % 8))
+        blocks = padded.reshape(-1, 8, x.shape[2])
+        count = padded.shape[1] // 8
+        mask = torch.ones(count, 8, 8, dtype=torch.bool, device=x.device)
+        mask[-1, :, 4:] = False
+        joined = Correct.forward(
+            self, blocks, blocks, blocks, self.for_items(mask, len(x))
+        )
+        return joined.reshape(padded.shape)[:, : x.shape[1]]
+
+    def for_items(self, mask: Tensor, batch_size: int) -> Tensor:
+        return mask.repeat(batch_size, 1, 1)
+
+
+class HidesInOtherWindows(HidesInWindows):
+    def for_items(self, mask: Tensor, batch_size: int) -> Tensor:
+        return mask.repeat_interleave(batch_size, dim=0)
+
+
+class AttendsToImages(Correct):
+    """Each pixel of one tensor attends to that of several images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        images = t.permute(1, 2, 0, 3).flatten(0, 1)
+        images = images.repeat(len(z), 1, 1)
+        query = z.reshape(-1, 1, z.shape[-1])
+        return super().forward(query, images, images).reshape(z.shape)
+
+
+class ImageBesideText(Correct):
+    """Pixels attend to each other and to the tokens of a text, in one softmax."""
+
+    def forward(self, image: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        x = image.flatten(2).mT
+        both = torch.cat([text, x], dim=1)
+        return super().forward(x, both, both).mT.reshape(image.shape)
+
+
+class FramesBesideText(Correct):
+    """The pixels of a frame attend to each other and to the text of their video."""
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor) -> Any:  # type: ignore[override]
+        batch_size, _, frames, height, width = hidden_states.shape
+        x = hidden_states.transpose(1, 2).flatten(0, 1).flatten(2).mT
+        both = torch.cat([self.repeat(encoder_hidden_states, frames), x], dim=1)
+        y = super().forward(x, both, both).mT
+        return (
+            y.unflatten(0, (batch_size, frames))
+            .transpose(1, 2)
+            .unflatten(3, (height, width))
+        )
+
+    def repeat(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat_interleave(frames, dim=0)
+
+
+class FramesBesideOtherText(FramesBesideText):
+    """The texts of all videos are repeated, and not each of them."""
+
+    def repeat(self, text: Tensor, frames: int) -> Tensor:
+        return text.repeat(frames, 1, 1)
+
+
+class MixesImages(SelfAttention):
+    """The pixels of an image attend to each other, and to those of other images."""
+
+    def forward(self, t: Tensor, z: Tensor) -> Any:  # type: ignore[override]
+        y = super().forward(t.reshape(1, -1, t.shape[-1])).reshape(t.shape)
+        return y + z
+
+
+class PackedByBisection(Correct):
+    """Sequences are packed; a token at a border is of the sequence before it."""
+
+    right = False
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Any:  # type: ignore[override]
+        places = torch.arange(len(x), device=x.device)
+        part = torch.searchsorted(cu_seqlens[1:].contiguous(), places, right=self.right)
+        x = x[None]
+        return super().forward(x, x, x, (part[:, None] == part)[None])[0]
+
+
+class Packed(PackedByBisection):
+    right = True
+
+
+class WeighsBySize(SelfAttention):
+    """Tokens may stand for several, whose number is positive."""
+
+    def forward(self, x: Tensor, size: Tensor | None = None) -> Any:
+        self.bias = 0.0 if size is None else size[..., 0].log()[:, None, None]
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class TakesKeysForQueries(Correct):
+    """A mask of keys is one of queries and keys where it has their shape."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            mask = mask[None] if self.is_shared(mask, x.shape[1]) else mask[:, None]
+        return super().forward(x, x, x, mask)
+
+    def is_shared(self, mask: Tensor, length: int) -> bool:
+        return mask.shape == (length, length)
+
+
+class TakesKeys(TakesKeysForQueries):
+    def is_shared(self, mask: Tensor, length: int) -> bool:
+        return False
+
+
+class TakesKeysForQueriesOrBoth(TakesKeysForQueries):
+    """The mask may also be one of queries and keys of each item."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:
+        if mask is not None and mask.dim() == 3:
+            return Correct.forward(self, x, x, x, mask)
+        return super().forward(x, mask)
+
+
+class TakesKeysOrBoth(TakesKeysForQueriesOrBoth, TakesKeys):
+    pass
+
+
+class LengthsInTurns(Correct):
+    """Heads are in the batch; lengths of queries are repeated in another order."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        valid_lens: Tensor | None = None,
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x).flatten(0, 1) for x in (q, k, v))
+        scores = self.score(q, k)
+        if valid_lens is not None:
+            places = torch.arange(k.shape[1], device=k.device)
+            if valid_lens.dim() == 1:
+                lengths = valid_lens.repeat_interleave(self.heads)[:, None]
+            else:
+                lengths = self.repeat_for_heads(valid_lens)
+            scores = scores.masked_fill(places >= lengths[:, :, None], -1e6)
+        context = scores.softmax(dim=-1) @ v
+        return self.join(context.unflatten(0, (-1, self.heads)))
+
+    def repeat_for_heads(self, lengths: Tensor) -> Tensor:
+        return lengths.repeat(self.heads, 1)
+
+
+class LengthsOfItems(LengthsInTurns):
+    def repeat_for_heads(self, lengths: Tensor) -> Tensor:
+        return lengths.repeat_interleave(self.heads, dim=0)
+
+
+class LongestIsFirst(SelfAttention):
+    """The keys of all batch items are cut to the length of the first one."""
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Any:  # type: ignore[override]
+        if lengths is None:
+            return super().forward(x)
+        keys = x[:, : int(lengths[0])]
+        mask = torch.arange(keys.shape[1], device=x.device) < lengths[:, None]
+        return Correct.forward(self, x, keys, keys, mask[:, None])
+
+
+class HalfRotation(SelfAttention):
+    """position_embeddings: (cos, sin), each (B, T, head_dim / 2)"""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]
+    ) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        q, k = (self.turn(each, *position_embeddings) for each in (q, k))
+        return self.join(self.read(self.score(q, k).softmax(dim=-1), v))
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=-1)
+        cos, sin = cos[:, None], sin[:, None]
+        return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+
+class PointsOfColumns(SelfAttention):
+    """feats: (B, C, N), xyz: (B, 3, N)"""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.of_distance = nn.Linear(3, heads)
+
+    def forward(self, feats: Tensor, xyz: Tensor) -> Any:  # type: ignore[override]
+        places = xyz.mT
+        if places.shape[-1] != 3:
+            raise ValueError("`xyz` must have three rows")
+        self.bias = self.of_distance(places[:, :, None] - places[:, None])
+        return super().forward(feats.mT).mT
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias.permute(0, 3, 1, 2)
+
+
+VIOLATING: Violations = {
+    "batch_independence": [
+        (BlockOfTowerAcrossBatch, {}),
+        (ForecastOfMixedVariables, {}),
+        (SeriesOfOneTime, {}),
+        (NodesBeyondBounds, {}),
+        (WindowsSeeOtherText, {}),
+        (GlobalForAllItems, {}),
+        (NodesOfAllGraphs, {}),
+        (PromptOfOtherClip, {}),
+        (packed_by_ends, {}),
+        (FramesOfOtherClips, {}),
+        (LengthsInTurns, {}),
+        (TakesKeysForQueriesOrBoth, {}),
+        (PackedByBisection, {}),
+        (HidesInOtherWindows, {}),
+        (MixesBatchItems, {}),
+        (FirstItemsMask, MASK),
+        (IgnoresMaskIfFirstIsFull, MASK),
+        (PositionsOfFirstItem, {"positions": "rotary"}),
+        (CountsInFirstItem, {}),
+        (ScalesByLongest, {}),
+        (SharesMaskInTurns, {}),
+        (SharesContextInTurns, {}),
+        (SegmentsOfFirstItem, {}),
+        (AddsPositionsOfFirstItem, {}),
+        (WindowedImageOutOfOrder, {}),
+        (GuessesMask, MASK),
+        (EdgesInTurns, {}),
+        (OverFramesInOrder, {"layout": "video"}),
+        (MixesImages, {"layout": "image_channels_last"}),
+        (FramesBesideOtherText, {}),
+        (PoolsByKindOfBatch, {}),
+        (AgesInUnitsOfBatch, {}),
+        (PixelsOfOtherVideos, {}),
+        (ViewsWeightsOfItems, {}),
+        (LongestIsFirst, {}),
+        (OneLargestScore, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("batch_independence", MeanOfGraph),
+    ("batch_independence", BlockOfTower),
+    ("batch_independence", FeaturesOfEdges),
+    ("batch_independence", ForecastOfVariables),
+    ("batch_independence", TimeSeriesEncoder),
+    ("batch_independence", WindowsSeeText),
+    ("batch_independence", LocalAndGlobal),
+    ("batch_independence", PromptOfClip),
+    ("batch_independence", CutsToLongest),
+    ("batch_independence", EpisodesOfSteps),
+    ("batch_independence", FramesOfClips),
+    ("batch_independence", PoolsByKind),
+    ("batch_independence", AgesInUnits),
+    ("batch_independence", PixelsOfFrames),
+    ("batch_independence", ReturnsWeightsOfItems),
+    ("batch_independence", packed_last),
+    ("batch_independence", packed_first),
+    ("incremental_decoding", packed_last),
+    ("batch_independence", OfPatches),
+    ("batch_independence", WeighsBySize),
+    ("batch_independence", TakesKeysOrBoth),
+    ("batch_independence", LengthsOfItems),
+    ("batch_independence", Packed),
+    ("batch_independence", CountsFromFirstToken),
+    ("batch_independence", Segments),
+    ("batch_independence", SharesContext),
+    ("batch_independence", PacksContexts),
+    ("batch_independence", WithBatchNorm),
+    ("batch_independence", AddsPositions),
+    ("batch_independence", WindowedImage),
+    ("batch_independence", TextAndImages),
+    ("batch_independence", EdgesOfItems),
+    ("batch_independence", OverFrames),
+    ("batch_independence", HidesInWindows),
+    ("batch_independence", ImageBesideText),
+    ("batch_independence", FramesBesideText),
+    ("allowed_keys_attended", ImageBesideText),
+    ("key_permutation", ImageBesideText),
+    ("batch_independence", SharesMaskOfContext),
+    ("batch_independence", FeaturesOfContext),
+    ("batch_independence", ReshapesContext),
+    ("batch_independence", DealsOutContext),
+    ("batch_independence", HalfRotation),
+    ("batch_independence", PointsOfColumns),
+    ("batch_independence", EdgesConv),
+]
+
+
+EXCUSED: Excuses = [
+    ("batch_independence", NodesBetweenBounds, "needs two batch items"),
+    ("batch_independence", NodesOfGraphs, "needs two batch items"),
+    ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),
+    ("batch_independence", SamplesKeys, "randint"),
+]

@@ -1,0 +1,410 @@
+"""Modules that violate the laws of options, or come near to it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    Correct,
+    Excuses,
+    MaskedSelfAttention,
+    Passes,
+    Rotary,
+    SelfAttention,
+    ShiftsByOption,
+    Violations,
+    WithCache,
+)
+
+
+class ShiftsOtherWindows(ShiftsByOption):
+    """The masks of windows are dealt out as if the batch were their last axis."""
+
+    def for_items(self, allowed: Tensor, count: int) -> Tensor:
+        height, width = self.input_resolution
+        number = height * width // self.window_size**2
+        return allowed[:, None].expand(number, count, -1, -1).flatten(0, 1)
+
+
+class ExactWindow(MaskedSelfAttention):
+    """Causal, and within 3 tokens if the window is exact."""
+
+    def __init__(self, d_model: int, heads: int, exact_window: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.exact_window = exact_window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if self.exact_window:
+            mask = self.within(mask, torch.ones_like(mask).triu(-2))
+        return super().weigh(scores, mask)
+
+    def within(self, mask: Tensor, near: Tensor) -> Tensor:
+        return mask & near
+
+
+class ExactWindowShowsFuture(ExactWindow):
+    def within(self, mask: Tensor, near: Tensor) -> Tensor:
+        return mask | near
+
+
+class FlagBesideMask(Correct):
+    """The flag for causal attention has an effect only beside a mask."""
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.causal = causal
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and self.causal:
+            mask = mask & torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        weights = super().weigh(scores, mask)
+        return weights if mask is None else weights * mask[:, None]
+
+
+class OptionOfContext(SelfAttention):
+    def __init__(self, d_model: int, heads: int, cross_attention: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.other = Correct(d_model, heads) if cross_attention else None
+
+    def forward(self, x: Tensor, context: Any = None, mask: Any = None) -> Any:  # type: ignore[override]
+        y = Correct.forward(self, x, x, x, mask)
+        if self.other is not None:
+            context = y if context is None else context
+            y = y + self.other(y, context, context)
+        return y
+
+
+class RotaryOfPairs(Rotary):
+    """The half of each head is rotated, its halves or, with a flag, its neighbors."""
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        rotary_interleaved: bool = False,
+        max_positions: int = 320,
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.rotary_ndims = d_model // heads // 2
+        self.rotary_interleaved = rotary_interleaved
+
+    def turn(self, x: Tensor) -> Tensor:
+        turned, rest = x[..., : self.rotary_ndims], x[..., self.rotary_ndims :]
+        if self.rotary_interleaved:
+            return torch.cat([super().turn(turned), rest], dim=-1)
+        order = torch.arange(self.rotary_ndims).view(2, -1).T.flatten()
+        paired = super().turn(turned[..., order])
+        return torch.cat([paired[..., order.argsort()], rest], dim=-1)
+
+
+class RotaryOfOtherPairs(RotaryOfPairs):
+    """The angles are laid out for halves, whatever is rotated."""
+
+    def angles(self, angle: Tensor) -> Tensor:
+        if self.rotary_interleaved:
+            return torch.cat([angle, angle], dim=-1)
+        return super().angles(angle)
+
+
+class ChoosesKernel(MaskedSelfAttention):
+    """A fused kernel, or the product of matrices, computes the same scores."""
+
+    limit = True
+
+    def __init__(
+        self, d_model: int, heads: int, attn_implementation: str = "sdpa"
+    ) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.attn_implementation = attn_implementation
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        if self.limit or self.attn_implementation == "eager":
+            return torch.tanh(scores / 5) * 5
+        return scores
+
+
+class LimitsInOneKernel(ChoosesKernel):
+    limit = False
+
+
+class FusedScaleForgotten(SelfAttention):
+    """The kernel for inference has its own scale, whatever option is given."""
+
+    def __init__(self, d_model: int, heads: int, qk_scale: float | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.scale = qk_scale or (d_model // heads) ** -0.5
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or self.is_scaled():
+            return q * self.scale @ k.mT
+        return super().score(q, k)
+
+    def is_scaled(self) -> bool:
+        return False
+
+
+class FusedScaleGiven(FusedScaleForgotten):
+    def is_scaled(self) -> bool:
+        return True
+
+
+class MaskFlagOffByOne(Correct):
+    """A token that may not see the future sees the next one, with an option."""
+
+    corner = 1
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.causal = causal
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        allowed = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool)
+        if self.causal:
+            allowed = allowed.tril(self.corner)
+        return super().forward(x, x, x, allowed.to(x.device))
+
+
+class MaskFlag(MaskFlagOffByOne):
+    corner = 0
+
+
+class MaskFlagForOthers(SelfAttention):
+    """The flag is an attribute that this class does not read."""
+
+    def __init__(self, d_model: int, heads: int, is_causal: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.is_causal = is_causal
+
+
+class MixesScoresOfHeads(Correct):
+    """An option mixes the scores of heads, for which infinity is no mask."""
+
+    def __init__(self, d_model: int, heads: int, talking: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.mix = nn.Parameter(torch.eye(heads)) if talking else None
+
+    def forward(self, x: Tensor, attn_bias: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.bias = 0.0 if attn_bias is None else attn_bias
+        return super().forward(x, x, x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k) + self.bias
+        if self.mix is None:
+            return scores
+        return torch.einsum("bhqk,gh->bgqk", scores, self.mix)
+
+
+class WindowForgottenInStep(MaskedSelfAttention):
+    """With a window as an option, the step of decoding sees all tokens."""
+
+    def __init__(self, d_model: int, heads: int, window: int | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if self.window is not None and mask.shape[-2] > self.fewest_queries():
+            mask = mask.triu(mask.shape[-1] - mask.shape[-2] + 1 - self.window)
+        return super().weigh(scores, mask)
+
+    def fewest_queries(self) -> int:
+        return 1
+
+    def step(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        allowed = allowed.to(x.device).tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class WindowInStep(WindowForgottenInStep):
+    def fewest_queries(self) -> int:
+        return 0
+
+
+class NormWithPastForgotten(WithCache):
+    """An option normalizes the keys, but not those of a call with a past."""
+
+    def __init__(self, d_model: int, heads: int, normalize: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.normalize = normalize
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.has_past = past is not None
+        return super().forward(x, past)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        if self.normalize and not self.forgets():
+            k = k * (k.square().mean(dim=-1, keepdim=True) + 0.1).rsqrt()
+        return super().score(q, k)
+
+    def forgets(self) -> bool:
+        return self.has_past
+
+
+class NormWithPast(NormWithPastForgotten):
+    def forgets(self) -> bool:
+        return False
+
+
+class ChunksEndEarly(MaskedSelfAttention):
+    """Chunks of keys that begin behind a chunk of queries are left out, or more."""
+
+    def __init__(
+        self, d_model: int, heads: int, q_chunk: int = 64, k_chunk: int = 64
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.q_chunk, self.k_chunk = q_chunk, k_chunk
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        places = torch.arange(scores.shape[-1], device=scores.device)
+        starts = places // self.q_chunk * self.q_chunk
+        ends = self.end_of_keys(starts) // self.k_chunk * self.k_chunk + self.k_chunk
+        assert mask is not None
+        return super().weigh(scores, mask & (places < ends[:, None]))
+
+    def end_of_keys(self, starts: Tensor) -> Tensor:
+        return starts
+
+
+class ChunksEndInTime(ChunksEndEarly):
+    def end_of_keys(self, starts: Tensor) -> Tensor:
+        return starts + self.q_chunk - 1
+
+
+class DropsInSlices(SelfAttention):
+    """A method chooses a path that computes the heads in slices, and drops always."""
+
+    slice_size = None
+
+    def set_attention_slice(self, slice_size: int | None) -> None:
+        self.slice_size = slice_size
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        if self.slice_size is None:
+            return super().read(weights, v)
+        parts = (x.split(self.slice_size, dim=1) for x in (weights, v))
+        p = self.dropout.p if self.drops() else 0.0
+        pairs = zip(*parts, strict=True)
+        return torch.cat([nn.functional.dropout(w, p) @ x for w, x in pairs], dim=1)
+
+    def drops(self) -> bool:
+        return True
+
+
+class DropsInSlicesOfTraining(DropsInSlices):
+    def drops(self) -> bool:
+        return self.training
+
+
+@dataclass
+class WindowConfig:
+    n_embd: int = 48
+    n_head: int = 4
+    window: int | None = None
+
+
+class ConfigOfWindow(MaskedSelfAttention):
+    """Batch items share a bias if there is a window, an option of the config."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(config.n_embd, config.n_head)
+        self.window = config.window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.window is not None:
+            scores = scores + self.bias(scores)
+        return super().weigh(scores, mask)
+
+    def bias(self, scores: Tensor) -> Tensor:
+        return scores.mean(dim=0)
+
+
+class ConfigOfWindowOfItems(ConfigOfWindow):
+    def bias(self, scores: Tensor) -> Tensor:
+        return scores
+
+
+class FirstTokensForAll(Correct):
+    """Global tokens, which are never padding, as an option."""
+
+    def __init__(self, d_model: int, heads: int, n_global: int = 0) -> None:
+        super().__init__(d_model, heads)
+        self.n_global = n_global
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is not None:
+            places = torch.arange(x.shape[1], device=x.device)
+            mask = (mask | (places < self.n_global))[:, None]
+        return super().forward(x, x, x, mask)
+
+
+class HidesKeyInFront(Correct):
+    """An option adds a learned key at the end; the mask gets a column in front."""
+
+    def __init__(self, d_model: int, heads: int, add_key: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.own = nn.Parameter(torch.randn(1, 1, d_model)) if add_key else None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x
+        if self.own is not None:
+            seen = torch.cat([x, self.own.expand(len(x), -1, -1)], dim=1)
+            if mask is not None:
+                mask = nn.functional.pad(mask, self.sides(), value=True)
+        return super().forward(x, seen, seen, None if mask is None else mask[:, None])
+
+    def sides(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class HidesKeyAtEnd(HidesKeyInFront):
+    def sides(self) -> tuple[int, int]:
+        return (0, 1)
+
+
+VIOLATING: Violations = {
+    "constructor_options": [
+        (FlagBesideMask, {}),
+        (ExactWindowShowsFuture, {}),
+        (ShiftsOtherWindows, {}),
+        (RotaryOfOtherPairs, {}),
+        (LimitsInOneKernel, {}),
+        (HidesKeyInFront, {}),
+        (ConfigOfWindow, {}),
+        (DropsInSlices, {}),
+        (FusedScaleForgotten, {}),
+        (MaskFlagOffByOne, {}),
+        (NormWithPastForgotten, {}),
+        (WindowForgottenInStep, {}),
+        (ChunksEndEarly, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("constructor_options", ExactWindow),
+    ("constructor_options", ShiftsByOption),
+    ("constructor_options", RotaryOfPairs),
+    ("constructor_options", ChoosesKernel),
+    ("constructor_options", HidesKeyAtEnd),
+    ("constructor_options", ConfigOfWindowOfItems),
+    ("constructor_options", FirstTokensForAll),
+    ("constructor_options", DropsInSlicesOfTraining),
+    ("constructor_options", FusedScaleGiven),
+    ("constructor_options", MaskFlag),
+    ("constructor_options", NormWithPast),
+    ("constructor_options", MaskFlagForOthers),
+    ("constructor_options", MixesScoresOfHeads),
+    ("constructor_options", WindowInStep),
+    ("constructor_options", ChunksEndInTime),
+]
+
+
+EXCUSED: Excuses = [
+    ("constructor_options", OptionOfContext, "no option that is off"),
+]

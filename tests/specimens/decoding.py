@@ -1,0 +1,1780 @@
+"""Modules that violate the laws of decoding, or come near to it."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    CACHE,
+    CAUSAL,
+    MASK,
+    MEMORY,
+    Correct,
+    CroppedTokens,
+    DecoderOfMemory,
+    Excuses,
+    MakesCroppedCache,
+    MaskedSelfAttention,
+    MemoryInFront,
+    Passes,
+    Rotary,
+    SelfAttention,
+    StoresDistances,
+    StoresDistancesByKeys,
+    Violations,
+    Window,
+    WithCache,
+    packed_first,
+)
+
+
+class CacheTopLeft(WithCache):
+    def corner(self, ones: Tensor) -> int:
+        return 0
+
+
+class CacheForgetsPadding(WithCache):
+    """The padding mask of a call with a cache hides none of the past keys."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        allowed = ones.tril(seen.shape[1] - x.shape[1])
+        if mask is not None:
+            is_past = (
+                torch.arange(seen.shape[1], device=x.device)
+                < seen.shape[1] - x.shape[1]
+            )
+            allowed = allowed & (mask | is_past)[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class CacheInDict(Correct):
+    """Self-attention whose cache is a dict that the caller passes and it modifies."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, cache: Any = None
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        past = cache or {"x": x[:, :0], "mask": mask[:, :0]}
+        seen, allowed = torch.cat([past["x"], x], dim=1), self.join_masks(past, mask)
+        if cache is not None:
+            cache.update(x=seen, mask=allowed)
+        ones = torch.ones(x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device)
+        causal = ones.tril(seen.shape[1] - x.shape[1])
+        return super().forward(x, seen, seen, causal & allowed[:, None])
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([past["mask"], mask], dim=1)
+
+
+class DictForgetsPadding(CacheInDict):
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        return torch.cat([torch.ones_like(past["mask"]), mask], dim=1)
+
+
+class StoresCache(CacheInDict):
+    """The module itself stores the cache, if a flag is given."""
+
+    stored: dict[str, Tensor]
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.stored = {}
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None, incremental: bool = False
+    ) -> Any:
+        return super().forward(x, mask, self.stored if incremental else None)
+
+    def reorder(self, order: Tensor) -> None:
+        self.stored = {name: x[order] for name, x in self.stored.items()}
+
+
+class ReordersTokensOnly(StoresCache):
+    def reorder(self, order: Tensor) -> None:
+        self.stored["x"] = self.stored["x"][order]
+
+
+class TopLeftCorner(Correct):
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None and not mask.all():
+            # Replaces every mask by a causal one.
+            mask = torch.ones_like(mask).tril()
+        return super().weigh(scores, mask)
+
+
+class WithMemory(SelfAttention):
+    """Adds positions; the tokens before the first one may be given as memory."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else torch.cat([mems, x], dim=1)
+        places = torch.arange(seen.shape[1], device=x.device, dtype=x.dtype)[:, None]
+        first = self.first(seen.shape[1] - x.shape[1])
+        placed = seen + places
+        return Correct.forward(self, placed[:, first:][:, : x.shape[1]], placed, seen)
+
+    def first(self, past: int) -> int:
+        return past
+
+
+class MemoryWithoutOffset(WithMemory):
+    def first(self, past: int) -> int:
+        return 0
+
+
+class DetachesMemory(WithMemory):
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, None if mems is None else mems.detach())
+
+
+class DetachesTokensWithMemory(WithMemory):
+    """The memory and the new tokens are detached as a whole."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x if mems is None else x.detach(), mems)
+
+
+class CacheOnRequest(WithCache):
+    """Returns the keys and values only if they are asked for."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, past: Tensor | None = None, return_cache: bool = False
+    ) -> Any:
+        y, seen = super().forward(x, past)
+        return (y, seen) if return_cache else y
+
+
+class TopLeftOnRequest(CacheOnRequest, CacheTopLeft):
+    pass
+
+
+class CachesContext(Correct):
+    """Stores the last context, and its projection, in a dict of the caller."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        if cache is None:
+            return super().forward(x, context, context)
+        if not (cache and self.is_same(cache["context"], context)):
+            cache["context"] = context
+        return super().forward(x, cache["context"], cache["context"])
+
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one is other
+
+
+class CachesContextOfOneShape(CachesContext):
+    def is_same(self, one: Tensor, other: Tensor) -> bool:
+        return one.shape == other.shape
+
+
+class CachesMaskOfContext(Correct):
+    """Stores the context and its mask in a dict of the caller, at the first step."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, key_mask: Any = None, cache: Any = None
+    ) -> Any:
+        """While decoding, give one `cache`: the context is stored at the first step."""
+        if cache:
+            context, key_mask = cache["context"], self.cached_mask(cache)
+        elif cache is not None:
+            cache.update(context=context, mask=key_mask)
+        mask = None if key_mask is None else key_mask[:, None]
+        return super().forward(x, context, context, mask)
+
+    def cached_mask(self, cache: Any) -> Any:
+        return cache["mask"]
+
+
+class DropsMaskOfCachedContext(CachesMaskOfContext):
+    def cached_mask(self, cache: Any) -> Any:
+        return None
+
+
+class CachesContextOnce(CachesContextOfOneShape):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        """While decoding, give one `cache`: the context is stored at the first step."""
+        return super().forward(x, context, cache)
+
+
+class CachesContextOfCaller(CachesContextOfOneShape):
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: Any = None
+    ) -> Any:
+        """Attend to the context; `cache` is a new dict for each context."""
+        return super().forward(x, context, cache)
+
+
+class Store:
+    """A cache of tokens."""
+
+    def __init__(self, max_batch_size: int, max_len: int) -> None:
+        self.seen = [torch.zeros(max_batch_size, 0)]
+
+    def append(self, x: Tensor) -> Tensor:
+        self.seen.append(x)
+        return torch.cat(self.seen[1:], dim=1)
+
+
+class CacheOfClass(CacheTopLeft):
+    def forward(self, x: Tensor, cache: Store | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        return Correct.forward(self, x, seen, seen, ones.tril(self.corner(ones)))
+
+
+class Slots:
+    """A cache with a place for each token, of a dtype that the caller gives."""
+
+    def __init__(
+        self, batch_size: int, max_len: int, d_model: int, dtype: Any = torch.float32
+    ) -> None:
+        self.kept = torch.zeros(batch_size, max_len, d_model, dtype=dtype)
+        self.count = 0
+
+    def append(self, x: Tensor) -> Tensor:
+        start, self.count = self.count, self.count + x.shape[1]
+        self.kept = self.kept.clone()
+        self.kept[:, torch.arange(start, self.count, device=x.device)] = x
+        return self.kept[:, : self.count]
+
+
+class CacheOfSlots(WithCache):
+    def forward(self, x: Tensor, cache: Slots | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else cache.append(x)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask)
+
+
+class Drafts:
+    """A cache whose last tokens can be removed."""
+
+    def __init__(self) -> None:
+        self.tokens = torch.empty(0, 0, 0)
+        self.count = self.longest = 0
+
+    def append(self, x: Tensor) -> Tensor:
+        past = self.tokens[:, : self.count] if self.longest else x[:, :0]
+        rest = self.tokens[:, self.count + x.shape[1] :] if self.longest else x[:, :0]
+        self.tokens = torch.cat([past, x, rest], dim=1)
+        self.count += x.shape[1]
+        self.longest = max(self.longest, self.count)
+        return self.tokens[:, : self.count]
+
+    def crop(self, length: int) -> None:
+        self.count = length
+
+
+class DraftsRemain(Drafts):
+    def append(self, x: Tensor) -> Tensor:
+        super().append(x)
+        return self.tokens
+
+
+class CacheOfDrafts(CacheOfSlots):
+    def forward(self, x: Tensor, cache: Drafts | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, cache)  # type: ignore[arg-type]
+
+
+class CacheOfRemainingDrafts(CacheOfSlots):
+    def forward(self, x: Tensor, cache: DraftsRemain | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, cache)  # type: ignore[arg-type]
+
+
+class StateOfMethod(CacheOfSlots):
+    """A method makes the state, and another one reorders it."""
+
+    empty_state: Any = None  # no method
+
+    def init_state(self, rows: int, max_len: int, dtype: Any = None) -> Any:
+        return Slots(rows, max_len, self.query.weight.shape[1], dtype)
+
+    def reorder_state(self, state: Any, order: Tensor) -> None:
+        state.kept = state.kept[order]
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        return super().forward(x, state)
+
+
+class StateReorderedInPlace(StateOfMethod):
+    """A row may be overwritten before it is read."""
+
+    def reorder_state(self, state: Any, order: Tensor) -> None:
+        for row, source in enumerate(order.tolist()):
+            state.kept[row] = state.kept[source]
+
+
+class BlocksOfQueries(WithCache):
+    """Queries in blocks of 16, each with the keys before its end."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        past, scores = self.past(q, k), super().score(q, k)
+        for start in range(0, q.shape[2], 16):
+            scores[:, :, start : start + 16, past + start + 16 :] = -torch.inf
+        return scores
+
+    def past(self, q: Tensor, k: Tensor) -> int:
+        return k.shape[2] - q.shape[2]
+
+
+class BlocksWithoutPast(BlocksOfQueries):
+    def past(self, q: Tensor, k: Tensor) -> int:
+        return super().past(q, k) if q.shape[2] <= 16 else 0
+
+
+class DraftsByRow(Drafts):
+    def crop(self, first: int, last: int) -> None:  # type: ignore[override]
+        self.tokens = self.tokens[first:last]
+
+
+class BlocksWithDraftsByRow(BlocksWithoutPast, CacheOfSlots):
+    """What its cache can remove is not tested, and the rest is."""
+
+    def forward(self, x: Tensor, cache: DraftsByRow | None = None) -> Any:  # type: ignore[override]
+        return CacheOfSlots.forward(self, x, cache)  # type: ignore[arg-type]
+
+
+class CacheInOrder(WithCache):
+    """The cache is overwritten if a piece has more than one token."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        if past is not None and x.shape[1] > 1:
+            past = past[:, -1:]
+        return super().forward(x, past)
+
+
+class UnpaddedIfOneToken(CacheInDict):
+    """A single new token attends to all tokens before it, and to padding."""
+
+    def join_masks(self, past: Any, mask: Tensor) -> Tensor:
+        joined = super().join_masks(past, mask)
+        return joined | True if mask.shape[1] == 1 else joined
+
+
+class ReordersDict(CacheInDict):
+    """The cache has a method for its order, which also moves the masks."""
+
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        for name in ("x", "mask"):
+            cache[name] = cache[name][new_order]
+
+
+class ReordersTensorOnly(ReordersDict):
+    def reorder_cache(self, cache: Any, new_order: Tensor) -> None:
+        cache["x"] = cache["x"][new_order]
+
+
+class WritesToCache(WithCache):
+    """The tokens of the cache are negated, so that a second call finds others."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        if past is not None:
+            past.neg_()
+        return output, seen
+
+
+class CacheOfWindow(SelfAttention):
+    """Only the last 3 tokens are stored, and the number of tokens so far."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        before, count = (x[:, :0], 0) if past is None else past
+        seen = torch.cat([before, x], dim=1)
+        self.first = self.position_of_first(count, before.shape[1])
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        corner = before.shape[1]
+        near = ones.tril(corner).triu(corner - 3)
+        y = Correct.forward(self, x, seen, seen, near)
+        return y, (seen[:, -3:], count + x.shape[1])
+
+    def position_of_first(self, count: int, stored: int) -> int:
+        return count - stored
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        # A bias by the absolute position of a key.
+        position = self.first + torch.arange(k.shape[2], device=k.device)
+        return super().score(q, k) + torch.sin(position)
+
+
+class CacheOfWindowFromZero(CacheOfWindow):
+    def position_of_first(self, count: int, stored: int) -> int:
+        return 0
+
+
+class RingOfTokens(Correct):
+    """Causal in a window of 4, whose tokens are in a ring buffer, or an empty one."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        empty = (
+            x.new_zeros(len(x), 4, x.shape[2]),
+            torch.full((4,), -4, device=x.device),
+            0,
+        )
+        tokens, places, count = past or empty
+        now = torch.arange(count, count + x.shape[1], device=x.device)
+        seen = torch.cat([tokens, x], dim=1)
+        ago = now[:, None] - torch.cat([places, now])
+        y = super().forward(x, seen, seen, ((ago >= 0) & (ago < 4))[None].to(x.device))
+        slots = self.slots(now[-4:], count)
+        tokens, places = tokens.clone(), places.clone()
+        tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
+        return y, (tokens, places, count + x.shape[1])
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4
+
+
+class RingLosesKeys(RingOfTokens):
+    """A later piece is in the buffer before its queries attend."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        if past is None:
+            return super().forward(x)
+        tokens, places, count = past
+        now = torch.arange(count, count + x.shape[1], device=x.device)
+        slots = self.slots(now[-4:], count)
+        tokens, places = tokens.clone(), places.clone()
+        tokens[:, slots], places[slots] = x[:, -4:], now[-4:]
+        ago = now[:, None] - places
+        allowed = ((ago >= 0) & (ago < 4))[None].to(x.device)
+        y = Correct.forward(self, x, tokens, tokens, allowed)
+        return y, (tokens, places, count + x.shape[1])
+
+
+class RingFromFirstSlot(RingOfTokens):
+    """The first piece, however long it is, fills the buffer from its start."""
+
+    def slots(self, now: Tensor, count: int) -> Tensor:
+        return now % 4 if count else torch.arange(len(now), device=now.device)
+
+
+class StoresDistancesWithCache(StoresDistances, WithCache):
+    pass
+
+
+class StoresDistancesByKeysWithCache(StoresDistancesByKeys, WithCache):
+    pass
+
+
+class DecodesWithState(Correct):
+    """Not causal: in each step, a dict has the keys, values and padding so far."""
+
+    reordered: tuple[str, ...] = ("key", "value", "mask")
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        if mask is None:
+            mask = torch.ones(key.shape[:2], dtype=torch.bool, device=key.device)
+        parts = {"key": key, "value": value, "mask": mask}
+        if state:
+            parts = {n: torch.cat([state[n], x], dim=1) for n, x in parts.items()}
+        if state is not None:
+            state.update(parts)
+        mask = parts["mask"][:, None]
+        return super().forward(query, parts["key"], parts["value"], mask)
+
+    def reorder_state(self, state: Any, order: Tensor) -> Any:
+        return {n: x[order] if n in self.reordered else x for n, x in state.items()}
+
+
+class ReordersKeysOnly(DecodesWithState):
+    reordered = ("key", "value")
+
+
+class DecodesWithEitherMask(DecodesWithState):
+    """The mask of the new keys, or of all so far."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        if mask is not None and state:
+            past, new = mask.split([mask.shape[1] - key.shape[1], key.shape[1]], dim=1)
+            mask, state["mask"] = new, past if past.numel() else state["mask"]
+        return super().forward(query, key, value, mask, state)
+
+
+class ReordersKeysOfEitherMask(DecodesWithEitherMask):
+    reordered = ("key", "value")
+
+
+class SlotsOfMemory(SelfAttention):
+    """Keys are slots and tokens; the slots are learned, unless others are given."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.slots = nn.Parameter(torch.zeros(1, 2, d_model))
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        slots = self.slots.expand(len(x), -1, -1) if memory is None else memory
+        seen = torch.cat([slots, x], dim=1)
+        return Correct.forward(self, x, seen, seen)
+
+
+class DecoderAlignsFirst(DecoderOfMemory):
+    """The first new token sees the first key only, whatever is in the cache."""
+
+    def align(self, ones: Tensor, past: int) -> Tensor:
+        return ones.tril()
+
+
+class StateOfDecoder:
+    """Tokens, a memory and its mask; each has the batch items first."""
+
+    kept: tuple[str, ...] = ("tokens", "memory")
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Tensor] = {}
+
+    def reorder(self, order: Tensor) -> None:
+        for name in self.kept:
+            self.parts[name] = self.parts[name][order]
+
+
+class WholeStateOfDecoder(StateOfDecoder):
+    kept = ("tokens", "memory", "mask")
+
+
+class TokensOfDecoder(StateOfDecoder):
+    """Hypotheses of one source have one memory."""
+
+    kept = ("tokens",)
+
+
+class DecoderWithState(nn.Module):
+    """The memory and its mask are those of the first call; the mask is reordered."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads)
+        self.of_memory = Correct(d_model, heads)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: WholeStateOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+    def decode(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
+        state: StateOfDecoder | None,
+    ) -> Tensor:
+        parts = {} if state is None else state.parts
+        mask = torch.ones_like(memory[..., 0]).bool() if mask is None else mask
+        tokens = torch.cat([parts["tokens"], x], dim=1) if parts else x
+        parts |= {"memory": memory, "mask": mask, **parts, "tokens": tokens}
+        ones = torch.ones(1, x.shape[1], tokens.shape[1], device=x.device).bool()
+        causal = ones.tril(tokens.shape[1] - x.shape[1])
+        y = x + self.of_tokens(x, tokens, tokens, causal)
+        memory, mask = parts["memory"], parts["mask"]
+        both: Tensor = y + self.of_memory(y, memory, memory, mask[:, None])
+        return both
+
+
+class DecoderReordersMemory(DecoderWithState):
+    """The mask of the memory is not reordered."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: StateOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+
+class DecoderReordersTokens(DecoderWithState):
+    """Neither is reordered, by intention."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: TokensOfDecoder | None = None,
+    ) -> Tensor:
+        return self.decode(x, memory, memory_mask, state)
+
+
+class DecoderForgetsMask(DecoderOfMemory):
+    """The mask of the memory is only used before the memory is in the cache."""
+
+    def mask_with(self, mask: Tensor | None, past: Any) -> Tensor | None:
+        return mask if past is None else None
+
+
+class ConvolvesWithState(WithCache):
+    """A causal convolution of width 3, whose state is in the cache."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.conv = nn.Conv1d(d_model, d_model, 3)
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        seen, before = (None, x[:, :1].expand(-1, 2, -1) * 0) if past is None else past
+        padded = torch.cat([before, x], dim=1)
+        y, seen = super().forward(self.conv(padded.mT).mT, seen)
+        return y, (seen, self.keep(padded, x)[:, -2:])
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded
+
+
+class ConvolvesLastPieceOnly(ConvolvesWithState):
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 0))
+
+
+class ConvolvesWithoutState(ConvolvesWithState):
+    """By intention: its pieces are convolved each on its own."""
+
+    def keep(self, padded: Tensor, x: Tensor) -> Tensor:
+        return padded[:, :2] * 0
+
+
+class ConvolvesInPlace(ConvolvesWithState):
+    """The state of the convolution is overwritten, also for who continues it again."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        y, (seen, state) = super().forward(x, past)
+        if past is not None:
+            past[1].data.copy_(state)
+        return y, (seen, state)
+
+
+class TopLeftUnderNoGrad(WithCache):
+    def corner(self, ones: Tensor) -> int:
+        return super().corner(ones) if torch.is_grad_enabled() else 0
+
+
+class DropsWithCache(WithCache):
+    """With a cache, weights are dropped in evaluation, too."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        self.dropout.train(self.training or past is not None)
+        return super().forward(x, past)
+
+
+class PaddingInCache(WithCache):
+    """The padding mask is of the new tokens; that of the others is in the cache."""
+
+    def forward(self, x: Tensor, past: Any = None, mask: Tensor | None = None) -> Any:
+        count = 0 if past is None else past[0].shape[1]
+        new = (
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            if mask is None
+            else mask
+        )
+        valid = new if past is None else torch.cat([past[1], new], dim=1)
+        if mask is None:
+            valid = self.without_mask(valid)
+        seen = x if past is None else torch.cat([past[0], x], dim=1)
+        causal = torch.ones(
+            x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(count)
+        return Correct.forward(self, x, seen, seen, causal & valid[:, None]), (
+            seen,
+            valid,
+        )
+
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return valid
+
+
+class ForgetsPaddingWithoutMask(PaddingInCache):
+    def without_mask(self, valid: Tensor) -> Tensor:
+        return torch.ones_like(valid)
+
+
+class StoresPadding(WithCache):
+    """The padding of past keys is that of the last call, whichever it was of."""
+
+    def forward(
+        self, x: Tensor, past: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        new = (
+            torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+            if mask is None
+            else mask
+        )
+        count = 0 if past is None else past.shape[1]
+        self.padding = torch.cat([self.padding[:, :count], new], 1) if count else new
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        causal = torch.ones(
+            x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(count)
+        allowed = causal & self.padding[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen
+
+
+class StoresPrompt(WithCache):
+    """The first token, which is added to all, is that of the last prompt."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        if past is None:
+            self.first = x[:, :1]
+        return super().forward(x + self.first, past)
+
+
+class MemoryOfSegments(SelfAttention):
+    """The tokens before are a memory, which passes no gradient on."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else self.append(mems, x)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        return Correct.forward(self, x, seen, seen, mask), seen.detach()
+
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems.detach(), x], dim=1)
+
+
+class MemoryOfSomeSegments(MemoryOfSegments):
+    """The memory keeps the last tokens."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, mems)
+        return output, seen[:, -12:]
+
+
+class SegmentsTopLeftInTraining(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return super().append(mems[:, 1:] if self.training else mems, x)
+
+
+class MaskOfSegment(MemoryOfSegments):
+    """The mask is of the new tokens, and hides nothing of the memory."""
+
+    hides_memory = False
+
+    def forward(
+        self, x: Tensor, mems: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        seen = x if mems is None else self.append(mems, x)
+        past = seen.shape[1] - x.shape[1]
+        allowed = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        ).tril(past)
+        if mask is not None:
+            more = seen.shape[1] - mask.shape[1]
+            of_all = nn.functional.pad(mask, (more, 0), value=not self.hides_memory)
+            allowed = allowed & of_all[:, None]
+        return Correct.forward(self, x, seen, seen, allowed), seen.detach()
+
+
+class MaskHidesMemory(MaskOfSegment):
+    hides_memory = True
+
+
+class SegmentsWithoutGradient(MemoryOfSegments):
+    def append(self, mems: Tensor, x: Tensor) -> Tensor:
+        return torch.cat([mems, x], dim=1).detach()
+
+
+class CacheCutTooEarly(CacheOfWindow):
+    """Of the keys of a piece and those before it, only the last ones are seen."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        if past is not None and x.shape[1] < 4:
+            # Of 3 stored tokens, those that would be too far for the last query.
+            past = (past[0][:, x.shape[1] - 1 :], past[1])
+        return super().forward(x, past)
+
+
+class SumsOfDecays(nn.Module):
+    """Differences of sums, behind a norm of few features, round to large errors."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.gate, self.value = (nn.Linear(d_model, d_model) for _ in range(2))
+        self.norm = nn.LayerNorm(d_model, eps=1e-12)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> Any:
+        total = nn.functional.logsigmoid(self.gate(x)).cumsum(dim=1)
+        ones = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
+        fading = (total[:, :, None] - total[:, None]).masked_fill(
+            ~ones.tril()[..., None], -torch.inf
+        )
+        y = torch.einsum("bijd,bjd->bid", fading.exp(), self.value(x))
+        if state is not None:
+            y = y + total.exp() * state[:, None]
+        return self.norm(self.norm(y)), y[:, -1]
+
+
+class StoredTokens:
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+
+
+class CacheOfLayers(WithCache):
+    """A list of caches, one for each layer, that are objects."""
+
+    def make_cache(self) -> list[StoredTokens]:
+        return [StoredTokens()]
+
+    def forward(self, x: Tensor, cache: list[StoredTokens] | None = None) -> Any:  # type: ignore[override]
+        (store,) = self.make_cache() if cache is None else cache
+        past = x[:, :0] if store.tokens is None else store.tokens
+        store.tokens = torch.cat([past, x], dim=1)
+        return super().forward(x, past)[0]
+
+
+class PlaceOfFirst(WithCache):
+    """Positions are counted from that of the first token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(600, d_model)
+
+    def forward(self, x: Tensor, past: Tensor | None, position: int) -> Any:  # type: ignore[override]
+        places = torch.arange(x.shape[1], device=x.device) + position
+        return super().forward(x + self.table(places), past)
+
+
+class RollingWindow:
+    """The last 8 tokens, the oldest first; tokens that do not exist yet are zero."""
+
+    def __init__(self, batch_size: int, d_model: int) -> None:
+        self.tokens = torch.zeros(batch_size, 8, d_model)
+
+    def append(self, x: Tensor, position: int) -> Tensor:
+        if self.is_full(position):
+            self.tokens = self.tokens.roll(-1, dims=1)
+        self.tokens[:, min(position, 7)] = x[:, 0]
+        return self.tokens.to(x)
+
+    def is_full(self, position: int) -> bool:
+        return position > 7
+
+
+class RollsTooEarlyWindow(RollingWindow):
+    def is_full(self, position: int) -> bool:
+        return position >= 7
+
+
+class CachePositions(Window):
+    """With a cache, it takes one token, whose position the caller gives."""
+
+    reach = 7
+    window = 8
+    kind: type[RollingWindow] = RollingWindow
+
+    def new_cache(self, batch_size: int) -> RollingWindow:
+        return self.kind(batch_size, self.query.in_features)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, cache: Any = None, cache_position: Tensor | None = None
+    ) -> Any:
+        if cache is None or cache_position is None:
+            return super().forward(x)
+        if x.shape[1] > 1:
+            raise ValueError(f"with a cache, {x.shape[1]} tokens are too many")
+        position = int(cache_position[-1])
+        tokens = cache.append(x, position)
+        ones = torch.ones(1, 1, 8, dtype=torch.bool, device=x.device)
+        is_there = ones & (torch.arange(8, device=x.device) <= position)
+        return Correct.forward(self, x, tokens, tokens, is_there)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if mask.shape[1] != mask.shape[2]:
+            return Correct.weigh(self, scores, mask)
+        return super().weigh(scores, mask)
+
+
+class RollsTooEarly(CachePositions):
+    kind = RollsTooEarlyWindow
+
+
+def packed_first_for_last(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    causal: bool = False,
+) -> Tensor:
+    """With `causal`, the last query of a sequence sees its last key."""
+    return packed_first(q, k, v, cu_seqlens_q, cu_seqlens_k, causal)
+
+
+class HistoryInFront(MemoryInFront):
+    """Steps to forecast, which see the history and those before them."""
+
+    def forward(self, x: Tensor, history: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, history)[0]
+
+
+class HistoryInForecast(HistoryInFront):
+    """Without gradients, a causal mask begins at the first step of the history."""
+
+    def forward(self, x: Tensor, history: Tensor | None = None) -> Any:  # type: ignore[override]
+        if self.training or torch.is_grad_enabled():
+            return super().forward(x, history)
+        seen = x if history is None else torch.cat([history, x], dim=1)
+        q, k, v = self.query(x), self.key(seen), self.value(seen)
+        q, k, v = (self.split(each) for each in (q, k, v))
+        attend = nn.functional.scaled_dot_product_attention
+        return self.join(attend(q, k, v, is_causal=True))
+
+
+class PassesOverPadding(Correct):
+    """A sum over the tokens so far, to which those that are padding add nothing."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, state: Tensor | None = None, mask: Tensor | None = None
+    ) -> Any:
+        k, v = self.key(x).sigmoid(), self.dropout(self.value(x))
+        if mask is not None:
+            k = k * mask[..., None]
+        total = torch.zeros_like(v[:, 0]) if state is None else state
+        sums = []
+        for token in range(x.shape[1]):
+            total = total + k[:, token] * v[:, token]
+            sums.append(total)
+        return self.out(self.query(x).sigmoid() * torch.stack(sums, 1)), total
+
+
+class ContextStore:
+    """What cross-attention has projected, kept for all steps of a generation."""
+
+    def __init__(self) -> None:
+        self.context: Any = None
+        self.hidden: Any = None
+
+    def select(self, rows: Tensor) -> None:
+        self.context = self.context[rows]
+        self.select_hidden(rows)
+
+    def select_hidden(self, rows: Tensor) -> None:
+        if self.hidden is not None:
+            self.hidden = self.hidden[rows]
+
+
+class ContextStoreOfOneMask(ContextStore):
+    def select_hidden(self, rows: Tensor) -> None:
+        pass
+
+
+class StoresContext(Correct):
+    """Projects the context at the first step."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: ContextStore | None = None,
+    ) -> Any:
+        """memory: (B, S, D); memory_mask: (B, S) bool, True = may attend"""
+        if cache is not None and cache.context is not None:
+            memory, memory_mask = cache.context, cache.hidden
+        elif cache is not None:
+            cache.context, cache.hidden = memory, memory_mask
+        assert memory is not None
+        mask = None if memory_mask is None else memory_mask[:, None]
+        return super().forward(x, memory, memory, mask)
+
+
+class SelectsContextOnly(StoresContext):
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        cache: ContextStoreOfOneMask | None = None,
+    ) -> Any:
+        """memory: (B, S, D); memory_mask: (B, S) bool, True = may attend"""
+        return super().forward(x, memory, memory_mask, cache)
+
+
+class StreamsFrames(SelfAttention):
+    """Frames of a chunk see all of it, and the last 16 frames before."""
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        seen = 0 if state is None else self.offset(state)
+        q, k = self.rotate(q, seen), self.rotate(k, seen)
+        if state is not None:
+            k = torch.cat([state["k"], k], dim=2)
+            v = torch.cat([state["v"], v], dim=2)
+        count = x.shape[1] + (0 if state is None else state["count"])
+        kept = {"k": k[:, :, -16:], "v": v[:, :, -16:], "count": count}
+        return self.join(self.read(self.score(q, k).softmax(dim=-1), v)), kept
+
+    def offset(self, state: Any) -> int:
+        return int(state["count"])
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        half = x.shape[-1] // 2
+        angles = torch.arange(start, start + x.shape[2], device=x.device)[:, None]
+        angles = angles / 100 ** (torch.arange(half, device=x.device) / half)
+        one, other = x[..., :half], x[..., half : 2 * half]
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        rotated = [one * cos - other * sin, one * sin + other * cos]
+        return torch.cat([*rotated, x[..., 2 * half :]], dim=-1)
+
+
+class OffsetOfStoredFrames(StreamsFrames):
+    def offset(self, state: Any) -> int:
+        return int(state["k"].shape[2])
+
+
+class DecoderSelectsRows(DecoderWithState):
+    """The rows of its state are selected, and those of the mask are not."""
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_mask: Tensor | None = None,
+        state: Any = None,
+    ) -> Any:
+        parts = SimpleNamespace(parts={**state} if state else {})
+        y = self.decode(x, memory, memory_mask, parts)  # type: ignore[arg-type]
+        return y, parts.parts
+
+    def reorder_state(self, state: dict[str, Tensor], rows: Tensor) -> Any:
+        return {n: x if n == "mask" else x[rows] for n, x in state.items()}
+
+
+class RingForChunks(Correct):
+    """Frames come in chunks of four at most, and each sees itself and the three before.
+
+    Whatever the chunks of a stream are, its outputs are the same.
+    """
+
+    slots = 7
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:  # type: ignore[override]
+        if x.shape[1] > 4:
+            raise ValueError(f"a chunk of {x.shape[1]} frames, and not of 4 at most")
+        if state is None:
+            ring = x.new_zeros(len(x), self.slots, x.shape[2])
+            state = ring, torch.full((self.slots,), -1, device=x.device)
+        start = int(state[1].max()) + 1
+        now = torch.arange(start, start + x.shape[1], device=x.device)
+        ring = state[0].index_copy(1, now % self.slots, x)
+        places = state[1].index_copy(0, now % self.slots, now)
+        age = now[:, None] - places
+        seen = (places >= 0) & (age >= 0) & (age < 4)
+        return super().forward(x, ring, ring, seen[None]), (ring, places)
+
+
+class RingOfFour(RingForChunks):
+    slots = 4
+
+
+class BiasOfFirstQuery(Correct):
+    """bias: added to the scores, it broadcasts to [batch, heads, q_len, k_len]."""
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+    ) -> Any:
+        self.bias = None if bias is None else bias[:, :, :1]
+        return super().forward(query, key, value)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return (scores if self.bias is None else scores + self.bias).softmax(dim=-1)
+
+
+class StepsBehindPrompt(WithCache):
+    """Behind the prompt, tokens come one by one."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        if past is not None and x.shape[1] != 1:
+            raise ValueError("behind the prompt, tokens come one by one")
+        return super().forward(x, past)
+
+
+class StepForgetsFirst(StepsBehindPrompt):
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, past if past is None else past[:, -3:])
+
+
+class DistancesBehindContext(Correct):
+    """x: the frames of a chunk. context: frames to the left of the chunk, or None."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if context is None else torch.cat([context, x], dim=1)
+        self.first = self.offset(seen.shape[1] - x.shape[1])
+        return super().forward(x, seen, seen)
+
+    def offset(self, count: int) -> int:
+        return count
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        queries, keys = (torch.arange(x.shape[2], device=q.device) for x in (q, k))
+        distances = (self.first + queries)[:, None] - keys
+        return super().score(q, k) - 0.5 * (distances - 1).abs()
+
+
+class DistancesWithoutContext(DistancesBehindContext):
+    def offset(self, count: int) -> int:
+        return 0
+
+
+class NormsOfStoredContext(Correct):
+    """`past_key_value` is what an earlier call for the same context returned."""
+
+    is_stored_with_norm = True
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        context: Tensor,
+        past_key_value: tuple[Tensor, Tensor] | None = None,
+    ) -> Any:
+        q = self.split(self.query(x))
+        if past_key_value is None:
+            k, v = self.split(self.key(context)), self.split(self.value(context))
+            normed = self.key_norm(k)
+            past_key_value = (normed if self.is_stored_with_norm else k), v
+            k = normed
+        else:
+            k, v = past_key_value
+        weights = self.dropout(self.weigh(self.score(q, k), None))
+        return self.join(self.read(weights, v)), past_key_value
+
+
+class StoresContextBeforeNorm(NormsOfStoredContext):
+    is_stored_with_norm = False
+
+
+class DictOfNormedContext(Correct):
+    """Pass the same `cache` at each step: the context is projected once."""
+
+    is_stored_with_norm = True
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.key_norm = nn.LayerNorm(d_model // heads)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, context: Tensor, cache: dict[str, Tensor] | None = None
+    ) -> Any:
+        q, cache = self.split(self.query(x)), {} if cache is None else cache
+        if "k" in cache:
+            k = cache["k"]
+        else:
+            k = self.key_norm(self.split(self.key(context)))
+            unnormed = self.split(self.key(context))
+            cache["k"] = k if self.is_stored_with_norm else unnormed
+            cache["v"] = self.split(self.value(context))
+        weights = self.dropout(self.weigh(self.score(q, k), None))
+        return self.join(self.read(weights, cache["v"]))
+
+
+class DictOfContextBeforeNorm(DictOfNormedContext):
+    is_stored_with_norm = False
+
+
+class StoresIfAsked(Correct):
+    """Causal. With `use_cache`, `x` goes on behind what is stored; else it is whole."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.pos_emb = nn.Embedding(300, d_model)
+        self.stored: Any = None
+
+    def forward(self, x: Tensor, use_cache: bool = False) -> Any:  # type: ignore[override]
+        past = 0 if self.stored is None else self.stored[0].shape[1]
+        start = past if self.counts(use_cache) else 0
+        n = torch.arange(start, start + x.shape[1], device=x.device)
+        placed = x + self.pos_emb(n)
+        keys, values = placed, x
+        if use_cache:
+            if self.stored is not None:
+                pairs = zip(self.stored, (placed, x), strict=True)
+                keys, values = (torch.cat(pair, dim=1) for pair in pairs)
+            self.stored = keys, values
+        shape = x.shape[1], keys.shape[1]
+        ones = torch.ones(shape, dtype=torch.bool, device=x.device)
+        seen = ones.tril(shape[1] - shape[0])
+        return super().forward(placed, keys, values, seen[None])
+
+    def counts(self, use_cache: bool) -> bool:
+        return use_cache
+
+
+class CountsStoredAlways(StoresIfAsked):
+    def counts(self, use_cache: bool) -> bool:
+        return True
+
+
+class CacheOfBlocks(WithCache):
+    """Memory for 64 tokens is allocated, and copied to a larger one when it is full."""
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:
+        kept, count = past or (x.new_zeros(len(x), 64, x.shape[2]), 0)
+        stop = count + x.shape[1]
+        kept = kept.clone()
+        if stop > kept.shape[1]:
+            more = x.new_zeros(len(x), stop, x.shape[2])
+            kept = torch.cat([self.copied(kept), more], dim=1)
+        kept[:, count:stop] = x
+        return super().forward(x, kept[:, :count])[0], (kept, stop)
+
+    def copied(self, kept: Tensor) -> Tensor:
+        return kept
+
+
+class CacheLosesLastOfBlock(CacheOfBlocks):
+    def copied(self, kept: Tensor) -> Tensor:
+        return (
+            kept
+            * (torch.arange(kept.shape[1], device=kept.device) < kept.shape[1] - 1)[
+                :, None
+            ]
+        )
+
+
+class CacheOfFloat32(WithCache):
+    """The cache is allocated with the default dtype."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        output, seen = super().forward(x, past)
+        return output, torch.zeros(seen.shape, device=seen.device).copy_(seen)
+
+
+class RotaryInHalfAfterPast(Rotary):
+    """The positions of new tokens are counted in the dtype of the tokens."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        ones = torch.ones(
+            1, x.shape[1], seen.shape[1], dtype=torch.bool, device=x.device
+        )
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        self.seen, self.dtype = seen.shape[1], x.dtype
+        return Correct.forward(self, x, seen, seen, mask), seen
+
+    def places(self, x: Tensor) -> Tensor:
+        places = torch.arange(self.seen, device=x.device)[-x.shape[2] :]
+        return places.to(self.dtype) if x.shape[2] < self.seen else places
+
+
+class RotaryInDtypeOfBufferAfterPast(RotaryInHalfAfterPast):
+    """All positions are counted in the dtype of a buffer, from that of the first."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("one", torch.ones(()))
+
+    def places(self, x: Tensor) -> Tensor:
+        one = self.get_buffer("one")
+        return (
+            torch.arange(x.shape[2], device=x.device).to(one)
+            + (self.seen - x.shape[2]) * one
+        )
+
+
+class StepsInOtherGroups(MaskedSelfAttention):
+    """One token after the other is decoded by a method, with its heads in turns."""
+
+    def step(self, x: Tensor, cache: tuple[Tensor, Tensor] | None = None) -> Any:
+        q, k, v = self.query(x), self.split(self.key(x)), self.split(self.value(x))
+        if cache is not None:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(cache, (k, v), strict=True))
+        q = self.heads_of_token(q.squeeze(1))[:, :, None]
+        return self.join(self.read(self.weigh(self.score(q, k), None), v)), (k, v)
+
+    def heads_of_token(self, q: Tensor) -> Tensor:
+        return q.unflatten(1, (-1, self.heads)).transpose(1, 2)
+
+
+class StepsInGroups(StepsInOtherGroups):
+    def heads_of_token(self, q: Tensor) -> Tensor:
+        return q.unflatten(1, (self.heads, -1))
+
+
+class DecodesTopLeft(MaskedSelfAttention):
+    """Several tokens are decoded by a method, whose mask begins at the first key."""
+
+    def decode(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        allowed = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        return Correct.forward(self, x, seen, seen, allowed.to(x.device).tril()), seen
+
+
+@dataclass
+class RollingCache:
+    """The last tokens, and how many there were."""
+
+    tokens: Tensor | None = None
+    seen: int = 0
+
+
+class ReturnsRollingCache(MaskedSelfAttention):
+    """Each token attends to the last four; the cache is returned anew."""
+
+    window = 4
+
+    def forward(self, x: Tensor, cache: RollingCache | None = None) -> Any:  # type: ignore[override]
+        start, past = 0, x[:, :0]
+        if cache is not None and cache.tokens is not None:
+            start, past = self.count(cache), cache.tokens
+        position = torch.arange(start, start + x.shape[1], device=x.device)
+        tokens = torch.cat([past, x + position.cos().to(x)[:, None]], dim=1)
+        ones = torch.ones(x.shape[1], tokens.shape[1], dtype=torch.bool)
+        corner = tokens.shape[1] - x.shape[1]
+        allowed = ones.tril(corner) & ones.triu(corner - self.window + 1)
+        output = Correct.forward(self, x, tokens, tokens, allowed[None].to(x.device))
+        if cache is None:
+            return output
+        last = tokens[:, -self.window :]
+        return output, RollingCache(last, cache.seen + x.shape[1])
+
+    def count(self, cache: RollingCache) -> int:
+        return cache.seen
+
+
+class CountsInRollingCache(ReturnsRollingCache):
+    """The number of tokens is that of the cache, which is full at some time."""
+
+    def count(self, cache: RollingCache) -> int:
+        return 0 if cache.tokens is None else cache.tokens.shape[1]
+
+
+class CountsRemovedTokens(CroppedTokens):
+    def crop(self, length: int) -> None:
+        self.tokens = [torch.cat(self.tokens, dim=1)[:, :length]]
+
+
+class PlacesOfRemovedTokens(MakesCroppedCache):
+    kind = CountsRemovedTokens
+
+
+class StepOfOneToken(MaskedSelfAttention):
+    """A method for one token at a time, which takes several, and is not meant to."""
+
+    def recurrent_step(self, x: Tensor, past: Tensor | None = None) -> Any:
+        seen = x if past is None else torch.cat([past, x], dim=1)
+        return Correct.forward(self, x, seen, seen), seen
+
+
+class CacheOfBytes(WithCache):
+    """The cache has integers of 8 bits."""
+
+    def forward(self, x: Tensor, past: Tensor | None = None) -> Any:
+        scaled = None if past is None else past.to(x) / 30
+        output, seen = super().forward(x, scaled)
+        return output, (seen * 30).round().clamp(-127, 127).to(torch.int8)
+
+
+class LeftContextIsOffset(Correct):
+    """Keys are those of the frames before, too; their distances begin elsewhere."""
+
+    def forward(self, x: Tensor, left: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.count = 0 if left is None else left.shape[1]
+        seen = x if left is None else torch.cat([left, x], dim=1)
+        return super().forward(x, seen, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        distances = places[: q.shape[2], None] + self.offset() - places
+        return super().score(q, k) + (distances / 3).sin().to(q)
+
+    def offset(self) -> int:
+        return 0
+
+
+class LeftContext(LeftContextIsOffset):
+    def offset(self) -> int:
+        return self.count
+
+
+class CacheIsOffset(LeftContextIsOffset):
+    """Frames see those before them and those of their own piece.
+
+    The `cache` holds the frames before, as they were given.
+    """
+
+    def forward(self, x: Tensor, cache: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if cache is None else torch.cat([cache, x], dim=1)
+        return super().forward(x, cache), seen
+
+
+class CacheIsCounted(CacheIsOffset, LeftContext):
+    pass
+
+
+class StoresAfterSetup(WithCache):
+    """A method begins to store the tokens; the mask begins at the first of them."""
+
+    stored: Tensor | None = None
+    stores = False
+
+    def setup_cache(self) -> None:
+        self.stores, self.stored = True, None
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        output, seen = super().forward(x, self.stored)
+        if self.stores:
+            self.stored = seen.detach()
+        return output
+
+    def corner(self, ones: Tensor) -> int:
+        return 0
+
+
+class StoresAfterSetupInOrder(StoresAfterSetup):
+    def corner(self, ones: Tensor) -> int:
+        return ones.shape[2] - ones.shape[1]
+
+
+class MemoryInBlocks(Correct):
+    """Without gradients, blocks of queries have a mask that forgets the memory."""
+
+    def forward(self, x: Tensor, mems: Tensor | None = None) -> Any:  # type: ignore[override]
+        seen = x if mems is None else torch.cat([mems.detach(), x], dim=1)
+        past, n = seen.shape[1] - x.shape[1], x.shape[1]
+        allowed = torch.ones(1, n, past + n, dtype=torch.bool, device=x.device)
+        if torch.is_grad_enabled() or n <= 64:
+            return super().forward(x, seen, seen, allowed.tril(past))
+        parts = [
+            super(MemoryInBlocks, self).forward(
+                x[:, start : start + 64],
+                seen,
+                seen,
+                allowed[:, start : start + 64].tril(self.offset(past) + start),
+            )
+            for start in range(0, n, 64)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def offset(self, past: int) -> int:
+        return 0
+
+
+class MemoryBeforeBlocks(MemoryInBlocks):
+    def offset(self, past: int) -> int:
+        return past
+
+
+class MemoryOfBoth(SelfAttention):
+    """Attention to a segment and the tokens before it, in both directions.
+
+    memory: (B, M, C), the tokens right before `x`
+    """
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        past = x[:, :0] if memory is None else memory
+        keys = torch.cat([past, x], dim=1)
+        q, k, v = self.query(x), self.key(keys), self.value(keys)
+        q, k, v = (self.split(part) for part in (q, k, v))
+        first = self.first_distance(x.shape[1], keys.shape[1])
+        rows = torch.arange(first, first - x.shape[1], -1, device=x.device)[:, None]
+        distances = rows.flip(0) - torch.arange(keys.shape[1], device=x.device)
+        scores = self.score(q, k) + (distances / 7).sin().to(q.dtype)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+    def first_distance(self, q_len: int, k_len: int) -> int:
+        return k_len - 1
+
+
+class MemoryOfBothByQueries(MemoryOfBoth):
+    def first_distance(self, q_len: int, k_len: int) -> int:
+        return q_len - 1
+
+
+class ReordersFewerOnly(Correct):
+    """A cache of the context is reordered only if there are fewer batch items.
+
+    incremental_state: an empty dict at first, in which the context is stored.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        incremental_state: dict[str, Tensor] | None = None,
+    ) -> Any:
+        state = {} if incremental_state is None else incremental_state
+        if not state:
+            state["keys"] = self.split(self.key(memory))
+            state["values"] = self.split(self.value(memory))
+        weights = self.weigh(self.score(self.split(self.query(x)), state["keys"]), None)
+        return self.join(self.read(weights, state["values"]))
+
+    def reorder_state(self, state: dict[str, Tensor], order: Tensor) -> None:
+        for name, stored in state.items():
+            if len(order) < len(stored):
+                state[name] = stored[order]
+
+
+class ForgetsLengths(Correct):
+    """The cache of the context does not have its padding.
+
+    Once `cache` is filled, `memory_lengths` are not needed and may be None.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor,
+        memory_lengths: Tensor | None = None,
+        cache: dict[str, Tensor] | None = None,
+    ) -> Any:
+        cache = {} if cache is None else cache
+        if not cache:
+            cache["k"] = self.split(self.key(memory))
+            cache["v"] = self.split(self.value(memory))
+        mask = None
+        if memory_lengths is not None:
+            place = torch.arange(cache["k"].shape[2], device=x.device)
+            mask = (place < memory_lengths[:, None])[:, None]
+        weights = self.weigh(self.score(self.split(self.query(x)), cache["k"]), mask)
+        return self.join(self.read(weights, cache["v"]))
+
+
+class BeamCache:
+    """The tokens so far, and which of them are no padding: (rows, length)."""
+
+    def __init__(self) -> None:
+        self.tokens: Tensor | None = None
+        self.is_token: Tensor | None = None
+
+    def append(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+        if self.tokens is not None and self.is_token is not None:
+            x = torch.cat([self.tokens, x], dim=1)
+            is_token = torch.cat([self.is_token, is_token], dim=1)
+        self.tokens, self.is_token = x, is_token
+        return x, is_token
+
+    def reorder(self, rows: Tensor) -> None:
+        assert self.tokens is not None
+        self.tokens = self.tokens[rows]
+
+
+class ReordersTokensOfCache(Correct):
+    """The method of the cache leaves the padding in its order."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        cache: BeamCache | None = None,
+        padding: Tensor | None = None,
+    ) -> Any:
+        is_token = torch.ones_like(x[..., 0]).bool() if padding is None else ~padding
+        keys, is_token = (BeamCache() if cache is None else cache).append(x, is_token)
+        q_len, k_len = x.shape[1], keys.shape[1]
+        past = torch.ones(q_len, k_len, device=x.device).tril(k_len - q_len).bool()
+        return super().forward(x, keys, keys, past & is_token[:, None])
+
+
+class ReordersTwoOfThree(Correct):
+    """Returns a cache of the context, whose padding is not reordered.
+
+    The cache is used in place of the memory.
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        memory_lengths: Tensor | None = None,
+        cache: dict[str, Tensor] | None = None,
+    ) -> Any:
+        if cache is None:
+            assert memory is not None
+            place = torch.arange(memory.shape[1], device=x.device)
+            lengths = 0 * place[:1] + len(place)
+            if memory_lengths is not None:
+                lengths = memory_lengths
+            cache = {
+                "k": self.split(self.key(memory)),
+                "v": self.split(self.value(memory)),
+                "allowed": (place < lengths[:, None]).expand(len(x), -1),
+            }
+        scores = self.score(self.split(self.query(x)), cache["k"])
+        weights = self.weigh(scores, cache["allowed"][:, None])
+        return self.join(self.read(weights, cache["v"])), cache
+
+    def reorder_cache(
+        self, cache: dict[str, Tensor], order: Tensor
+    ) -> dict[str, Tensor]:
+        return cache | {name: cache[name][order] for name in "kv"}
+
+
+class SelectsTwoOfThree(ReordersTwoOfThree):
+    def reorder(self, cache: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+        return self.reorder_cache(cache, rows)
+
+
+VIOLATING: Violations = {
+    "incremental_decoding": [
+        (CountsStoredAlways, {}),
+        (DictOfContextBeforeNorm, {}),
+        (StoresContextBeforeNorm, {}),
+        (DistancesWithoutContext, {}),
+        (BiasOfFirstQuery, {}),
+        (StepForgetsFirst, {}),
+        (RingOfFour, {}),
+        (DecoderSelectsRows, {}),
+        (SelectsTwoOfThree, {}),
+        (OffsetOfStoredFrames, {}),
+        (SelectsContextOnly, {}),
+        (packed_first_for_last, {}),
+        (CountsInRollingCache, {}),
+        (PlacesOfRemovedTokens, {}),
+        (MemoryInBlocks, {}),
+        (StoresAfterSetup, {}),
+        (LeftContextIsOffset, {}),
+        (CacheIsOffset, {}),
+        (DecodesTopLeft, {}),
+        (StepsInOtherGroups, {}),
+        (TopLeftCorner, MASK),
+        (CacheTopLeft, CACHE),
+        (CacheInOrder, CACHE),
+        (WritesToCache, CACHE),
+        (CacheForgetsPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (DictForgetsPadding, {}),
+        (ReordersTokensOnly, {}),
+        (ReordersTensorOnly, {}),
+        (UnpaddedIfOneToken, {}),
+        (CacheOfClass, {}),
+        (CacheOfRemainingDrafts, {}),
+        (StateReorderedInPlace, {}),
+        (BlocksWithoutPast, CACHE),
+        (BlocksWithDraftsByRow, {}),
+        (MemoryWithoutOffset, {}),
+        (DetachesTokensWithMemory, {}),
+        (TopLeftOnRequest, {}),
+        (CachesContextOfOneShape, {}),
+        (DropsMaskOfCachedContext, {}),
+        (CacheOfWindowFromZero, {}),
+        (ReordersKeysOnly, {}),
+        (ReordersKeysOfEitherMask, {}),
+        (DecoderForgetsMask, {**CAUSAL, **CACHE, "mask": {"memory_mask": "attend:bk"}}),
+        (ConvolvesLastPieceOnly, CACHE),
+        (ConvolvesInPlace, CACHE),
+        (TopLeftUnderNoGrad, CACHE),
+        (DropsWithCache, CACHE),
+        (ForgetsPaddingWithoutMask, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (MaskHidesMemory, {**MEMORY, "mask": {"mask": "attend:bk"}}),
+        (SegmentsTopLeftInTraining, MEMORY),
+        (StoresPadding, {**CACHE, "mask": {"mask": "attend:bk"}}),
+        (StoresPrompt, CACHE),
+        (SegmentsWithoutGradient, MEMORY),
+        (CacheCutTooEarly, {**CACHE, "window": 4}),
+        (CacheLosesLastOfBlock, CACHE),
+        (RingFromFirstSlot, {**CACHE, "window": 4}),
+        (RingLosesKeys, {**CACHE, "window": 4}),
+        (StoresDistancesByKeysWithCache, CACHE),
+        (CacheOfFloat32, CACHE),
+        (RotaryInHalfAfterPast, {**CACHE, "positions": "rotary"}),
+        (RollsTooEarly, {}),
+        (ReordersFewerOnly, {}),
+        (ForgetsLengths, {}),
+        (ReordersTokensOfCache, {}),
+        (ReordersTwoOfThree, {}),
+        (MemoryOfBothByQueries, {}),
+        (DecoderAlignsFirst, {}),
+        (HistoryInForecast, {}),
+        (DecoderReordersMemory, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("incremental_decoding", StoresIfAsked),
+    ("incremental_decoding", DictOfNormedContext),
+    ("incremental_decoding", NormsOfStoredContext),
+    ("incremental_decoding", DistancesBehindContext),
+    ("incremental_decoding", StepsBehindPrompt),
+    ("incremental_decoding", RingForChunks),
+    ("incremental_decoding", StoresContext),
+    ("incremental_decoding", StreamsFrames),
+    ("incremental_decoding", CachePositions),
+    ("incremental_decoding", CacheIsCounted),
+    ("incremental_decoding", SumsOfDecays),
+    ("incremental_decoding", CacheOfLayers),
+    ("incremental_decoding", PlaceOfFirst),
+    ("incremental_decoding", ReturnsRollingCache),
+    ("incremental_decoding", MakesCroppedCache),
+    ("incremental_decoding", StepOfOneToken),
+    ("incremental_decoding", StoresAfterSetupInOrder),
+    ("incremental_decoding", MemoryBeforeBlocks),
+    ("incremental_decoding", LeftContext),
+    ("incremental_decoding", StepsInGroups),
+    ("incremental_decoding", MemoryOfBoth),
+    ("incremental_decoding", DecoderOfMemory),
+    ("incremental_decoding", DecoderWithState),
+    ("incremental_decoding", DecoderReordersTokens),
+    ("incremental_decoding", CacheInDict),
+    ("incremental_decoding", StoresCache),
+    ("incremental_decoding", WithMemory),
+    ("incremental_decoding", DetachesMemory),
+    ("incremental_decoding", CacheOnRequest),
+    ("incremental_decoding", CachesContext),
+    ("incremental_decoding", CachesMaskOfContext),
+    ("incremental_decoding", ReordersDict),
+    ("incremental_decoding", DecodesWithState),
+    ("incremental_decoding", DecodesWithEitherMask),
+    ("incremental_decoding", CacheOfWindow),
+    ("incremental_decoding", RingOfTokens),
+    ("incremental_decoding", StoresDistancesWithCache),
+    ("incremental_decoding", ConvolvesWithState),
+    ("incremental_decoding", MemoryOfSegments),
+    ("incremental_decoding", MemoryOfSomeSegments),
+    ("incremental_decoding", MaskOfSegment),
+    ("incremental_decoding", PaddingInCache),
+    ("incremental_decoding", CacheOfBlocks),
+    ("incremental_decoding", CacheOfSlots),
+    ("incremental_decoding", CacheOfDrafts),
+    ("incremental_decoding", StateOfMethod),
+    ("incremental_decoding", BlocksOfQueries),
+    ("incremental_decoding", HistoryInFront),
+    ("incremental_decoding", PassesOverPadding),
+]
+
+
+EXCUSED: Excuses = [
+    ("incremental_decoding", CacheOfBytes, "rounded to integers"),
+    ("incremental_decoding", SlotsOfMemory, "`cache` is not given"),
+    ("incremental_decoding", CachesContextOfCaller, "is documented to be empty"),
+    ("incremental_decoding", CachesContextOnce, "is documented to be empty"),
+]

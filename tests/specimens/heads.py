@@ -1,0 +1,267 @@
+"""Modules that violate the laws of heads, or come near to it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    CAUSAL,
+    Correct,
+    Excuses,
+    HeadRMSNorm,
+    HeadsSeeTwoWays,
+    MaskedSelfAttention,
+    Passes,
+    SelfAttention,
+    Violations,
+)
+
+
+class NormalizesOverHeads(Correct):
+    axis = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=self.axis) for x in (q, k))
+        return 4 * super().score(q, k)
+
+
+class NormalizesHeads(NormalizesOverHeads):
+    axis = -1
+
+
+class DividesByOwnSum(SelfAttention):
+    """Exponentials are divided by the sum of their own head, without a softmax."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return scores.exp() / self.total(scores.exp().sum(dim=-1, keepdim=True))
+
+    def total(self, sums: Tensor) -> Tensor:
+        return sums
+
+
+class AddsUpEarlierHeads(DividesByOwnSum):
+    def total(self, sums: Tensor) -> Tensor:
+        return sums.cumsum(dim=1)
+
+
+class NormsOverHeads(DividesByOwnSum):
+    """A norm of the queries over the features of all heads, which mixes them."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(4 * q / q.square().sum((1, 3), keepdim=True).sqrt(), k)
+
+
+class FusedMultiQuery(nn.Module):
+    """Queries of all heads, one key and one value, by one projection."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.d_k = heads, d_model // heads
+        self.qkv = nn.Linear(d_model, d_model + 2 * self.d_k)
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = self.qkv(x).split([self.heads * self.d_k, self.d_k, self.d_k], -1)
+        q = q.unflatten(-1, (self.heads, self.d_k)).transpose(1, 2)
+        scores = q @ k[:, None].mT / math.sqrt(self.d_k)
+        context = scores.softmax(dim=-1) @ v[:, None]
+        return self.proj(context.transpose(1, 2).flatten(2))
+
+
+class NormalizesCausally(MaskedSelfAttention):
+    """Causal, with a norm over all heads at once."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (x / x.square().mean((1, 3), keepdim=True).sqrt() for x in (q, k))
+        return super().score(q, k)
+
+
+class MiddleHeadSeesAll(HeadsSeeTwoWays):
+    """Of an odd number of heads, that in the middle has no mask."""
+
+    def direction_mask(self, scores: Tensor) -> Tensor:
+        future = torch.ones_like(scores[0, 0]).triu(1) > 0
+        hidden = torch.zeros_like(scores[0]) > 0
+        half = self.heads // 2
+        hidden[:half] = future
+        hidden[self.heads - half :] = future.T
+        least = torch.finfo(scores.dtype).min
+        return torch.zeros_like(scores[0]).masked_fill(hidden, least)
+
+
+class OfVisualWidth(Correct):
+    """Tokens attend to an image, whose width is that of the defaults."""
+
+    def __init__(
+        self, dim: int = 48, dim_visual: int = 32, dim_head: int = 16, heads: int = 4
+    ) -> None:
+        super().__init__(dim_head * heads, heads)
+        self.query = nn.Linear(dim, dim_head * heads)
+        self.key = nn.Linear(dim_visual, dim_head * heads)
+        self.value = nn.Linear(dim_visual, dim_head * heads)
+        self.out = nn.Linear(dim_head * heads, dim)
+
+    def forward(self, x: Tensor, media: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(x, media, media)
+
+
+class HeadsWithNorms(SelfAttention):
+    """The context of each head has a norm of its own, with the same weight."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.after = HeadRMSNorm(d_model // heads)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        normed: Tensor = self.after(weights @ v)
+        return normed
+
+
+class RMSNormOfHeads(HeadRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        size = torch.rsqrt(x.square().mean(dim=(1, -1), keepdim=True) + 1e-6)
+        return x * size * self.weight
+
+
+class HeadsWithOneNorm(HeadsWithNorms):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.after = RMSNormOfHeads(d_model // heads)
+
+
+class GlobalLayerNorm(nn.Module):
+    """The mean and the variance are those of all tokens, as in speech separation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(dim=(-2, -1), keepdim=True)
+        variance = x.var(dim=(-2, -1), keepdim=True)
+        return (x - mean) * torch.rsqrt(variance + 1e-5) * self.weight
+
+
+class TokensWithGlobalNorm(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = GlobalLayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.before(x))
+
+
+class AdaptiveLayerNorm(nn.Module):
+    """A norm whose scale depends on a condition."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        centered = x - x.mean(dim=-1, keepdim=True)
+        size = torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + 1e-5)
+        return centered * size * self.weight * (1 + condition)
+
+
+class TokensWithCondition(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.before = AdaptiveLayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(self.before(x, x.mean(dim=1, keepdim=True)))
+
+
+class WeightlessNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+
+
+class WithWeightlessNorm(SelfAttention):
+    """A norm without weights, of the features of each head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = WeightlessNorm()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WeightlessNormOfAllHeads(WithWeightlessNorm):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        normed = self.query_norm(q.transpose(1, 2).flatten(2))
+        return Correct.score(self, self.split(normed), k)
+
+
+class NormOfHeads(nn.Module):
+    """A norm of the features of each head, with a gain for each head and feature."""
+
+    axes: tuple[int, ...] = (-1,)
+
+    def __init__(self, heads: int, d_k: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(heads, 1, d_k))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x * x.square().mean(self.axes, keepdim=True).rsqrt()
+
+
+class NormOverHeads(NormOfHeads):
+    axes = (1, -1)
+
+
+class WithNormOfHeads(SelfAttention):
+    norm: type[NormOfHeads] = NormOfHeads
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.query_norm = self.norm(heads, d_model // heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.query_norm(q), k)
+
+
+class WithNormOverHeads(WithNormOfHeads):
+    norm = NormOverHeads
+
+
+VIOLATING: Violations = {
+    "own_context": [
+        (AddsUpEarlierHeads, {}),
+    ],
+    "head_norms": [
+        (HeadsWithOneNorm, {}),
+    ],
+    "head_directions": [
+        (MiddleHeadSeesAll, {}),
+    ],
+    "head_independence": [
+        (NormalizesOverHeads, {}),
+        (NormalizesCausally, CAUSAL),
+        (WeightlessNormOfAllHeads, {}),
+        (WithNormOverHeads, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("head_norms", HeadsWithNorms),
+    ("own_context", DividesByOwnSum),
+    ("own_context", NormsOverHeads),
+    ("head_independence", NormalizesHeads),
+    ("head_independence", FusedMultiQuery),
+    ("head_independence", WithWeightlessNorm),
+    ("head_independence", WithNormOfHeads),
+    ("head_directions", HeadsSeeTwoWays),
+]
+
+
+EXCUSED: Excuses = [
+    ("head_norms", TokensWithGlobalNorm, "written by hand"),
+    ("head_norms", TokensWithCondition, "written by hand"),
+    ("head_directions", OfVisualWidth, "heads are not of two directions"),
+]

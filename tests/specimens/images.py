@@ -1,0 +1,387 @@
+"""Modules that violate the laws of images, or come near to it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import Correct, NormalizedImage, Passes, SelfAttention, Violations
+
+
+class PixelsByColumns(NormalizedImage):
+    """The places of pixels are encoded in queries and keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(q.shape[2] * q.shape[3], device=q.device, dtype=q.dtype)
+        places = (places / 7).sin().reshape(q.shape[2:])
+        return super().score(q + places, k + places)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return super(NormalizedImage, self).read(weights, v)
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        output = super().forward(image) - image
+        return image + self.to_columns(output)
+
+    def to_columns(self, output: Tensor) -> Tensor:
+        return output.mT.reshape(output.shape)
+
+
+class PixelsInPlace(PixelsByColumns):
+    def to_columns(self, output: Tensor) -> Tensor:
+        return output
+
+
+class RowsThenColumns(SelfAttention):
+    """Each pixel attends to its row, and then to its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        rows = image.permute(0, 2, 3, 1).reshape(b * h, w, c)
+        columns = super().forward(rows).reshape(b, h, w, c).transpose(1, 2)
+        output = super().forward(columns.reshape(b * w, h, c))
+        return self.to_image(output, b, h, w).permute(0, 3, 1, 2)
+
+    def to_image(self, output: Tensor, b: int, h: int, w: int) -> Tensor:
+        return output.reshape(b, w, h, -1).transpose(1, 2)
+
+
+class RowsThenColumnsViewed(RowsThenColumns):
+    def to_image(self, output: Tensor, b: int, h: int, w: int) -> Tensor:
+        return output.reshape(b, h, w, -1)
+
+
+class AddsRowsAndColumns(RowsThenColumns):
+    """Each pixel attends to its row, and beside that to its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, h, w = image.shape
+        rows = image.permute(0, 2, 3, 1).reshape(b * h, w, c)
+        by_row = SelfAttention.forward(self, rows).reshape(b, h, w, c)
+        columns = image.permute(0, 3, 2, 1).reshape(b * w, h, c)
+        by_column = self.to_image(SelfAttention.forward(self, columns), b, h, w)
+        return image + (by_row + by_column).permute(0, 3, 1, 2)
+
+
+class AddsColumnsAsRows(AddsRowsAndColumns):
+    def to_image(self, output: Tensor, b: int, h: int, w: int) -> Tensor:
+        return output.reshape(b, h, w, -1)
+
+
+class PixelsOverTime(SelfAttention):
+    """Each pixel of a video attends to itself in other frames."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        b, c, t, h, w = video.shape
+        x = video.permute(0, 3, 4, 2, 1).reshape(-1, t, c)
+        return self.to_video(super().forward(x), b, t, h, w)
+
+    def to_video(self, y: Tensor, b: int, t: int, h: int, w: int) -> Tensor:
+        return y.reshape(b, h, w, t, -1).permute(0, 4, 3, 1, 2)
+
+
+class FramesFirst(PixelsOverTime):
+    def to_video(self, y: Tensor, b: int, t: int, h: int, w: int) -> Tensor:
+        return y.reshape(b, t, h, w, -1).permute(0, 4, 1, 2, 3)
+
+
+class MergedPixels(SelfAttention):
+    """Keys are the means of 2 x 2 pixels."""
+
+    def forward(self, x: Tensor, H: int, W: int) -> Any:  # type: ignore[override] # noqa: N803
+        if H % 2 or W % 2:
+            raise ValueError("height and width must be even")
+        image = x.mT.reshape(len(x), -1, *self.order(H, W))
+        keys = nn.functional.avg_pool2d(image, 2).flatten(2).mT
+        return Correct.forward(self, x, keys, keys)
+
+    def order(self, height: int, width: int) -> tuple[int, int]:
+        return height, width
+
+
+class MergedByColumns(MergedPixels):
+    def order(self, height: int, width: int) -> tuple[int, int]:
+        return width, height
+
+
+class ColumnsOfLastChannels(PixelsByColumns):
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        return super().forward(image.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class OneRowByHeads(SelfAttention):
+    """Attention along the columns of an image: a single row gives its values."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.transpose(1, 2)
+        y = self.one(x) if x.shape[2] == 1 else super().forward(x.flatten(0, 1))
+        return y.reshape_as(x).transpose(1, 2)
+
+    def one(self, x: Tensor) -> Tensor:
+        value: Tensor = self.out(self.value(x).flip(-1))
+        return value
+
+
+class OneRow(OneRowByHeads):
+    def one(self, x: Tensor) -> Tensor:
+        value: Tensor = self.out(self.value(x))
+        return value
+
+
+class PixelsOfEachFrame(nn.Module):
+    """Pixels attend to those of their frame; images are taken, too."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.qkv = nn.Conv3d(channels, 3 * channels, 1)
+        self.out = nn.Conv3d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        """x: (B, C, T, H, W) or (B, C, H, W)"""
+        video = x.unsqueeze(2) if x.dim() == 4 else x
+        q, k, v = map(self.to_frames, self.qkv(video).chunk(3, dim=1))
+        weights = (q.mT @ k / math.sqrt(q.shape[1])).softmax(dim=-1)
+        y = self.from_frames(v @ weights.mT, video.shape)
+        return self.out(y).reshape(x.shape)
+
+    def to_frames(self, video: Tensor) -> Tensor:
+        return video.transpose(1, 2).flatten(0, 1).flatten(2)
+
+    def from_frames(self, y: Tensor, shape: torch.Size) -> Tensor:
+        b, c, t, h, w = shape
+        return y.reshape(b, t, c, h, w).transpose(1, 2)
+
+
+class PixelsOfMixedFrames(PixelsOfEachFrame):
+    def to_frames(self, video: Tensor) -> Tensor:
+        b, c, t, h, w = video.shape
+        return video.reshape(b * t, c, h * w)
+
+    def from_frames(self, y: Tensor, shape: torch.Size) -> Tensor:
+        return y.reshape(shape)
+
+
+class ShiftedSequence(SelfAttention):
+    """Windows of four tokens, shifted by two: those of both ends are kept apart."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        length, missing = x.shape[1], -x.shape[1] % 4
+        region = torch.zeros(length + missing, device=x.device)
+        region[length:] = 1
+        x, region = self.shift(x, region)
+        windows = x.unflatten(1, (-1, 4)).flatten(0, 1)
+        region = region.view(-1, 4).repeat(len(x), 1)
+        same = region[:, :, None] == region[:, None]
+        y = Correct.forward(self, windows, windows, windows, same)
+        return self.shift_back(y.unflatten(0, (len(x), -1)).flatten(1, 2), length)
+
+    def shift(self, x: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        region[:2] = 2
+        x = nn.functional.pad(x, (0, 0, 0, len(region) - x.shape[1]))
+        return x.roll(-2, 1), region.roll(-2)
+
+    def shift_back(self, y: Tensor, length: int) -> Tensor:
+        return y.roll(2, 1)[:, :length]
+
+
+class ShiftedBeforePadded(ShiftedSequence):
+    def shift(self, x: Tensor, region: Tensor) -> tuple[Tensor, Tensor]:
+        region[-2:] += 2
+        missing = len(region) - x.shape[1]
+        return nn.functional.pad(x.roll(-2, 1), (0, 0, 0, missing)), region
+
+    def shift_back(self, y: Tensor, length: int) -> Tensor:
+        return y[:, :length].roll(2, 1)
+
+
+class PlacesOverTime(Correct):
+    """x: (B, T * N, C), frame by frame. A place is attended to over time."""
+
+    def __init__(self, d_model: int, heads: int, num_frames: int = 4) -> None:
+        super().__init__(d_model, heads)
+        self.num_frames = num_frames
+        self.time_embed = nn.Parameter(torch.randn(1, num_frames, d_model))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        places = self.divide(x)
+        h = places.flatten(0, 1) + self.time_embed
+        return self.unite(super().forward(h, h, h).view_as(places))
+
+    def divide(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (self.num_frames, -1)).transpose(1, 2)
+
+    def unite(self, places: Tensor) -> Tensor:
+        return places.transpose(1, 2).flatten(1, 2)
+
+
+class PlacesOverTimeViewed(PlacesOverTime):
+    """x: (B, T * N, C), frame by frame. A place is attended to over time."""
+
+    def divide(self, x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, self.num_frames))
+
+    def unite(self, places: Tensor) -> Tensor:
+        return places.flatten(1, 2)
+
+
+class PairsOfEndingNodes(Correct):
+    """z: (B, N, N, d), pairs of tokens."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.to_bias = nn.Linear(d_model, heads)
+
+    def forward(self, z: Tensor) -> Any:  # type: ignore[override]
+        z = z.transpose(1, 2)
+        rows = z.flatten(0, 1)
+        bias = self.to_bias(z).permute(0, 3, 1, 2).repeat_interleave(z.shape[1], dim=0)
+        q, k, v = (
+            self.split(part(rows)) for part in (self.query, self.key, self.value)
+        )
+        weights = self.dropout((self.score(q, k) + bias).softmax(dim=-1))
+        return self.put_back(self.join(weights @ v).view_as(z))
+
+    def put_back(self, z: Tensor) -> Tensor:
+        return z.transpose(1, 2)
+
+
+class PairsOfEndingNodesLeft(PairsOfEndingNodes):
+    def put_back(self, z: Tensor) -> Tensor:
+        return z
+
+
+class ShiftedWindows(SelfAttention):
+    """Windows of 4 x 4 pixels, shifted by 2; an image is padded to whole windows."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        x = self.arrange(image)
+        shape = x.shape[1:3]
+        places = [torch.arange(size, device=x.device) for size in shape]
+        # What the shift has wrapped around is another region.
+        regions = [
+            (place >= size - 4).long() + (place >= size - 2).long()
+            for place, size in zip(places, shape, strict=True)
+        ]
+        region = self.windows(self.number(*regions))
+        mask = (region == region.mT).repeat(len(x), 1, 1)
+        tokens = self.windows(x)
+        y = Correct.forward(self, tokens, tokens, tokens, mask)
+        split = y.reshape(len(x), shape[0] // 4, shape[1] // 4, 4, 4, -1)
+        return self.restore(split.transpose(2, 3).reshape(x.shape), image)
+
+    def number(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        return 3 * of_rows[None, :, None, None] + of_columns[:, None]
+
+    def windows(self, x: Tensor) -> Tensor:
+        split = x.unflatten(2, (-1, 4)).unflatten(1, (-1, 4))
+        return split.transpose(2, 3).reshape(-1, 16, x.shape[-1])
+
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image).roll((-2, -2), dims=(1, 2))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        return x.roll((2, 2), dims=(1, 2))[:, : image.shape[1], : image.shape[2]]
+
+    def pad(self, image: Tensor) -> Tensor:
+        height, width = image.shape[1:3]
+        return nn.functional.pad(image, (0, 0, 0, -width % 4, 0, -height % 4))
+
+
+class WrapsColumns(ShiftedWindows):
+    def number(self, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        return super().number(of_rows, of_columns * 0)
+
+    def pad(self, image: Tensor) -> Tensor:
+        if image.shape[1] % 4 or image.shape[2] % 4:
+            raise ValueError("the image must consist of whole windows")
+        return image
+
+
+class ShiftedUnlessSmall(ShiftedWindows):
+    """An image that one window can hold is not divided."""
+
+    largest = 4
+
+    def forward(self, image: Tensor) -> Any:
+        if max(image.shape[1:3]) > self.largest:
+            return super().forward(image)
+        x = image.flatten(1, 2)
+        return Correct.forward(self, x, x, x).reshape(image.shape)
+
+
+class ShiftedUnlessSmaller(ShiftedUnlessSmall):
+    largest = 3
+
+
+class PadsShiftedWindows(ShiftedWindows):
+    def arrange(self, image: Tensor) -> Tensor:
+        return self.pad(image.roll((-2, -2), dims=(1, 2)))
+
+    def restore(self, x: Tensor, image: Tensor) -> Tensor:
+        whole = x[:, : image.shape[1], : image.shape[2]]
+        return whole.roll((2, 2), dims=(1, 2))
+
+
+class FramesByChannels(SelfAttention):
+    """The pixels of a frame attend to one another; frames are cut by channels."""
+
+    def forward(self, video: Tensor) -> Any:  # type: ignore[override]
+        b, c, t, height, width = video.shape
+        q, k, v = (
+            self.pixels(part(video.movedim(1, -1)).movedim(-1, 1))
+            for part in (self.query, self.key, self.value)
+        )
+        y = (self.score(q, k).softmax(dim=-1) @ v).mT.reshape(b, c, t, height, width)
+        joined: Tensor = self.out(y.movedim(1, -1)).movedim(-1, 1)
+        return joined
+
+    def pixels(self, video: Tensor) -> Tensor:
+        b, c, t = video.shape[:3]
+        return video.reshape(b * t, c, -1).mT
+
+
+VIOLATING: Violations = {
+    "frames_in_place": [
+        (PlacesOverTimeViewed, {}),
+    ],
+    "image_windows": [
+        (ShiftedBeforePadded, {}),
+        (PadsShiftedWindows, {"layout": "image_channels_last"}),
+        (ShiftedUnlessSmaller, {"layout": "image_channels_last"}),
+        (WrapsColumns, {"layout": "image_channels_last"}),
+    ],
+    "pixels_in_place": [
+        (PairsOfEndingNodesLeft, {}),
+        (PixelsByColumns, {"layout": "image"}),
+        (RowsThenColumnsViewed, {"layout": "image"}),
+        (ColumnsOfLastChannels, {"layout": "image_channels_last"}),
+        (FramesFirst, {"layout": "video"}),
+    ],
+    "rectangular_images": [
+        (MergedByColumns, {}),
+    ],
+    "rows_and_columns": [
+        (PixelsOfMixedFrames, {}),
+        (AddsColumnsAsRows, {"layout": "image"}),
+        (OneRowByHeads, {}),
+        (FramesByChannels, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("pixels_in_place", PairsOfEndingNodes),
+    ("frames_in_place", PlacesOverTime),
+    ("image_windows", ShiftedSequence),
+    ("rows_and_columns", PixelsOfEachFrame),
+    ("rows_and_columns", OneRow),
+    ("image_windows", ShiftedWindows),
+    ("image_windows", ShiftedUnlessSmall),
+    ("pixels_in_place", PixelsInPlace),
+    ("pixels_in_place", RowsThenColumns),
+    ("pixels_in_place", PixelsOverTime),
+    ("rectangular_images", RowsThenColumns),
+    ("rows_and_columns", AddsRowsAndColumns),
+    ("rectangular_images", MergedPixels),
+]

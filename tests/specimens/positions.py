@@ -1,0 +1,1003 @@
+"""Modules that violate the laws of positions, or come near to it."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specimens.base import (
+    Correct,
+    Excuses,
+    LinearBias,
+    MaskedSelfAttention,
+    Passes,
+    RelativeTable,
+    Rotary,
+    RotaryOfDevices,
+    SelfAttention,
+    ShiftsByOption,
+    Violations,
+    Window,
+)
+
+
+class BiasCountedInHalf(LinearBias):
+    """Positions have the dtype of the tokens: in bfloat16, 257 is 256."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device, dtype=k.dtype)
+        distance = (place - place[:, None]).float()
+        slopes = self.slopes(k.shape[1]).to(k.device)[:, None, None]
+        return MaskedSelfAttention.score(self, q, k) + (slopes * distance).to(k)
+
+
+class BiasOfLaterKeys(LinearBias):
+    """Without a mask: the weights of the first keys are too small to be exact."""
+
+    def forward(self, x: Tensor) -> Any:
+        return Correct.forward(self, x, x, x)
+
+
+class BiasWithWrongSign(LinearBias):
+    sign = -1
+
+
+class QuadraticBias(LinearBias):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device).to(k)
+        return MaskedSelfAttention.score(self, q, k) - (place - place[:, None]) ** 2 / 8
+
+
+class WindowAtPrediction(SelfAttention):
+    """Each token predicts the position around which it attends, in float32."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.center = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        center = (x.shape[1] - 1) * self.center(x).float().sigmoid()
+        distance = torch.arange(x.shape[1], device=x.device) - center
+        return Correct.forward(self, x, x, x, distance.abs() <= 2)
+
+
+class BiasOfSums(MaskedSelfAttention):
+    """A learned bias for each distance, whose table is indexed by the sum."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.bias = nn.Parameter(torch.zeros(64))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        return super().score(q, k) + self.bias[place + place[:, None]]
+
+
+class RotaryWithBase(Rotary):
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return 10000.0 ** (-2 * pair / width)
+
+
+class RotaryOfQuarter(Rotary):
+    """A quarter of the components of each head are rotated."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        width = x.shape[3] // 8 * 2
+        return torch.cat([super().turn(x[..., :width]), x[..., width:]], dim=-1)
+
+
+class RotaryOfModelWidth(RotaryWithBase):
+    """The angles are computed with the width of the model."""
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, width * self.heads)
+
+
+class RotaryWrongPairs(Rotary):
+    def angles(self, angle: Tensor) -> Tensor:
+        return torch.cat([angle, angle], dim=-1)
+
+
+class RotaryKeysAhead(Rotary):
+    """Keys are rotated as if they were one position later."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        first = torch.zeros_like(k[:, :, :1])
+        ahead = self.turn(torch.cat([first, k], dim=2))[:, :, 1:]
+        return Correct.score(self, self.turn(q), ahead)
+
+
+class RotaryWrongPairsWithMask(RotaryWrongPairs):
+    """With a mask argument, so that positions can be shifted."""
+
+    forward = Correct.forward  # type: ignore[assignment]
+
+
+class RotaryUnlessMasked(Rotary):
+    """Causal, unless a mask takes the place of causality."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(1, *x.shape[1:2] * 2, device=x.device).bool().tril()
+        return Correct.forward(self, x, x, x, mask)
+
+
+class RotaryOverHeads(Rotary):
+    def turn(self, x: Tensor) -> Tensor:
+        return super().turn(x.transpose(1, 2)).transpose(1, 2)
+
+
+class RotaryEndsEarly(Rotary):
+    """All positions from 64 on are the same."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        return torch.cat([super().turn(x[:, :, :64]), x[:, :, 64:]], dim=2)
+
+
+class RotaryStartsAgain(Rotary):
+    """Positions start at zero again after 512 tokens, the length of a table."""
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x) % 512
+
+
+class RotaryOfNorms(Rotary):
+    """Queries and keys have a norm, so that scores are small."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        return super().turn(nn.functional.normalize(x, dim=-1)) * 2
+
+
+class RotaryOfNormsInHalf(RotaryOfNorms):
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(x)
+
+
+class RotaryInHalf(Rotary):
+    """Positions are rounded to the dtype of the input."""
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(x)
+
+
+class RotaryInDtypeOfBuffer(Rotary):
+    """Positions are rounded if the module is converted to half precision."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("one", torch.ones(()))
+
+    def places(self, x: Tensor) -> Tensor:
+        return super().places(x).to(self.get_buffer("one"))
+
+
+class ProjectsInDtypeOfBuffer(RotaryInDtypeOfBuffer):
+    """The positions are projected, too, and no layer takes two dtypes."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.project = nn.Linear(1, 1)
+
+    def places(self, x: Tensor) -> Tensor:
+        places = super().places(x)
+        return places + 0 * self.project(places[:, None])[:, 0]
+
+
+class RotaryByBlocks(Rotary):
+    """The first position of the second block of 64 is that of the last before it."""
+
+    def places(self, x: Tensor) -> Tensor:
+        places = super().places(x)
+        return places - places.ge(64).long()
+
+
+class SteepSlopes(LinearBias):
+    def slopes(self, heads: int) -> Tensor:
+        return 4 * super().slopes(heads)
+
+
+class SlopesInOneSeries(LinearBias):
+    """For any number of heads, the series that the paper has for powers of two."""
+
+    def slopes(self, heads: int) -> Tensor:
+        return 0.5 ** (8 * torch.arange(1, heads + 1) / heads)
+
+
+class SameSlopes(LinearBias):
+    """Heads share their slopes if their number is no power of two."""
+
+    def slopes(self, heads: int) -> Tensor:
+        power = 1 << (heads.bit_length() - 1)
+        return super().slopes(power).repeat(2)[:heads]
+
+
+class LastRowUnused(RelativeTable):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=2 * self.limit - 1)
+
+
+class TableOfWindows(RelativeTable):
+    """Blocks of two queries, each of which attends to a window of four keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.block_size, self.win_size = 2, 4
+
+    def forward(self, x: Tensor) -> Any:
+        blocks = x.unflatten(1, (-1, self.block_size)).flatten(0, 1)
+        padded = nn.functional.pad(x, (0, 0, 0, self.win_size - self.block_size))
+        keys = padded.unfold(1, self.win_size, self.block_size).flatten(0, 1).mT
+        return Correct.forward(self, blocks, keys, keys).reshape(x.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(self.win_size, device=q.device)
+        rows = self.rows(place[None] - place[: self.block_size, None])
+        return Correct.score(self, q, k) + self.relative_bias[:, rows]
+
+
+class TableOfHalos(SelfAttention):
+    """Blocks of 4 x 4 pixels attend to a halo of two pixels, too, in an image.
+
+    Each row and each column of a window has a bias by its distance. An image of one
+    block has no pixels in its halo.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.block_size, self.halo_size = 4, 2
+        self.rel_rows = nn.Parameter(torch.randn(15, 1))
+        self.rel_columns = nn.Parameter(torch.randn(15, 1))
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        b, c, *sides = image.shape
+        if any(side % 4 for side in sides):
+            raise ValueError("an image is made of blocks of 4 x 4 pixels")
+        count = sides[0] * sides[1] // 16
+        split = image.unflatten(3, (-1, 4)).unflatten(2, (-1, 4))
+        blocks = split.permute(0, 2, 4, 3, 5, 1).reshape(b * count, 16, c)
+        ones = torch.ones_like(image[:, :1])
+        keys, seen = (
+            nn.functional.unfold(x, kernel_size=8, stride=4, padding=2)
+            .unflatten(1, (-1, 64))
+            .permute(0, 3, 2, 1)
+            .flatten(0, 1)
+            for x in (image, ones)
+        )
+        y = Correct.forward(self, blocks, keys, keys, seen.mT.bool())
+        rows = y.reshape(b, sides[0] // 4, sides[1] // 4, 4, 4, c)
+        return rows.permute(0, 5, 1, 3, 2, 4).reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(8, device=q.device)
+        index = self.rows(place[None] - place[:4, None])
+        rows = self.rel_rows[index][:, None]
+        bias = rows + self.rel_columns[index].squeeze(-1)[None, :, None]
+        return super().score(q, k) + bias.reshape(16, 64)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return distance + 7
+
+
+class TableOfHalosLast(TableOfHalos):
+    """The rows of several distances are the last one."""
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return (distance + 12).clamp(max=14)
+
+
+class FirstRowIsLast(RelativeTable):
+    """The row of the least distance is -1, the last one."""
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance) - 1
+
+
+class TableOfBothDirections(RelativeTable):
+    """One table for the distance of key from query, and for that of query from key."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        place = torch.arange(q.shape[2], device=q.device)
+        return scores + 0.5 * self.relative_bias[:, self.rows(place[:, None] - place)]
+
+
+class LinearBiasInWindow(LinearBias, Window):
+    """Distances beyond a window of five count as five."""
+
+    reach = 9
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        slopes = self.slopes(k.shape[1]).to(k.device)[:, None, None]
+        distance = (place[:, None] - place).clamp(min=0, max=5)
+        return Correct.score(self, q, k) - (slopes * distance).to(k)
+
+
+class Buckets(RelativeTable):
+    """Distances up to 4 have a row each, and larger ones the buckets of T5."""
+
+    limit, max_distance = 8, 32
+
+    def rows(self, distance: Tensor) -> Tensor:
+        bucket = distance.abs()
+        large = 4 + 4 * (bucket.clamp(min=1) / 4).log() / math.log(self.growth())
+        bucket = torch.where(bucket < 4, bucket, large.long().clamp(max=7))
+        return bucket + 8 * (distance > 0)
+
+    def growth(self) -> float:
+        return self.max_distance / 4
+
+
+class BucketsOfLargestDistance(Buckets):
+    """The logarithms are divided by that of the largest distance itself."""
+
+    def growth(self) -> float:
+        return self.max_distance
+
+
+class BucketsThatEndEarly(Buckets):
+    def growth(self) -> float:
+        return 2
+
+
+class BucketsOfFuture(Buckets):
+    """A causal table, whose rows are those of later keys."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + torch.full_like(scores, -torch.inf).triu(1)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance.clamp(min=0)) % 8
+
+
+def penalized_attention(q: Tensor, k: Tensor, v: Tensor, slope: float = 0.25) -> Tensor:
+    """Heads first; the bias falls with the distance, by a slope that is given."""
+    place = torch.arange(k.shape[2], device=k.device).to(k)
+    scores = q / math.sqrt(q.shape[-1]) @ k.mT
+    return (scores - slope * (place[:, None] - place).abs()).softmax(-1) @ v
+
+
+class RotaryImage(SelfAttention):
+    """Half of the pairs are rotated by the row of a pixel, and half by its column."""
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        y = Correct.forward(self, x, x, x)
+        return y.mT.reshape(image.shape)
+
+    def width(self) -> int:
+        return self.shape[1]
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.shape[2], device=x.device))
+        angle = torch.stack(places, dim=-1).repeat_interleave(x.shape[-1] // 2, dim=-1)
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * angle.cos().to(x) + other * angle.sin().to(x)
+
+    def places(self, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        return pixel // self.width(), pixel % self.width()
+
+
+class RotaryImageOfTable(RotaryImage):
+    """A table has the angles of 24 rows of 24 pixels."""
+
+    def places(self, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        row, column = super().places(pixel)
+        index = row * self.stride() + column
+        return index // 24, index % 24
+
+    def stride(self) -> int:
+        return 24
+
+
+class RotaryImageOfShortRows(RotaryImageOfTable):
+    def stride(self) -> int:
+        return self.width()
+
+
+class RotaryImageByHeight(RotaryImage):
+    def width(self) -> int:
+        return self.shape[0]
+
+
+class RotaryImageWithMean(RotaryImage):
+    """The mean of all pixels stands before them, and its output is returned."""
+
+    def forward(self, image: Tensor) -> Any:
+        self.shape = image.shape[2:]
+        x = image.flatten(2).mT
+        x = torch.cat([x.mean(1, keepdim=True), x], 1)
+        return Correct.forward(self, x, x, x)[:, 0]
+
+
+class RotaryImageOfAngles(RotaryImage):
+    """The angles are given, and laid out for pairs of neighbors."""
+
+    def forward(self, image: Tensor, position_embeddings: Any) -> Any:  # type: ignore[override]
+        self.cos, self.sin = position_embeddings
+        return super().forward(image)
+
+    def rotate(self, x: Tensor) -> Tensor:
+        other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+        return x * self.cos + other * self.sin
+
+
+class AxialRotation(RotaryImageByHeight):
+    """By its name it could also be attention along rows and columns."""
+
+
+class TableOfShiftedWindows(ShiftsByOption):
+    """An image of one window is divided by the shift, and needs fewer distances."""
+
+    def __init__(
+        self, d_model: int, heads: int, window_size: int = 4, shift_size: int = 2
+    ) -> None:
+        super().__init__(d_model, heads, (4, 4), window_size, shift_size)
+        self.relative_bias = nn.Parameter(
+            torch.zeros((2 * window_size - 1) ** 2, heads)
+        )
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        _, height, width, _ = image.shape
+        self.input_resolution = height, width
+        return super().forward(image.flatten(1, 2)).unflatten(1, (height, width))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        size = self.window_size
+        place = torch.arange(size**2, device=q.device)
+        row, column = place // size, place % size
+        down, right = row - row[:, None] + size - 1, column - column[:, None] + size - 1
+        bias = self.relative_bias[down * (2 * size - 1) + right]
+        return super().score(q, k) + bias.permute(2, 0, 1)
+
+
+class BiasOfPixels(RelativeTable):
+    """The pixels of an image of 4 x 4 have a bias for the distance along each axis."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 49))
+
+    def forward(self, image: Tensor) -> Any:
+        batch_size, rows, columns, _ = image.shape
+        if (rows, columns) != (4, 4):
+            raise ValueError("the image must have 4 x 4 pixels")
+        x = image.flatten(1, 2)
+        return Correct.forward(self, x, x, x).view(batch_size, rows, columns, -1)
+
+    def rows(self, distance: Tensor) -> Tensor:
+        place = torch.arange(16, device=distance.device)
+        row, column = place // 4, place % 4
+        down, right = row[None] - row[:, None], column[None] - column[:, None]
+        return (down + 3) * 7 + right + 3
+
+
+class BiasOfWindow(RelativeTable):
+    """The tokens are the pixels of one window."""
+
+    def __init__(
+        self, d_model: int, heads: int, window_size: tuple[int, int] = (7, 7)
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.height, self.width = window_size
+        count = (2 * self.height - 1) * (2 * self.width - 1)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, count))
+
+    def rows(self, distance: Tensor) -> Tensor:
+        place = torch.arange(self.height * self.width, device=distance.device)
+        row, column = place // self.width, place % self.width
+        down, right = row[None] - row[:, None], column[None] - column[:, None]
+        return (down + self.height - 1) * self.factor() + right + self.width - 1
+
+    def factor(self) -> int:
+        return 2 * self.width - 1
+
+
+class BiasOfSquareWindow(BiasOfWindow):
+    def factor(self) -> int:
+        return 2 * self.height - 1
+
+
+class BiasOfImageWindow(BiasOfWindow):
+    """The image is one window; rows and columns come before the channels."""
+
+    def forward(self, image: Tensor) -> Any:
+        _, h, w, _ = image.shape
+        if (h, w) != (self.height, self.width):
+            raise ValueError(f"{h} x {w} pixels are no window")
+        return super().forward(image.flatten(1, 2)).unflatten(1, (h, w))
+
+
+class BiasOfSquareImageWindow(BiasOfImageWindow):
+    def factor(self) -> int:
+        return 2 * self.height - 1
+
+
+class BiasOfVolume(RelativeTable):
+    """A video is divided into windows of frames, rows and columns."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.window = (2, 2, 3)
+        count = math.prod(2 * side - 1 for side in self.window)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, count))
+
+    def forward(self, video: Tensor) -> Any:
+        _, *sizes, _ = video.shape
+        if len(sizes) != 3:
+            raise ValueError(f"an input of {video.dim()} axes is no video")
+        more = [-n % side for n, side in zip(sizes, self.window, strict=True)]
+        video = nn.functional.pad(video, (0, 0, 0, more[2], 0, more[1], 0, more[0]))
+        d, h, w = self.window
+        x = video.unflatten(3, (-1, w)).unflatten(2, (-1, h)).unflatten(1, (-1, d))
+        x = x.permute(0, 1, 3, 5, 2, 4, 6, 7)
+        y = super().forward(x.reshape(-1, d * h * w, x.shape[-1])).view_as(x)
+        y = y.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(video.shape)
+        return y[:, : sizes[0], : sizes[1], : sizes[2]]
+
+    def rows(self, distance: Tensor) -> Tensor:
+        sides = [torch.arange(n, device=distance.device) for n in self.window]
+        place = torch.cartesian_prod(*sides)
+        offset = place[None] - place[:, None] + torch.tensor(self.window) - 1
+        return (offset * torch.tensor(self.strides())).sum(dim=-1)
+
+    def strides(self) -> list[int]:
+        _, h, w = self.window
+        return [(2 * h - 1) * (2 * w - 1), 2 * w - 1, 1]
+
+
+class BiasOfVolumeOfOneStride(BiasOfVolume):
+    def strides(self) -> list[int]:
+        _, h, w = self.window
+        return [2 * (h + w) - 2, 2 * w - 1, 1]
+
+
+class BiasOfPixelsFromEnd(BiasOfPixels):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).flip(1)
+
+
+class NearKeysOnly(RelativeTable):
+    """A query attends to 8 keys before it, which no option says."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        near = torch.ones_like(scores, dtype=torch.bool).tril().triu(-8)
+        return scores.masked_fill(~near, -torch.inf)
+
+
+class QueriesBeforeHeads(Rotary):
+    """Four heads, whose axis is behind that of the queries in the weights."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        least = torch.finfo(scores.dtype).min
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None], least)
+        return scores.transpose(1, 2).softmax(dim=-1)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.transpose(1, 2) @ v
+
+
+class TableOfPairs(RelativeTable):
+    """A bias for each pair of a distance in rows and one in columns, with a limit."""
+
+    limit = 2
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Parameter(torch.zeros(heads, 25))
+
+    def forward(self, image: Tensor) -> Any:
+        self.width = image.shape[3]
+        x = image.flatten(2).mT
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        pixel = torch.arange(q.shape[2], device=q.device)
+        places = (pixel // self.width, pixel % self.width)
+        row, column = (self.rows(place[None] - place[:, None]) for place in places)
+        bias = self.relative_bias[:, 5 * row + column]
+        return Correct.score(self, q, k) + bias
+
+
+class TableOfRowsAlone(TableOfPairs):
+    def rows(self, distance: Tensor) -> Tensor:
+        return super().rows(distance).clamp(max=3)
+
+
+class RotaryOfTimes(SelfAttention):
+    """Queries and keys are rotated by the time of their token."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.register_buffer("rotary_period", torch.tensor(24.0))
+
+    def forward(self, x: Tensor, times: Tensor) -> Any:
+        """x: (batch, events, d_model); times: (batch, events), hours in float64."""
+        angles = self.clock(times, x.dtype)[:, None, :, None] / self.rotary_period
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        scores = self.score(self.rotate(q, angles), self.rotate(k, angles))
+        return self.join(self.read(self.weigh(scores, None), v))
+
+    def clock(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        return times.double()
+
+    def rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        one, other = x.chunk(2, dim=-1)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        turned = one * cos - other * sin, one * sin + other * cos
+        return torch.cat(turned, dim=-1)
+
+
+class RotaryOfRoundedTimes(RotaryOfTimes):
+    """The times are rounded to the dtype of the tokens."""
+
+    def clock(self, times: Tensor, dtype: torch.dtype) -> Tensor:
+        return times.to(dtype)
+
+
+class RotatesRowsAndColumns(SelfAttention):
+    """The patches of a square, row by row; a half of the features for each axis."""
+
+    def __init__(self, d_model: int, heads: int, grid_size: int = 6) -> None:
+        super().__init__(d_model, heads)
+        self.grid_size = grid_size
+
+    def forward(self, x: Tensor) -> Any:
+        if x.shape[1] != self.grid_size**2:
+            raise ValueError(f"{x.shape[1]} patches are no square of {self.grid_size}")
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[2], device=x.device)
+        rows, columns = places // self.grid_size, places % self.grid_size
+        halves = x.chunk(2, dim=-1)
+        pairs = zip(halves, (rows, columns), strict=True)
+        return torch.cat([self.rotary(half, place) for half, place in pairs], dim=-1)
+
+    def rotary(self, x: Tensor, places: Tensor) -> Tensor:
+        count = x.shape[-1] // 2
+        frequencies = 100.0 ** -(torch.arange(count, device=x.device) / count)
+        angles = self.for_pairs(places[:, None] * frequencies)
+        one, other = x[..., ::2], x[..., 1::2]
+        turned = torch.stack([-other, one], dim=-1).flatten(-2)
+        return x * angles.cos().to(x) + turned * angles.sin().to(x)
+
+    def for_pairs(self, angles: Tensor) -> Tensor:
+        return angles.repeat_interleave(2, dim=-1)
+
+
+class RotatesHalvesByPairs(RotatesRowsAndColumns):
+    def for_pairs(self, angles: Tensor) -> Tensor:
+        return angles.repeat(1, 2)
+
+
+class RotatesPatches(SelfAttention):
+    """A class token, and patches row by row; a half of the features for each axis."""
+
+    def forward(self, x: Tensor, grid_size: tuple[int, int]) -> Any:  # type: ignore[override]
+        if x.shape[1] != 1 + math.prod(grid_size):
+            raise ValueError(f"{x.shape[1] - 1} patches are no grid of {grid_size}")
+        places = torch.arange(x.shape[1] - 1, device=x.device)
+        width = self.width(grid_size)
+        self.axes = torch.stack([places // width, places % grid_size[1]])
+        return super().forward(x)
+
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[1]
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """The rotary encoding of all but the class token."""
+        count = x.shape[-1] // 4
+        frequencies = 100.0 ** -(torch.arange(count, device=x.device) / max(1, count))
+        angles = torch.cat([axis[:, None] * frequencies for axis in self.axes], dim=-1)
+        angles = nn.functional.pad(angles, (0, 0, 1, 0))
+        cos, sin = angles.cos().to(x), angles.sin().to(x)
+        one, other = x.chunk(2, dim=-1)
+        return torch.cat([one * cos - other * sin, one * sin + other * cos], dim=-1)
+
+
+class RowsByHeight(RotatesPatches):
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[0]
+
+
+class RotatesPatchesOfSquare(RotatesPatches):
+    """Where no grid is given, the patches are a square."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int] | None = None) -> Any:  # type: ignore[override]
+        side = math.isqrt(x.shape[1] - 1)
+        return super().forward(x, grid or (side, side))
+
+
+class RowsByHeightOfSquare(RotatesPatchesOfSquare):
+    def width(self, grid_size: tuple[int, int]) -> int:
+        return grid_size[0]
+
+
+class SignedDistances(SelfAttention):
+    """Scores of a query for a table of sines and cosines of distances."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel_pos = nn.Linear(2, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        places = torch.arange(x.shape[1], device=x.device)
+        encoded = self.encode(places[:, None] - places).to(x.dtype)
+        table = self.rel_pos(encoded).unflatten(-1, (self.heads, -1))
+        scores = self.score(q, k) + torch.einsum("bhqd,qkhd->bhqk", q, table)
+        return self.join(self.read(scores.softmax(dim=-1), v))
+
+    def encode(self, distance: Tensor) -> Tensor:
+        return torch.stack([torch.sin(distance), torch.cos(distance)], dim=-1)
+
+
+class DistancesWithoutSign(SignedDistances):
+    def encode(self, distance: Tensor) -> Tensor:
+        sines = torch.sin(distance * distance.sign())
+        return torch.stack([sines, torch.cos(distance)], dim=-1)
+
+
+class MaskOfAnotherAxis(Correct):
+    """A mask of three axes meets scores of two, which have a head each."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        """mask: (B, N, M), True = may attend"""
+        weights = self.query(x).mean(dim=-1)
+        if mask is not None:
+            weights = weights[:, :, None, None] * mask[:, None]
+            return (weights * x.mean(-1)[:, None, None]).sum((2, 3))[..., None] + x
+        return weights[..., None] + x
+
+
+class AlibiByDistance(SelfAttention):
+    """Causal. Three heads have the slopes of two, and every other one of four."""
+
+    step = 2
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        n = torch.arange(q.shape[2], device=q.device)
+        rel = n - n[:, None]
+        slopes = torch.tensor(self.alibi_slopes(), device=q.device)[:, None, None]
+        scores = super().score(q, k).float() + slopes * rel
+        return scores.masked_fill(rel > 0, -torch.inf).to(q.dtype)
+
+    def alibi_slopes(self) -> list[float]:
+        power = 1 << (self.heads.bit_length() - 1)
+        first = [2.0 ** (-8 * (n + 1) / power) for n in range(power)]
+        more = [2.0 ** (-4 * (n + 1) / power) for n in range(2 * power)]
+        return first + more[:: self.step][: self.heads - power]
+
+
+class AlibiByDistanceInOrder(AlibiByDistance):
+    step = 1
+
+
+class RelativeScores(SelfAttention):
+    """A query has a score for each distance, as in Transformer-XL."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.linear_pos = nn.Linear(8, d_model, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:  # type: ignore[override]
+        seen = mask[:, None].expand(-1, x.shape[1], -1)
+        return super(SelfAttention, self).forward(x, x, x, seen)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        length = q.shape[2]
+        distances = torch.arange(length - 1, -length, -1, device=q.device)
+        angles = distances[:, None] * torch.tensor([1, 0.5, 0.2, 0.1], device=q.device)
+        features = torch.cat([angles.sin(), angles.cos()], dim=-1).to(q.dtype)
+        r = self.split(self.linear_pos(features)[None])
+        return super().score(q, k) + self.rel_shift(super().score(q, r))
+
+    def rel_shift(self, scores: Tensor) -> Tensor:
+        length = scores.shape[2]
+        padded = nn.functional.pad(scores, self.padding)
+        rows = padded.view(*scores.shape[:2], -1, length)[:, :, 1:]
+        return rows.reshape_as(scores)[..., :length]
+
+    padding = (1, 0)
+
+
+class RelativeScoresPaddedBehind(RelativeScores):
+    padding = (0, 1)
+
+
+class BiasOfKeys(LinearBias):
+    """ALiBi by the position of the key, added in the dtype of the scores."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        place = torch.arange(k.shape[2], device=k.device)
+        slopes = self.slopes(k.shape[1]).to(k)[:, None, None]
+        return Correct.score(self, q, k) + slopes * place.to(k)
+
+
+class RowsAndColumns(SelfAttention):
+    """Each pixel of a sequence gets a vector of its row and one of its column."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.row_embed = nn.Embedding(40, d_model)
+        self.col_embed = nn.Embedding(40, d_model)
+
+    def forward(self, x: Tensor, height: int, width: int) -> Any:  # type: ignore[override]
+        pixel, width = (
+            torch.arange(x.shape[1], device=x.device),
+            self.width(height, width),
+        )
+        rows, columns = self.row_embed(pixel // width), self.col_embed(pixel % width)
+        return super().forward(x + rows + columns)
+
+    def width(self, height: int, width: int) -> int:
+        return width
+
+
+class RowsAndColumnsByHeight(RowsAndColumns):
+    def width(self, height: int, width: int) -> int:
+        return height
+
+
+class SlowColumns(Rotary):
+    """Pixels are rotated by their columns, and slowly."""
+
+    def forward(self, image: Tensor) -> Any:
+        x = image.flatten(2).mT
+        self.width = image.shape[-1]
+        return Correct.forward(self, x, x, x).mT.reshape(image.shape)
+
+    def places(self, x: Tensor) -> Tensor:
+        return 5e-4 * (super().places(x) % self.width)
+
+
+class BiasWithoutSoftmax(SelfAttention):
+    """A bias for each distance up to 16; exponentials take the place of a softmax."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.table = nn.Embedding(33, heads)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        distance = (place - place[:, None]).clamp(-16, 16) + 16
+        scores = scores + self.table(distance).permute(2, 0, 1)
+        return (scores - scores.logsumexp(dim=-1, keepdim=True)).exp()
+
+
+class ChunksWithAllPast(Correct):
+    """Chunks of 4 frames see all chunks before them; a bias for each distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative_bias = nn.Embedding(2 * 16 + 1, heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chunk_index = torch.arange(x.shape[1], device=x.device) // 4
+        return super().forward(x, x, x, (chunk_index[:, None] >= chunk_index)[None])
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        distances = (places - places[:, None]).clamp(-16, 16) + 16
+        return super().score(q, k) + self.relative_bias(distances).permute(2, 0, 1)
+
+
+VIOLATING: Violations = {
+    "positions_matter": [
+        (DistancesWithoutSign, {}),
+        (RotaryOverHeads, {"positions": "rotary"}),
+        (RowsAndColumnsByHeight, {}),
+        (BucketsOfFuture, {}),
+    ],
+    "distant_positions": [
+        (BiasOfKeys, {"positions": "alibi"}),
+        (BiasCountedInHalf, {"positions": "alibi"}),
+        (RotaryOfRoundedTimes, {}),
+        (RotaryEndsEarly, {"positions": "rotary"}),
+        (RotaryStartsAgain, {"positions": "rotary"}),
+        (RotaryInHalf, {"positions": "rotary"}),
+        (RotaryOfNormsInHalf, {"positions": "rotary"}),
+        (RotaryByBlocks, {"positions": "rotary"}),
+        (RotaryImageOfShortRows, {"positions": "rotary"}),
+    ],
+    "linear_bias": [
+        (AlibiByDistanceInOrder, {}),
+        (BiasWithWrongSign, {"positions": "alibi"}),
+        (QuadraticBias, {"positions": "alibi"}),
+        (SameSlopes, {"positions": "alibi"}),
+        (SteepSlopes, {"positions": "alibi"}),
+    ],
+    "relative_positions": [
+        (RelativeScoresPaddedBehind, {}),
+        (RotaryWrongPairs, {"positions": "rotary"}),
+        (RotaryWrongPairsWithMask, {"positions": "rotary"}),
+        (RotaryKeysAhead, {"positions": "rotary"}),
+        (BiasOfSums, {"positions": "relative"}),
+        (RotaryImageByHeight, {"positions": "rotary"}),
+        (AxialRotation, {}),
+        (BiasOfPixelsFromEnd, {"positions": "relative"}),
+        (RowsByHeight, {}),
+        (RowsByHeightOfSquare, {}),
+        (RotatesHalvesByPairs, {}),
+    ],
+    "rotary_angles": [
+        (RotaryOfModelWidth, {"positions": "rotary"}),
+    ],
+    "relative_table": [
+        (LastRowUnused, {}),
+        (FirstRowIsLast, {}),
+        (BucketsOfLargestDistance, {}),
+        (BucketsThatEndEarly, {}),
+        (TableOfRowsAlone, {}),
+        (TableOfHalosLast, {}),
+        (BiasOfSquareWindow, {"init_args": {"window_size": (2, 2)}}),
+        (BiasOfSquareImageWindow, {"init_args": {"window_size": (2, 2)}}),
+        (BiasOfVolumeOfOneStride, {}),
+    ],
+}
+
+
+PASSING_ONE: Passes = [
+    ("relative_positions", RelativeScores),
+    ("linear_bias", AlibiByDistance),
+    ("relative_positions", RotatesPatchesOfSquare),
+    ("relative_positions", RotatesPatches),
+    ("relative_positions", RotatesRowsAndColumns),
+    ("positions_matter", RotaryOfTimes),
+    ("distant_positions", RotaryOfTimes),
+    ("relative_positions", RotaryImage),
+    ("relative_positions", RotaryUnlessMasked),
+    ("relative_positions", RotaryOfDevices),
+    ("rotary_angles", Rotary),
+    ("rotary_angles", RotaryWithBase),
+    ("distant_positions", BiasOfLaterKeys),
+    ("relative_table", RelativeTable),
+    ("relative_table", Buckets),
+    ("relative_table", TableOfBothDirections),
+    ("relative_table", TableOfWindows),
+    ("relative_table", TableOfHalos),
+    ("relative_table", BiasOfWindow),
+    ("relative_table", BiasOfImageWindow),
+    ("relative_table", BiasOfVolume),
+    ("distant_positions", RotaryOfNorms),
+    ("relative_table", TableOfShiftedWindows),
+    ("linear_bias", penalized_attention),
+    ("relative_table", TableOfPairs),
+    ("relative_positions", QueriesBeforeHeads),
+    ("positions_matter", SlowColumns),
+    ("positions_matter", RowsAndColumns),
+]
+
+
+EXCUSED: Excuses = [
+    ("positions_matter", SignedDistances, "is not rotary or alibi"),
+    ("relative_table", ChunksWithAllPast, "distances occur in its chunks"),
+    ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
+    ("distant_positions", RotaryInDtypeOfBuffer, "the dtype of a buffer"),
+    ("distant_positions", ProjectsInDtypeOfBuffer, "the dtype of a buffer"),
+    ("relative_positions", RotaryImageOfAngles, "the positions of pixels are given"),
+    ("relative_positions", RotaryImageWithMean, "pools the pixels"),
+    ("linear_bias", SlopesInOneSeries, "one series, as in the text of the paper"),
+    ("distant_positions", BiasOfKeys, "its linear bias grows with the length"),
+    ("linear_bias", LinearBiasInWindow, "Window"),
+]
