@@ -613,7 +613,7 @@ def assert_weights_match(script: Script, order: list[int]) -> None:
 
 @law(
     assumes="window selection zeros unnormalized convolution linear channels direction "
-    "hyperbolic"
+    "hyperbolic pointer"
 )
 def allowed_keys_attended(script: Script) -> None:
     r"""A query attends to every key that the mask allows.

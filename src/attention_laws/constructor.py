@@ -54,6 +54,7 @@ COUNT_PATTERN = re.compile(
     r"((n|num|number_of|num_of)_?)?(\w+_)?(sinks?|globals?|global_tokens|registers?"
     r"|mem(or(y|ies))?(_\w+)?|null_\w+|prefix(_\w+)?)|shift(_size)?"
 )
+LAYER_PATTERN = re.compile(r"layer_?(idx|id|i|number|num|no|index)|block_idx|depth")
 CHOICE_PATTERN = re.compile(r"(\w+_)?(impl(ementation)?|backend)")
 CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
 
@@ -73,9 +74,10 @@ def constructor_options(script: Script) -> None:
 
     Flags that are off by default are turned on, and scales, soft caps and windows that
     are not given are set, one after the other, and so are numbers of sinks or of global
-    tokens that are zero. Evaluation, training and `torch.no_grad()` must then give the
-    same outputs, a batch item those that it has alone, and a sequence in pieces those
-    of the whole; with a flag, padding must be hidden. With a flag named `causal`,
+    tokens that are zero; the attention is that of a later layer. Evaluation, training
+    and `torch.no_grad()` must then give the same outputs, a batch item those that it
+    has alone, and a sequence in pieces those of the whole; with a flag, padding must be
+    hidden. With a flag named `causal`,
     future tokens cannot influence the past, nor with one of a window. The sizes of
     chunks that are an implementation detail, as equal sizes show, must not change the
     output if they are unequal, nor may a method that chooses a path, such as
@@ -163,6 +165,8 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
             yield name, "3"
         elif type(default) is int and default == 0 and COUNT_PATTERN.fullmatch(name):
             yield name, "2"
+        elif type(default) is int and LAYER_PATTERN.fullmatch(name):
+            yield name, "3"
 
 
 def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -223,6 +227,8 @@ def assert_option_acts_alike(
             laws += [causality, long_sequences]
     elif adapter.causal and WINDOW_PATTERN.search(name):
         laws.append(causality)  # a window hides keys, and shows none
+    elif LAYER_PATTERN.fullmatch(name):
+        laws.append(neutral_mask)
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:
             script.sizes = replace(usual, d_k=ROTATED)

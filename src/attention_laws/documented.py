@@ -42,7 +42,8 @@ NUMPY_PATTERN = re.compile(
 )
 # That of the first argument, which has no name there.
 INPUT_PATTERN = re.compile(
-    r"\b(?:[Ss]hape|[Ii]nput(?: and output)?s?): ?"
+    r"\b(?:[Ss]hape|(?:[Ii]nput|[Tt]ake)s?(?: and (?:output|return)s?)?)"
+    r"(?: is| are| has shape| have shape| of shape|:)? ?`*"
     r"[\[(]([\w*. /]+(?:, ?[\w*. /]+)+)[\])]"
 )
 # The same without brackets: "query: B x N x D", or in columns of a table.
@@ -56,7 +57,7 @@ HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 CHANNELS_PATTERN = re.compile(
     "(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.IGNORECASE
 )
-TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|int|float|bool|str|None|optional")
+TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|\b(int|float|bool|str|None|optional)")
 
 
 def shapes(target: Any) -> dict[str, tuple[str, ...]]:
@@ -75,7 +76,7 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "q : Tensor\n    (B, D)\nkeys : Tensor\n    Shape (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', 'D')}
-    >>> attend.__doc__ = "Input and output: (B, M, D)"
+    >>> attend.__doc__ = "Input and output are (B, M, D)."
     >>> shapes(attend)
     {'q': ('B', 'M', 'D')}
     >>> attend.__doc__ = "Attention of q (B, D) to keys (B, M, D)."
@@ -220,7 +221,33 @@ def counts_loops_once(target: Any) -> bool:
     """
     once = r"once|already|exist\w*|replaced|dropped|removed"
     near = rf"\bloops?\b[^.]*\b({once})\b|\b({once})\b[^.]*\bloops?\b"
-    return says(target, near)
+    return says(target, near + r"|\bonce\b[^.]*\bitself\b|\bitself\b[^.]*\bonce\b")
+
+
+def marks_global_by_two(target: Any) -> bool:
+    r"""Whether the documentation says that a 2 in a mask is for global attention.
+
+    >>> def attend(x, attention_mask): "0 is padding, 1 local and 2 global attention."
+    >>> def attend_all(x, attention_mask): "1 for tokens, of which 2 are global."
+    >>> marks_global_by_two(attend), marks_global_by_two(attend_all)
+    (True, False)
+    """
+    return says(target, r"\b2\b(?! (are|is|of))[^.;,]*\bglobal")
+
+
+def decays_both_ways(target: Any) -> bool:
+    r"""Whether the documentation says that weights fall in both directions.
+
+    >>> def attend(x): "Bidirectional ALiBi: a penalty for each token of distance."
+    >>> def attend_to_past(x): "ALiBi: the penalty grows with the distance."
+    >>> decays_both_ways(attend), decays_both_ways(attend_to_past)
+    (True, False)
+    """
+    return says(
+        target,
+        r"\b(either|both|any) (direction|side)s?\b|\bbi-?directional|\bnon-?causal"
+        r"|\bsymmetric\b|\|\w - \w\||\babsolute distance",
+    )
 
 
 def aligns_ends(target: Any) -> bool:
@@ -511,7 +538,7 @@ HIDDEN_PATTERN = (
 )
 SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*"
 MEANING_PATTERN = re.compile(
-    rf"\b(not (?:be )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
+    rf"\b(not (?:be |to )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
     re.IGNORECASE,
 )
 

@@ -48,16 +48,20 @@ def eval_matches_train(script: Script) -> None:
 
     If a mask, a scale or a fast path is active in one of the two modes only, the model
     that is evaluated was never trained. Evaluation runs with dropout 0.5 configured;
-    training runs with dropout 0. Both run with and without recording gradients. A flag
-    for causal attention acts alike beside dropout and returned weights.
+    training runs with dropout 0. Both run with and without recording gradients, and so
+    does a function. A flag for causal attention acts alike there, and beside dropout
+    and returned weights.
     """
-    skip_unless(script.adapter.is_module, "is a function, and has no modes")
-    skip_unless(
-        script.adapter.reproducible_training, "training is random even with dropout 0"
-    )
+    is_module = script.adapter.is_module
+    is_known = not is_module or script.adapter.reproducible_training
+    skip_unless(is_known, "training is random even with dropout 0")
     # A path for one mode may drop padding by its length, wherever it is.
     cases = [*script.mask_cases(), *script.padding_cases(slice(1, 2))]
     for allowed, mask in cases:
+        if not is_module:
+            script.restart()
+            assert_contexts_agree(script, script.make_arguments(allowed, mask))
+            continue
         script.restart("eval", dropout=0.5)
         args = script.make_arguments(allowed, mask)
         outputs = {"": script.call(args)}
@@ -86,10 +90,27 @@ def eval_matches_train(script: Script) -> None:
     assert_flags_act_alike(script)
 
 
+def assert_contexts_agree(
+    script: Script, args: CallArguments, given: Mapping[str, str] | None = None
+) -> None:
+    """A call gives the same output where no gradients are recorded."""
+    given = given or {}
+    usual = script.call(args, **given)
+    for context in CONTEXTS.values():
+        script.context = context
+        seen = script.call(args, **given)
+        script.context = ""
+        message = f"the output at {{place}} differs under {context}"
+        if given:
+            message += f" with {names_of(given)}"
+        script.assert_close(usual, seen, message)
+
+
 def assert_flags_act_alike(script: Script) -> None:
     """A flag for causal attention acts with dropout, and with weights, as without.
 
-    Both may be reasons to leave a fused kernel, which hides the future itself.
+    Both may be reasons to leave a fused kernel, which hides the future itself. So may
+    be that no gradients are recorded.
     """
     for parameter in names.parameters_of(script.adapter.target):
         name = parameter.name
@@ -98,6 +119,9 @@ def assert_flags_act_alike(script: Script) -> None:
         script.restart("eval", dropout=0.0)
         args = script.make_arguments()
         with script.attempt():  # it may need another argument
+            assert_contexts_agree(script, args, {name: "True"})
+            if not script.adapter.is_module:
+                continue
             expected = script.call(args, **{name: "True"})
             for given in names.weights_flags(script.adapter):
                 seen = script.call(args, **{name: "True"}, **given)

@@ -411,7 +411,8 @@ def init_argument(
         given = names.needed_default(parameter, value)
     if required and not given:
         given = names.first_choice(source_of(target), name)
-    if not given and (required or name == "config"):
+    is_config = name == "config" or names.is_plain_config(parameter.default)
+    if not given and (required or is_config):
         config = names.config_source(target, parameter)
         if config is not None:
             return small_config(*config) if takes_ids(target) else config
@@ -977,6 +978,8 @@ def infer_behavior(probe: CallProbe) -> None:
         designs.setdefault("sink", f"{own_keys} keys of its own")
     if not calls_softmax(lambda: call[0].call(call[1])):
         designs["unnormalized"] = "no softmax"
+    if probe.adapter.weights_source == "result":
+        designs["pointer"] = "its outputs are weights"
     probe.update(designs=designs)
     infer_position_ids(probe)
     if adapter.is_module:
@@ -1207,7 +1210,9 @@ def infer_positions(
         found = structure.identifiers(target) | {*probe.adapter.position_args}
         positions = structure.positions_named(found)
         is_sequence = probe.adapter.single_input and not (probe.adapter.image or length)
-        if positions == "unknown" and is_sequence and structure.is_relative(found):
+        is_relative = is_sequence and structure.is_relative(found)
+        is_relative |= "distance_encoding" in str(probe.adapter.extra_args)
+        if positions == "unknown" and is_relative:
             positions = "relative"
         return positions, "assumed" if positions == "unknown" else "inferred"
     # A table that has no effect.

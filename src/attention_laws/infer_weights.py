@@ -129,9 +129,12 @@ def is_table(
 
 
 def weights_candidates(script: Script) -> Iterator[str]:
-    """Where weights could be: items of the result, and attributes of the module."""
-    for index in parts_of(script.evaluate("result")):
+    """Where weights could be: in the result, and attributes of the module."""
+    parts = parts_of(script.evaluate("result"))
+    for index in parts:
         yield index if index.startswith("[") else f"result{index}"
+    if not parts:
+        yield "result"  # of a pointer network
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
             is_one = not re.search(r"\d", path)  # not one of several layers

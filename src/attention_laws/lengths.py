@@ -63,7 +63,7 @@ NO_MEAN = (
 )
 
 
-@law(slow=True, assumes="dynamic sampling selection quantized")
+@law(slow=True, assumes="dynamic sampling selection quantized pointer")
 def long_sequences(script: Script) -> None:
     r"""A sequence gives the same outputs if hidden keys follow.
 

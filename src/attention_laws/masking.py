@@ -173,7 +173,8 @@ def padding(script: Script) -> None:
     the documentation says that padding may be on the left, tokens have their positions
     without it. In images, single pixels of several rows are hidden. Where marks in a
     text tell which images a token sees, those in front of the first one see none, and
-    if it is documented, those behind the second one do not see the first.
+    if it is documented, those behind the second one do not see the first. Where a mask
+    has a 2 for tokens with global attention, these do not see padding either.
     """
     assert_images_follow_their_marks(script)
     has_pixels = assert_hidden_pixels_are_unseen(script)
@@ -182,6 +183,8 @@ def padding(script: Script) -> None:
     except NotApplicable:
         if not has_pixels:
             raise
+    if documented.marks_global_by_two(script.adapter.target):
+        assert_global_tokens_skip_padding(script)
     adapter, k_len = script.adapter, script.sizes.k_len
     if adapter.single_input and documented.pads_left(adapter.target):
         longer = script.all_allowed(k_len + 2, k_len + 2)
@@ -190,6 +193,21 @@ def padding(script: Script) -> None:
             assert_padding_is_unseen(script, longer, mask, slice(2, None))
     if not {"selection", "window", "latents"} & {*script.adapter.designs}:
         assert_padding_has_no_weight(script)
+
+
+def assert_global_tokens_skip_padding(script: Script) -> None:
+    """Where all tokens but the padding are global, padded keys change none of them."""
+    for args, hidden, queries in padded_calls(script):
+        assert args.mask is not None
+        name, encoded = args.mask
+        marks = script.assign(name, f"2 * {encoded}.long()")
+        with script.attempt():  # it may take no integers, or be of another kind
+            args = replace(args, mask=(name, marks))
+            before = script.call(args)
+            keys = slice(hidden[0], hidden[-1] + 1)
+            after = script.call(script.perturb(args, l=keys, b=slice(0, 1)))
+            message = f"{{place}} is global, and depends on padded keys {hidden}"
+            script.assert_close(before, after, message, l=queries, b=slice(0, 1))
 
 
 def assert_images_follow_their_marks(script: Script) -> None:

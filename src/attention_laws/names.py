@@ -69,7 +69,7 @@ ARGUMENT_VALUES = {
 SIZE_PATTERNS = {
     r"kv_?heads?$": "{kv_heads}",
     r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
-    r"^head_?(dim|size|width|channels|features|hidden)": "{d_k}",
+    r"^(num_)?head_?(dim|size|width|channels|features|hidden)": "{d_k}",
     r"^(q|k|v|qk|qk_nope|qk_rope|rope|nope)_head_dim$": "{d_k}",
     r"^(n|num|nb|no|number|a|attn|attention|multi)(_?\w+)?_?heads?$": "{heads}",
 }
@@ -181,7 +181,7 @@ OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens|planes)(_\w)?$|^dim_[a-z]+$"
-    r"|^(inp|oup|inplanes)$",
+    r"|^(inp|oup|inplanes|ch)$",
     re.IGNORECASE,
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
@@ -278,6 +278,11 @@ EXTRA_ARGUMENTS = {
     r"r": [
         "torch.zeros(2 * {length}, {batch_size}, {d_model})",
         "torch.zeros_like({query})",
+    ],
+    r"(rel_|relative_)?pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(oding)?s?)|(p|r)e": [
+        "distance_encoding({length}, {d_model}){dtype}",
+        "torch.zeros_like({query})",
+        PER_ITEM,
     ],
     r"edge_index": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T"],
     r"(\w+_)?(prev|attention|attn)_(\w+_)?weights(_\w+)?|alignments?": [
@@ -1044,6 +1049,22 @@ def config_source(
         return None
     text = ", ".join(f"{n}={value}" for n, value in values.items())
     return f"SimpleNamespace({text})", {"SimpleNamespace": SimpleNamespace}
+
+
+def is_plain_config(value: Any) -> bool:
+    r"""Whether a default is a dataclass that was built without arguments.
+
+    >>> @dataclasses.dataclass
+    ... class ModelArgs:
+    ...     heads: int = 4
+    >>> is_plain_config(ModelArgs()), is_plain_config(ModelArgs(heads=2))
+    (True, False)
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return False
+    with suppress(TypeError):  # it requires arguments
+        return bool(type(value)() == value)
+    return False
 
 
 def short_name(target: Any, parameter: inspect.Parameter) -> str:

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names, structure, tools
+from attention_laws import documented, names, structure, tools
 from attention_laws.adapter import Adapter, without_future
 from attention_laws.algebra import (
     has_unknown_order,
@@ -292,6 +292,8 @@ def linear_bias(script: Script) -> None:
 
     All tokens are made equal, so that scores differ by the linear bias only. If its
     sign is wrong, the farthest token has the largest weight, and the loss still falls.
+    Without a causal mask, that is so of later tokens if the bias has no absolute value;
+    it is tested where the documentation names both directions.
 
     The slopes of 8 heads are 1/2, 1/4, … 1/256: a series from $2^{-8/n}$ to $2^{-8}$
     for $n$ heads. Where $n$ is no power of two, as 12, the heads have the slopes of the
@@ -316,6 +318,13 @@ def linear_bias(script: Script) -> None:
             f"the last of {length} equal tokens weighs the first one more than itself"
         )
         script.assert_true(f"({last}[:, -1] > {last}[:, 0]).all()", message)
+        if not adapter.causal and documented.decays_both_ways(adapter.target):
+            first = f"{weights}[:, 0]"
+            message = (
+                f"the first of {length} equal tokens weighs the last one more than "
+                f"itself"
+            )
+            script.assert_true(f"({first}[:, 0] > {first}[:, -1]).all()", message)
         ratio = script.assign("ratio", f"{last}[:, 1:] / {last}[:, :-1]")
         message = "the weights of equal tokens do not fall by a constant factor"
         claim = (

@@ -1085,6 +1085,22 @@ def merge_heads(x: Tensor, layout: str) -> Tensor:
     return x.permute(["bld".index(axis) for axis in layout]) if "b" in layout else x[0]
 
 
+def distance_encoding(length: int, width: int) -> Tensor:
+    r"""Sines and cosines of the distances from `length - 1` down to `1 - length`.
+
+    Transformer-XL and speech models get them as `[1, 2 * length - 1, width]`.
+
+    Source: [Dai et al. 2019](https://arxiv.org/abs/1901.02860), appendix B.
+
+    >>> distance_encoding(3, 2)[0, :, 0].sign()
+    tensor([ 1.,  1.,  0., -1., -1.])
+    """
+    distances = torch.arange(length - 1, -length, -1.0)
+    frequencies = 10000 ** (-torch.arange((width + 1) // 2) / ((width + 1) // 2))
+    angles = distances[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[None, :, :width]
+
+
 def reference_attention(
     query: Tensor,
     key: Tensor,

@@ -794,8 +794,31 @@ class PointsOfColumns(SelfAttention):
         return super().score(q, k) + self.bias.permute(0, 3, 1, 2)
 
 
+class TokensOfWrongBatch(nn.Module):
+    """Input and output are (batch_size, seq_length, hidden_dim)."""
+
+    batch_first = False
+
+    def __init__(self, num_heads: int = 4, hidden_dim: int = 32) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_dim)
+        self.attention = nn.MultiheadAttention(
+            hidden_dim, num_heads, batch_first=self.batch_first
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.norm(input)
+        y: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return input + y
+
+
+class TokensOfRightBatch(TokensOfWrongBatch):
+    batch_first = True
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (TokensOfWrongBatch, {}),
         (BlockOfTowerAcrossBatch, {}),
         (ForecastOfMixedVariables, {}),
         (SeriesOfOneTime, {}),
@@ -837,6 +860,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", TokensOfRightBatch),
     ("batch_independence", MeanOfGraph),
     ("batch_independence", BlockOfTower),
     ("batch_independence", FeaturesOfEdges),

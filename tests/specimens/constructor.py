@@ -367,8 +367,77 @@ class HidesKeyAtEnd(HidesKeyInFront):
         return (0, 1)
 
 
+@dataclass
+class SharedArgs:
+    dim: int = 24
+    n_heads: int = 6
+    n_kv_heads: int | None = None
+
+
+class MaskOfStackedHeads(nn.Module):
+    """Causal; with one head of keys, the queries of all heads are one sequence."""
+
+    def __init__(self, args: SharedArgs = SharedArgs()) -> None:  # noqa: B008
+        super().__init__()
+        self.heads, self.kv_heads = args.n_heads, args.n_kv_heads or args.n_heads
+        self.d_k = args.dim // args.n_heads
+        self.query = nn.Linear(args.dim, args.dim)
+        self.key_value = nn.Linear(args.dim, 2 * self.kv_heads * self.d_k)
+        self.out = nn.Linear(args.dim, args.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        keys_values = self.key_value(x).unflatten(-1, (2, self.kv_heads, -1))
+        k, v = keys_values.permute(2, 0, 3, 1, 4)
+        mask = torch.ones(2 * x.shape[1:2], dtype=torch.bool, device=x.device).tril()
+        attend = nn.functional.scaled_dot_product_attention
+        if self.kv_heads == 1:
+            joined = q.flatten(1, 2)
+            y = attend(joined, k[:, 0], v[:, 0], self.of_all_heads(mask)).view(q.shape)
+        else:
+            k, v = (t.repeat_interleave(self.heads // self.kv_heads, 1) for t in (k, v))
+            y = attend(q, k, v, mask)
+        joined = self.out(y.transpose(1, 2).flatten(2))
+        return joined
+
+    def of_all_heads(self, mask: Tensor) -> Tensor:
+        return mask.repeat_interleave(self.heads, 0)
+
+
+class MaskOfEachHead(MaskOfStackedHeads):
+    def __init__(self, args: SharedArgs = SharedArgs()) -> None:  # noqa: B008
+        super().__init__(args)
+
+    def of_all_heads(self, mask: Tensor) -> Tensor:
+        return mask.repeat(self.heads, 1)
+
+
+class DividedByLayer(Correct):
+    """Scores are divided by the number of the layer, and multiplied by it later."""
+
+    always = False
+
+    def __init__(self, d_model: int, heads: int, layer_number: int = 1) -> None:
+        super().__init__(d_model, heads)
+        self.layer_number = layer_number
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) / self.layer_number
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if self.always or mask is not None:
+            scores = scores * self.layer_number
+        return super().weigh(scores, mask)
+
+
+class MultipliedByLayer(DividedByLayer):
+    always = True
+
+
 VIOLATING: Violations = {
+    "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (DividedByLayer, {}),
         (FlagBesideMask, {}),
         (ExactWindowShowsFuture, {}),
         (ShiftsOtherWindows, {}),
@@ -387,6 +456,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("causality", MaskOfEachHead),
+    ("constructor_options", MultipliedByLayer),
     ("constructor_options", ExactWindow),
     ("constructor_options", ShiftsByOption),
     ("constructor_options", RotaryOfPairs),

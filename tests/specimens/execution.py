@@ -974,11 +974,39 @@ class ResetForgetsTokensOnly(Correct):
         return super().forward(x, memory, memory)
 
 
+def attend_in_rows(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False, corner: str = "last"
+) -> Tensor:
+    """Attention to `[batch, heads, length, features]`; without gradients, row by row.
+
+    The last query is aligned with the last key.
+    """
+    shift = k.shape[2] - q.shape[2]
+    ones = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    if torch.is_grad_enabled():
+        mask = ones.tril(shift) if causal else ones
+        return nn.functional.scaled_dot_product_attention(q, k, v, mask)
+    mask = ones.tril(shift if corner == "last" else 0) if causal else ones
+    rows = [
+        nn.functional.scaled_dot_product_attention(q[:, :, [n]], k, v, mask[n : n + 1])
+        for n in range(q.shape[2])
+    ]
+    return torch.cat(rows, dim=2)
+
+
+def attend_in_first_rows(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = False
+) -> Tensor:
+    """Attention to `[batch, heads, length, features]`, in rows without gradients."""
+    return attend_in_rows(q, k, v, causal, corner="first")
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
     ],
     "eval_matches_train": [
+        (attend_in_first_rows, {}),
         (HidesFutureInKernelOnly, {}),
         (HalvesInTraining, {}),
         (HalvesWithGradients, {}),
@@ -1064,6 +1092,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("eval_matches_train", attend_in_rows),
     ("deterministic", ItemsOfSession),
     ("deterministic", ReadingsObserved),
     ("dtype_and_device", Spectra),

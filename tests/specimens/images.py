@@ -341,7 +341,52 @@ class FramesByChannels(SelfAttention):
         return video.reshape(b * t, c, -1).mT
 
 
+class RowsByHeight(nn.Module):
+    """Rotary attention over `(batch, channels, height, width)`.
+
+    The first half of each head is rotated by the row of a pixel, the other by its
+    column; a head has `num_head_channels`.
+    """
+
+    def __init__(self, channels: int = 32, num_head_channels: int = 16) -> None:
+        super().__init__()
+        self.width = num_head_channels
+        self.norm = nn.GroupNorm(8, channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        b, c, h, w = hidden_states.shape
+        qkv = self.qkv(self.norm(hidden_states)).view(
+            b, 3, c // self.width, self.width, h * w
+        )
+        q, k, v = qkv.mT.unbind(1)
+        number = torch.arange(h * w, device=q.device)
+        side = self.side(h, w)
+        places = torch.stack([number // side, number % side], dim=-1)
+        frequencies = 0.1 ** torch.arange(self.width // 4, device=q.device)
+        angles = (places[..., None] * frequencies).flatten(1)
+        turns = torch.polar(torch.ones_like(angles), angles)
+        q, k = (self.rotate(x, turns) for x in (q, k))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        joined: Tensor = self.out(y.mT.reshape(b, c, h, w))
+        return joined
+
+    def rotate(self, x: Tensor, turns: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+    def side(self, height: int, width: int) -> int:
+        return height
+
+
+class RowsByWidth(RowsByHeight):
+    def side(self, height: int, width: int) -> int:
+        return width
+
+
 VIOLATING: Violations = {
+    "relative_positions": [(RowsByHeight, {})],
     "frames_in_place": [
         (PlacesOverTimeViewed, {}),
     ],
@@ -371,6 +416,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_positions", RowsByWidth),
     ("pixels_in_place", PairsOfEndingNodes),
     ("frames_in_place", PlacesOverTime),
     ("image_windows", ShiftedSequence),

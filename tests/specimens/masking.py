@@ -1143,6 +1143,55 @@ class MeansOverPadding(RelativeLengths):
         return tokens * tokens.mean(dim=1, keepdim=True)
 
 
+class ClipsHiddenScores(nn.Module):
+    """A pointer network: the probability of each node to be the next.
+
+    Infeasible nodes have the probability 0.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+
+    def forward(self, context: Tensor, nodes: Tensor, mask: Tensor) -> Any:
+        """The mask is `[batch, steps, nodes]`, True for infeasible nodes."""
+        return self.choose(self.query(context) @ self.key(nodes).mT, mask)
+
+    def choose(self, scores: Tensor, mask: Tensor) -> Tensor:
+        scores = scores.masked_fill(mask, -torch.inf)
+        return (4 * torch.tanh(scores)).softmax(dim=-1)
+
+
+class HidesClippedScores(ClipsHiddenScores):
+    def choose(self, scores: Tensor, mask: Tensor) -> Tensor:
+        scores = 4 * torch.tanh(scores)
+        dead = mask.all(-1, keepdim=True)
+        scores = scores.masked_fill(mask & ~dead, -torch.inf)
+        return scores.softmax(dim=-1).masked_fill(dead, 0.0)
+
+
+class GlobalTokensWithPadding(Correct):
+    """The mask has 0 for padding, 1 for local and 2 for global attention."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        if mask is None:
+            mask = torch.ones(x.shape[:2], device=x.device)
+        local = super().forward(x, x, x, (mask > 0)[:, None].expand(-1, x.shape[1], -1))
+        all_tokens = super().forward(x, x, x, self.seen(mask))
+        return torch.where((mask > 1)[..., None], all_tokens, local)
+
+    def seen(self, mask: Tensor) -> Tensor:
+        return torch.ones_like(mask, dtype=torch.bool)[:, None].expand(
+            -1, mask.shape[1], -1
+        )
+
+
+class GlobalTokensWithoutPadding(GlobalTokensWithPadding):
+    def seen(self, mask: Tensor) -> Tensor:
+        return (mask > 0)[:, None].expand(-1, mask.shape[1], -1)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1158,6 +1207,8 @@ VIOLATING: Violations = {
         (LeaksGradient, CAUSAL),
     ],
     "padding": [
+        (GlobalTokensWithPadding, {}),
+        (ClipsHiddenScores, {}),
         (AddsOnesAndZeros, {}),
         (InterestInOneMore, {}),
         (NodesOfTourLimitedLast, {}),
@@ -1229,6 +1280,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("key_permutation", HidesClippedScores),
+    ("padding", HidesClippedScores),
+    ("padding", GlobalTokensWithoutPadding),
     ("longer_padding", PooledByLengths),
     ("large_scores", PooledByLengths),
     ("padding", AgesOfClicks),
@@ -1279,6 +1333,8 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("allowed_keys_attended", HidesClippedScores, "its outputs are weights"),
+    ("long_sequences", HidesClippedScores, "its outputs are weights"),
     ("causality", CausalInFrames, "is not causal"),
     ("padding", PoolsPatchesOfFrames, "no mask that could hide keys"),
     ("padding", LocalAndGlobal, "no mask that could hide keys"),

@@ -506,6 +506,21 @@ class MonotonicPlaces(Correct):
         return torch.stack(weights, dim=-2)
 
 
+class ChannelsAsCh(nn.Module):
+    """Non-local block of `(batch, channels, height, width)` with 8 n channels."""
+
+    def __init__(self, ch: int) -> None:
+        super().__init__()
+        self.theta = nn.Conv2d(ch, ch // 8, 1)
+        self.phi = nn.Conv2d(ch, ch // 8, 1)
+        self.values = nn.Conv2d(ch, ch, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.theta(x).flatten(2).mT @ self.phi(x).flatten(2)
+        y = self.values(x).flatten(2) @ scores.softmax(dim=-1).mT
+        return x + y.view_as(x)
+
+
 VIOLATING: Violations = {
     "pairs_of_queries": [
         (PairsOfKeys, {}),
@@ -541,6 +556,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("key_permutation", ChannelsAsCh),
     ("pairs_of_queries", PairsOfQueries),
     ("key_permutation", BesideClassToken),
     ("query_independence", packed_attention),

@@ -902,6 +902,51 @@ class ChunksWithAllPast(Correct):
         return super().score(q, k) + self.relative_bias(distances).permute(2, 0, 1)
 
 
+class DistancesOfCaller(nn.Module):
+    """Attention to relative positions, as by ESPnet."""
+
+    def __init__(self, n_head: int, n_feat: int) -> None:
+        super().__init__()
+        self.h = n_head
+        self.linear_qkv = nn.ModuleList(nn.Linear(n_feat, n_feat) for _ in range(3))
+        self.linear_pos = nn.Linear(n_feat, n_feat, bias=False)
+        self.linear_out = nn.Linear(n_feat, n_feat)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor
+    ) -> Tensor:
+        """The mask is (#batch, 1, time1), zero where not to attend."""
+        q, k, v, p = (
+            part(x).unflatten(-1, (self.h, -1)).transpose(1, 2)
+            for part, x in zip(
+                [*self.linear_qkv, self.linear_pos],
+                (query, key, value, pos_emb),
+                strict=True,
+            )
+        )
+        scores = (q @ k.mT + self.shift(q @ p.mT)) / q.shape[-1] ** 0.5
+        hidden = mask[:, None].eq(0)
+        least = torch.finfo(scores.dtype).min
+        weights = scores.masked_fill(hidden, least).softmax(dim=-1)
+        context = weights.masked_fill(hidden, 0.0) @ v
+        joined: Tensor = self.linear_out(context.transpose(1, 2).flatten(2))
+        return joined
+
+    def shift(self, scores: Tensor) -> Tensor:
+        length = scores.shape[2]
+        places = torch.arange(length, device=scores.device)
+        distances = places[:, None] - places
+        index = (length - 1 - distances).expand(*scores.shape[:3], -1)
+        return scores.gather(-1, index)
+
+
+class PlacesOfCaller(DistancesOfCaller):
+    """The encoding of distances is not shifted for each query."""
+
+    def shift(self, scores: Tensor) -> Tensor:
+        return scores[..., : scores.shape[2]]
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (DistancesWithoutSign, {}),
@@ -928,6 +973,7 @@ VIOLATING: Violations = {
         (SteepSlopes, {"positions": "alibi"}),
     ],
     "relative_positions": [
+        (PlacesOfCaller, {}),
         (RelativeScoresPaddedBehind, {}),
         (RotaryWrongPairs, {"positions": "rotary"}),
         (RotaryWrongPairsWithMask, {"positions": "rotary"}),
@@ -958,6 +1004,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_positions", DistancesOfCaller),
+    ("padding", DistancesOfCaller),
     ("relative_positions", RelativeScores),
     ("linear_bias", AlibiByDistance),
     ("relative_positions", RotatesPatchesOfSquare),
