@@ -1184,16 +1184,24 @@ def assert_scores_independent(script: Script, length: int) -> None:
     assert_shares_equal(script, (before, after), others, message)
 
 
+# The sum of two weights of which the ratio is not compared.
+TINY = 1e-30
+
+
 def assert_shares_equal(
     script: Script, weights: tuple[str, str], others: str, message: str
 ) -> None:
     """The weights at the index `others` have the same ratios to that of the first."""
-    shares = []
+    shares, sums = [], []
     for each in weights:
         part = script.assign("others", f"{each}{others}")
         # Of a key that is hidden the share is 0, and between two of them unknown.
         share = f"({part} / ({part} + {part}[..., :1])).nan_to_num()"
         shares.append(script.assign("share", share))
+        sums.append(f"({part} + {part}[..., :1] < {TINY})")
+    # Numbers that small are rounded to few digits, or to zero.
+    both = f"({' | '.join(sums)})"
+    shares = [script.assign("share", f"{s}.masked_fill({both}, 0.0)") for s in shares]
     tolerance = max(1e-3, 32 * torch.finfo(script.dtype).eps)
     claim = f"({shares[1]} - {shares[0]}).abs().max() <= {tolerance}"
     script.assert_true(claim, message)

@@ -57,6 +57,7 @@ def batch_independence(script: Script) -> None:
     for allowed, mask in item_masks(script):
         script.restart()
         assert_items_equal_alone(script, allowed, mask)
+    assert_odd_heads_equal_alone(script)
     assert_mask_is_shared(script)
     assert_long_items_equal_alone(script)
     if script.adapter.image.startswith("frames"):
@@ -276,7 +277,9 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         return
     given = script.random_tensor(argument, *value.shape)
     if value.is_floating_point():
-        yield given
+        is_box = value.shape[-1] == 4 and documented.BOXES_PATTERN.search(argument)
+        boxes = f"{given}.abs().cumsum(-1)"
+        yield script.assign(argument, boxes) if is_box else given
         return
     if argument in script.adapter.position_args:
         return  # numbers of positions
@@ -289,6 +292,22 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
         units = f"torch.arange(1, {batch_size + 1}){script.to_device()}.view{axes}"
         yield script.assign(argument, f"({given} * {units}).to({value.dtype})")
     yield script.assign(argument, f"({given}).to({value.dtype})")
+
+
+# Heads that no number of a chunk or a slice of them divides.
+ODD_HEADS = 5
+
+
+def assert_odd_heads_equal_alone(script: Script) -> None:
+    """The same for an odd number of heads: those of all items may be cut in slices."""
+    usual, group_size = script.sizes, script.adapter.group_size
+    if script.adapter.fixed_size or "{heads}" not in str(script.adapter.init_args):
+        return
+    script.sizes = replace(usual, heads=ODD_HEADS * group_size)
+    with script.attempt():  # widths may have to be powers of two
+        script.restart()
+        assert_items_equal_alone(script, script.all_allowed(script.sizes.k_len), None)
+    script.sizes = usual
 
 
 def assert_mask_is_shared(script: Script) -> None:

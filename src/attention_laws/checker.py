@@ -549,7 +549,7 @@ def check_law(
         except LawViolation as violation:
             # A wrong output is more informative than an exception: try other sizes,
             # too.
-            is_wrong_output = not exception_text(violation)
+            is_wrong_output = not violation.message.startswith("raises ")
             if found is None or is_wrong_output:
                 found = sizes, violation
             if is_wrong_output:
@@ -626,7 +626,7 @@ def shrink(
             try:
                 attempt(smaller)
             except LawViolation as still:
-                if exception_text(still) == exception_text(violation):
+                if kind_of(still) == kind_of(violation):
                     sizes, violation, progress = smaller, still, True
                     break
             except Exception:
@@ -635,10 +635,11 @@ def shrink(
     return sizes, violation
 
 
-def exception_text(violation: LawViolation) -> str:
-    """The exception that was raised, without sizes; empty for a wrong output."""
-    message = violation.message if violation.message.startswith("raises ") else ""
-    return re.sub(r"\d+", "", message)
+def kind_of(violation: LawViolation) -> str:
+    """The exception that was raised, without sizes; else, the first word."""
+    is_exception = violation.message.startswith("raises ")
+    words = violation.message if is_exception else violation.message.split()[0]
+    return re.sub(r"\d+", "", words)
 
 
 def import_line(attention: Any, name: str) -> str:

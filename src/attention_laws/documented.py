@@ -57,6 +57,8 @@ HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 CHANNELS_PATTERN = re.compile(
     "(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.IGNORECASE
 )
+# Left, top, right and bottom side, where a side is behind the one across.
+BOXES_PATTERN = re.compile(r"box(es)?$|^(bb?|box)(x|xs|oxes)$")
 TYPE_PATTERN = re.compile(r"torch|[Tt]ensor|\b(int|float|bool|str|None|optional)")
 
 
@@ -446,8 +448,13 @@ def place_of_dropout(target: Any) -> str:
     ...     "Returns the output and the attention weights (before dropout)."
     >>> place_of_dropout(attend)
     'before'
+    >>> attend.__doc__ = "The weights used to compute the weighted average of values."
+    >>> place_of_dropout(attend)
+    'after'
     """
     text = in_one_line(docstrings(target))
+    if re.search(r"\bweights\b[^.]*\bused to compute the weighted (average|sum)", text):
+        return "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
     )
@@ -787,6 +794,8 @@ def template(
     equal = {"{batch_size}"} | counts - {shape[-1]}
     first = ["1" if size in equal else size for size in shape]
     text = f"seeded_randn({seed}, {', '.join(first)}){{dtype}} * {{d_model}} ** -0.5"
+    if last == "4" and BOXES_PATTERN.search(name):
+        text = f"seeded_randn({seed}, {', '.join(first)}).abs().cumsum(-1){{dtype}}"
     if first != shape:
         expanded = [size if size in equal else "-1" for size in shape]
         text = f"({text}).expand({', '.join(expanded)})"

@@ -11,6 +11,7 @@ et al. 2017, section 5.4.
 
 import inspect
 import math
+import re
 from dataclasses import replace
 
 import torch
@@ -87,6 +88,7 @@ def dropout(script: Script) -> None:
     for place in places:
         if changed[place]:
             assert_each_path_drops(script, place)
+    assert_rates_reach_their_places(script, changed)
     if "weights" not in changed.values():
         for place in places:
             found = script.evaluate(f"dropout_names(attention, {place!r})")
@@ -128,6 +130,38 @@ def assert_each_path_drops(script: Script, place: str) -> None:
             script.assign("y", call)  # it may be refused
             message = f"dropout has no effect in training with {what}"
             script.assert_true(f"is_random(lambda: {call})", message)
+
+
+# What dropout changes, by the name of its rate.
+RATES = {
+    "weights": re.compile(r"(^|_)att(entio)?n?_(\w+_)?(drop|p)"),
+    "output": re.compile(r"(^|_)(proj|resid(ual)?|out(put)?|hidden)_(\w+_)?(drop|p)"),
+}
+
+
+def assert_rates_reach_their_places(script: Script, changed: dict[str, str]) -> None:
+    """With a rate named for attention, weights are dropped; others, with another one.
+
+    `changed` has what the dropout at each place of the module changes.
+    """
+    adapter, rates = script.adapter, names.dropout_arguments(script.adapter.target)
+    if {*changed.values()} < {*RATES}:
+        return
+    for name in rates:
+        for expected, pattern in RATES.items():
+            if not pattern.search(name):
+                continue
+            init_args = {**adapter.init_args, **rates, name: "0.5"}
+            script.adapter = replace(adapter, init_args=init_args)
+            script.restart("train", dropout=None)
+            reached = script.evaluate("active_dropout(attention)")
+            found = {changed.get(place) for place in reached}
+            if found & {*RATES} and expected not in found:
+                other = "output" if expected == "weights" else "weights"
+                message = f"`{name}` drops the {other}, and not the {expected}"
+                claim = f"active_dropout(attention) != {reached}"
+                script.assert_true(claim, message)
+    script.adapter = adapter
 
 
 def assert_draws_have_an_effect(script: Script) -> None:
@@ -452,7 +486,10 @@ def has_several_attentions(script: Script) -> bool:
         args = script.make_arguments()
         script.call(args)
     of_heads = script.sizes.heads * args.allowed.numel()
-    count: int = sum(weights.numel() for weights, _ in recorder.found)
+    found = [weights for weights, _ in recorder.found]
+    # A router has fewer axes: it chooses heads for each token.
+    axes = max((weights.dim() for weights in found), default=0)
+    count: int = sum(w.numel() for w in found if w.dim() == axes)
     return count > of_heads
 
 
@@ -667,9 +704,15 @@ def assert_keys_drop_apart(script: Script, y: str, place: str) -> None:
     """
     adapter, heads = script.adapter, script.sizes.heads
     few_keys = {"compression", "convolution", "selection"}
+    if "h" in adapter.layout and script.sizes.k_len > 1 and adapter.layout[-1] == "d":
+        # The heads are apart, and all that a head can lose at once is the whole.
+        claim = f"count_outcomes({y}[:, -1, 0]) > 2"
+        message = "a query loses all weights of a head at once"
+        if script.evaluate(claim) or last_query_sees_all(script, place):
+            script.assert_true(claim, message)
+        return
     if (
-        "h" in adapter.layout
-        or adapter.is_pooled
+        adapter.is_pooled
         or heads == 1
         or script.sizes.d_k == 1
         or documented.drops_alike_in_heads(adapter.target)

@@ -51,7 +51,7 @@ def gradients(script: Script) -> None:
     if it computes them again. A backward pass in blocks has to add up their parts,
     which a long sequence shows, and to align a causal mask as the forward pass does,
     which fewer queries than keys show. A bias that is given with each call may be
-    learned, too.
+    learned, too, and coordinates may be predicted.
     """
     is_detached = "detach" in structure.identifiers(script.adapter.target)
     if "features" in script.adapter.designs and not script.insist:
@@ -107,14 +107,18 @@ def needs_float32(script: Script, allowed: Tensor, mask: MaskArgument | None) ->
 def assert_biases_have_gradients(script: Script) -> None:
     """Other tensors of numbers, such as a bias, receive a gradient if they matter.
 
-    They do if a small change of them changes the output, and a smaller one less: that
-    of a number which is compared with a threshold, or rounded, does not.
+    It is finite, also that of coordinates, in which a token has no distance to itself.
+    They matter if a small change of them changes the output, and a smaller one less:
+    that of a number which is compared with a threshold, or rounded, does not.
     """
     script.restart()
     length = script.sizes.k_len
     args = script.make_arguments(script.all_allowed(length, length))
     sized = script.sized_arguments(args, 0, [*args.inputs])
-    texts = {n: text for n, text in sized.items() if n in script.adapter.extra_args}
+    positions = script.adapter.position_args
+    # Positions that are numbers beyond those of a sequence are coordinates.
+    points = {name for name, text in positions.items() if "%" in text}
+    texts = {n: text for n, text in sized.items() if n not in {*positions} - points}
     for mask in script.adapter.masks:
         if mask.kind.startswith("additive") and "bias" in mask.name:
             encoded = script.encode_mask(args.allowed | True, mask)
@@ -142,6 +146,9 @@ def assert_biases_have_gradients(script: Script) -> None:
                 grad = script.gradient(one, bias)
                 message = f"`{argument}` changes the output, and receives no gradient"
                 script.assert_true(f"{grad}.any()", message)
+                script.assert_finite(
+                    grad, f"the gradient of `{argument}` is not finite"
+                )
 
 
 def assert_gradients_of_few_queries_are_slopes(script: Script) -> None:

@@ -111,7 +111,9 @@ def infer_masks(probe: CallProbe) -> None:
 
 
 # What is added to the scores, in words and numbers.
-ADDED_PATTERN = r"\b(added|additive|bias|[Ff]loat\w*|inf|infinity|large|negative)\b"
+ADDED_PATTERN = (
+    r"\b(added|additive|bias|[Ff]loat\w*|inf|infinity|finfo|large|lowest|negative)\b"
+)
 OPPOSITES = {
     "attend": "ignore",
     "ignore": "attend",

@@ -141,6 +141,20 @@ def dropout_places(module: nn.Module) -> list[str]:
     return list(dict.fromkeys(place_of(name) for name in names))
 
 
+def active_dropout(module: nn.Module) -> list[str]:
+    r"""The places whose dropout probability is above zero.
+
+    >>> active_dropout(nn.ModuleDict({"a": nn.Dropout(0.0), "b": nn.Dropout(0.5)}))
+    ['b']
+    """
+    found = [
+        place_of(path)
+        for path, part in module.named_modules()
+        if any(getattr(part, n) != float(is_kept(n)) for n in probabilities(part))
+    ]
+    return list(dict.fromkeys(found))
+
+
 def place_of(name: str) -> str:
     """The name of a submodule, with a star for each number in it."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

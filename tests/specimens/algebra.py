@@ -1426,6 +1426,39 @@ class BondsOfAtoms(SelfAttention):
         return Correct.forward(self, x, x, x, mask)
 
 
+class ReturnsProbabilities(SelfAttention):
+    """Returns the output and the weights `(batch, heads, queries, keys)`.
+
+    These weights are used to compute the weighted average in the heads.
+    """
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        used = self.dropout(weights)
+        return self.join(used @ v), self.shown(weights, used)
+
+    def shown(self, weights: Tensor, used: Tensor) -> Tensor:
+        return weights
+
+
+class ReturnsDroppedProbabilities(ReturnsProbabilities):
+    def shown(self, weights: Tensor, used: Tensor) -> Tensor:
+        return used
+
+
+class SharpCosines(SelfAttention):
+    """Cosine attention, with scores of up to 100."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.temperature = nn.Parameter(torch.full((heads, 1, 1), 0.1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+        return q @ k.mT / self.temperature.clamp(min=0.01)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1436,6 +1469,7 @@ VIOLATING: Violations = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (ReturnsProbabilities, {}),
         (MixesHeadsBehindShown, {}),
         (WeightsWithoutPairFeatures, {}),
         (WeightsWithoutLastWord, {}),
@@ -1497,6 +1531,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", ReturnsDroppedProbabilities),
+    ("score_independence", SharpCosines),
     ("weights_match_output", ShowsIfAsked),
     ("allowed_keys_attended", DetachedMemory),
     ("rows_sum_to_one", FeaturesOfEdges),

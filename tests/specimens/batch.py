@@ -816,8 +816,50 @@ class TokensOfRightBatch(TokensOfWrongBatch):
     batch_first = True
 
 
+class SlicesOfHeads(SelfAttention):
+    """Heads of all items are computed in slices of half the heads."""
+
+    rounded_up = False
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        size, rows = max(1, self.heads // 2), weights.flatten(0, 1)
+        count = (len(rows) + (size - 1) * self.rounded_up) // size
+        context = torch.zeros_like(v.flatten(0, 1))
+        for n in range(count):
+            part = slice(n * size, (n + 1) * size)
+            context[part] = rows[part] @ v.flatten(0, 1)[part]
+        return context.view(v.shape)
+
+
+class SlicesOfAllHeads(SlicesOfHeads):
+    rounded_up = True
+
+
+class BoxesOfAllImages(SelfAttention):
+    """Objects of an image. x: (B, N, D); bxs: (B, N, 4), x1, y1, x2, y2 in pixels."""
+
+    axes: tuple[int, ...] = (0, 1)
+
+    def forward(self, x: Tensor, bxs: Tensor) -> Any:  # type: ignore[override]
+        extent = bxs[..., 2:].amax(self.axes, keepdim=True).clamp(min=1e-3)
+        centers = (bxs[..., :2] + bxs[..., 2:]) / 2 / extent
+        distances = (centers[:, :, None] - centers[:, None]).abs().sum(-1)
+        sizes = ((bxs[..., 2:] - bxs[..., :2]) / extent).sum(-1)[:, None]
+        self.distances = (distances + sizes)[:, None]
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) - self.distances
+
+
+class BoxesOfEachImage(BoxesOfAllImages):
+    axes = (1,)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (BoxesOfAllImages, {}),
+        (SlicesOfHeads, {}),
         (TokensOfWrongBatch, {}),
         (BlockOfTowerAcrossBatch, {}),
         (ForecastOfMixedVariables, {}),
@@ -860,6 +902,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", SlicesOfAllHeads),
+    ("batch_independence", BoxesOfEachImage),
+    ("half_precision", BoxesOfEachImage),
     ("batch_independence", TokensOfRightBatch),
     ("batch_independence", MeanOfGraph),
     ("batch_independence", BlockOfTower),

@@ -694,8 +694,84 @@ class DelaysOfSeries(Correct):
         )
 
 
+class RatesSwapped(SelfAttention):
+    """`attn_drop` is the rate of the weights, `proj_drop` that of the output."""
+
+    def __init__(
+        self, d_model: int, heads: int, attn_drop: float = 0.0, proj_drop: float = 0.0
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Dropout(self.of_weights(attn_drop, proj_drop))
+        self.last = nn.Dropout(self.of_weights(proj_drop, attn_drop))
+
+    def of_weights(self, own: float, other: float) -> float:
+        return other
+
+    def join(self, context: Tensor) -> Tensor:
+        return self.last(super().join(context))
+
+
+class RatesInPlace(RatesSwapped):
+    def of_weights(self, own: float, other: float) -> float:
+        return own
+
+
+class RoutesAndDropsHeads(SelfAttention):
+    """A router weighs the heads; in training, whole heads are dropped."""
+
+    def __init__(self, d_model: int, heads: int, head_drop: float = 0.25) -> None:
+        super().__init__(d_model, heads)
+        self.head_drop = head_drop
+        self.dropout = nn.Dropout(0.0)
+        self.router = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:
+        self.gates = self.router(x).softmax(dim=-1).mT[..., None]
+        return super().forward(x)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        context = super().read(weights, v) * self.gates
+        if not self.training:
+            return context
+        kept = torch.rand(*context.shape[:2], 1, 1) >= self.head_drop
+        return self.rescale(context * kept)
+
+    def rescale(self, context: Tensor) -> Tensor:
+        return context
+
+
+class RoutesAndRescalesHeads(RoutesAndDropsHeads):
+    def rescale(self, context: Tensor) -> Tensor:
+        return context / (1 - self.head_drop)
+
+
+def drop_queries(
+    q: Tensor, k: Tensor, v: Tensor, p: float = 0.1, training: bool = False
+) -> Tensor:
+    """Attention to `[batch, heads, length, features]`; one mask for all queries."""
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)
+    if training and p > 0:
+        kept = torch.rand(*weights.shape[:3], 1) >= p
+        weights = weights * kept / (1 - p)
+    return weights @ v
+
+
+def drop_keys_of_all(
+    q: Tensor, k: Tensor, v: Tensor, p: float = 0.1, training: bool = False
+) -> Tensor:
+    """Attention to `[batch, heads, length, features]`; one mask for all queries."""
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)
+    if training and p > 0:
+        kept = torch.rand(*weights.shape[:2], 1, weights.shape[3]) >= p
+        weights = weights * kept / (1 - p)
+    return weights @ v
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (drop_queries, {}),
+        (RoutesAndDropsHeads, {}),
+        (RatesSwapped, {}),
         (DropsScoresBehindNorm, {}),
         (DropsRowsForColumns, {}),
         (DropsScores, {}),
@@ -728,6 +804,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", RatesInPlace),
+    ("dropout", RoutesAndRescalesHeads),
+    ("dropout", drop_keys_of_all),
     ("dropout", TimeSeriesEncoder),
     ("dropout", DropsColumns),
     ("dropout", FeedForwardFirst),

@@ -692,8 +692,27 @@ class LogProbabilities(SelfAttention):
         return y.masked_fill(~is_possible, torch.finfo(y.dtype).min)
 
 
+class DistanceWithoutFloor(SelfAttention):
+    """Atoms at coordinates `pos`, (batch, atoms, 3), attend to those nearby."""
+
+    least = 0.0
+
+    def forward(self, x: Tensor, pos: Tensor) -> Any:  # type: ignore[override]
+        squares = (pos[:, :, None] - pos[:, None]).square().sum(dim=-1)
+        self.distances = squares.clamp(min=self.least).sqrt()[:, None]
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) - self.distances
+
+
+class DistanceWithFloor(DistanceWithoutFloor):
+    least = 1e-12
+
+
 VIOLATING: Violations = {
     "gradients": [
+        (DistanceWithoutFloor, {}),
         (DetachesQueries, {}),
         (RecomputesOtherDropout, {}),
         (GainsOfOwnBackward, {}),
@@ -714,6 +733,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("gradients", DistanceWithFloor),
     ("gradients", DropsKeysOfScores),
     ("parameter_gradients", NoiseOfLearnedScale),
     ("parameter_gradients", SearchesTokens),

@@ -1192,6 +1192,21 @@ class GlobalTokensWithoutPadding(GlobalTokensWithPadding):
         return (mask > 0)[:, None].expand(-1, mask.shape[1], -1)
 
 
+class AddsExtendedMask(SelfAttention):
+    """T5's. `mask`: the extended mask, 0 where visible and finfo(dtype).min elsewhere.
+
+    It is added to the bias of positions.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        self.extended = mask
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q @ k.mT
+        return scores if self.extended is None else scores + self.extended
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1280,6 +1295,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", AddsExtendedMask),
     ("key_permutation", HidesClippedScores),
     ("padding", HidesClippedScores),
     ("padding", GlobalTokensWithoutPadding),
