@@ -320,7 +320,7 @@ def encodings_of(name: str, encoding: str) -> Iterator[MaskArgument]:
     kinds = [kind] if kind else ["attend", "ignore", "attend_int", "additive"]
     if not kind and names.CAUSAL_PATTERN.match(name):
         kinds = ["causal"]
-    elif not kind and "mask" not in name and "len" in name:
+    elif not kind and "mask" not in name and names.LENGTHS_PATTERN.search(name):
         kinds = ["lengths", "relative_lengths"]
     for each in kinds:
         of_numbers = {"lengths": ("bq", "b"), "relative_lengths": ("b",)}

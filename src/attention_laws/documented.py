@@ -27,7 +27,7 @@ from attention_laws.source import source_of
 
 # The shapes of arguments in a docstring or a comment: "query, key: tensors [b, n, d]".
 SHAPE_PATTERN = re.compile(
-    r"((?:\w+[`*]*, )*\w+)[`*]*(?: \([^()]*\))? ?: ?(?:[^:;()\[\]\n]*[ `])?"
+    r"((?:\w+\*{0,2}, )*\w+)\*{0,2}(?: \([^()]*\))? ?: ?(?:[^:;()\[\]\n]* )?"
     r"[\[(]((?:[\w*. /]+, ?)*[\w*. /]+),?[\])]"
 )
 NO_FLOATS = (MASK_PATTERN, POSITION_PATTERN, INTEGERS_PATTERN)
@@ -50,7 +50,11 @@ INPUT_PATTERN = re.compile(
 PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
 # The same in a sentence, if batch items come first: "Of x (B, N, D) and y (B, M, D)".
 SENTENCE_PATTERN = re.compile(
-    r"\b(\w+)[`*]* [\[(]((?:[Bb]|bsz?|[Bb]atch\w*)(?:, ?[\w*. /]+)+)[\])]"
+    r"\b(\w+)\** [\[(]((?:[Bb]|bsz?|[Bb]atch\w*|(?:n|num)_\w+)(?:, ?[\w*. /]+)+)[\])]"
+)
+# The same in a comment: "x: b n d".
+LETTERS_PATTERN = re.compile(
+    r"# *(\w+): ((?:[a-zA-Z]\w? )+[a-zA-Z]\w?)(?=$|[,.;])", re.MULTILINE
 )
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
@@ -96,10 +100,11 @@ def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     """The documented shapes of arguments, of masks and of positions, too."""
     found: dict[str, tuple[str, ...]] = {}
     arguments = parameters_by_name(target)
-    for text in documentation(target):
+    for text in (each.replace("`", "") for each in documentation(target)):
         products = [
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
+        products += [(n, p.replace(" ", ",")) for n, p in LETTERS_PATTERN.findall(text)]
         others = [*COLUMNS_PATTERN.findall(text), *products]
         others += NUMPY_PATTERN.findall(text) + SENTENCE_PATTERN.findall(text)
         for written, shape in [*SHAPE_PATTERN.findall(text), *others]:
@@ -128,8 +133,10 @@ def is_mask_of(target: Any, mask: str, context: str) -> bool:
 
 
 def docstrings(target: Any) -> list[str]:
-    """The docstrings of a class and its `forward`."""
+    """The docstrings of a class, its constructor and its `forward`."""
     functions = [target, getattr(target, "forward", None)]
+    if isinstance(target, type):
+        functions.append(vars(target).get("__init__"))
     return [inspect.getdoc(each) or "" for each in functions if each is not None]
 
 
@@ -428,7 +435,11 @@ def has_scale_of_its_own(target: Any) -> bool:
     >>> has_scale_of_its_own(attend)
     True
     """
-    return says(target, r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b")
+    return says(
+        target,
+        r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b|\blog\(\w+\) ?/ ?log\("
+        r"|\blog-?length\b|\blogarithm of (the|its) (length|number)",
+    )
 
 
 def drops_alike_in_heads(target: Any) -> bool:

@@ -50,8 +50,8 @@ def gradients(script: Script) -> None:
     In training, the backward pass must have the dropout masks of the forward pass, even
     if it computes them again. A backward pass in blocks has to add up their parts,
     which a long sequence shows, and to align a causal mask as the forward pass does,
-    which fewer queries than keys show. A bias that is given with each call may be
-    learned, too, and coordinates may be predicted.
+    which fewer queries than keys show. A single query has a gradient, too. A bias that
+    is given with each call may be learned, and coordinates may be predicted.
     """
     is_detached = "detach" in structure.identifiers(script.adapter.target)
     if "features" in script.adapter.designs and not script.insist:
@@ -79,6 +79,7 @@ def gradients(script: Script) -> None:
                 assert_gradients_are_slopes(script, args, seed="torch.manual_seed(0)")
         assert_biases_have_gradients(script)
         assert_gradients_of_few_queries_are_slopes(script)
+        assert_single_query_matters(script)
         if script.adapter.fixed_length is None:
             assert_long_gradients_are_slopes(script)
     finally:
@@ -167,6 +168,24 @@ def assert_gradients_of_few_queries_are_slopes(script: Script) -> None:
             output = script.call(args)
             for name in args.inputs:
                 assert_gradient_is_slope(script, args, output, name)
+
+
+def assert_single_query_matters(script: Script) -> None:
+    """A single query receives a gradient, if several do."""
+    adapter, k_len = script.adapter, script.sizes.k_len
+    if adapter.single_input or adapter.is_pooled or adapter.causal or k_len < 2:
+        return  # a causal one may see the first key only
+    counts, found = (2, 1), []
+    with script.attempt():  # it may need as many queries as keys
+        for count in counts:
+            script.restart()
+            args = script.make_arguments(script.all_allowed(count, k_len))
+            script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+            gradient = script.gradient(script.call(args), args.inputs[0])
+            found.append(bool(script.evaluate(f"{gradient}.any()")))
+        if found == [True, False]:
+            message = "a single query has no influence on its output"
+            script.assert_true(f"{gradient}.any()", message)
 
 
 def assert_long_gradients_are_slopes(script: Script) -> None:

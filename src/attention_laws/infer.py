@@ -1212,9 +1212,18 @@ def infer_positions(
         is_sequence = probe.adapter.single_input and not (probe.adapter.image or length)
         is_relative = is_sequence and structure.is_relative(found)
         is_relative |= "distance_encoding" in str(probe.adapter.extra_args)
+        if positions == "unknown" and isinstance(target, type):
+            positions = structure.positions_named([target.__name__])
         if positions == "unknown" and is_relative:
             positions = "relative"
         return positions, "assumed" if positions == "unknown" else "inferred"
+    # Sines and cosines that have no effect.
+    with CalledFunctions() as functions:
+        script.call(args)
+    if may_encode and {"sin", "cos"} <= {*functions.found}:
+        positions = structure.positions_named(structure.identifiers(target))
+        if positions == "rotary":
+            return positions, "inferred"
     # A table that has no effect.
     if probe.adapter.is_module:
         owned = {*dict(module.named_modules()), *dict(module.named_buffers())}

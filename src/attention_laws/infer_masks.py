@@ -233,9 +233,13 @@ def leaking_masks(
 def may_leak(probe: CallProbe, mask: MaskArgument) -> bool:
     """Whether what leaks may be a mask of the tokens, with a mistake.
 
-    A mask of something else, such as frames, changes the output if it hides nothing.
+    A mask of something else, such as frames, changes the output if it hides nothing,
+    unless it is documented to be one of the tokens.
     """
     is_usual = not re.search("frame|image|media|patch|text|token_type", mask.name)
+    adapter = probe.adapter
+    is_of_tokens = documented.is_mask_of(adapter.target, mask.name, adapter.inputs[0])
+    is_usual |= is_of_tokens and not adapter.is_pooled
     return bool(probe.options.mask) or is_usual or is_neutral(probe, mask)
 
 

@@ -181,7 +181,7 @@ OMISSION_PATTERN = re.compile(r"(^|_)(only|no|without|skip|omit)(_|$)")
 COUNT_PATTERN = re.compile(r"(\w+_)?(n|num|nb)_[a-z_]+s$|[a-z]+_(num|count)$")
 WIDTH_PATTERN = re.compile(
     r"(^|_)(dim|size|width|features|channels|hiddens|planes)(_\w)?$|^dim_[a-z]+$"
-    r"|^(inp|oup|inplanes|ch)$",
+    r"|^(inp|oup|inplanes|ch)$|^(?-i:d[A-Z])$",
     re.IGNORECASE,
 )
 OPTIONAL_WIDTH_PATTERN = re.compile(
@@ -284,6 +284,8 @@ EXTRA_ARGUMENTS = {
         "torch.zeros_like({query})",
         PER_ITEM,
     ],
+    r"senders?": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T[0]"],
+    r"receivers?": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T[1]"],
     r"edge_index": ["torch.cartesian_prod(*[torch.arange({length})] * 2).T"],
     r"(\w+_)?(prev|attention|attn)_(\w+_)?weights(_\w+)?|alignments?": [
         "torch.zeros({batch_size}, {length})",
@@ -323,11 +325,15 @@ INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 MASK_PATTERN = re.compile(
     r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
-    r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?)$"
+    r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?|(\w+_)?exists?)$"
+    r"|^is_(atom|node|object|real|seen|token|word)s?$|^cardinalit(y|ies)$"
+    r"|^(n|num)_(atoms|items|nodes|objects|points|real|regions|tokens|valid|words)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
     r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$|^n(um)?_frames$",
     re.IGNORECASE,
 )
+# A mask that is a number of keys.
+LENGTHS_PATTERN = re.compile("len|cardinalit|^(n|num)_")
 # Marks of the tokens that attend to all others, and are attended to by all.
 GLOBAL_PATTERN = re.compile("global_(att|mask|token)|is_global")
 # What has one meaning: the keys that are padding.
@@ -816,6 +822,22 @@ def dict_template(target: Any, name: str) -> str:
     return f"{{{{{text}}}}}" if text else ""
 
 
+def context_length(target: Any) -> int:
+    r"""How many tokens of the past a constructor says that are kept; 0 if it does not.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, left_context=16): ...
+    >>> context_length(Attention)
+    16
+    """
+    pattern = r"left_?(context|frames)|history(_len\w*)?|(mem|cache|past)_?(len|frames)"
+    parameters = inspect.signature(target).parameters if callable(target) else {}
+    for name, parameter in parameters.items():
+        if re.fullmatch(pattern, name) and type(parameter.default) is int:
+            return int(parameter.default)
+    return 0
+
+
 def dropout_of_function(function: Any) -> str:
     r"""The argument of a function that is a dropout probability; "" if there is none.
 
@@ -892,9 +914,9 @@ def position_templates(name: str) -> list[str]:
     if name == "pe":
         return ["rotary_matrices({start}, {stop}, {d_k})[None, None]{dtype}"]
     ids = "torch.arange({start}, {stop}){device}"
-    # Small numbers, which are exact in half precision.
-    small = ids.replace("){device}", "){device} % 8")
-    axes = f"({small}).float()[None, :, None].expand({{batch_size}}, -1, "
+    # Small numbers, which are exact in half precision, and near to one another.
+    small = ids.replace("){device}", "){device} % 8 / 4")
+    axes = f"({small})[None, :, None].expand({{batch_size}}, -1, "
     coordinates = [f"{axes}3){{dtype}}", f"{axes}2){{dtype}}"]
     if COORDINATES_PATTERN.search(name):
         return [*coordinates, f"{axes}3).mT{{dtype}}"]

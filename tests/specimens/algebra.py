@@ -1459,6 +1459,75 @@ class SharpCosines(SelfAttention):
         return q @ k.mT / self.temperature.clamp(min=0.01)
 
 
+class LogOfCount(SelfAttention):
+    """Scores are multiplied with log(n) / log(n_usual), with n tokens."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) * (math.log(max(2, k.shape[2])) / math.log(32))
+
+
+class SendersAndReceivers(nn.Module):
+    """Messages go from `senders` to `receivers`, integers (n_edges,)."""
+
+    def __init__(self, node_size: int, edge_size: int, n_heads: int = 4) -> None:
+        """Nodes (n_nodes, node_size); features of edges (n_edges, edge_size)."""
+        super().__init__()
+        self.heads = n_heads
+        self.query, self.key, self.value = (
+            nn.Linear(node_size, node_size) for _ in range(3)
+        )
+        self.bias = nn.Linear(edge_size, n_heads)
+        self.out = nn.Linear(node_size, node_size)
+
+    def forward(
+        self, nodes: Tensor, senders: Tensor, receivers: Tensor, edges: Tensor
+    ) -> Tensor:
+        """edges: (n_edges, edge_size)."""
+        q, k, v = (
+            part(nodes).unflatten(-1, (self.heads, -1))
+            for part in (self.query, self.key, self.value)
+        )
+        scores = (q[receivers] * k[senders]).sum(-1) / q.shape[-1] ** 0.5
+        weights = (scores + self.bias(edges)).clamp(max=30).exp()
+        sums = torch.zeros_like(q[..., 0]).index_add(0, receivers, weights)
+        weights = weights / sums[receivers]
+        read = weights[..., None] * v[senders]
+        joined: Tensor = self.out(
+            torch.zeros_like(v).index_add(0, receivers, read).flatten(1)
+        )
+        return joined
+
+
+class WidthsInLetters(nn.Module):
+    # Widths of the inputs X and M, and of the output.
+    def __init__(self, dX: Any, dM: Any, dY: Any, h: int = 4) -> None:  # noqa: N803
+        super().__init__()
+        self.q, self.k, self.v = (
+            nn.Parameter(torch.randn(d, h, 4) * d**-0.5) for d in (dX, dM, dM)
+        )
+        self.o = nn.Parameter(torch.randn(h, 4, dY) * (4 * h) ** -0.5)
+
+    def forward(self, X: Tensor, M: Tensor) -> Tensor:  # noqa: N803
+        # X: b n dX
+        # M: b m dM
+        q = torch.einsum("bnx,xhd->bhnd", X, self.q)
+        k, v = (torch.einsum("bmx,xhd->bhmd", M, p) for p in (self.k, self.v))
+        weights = (q @ k.mT / 2).softmax(dim=-1)
+        return torch.einsum("bhnm,bhmd,hdy->bny", weights, v, self.o)
+
+
+class AtomsWithinCutoff(SelfAttention):
+    """Pairs further apart than 5 do not see each other. `xyz`: batch, atoms, 3."""
+
+    def forward(self, feats: Tensor, xyz: Tensor, is_atom: Tensor) -> Any:  # type: ignore[override]
+        squares = (xyz[:, :, None] - xyz[:, None]).square().sum(dim=-1)
+        self.seen = (squares < 25) & is_atom[:, None].bool()
+        return super().forward(feats)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, self.seen)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1531,6 +1600,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("gradients", SendersAndReceivers),
+    ("key_permutation", WidthsInLetters),
+    ("allowed_keys_attended", AtomsWithinCutoff),
     ("weights_match_output", ReturnsDroppedProbabilities),
     ("score_independence", SharpCosines),
     ("weights_match_output", ShowsIfAsked),
@@ -1590,6 +1662,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", LogOfCount, "a scale that is documented"),
     ("formula", BandOfFrames, "look-ahead"),
     ("allowed_keys_attended", WaitKAttention, "WaitK"),
     ("key_permutation", WaitKAttention, "WaitK"),

@@ -1644,8 +1644,30 @@ class SelectsTwoOfThree(ReordersTwoOfThree):
         return self.reorder_cache(cache, rows)
 
 
+class KeepsLastPiece(Correct):
+    """Frames attend to those of their piece, and to `left_context` frames before it."""
+
+    def __init__(self, d_model: int, heads: int, left_context: int = 16) -> None:
+        super().__init__(d_model, heads)
+        self.left_context = left_context
+
+    def forward(self, x: Tensor, cache: Tensor | None = None) -> Any:  # type: ignore[override]
+        """`cache`: the frames before, `[batch, frames, d_model]`."""
+        seen = x if cache is None else torch.cat([cache, x], dim=1)
+        return super().forward(x, seen, seen), self.kept(x, seen)
+
+    def kept(self, x: Tensor, seen: Tensor) -> Tensor:
+        return x[:, -self.left_context :]
+
+
+class KeepsLeftContext(KeepsLastPiece):
+    def kept(self, x: Tensor, seen: Tensor) -> Tensor:
+        return seen[:, -self.left_context :]
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
+        (KeepsLastPiece, {}),
         (CountsStoredAlways, {}),
         (DictOfContextBeforeNorm, {}),
         (StoresContextBeforeNorm, {}),
@@ -1720,6 +1742,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", KeepsLeftContext),
     ("incremental_decoding", StoresIfAsked),
     ("incremental_decoding", DictOfNormedContext),
     ("incremental_decoding", NormsOfStoredContext),

@@ -767,6 +767,27 @@ def drop_keys_of_all(
     return weights @ v
 
 
+class OneKeyOfEachHead(nn.Module):
+    """Raw parameters, as large as they may get: each head reads nearly one key."""
+
+    def __init__(self, d_model: int, heads: int, drop: float = 0.1) -> None:
+        super().__init__()
+        self.drop = drop
+        shape = heads, d_model, d_model // heads
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(shape)) for _ in range(3))
+        self.o = nn.Parameter(torch.randn(heads, d_model // heads, d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            torch.einsum("btm,nmh->bnth", x, p) for p in (self.q, self.k, self.v)
+        )
+        weights = (20 * q @ k.mT).softmax(dim=-1)
+        if self.training:
+            kept = torch.rand(weights.shape, device=x.device) >= self.drop
+            weights = weights * kept / (1 - self.drop)
+        return torch.einsum("bnth,nhm->btm", weights @ v, self.o)
+
+
 VIOLATING: Violations = {
     "dropout": [
         (drop_queries, {}),
@@ -804,6 +825,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", OneKeyOfEachHead),
     ("dropout", RatesInPlace),
     ("dropout", RoutesAndRescalesHeads),
     ("dropout", drop_keys_of_all),

@@ -1,5 +1,6 @@
 """Modules that violate the laws of gradients, or come near to it."""
 
+import math
 from typing import Any
 
 import torch
@@ -710,8 +711,28 @@ class DistanceWithFloor(DistanceWithoutFloor):
     least = 1e-12
 
 
+class NoneOfOneQuery(Correct):
+    """The `topk` queries that are the most uneven attend; others get the mean."""
+
+    least = 0
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        count = max(self.least, math.ceil(5 * math.log(scores.shape[2])))
+        spread = scores.amax(dim=-1) - scores.mean(dim=-1)
+        chosen = spread.topk(min(count, scores.shape[2])).indices[..., None]
+        weights = super().weigh(scores, mask)
+        means = torch.full_like(weights, 1 / weights.shape[-1])
+        chosen = chosen.expand(*chosen.shape[:3], weights.shape[-1])
+        return means.scatter(2, chosen, weights.gather(2, chosen))
+
+
+class OneOfOneQuery(NoneOfOneQuery):
+    least = 1
+
+
 VIOLATING: Violations = {
     "gradients": [
+        (NoneOfOneQuery, {}),
         (DistanceWithoutFloor, {}),
         (DetachesQueries, {}),
         (RecomputesOtherDropout, {}),
@@ -733,6 +754,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("gradients", OneOfOneQuery),
     ("gradients", DistanceWithFloor),
     ("gradients", DropsKeysOfScores),
     ("parameter_gradients", NoiseOfLearnedScale),

@@ -1207,6 +1207,45 @@ class AddsExtendedMask(SelfAttention):
         return scores if self.extended is None else scores + self.extended
 
 
+class FrameMaskWithoutCausal(SelfAttention):
+    """Each patch attends to itself in the same and in earlier frames.
+
+    Shapes: x ``(B, T, N, C)``; frame_mask ``(B, T)`` bool, ``True`` = real frame.
+    """
+
+    def forward(self, x: Tensor, frame_mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        tubes = x.transpose(1, 2).flatten(0, 1)
+        causal = torch.ones(2 * x.shape[1:2], dtype=torch.bool, device=x.device).tril()
+        self.allowed = causal[None]
+        if frame_mask is not None:
+            real = frame_mask.bool()[:, None].repeat_interleave(x.shape[2], dim=0)
+            self.allowed = self.with_frames(causal, real)
+        return super().forward(tubes).view(x.transpose(1, 2).shape).transpose(1, 2)
+
+    def with_frames(self, causal: Tensor, real: Tensor) -> Tensor:
+        return real
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, self.allowed)
+
+
+class FrameMaskAndCausal(FrameMaskWithoutCausal):
+    def with_frames(self, causal: Tensor, real: Tensor) -> Tensor:
+        return causal & real
+
+
+class SetOfCardinality(SelfAttention):
+    """The first `cardinality` elements of each set, (batch, elements, d_model)."""
+
+    def forward(self, elements: Tensor, cardinality: Tensor) -> Any:  # type: ignore[override]
+        places = torch.arange(elements.shape[1], device=elements.device)
+        self.real = (places < cardinality[:, None])[:, None]
+        return super().forward(elements)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, self.real)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1250,6 +1289,7 @@ VIOLATING: Violations = {
         (Correct, MASK),
     ],
     "neutral_mask": [
+        (FrameMaskWithoutCausal, {}),
         (OtherPathWithoutMask, MASK),
         (LosesAxisOfOneKey, MASK),
         (causal_from_first_key, CAUSAL),
@@ -1295,6 +1335,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("neutral_mask", FrameMaskAndCausal),
+    ("padding", SetOfCardinality),
     ("padding", AddsExtendedMask),
     ("key_permutation", HidesClippedScores),
     ("padding", HidesClippedScores),

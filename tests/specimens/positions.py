@@ -947,8 +947,56 @@ class PlacesOfCaller(DistancesOfCaller):
         return scores[..., : scores.shape[2]]
 
 
+def rotate_along(x: Tensor, axis: int) -> Tensor:
+    """Rotary positions along one of four axes."""
+    shape = [1, 1, 1, x.shape[-1] // 2]
+    shape[axis] = x.shape[axis]
+    frequencies = 10000.0 ** -torch.linspace(0, 1, shape[-1] + 1, device=x.device)[:-1]
+    angles = torch.arange(x.shape[axis], device=x.device)[:, None] * frequencies
+    cos, sin = (t.view(shape).to(x.dtype) for t in (angles.cos(), angles.sin()))
+    one, other = x.chunk(2, dim=-1)
+    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1)
+
+
+class RotatesHeads(MaskedSelfAttention):
+    """Causal attention with rotary positions."""
+
+    rotary_axis = 1
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (rotate_along(x, self.rotary_axis) for x in (q, k))
+        return super().score(q, k)
+
+
+class RotatesTokens(RotatesHeads):
+    rotary_axis = 2
+
+
+class AlibiOfPastOnly(SelfAttention):
+    """ALiBi: the further away a key, in either direction, the lower its score."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rel_pos = nn.Identity()
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=q.device)
+        slopes = 2.0 ** -torch.arange(1, self.heads + 1, device=q.device)
+        distances = self.rel_pos(self.distances(places))
+        return super().score(q, k) - slopes[:, None, None].to(q) * distances
+
+    def distances(self, places: Tensor) -> Tensor:
+        return places[:, None] - places
+
+
+class AlibiOfBothWays(AlibiOfPastOnly):
+    def distances(self, places: Tensor) -> Tensor:
+        return super().distances(places).abs()
+
+
 VIOLATING: Violations = {
     "positions_matter": [
+        (RotatesHeads, {}),
         (DistancesWithoutSign, {}),
         (RotaryOverHeads, {"positions": "rotary"}),
         (RowsAndColumnsByHeight, {}),
@@ -966,6 +1014,7 @@ VIOLATING: Violations = {
         (RotaryImageOfShortRows, {"positions": "rotary"}),
     ],
     "linear_bias": [
+        (AlibiOfPastOnly, {}),
         (AlibiByDistanceInOrder, {}),
         (BiasWithWrongSign, {"positions": "alibi"}),
         (QuadraticBias, {"positions": "alibi"}),
@@ -1004,6 +1053,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("positions_matter", RotatesTokens),
+    ("linear_bias", AlibiOfBothWays),
     ("relative_positions", DistancesOfCaller),
     ("padding", DistancesOfCaller),
     ("relative_positions", RelativeScores),
