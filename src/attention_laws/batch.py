@@ -591,9 +591,11 @@ def assert_joined_equal_alone(script: Script) -> None:
         args = script.make_arguments(script.all_allowed(length, length))
         with script.attempt():  # it may be something else
             both = script.call(args, **{argument: given + device})
-            for here in (slice(first), slice(first, length)):
+            for number, here in enumerate((slice(first), slice(first, length))):
                 index = adapter.index(l=here)
                 tokens = script.assign("x", f"{args.inputs[0]}{index}")
+                if adapter.is_pooled:  # an output for each sequence
+                    index = adapter.index(l=slice(number, number + 1))
                 count = len(range(length)[here])
                 of_part = {argument: of_one.format(count) + device}
                 alone = script.call(replace(args, inputs=(tokens,)), **of_part)

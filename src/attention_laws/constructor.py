@@ -22,7 +22,7 @@ from attention_laws import names
 from attention_laws.adapter import Adapter
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import decode_with_cache
-from attention_laws.execution import eval_matches_train
+from attention_laws.execution import eval_matches_train, half_precision
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -34,6 +34,7 @@ from attention_laws.lengths import long_sequences
 from attention_laws.masking import causality, neutral_mask, padding
 from attention_laws.positions import relative_positions
 from attention_laws.script import Script
+from attention_laws.sinks import sinks, sinks_compete
 from attention_laws.source import source_of
 
 # Finds options of a constructor, beside those that are given, with values as text.
@@ -47,7 +48,9 @@ OTHER_PATTERN = re.compile(
 )
 WINDOW_PATTERN = re.compile(r"window|local|exact|strict")
 CAUSAL_PATTERN = re.compile(r"(is_)?causal|auto_?regressive|unidirectional")
-SCALE_PATTERN = re.compile(r"(\w+_)?(scale|scaling|multiplier)|temperature|tau")
+SCALE_PATTERN = re.compile(
+    r"(\w+_)?(scale|scaling|multiplier)|temperature|tau|query_pre_attn_scalar"
+)
 SOFTCAP_PATTERN = re.compile(r"(\w+_)?(soft_?cap(ping)?|logit_cap)")
 ROTARY_PATTERN = re.compile(r"rope|rotary|rotat|interleav|neox")
 COUNT_PATTERN = re.compile(
@@ -139,7 +142,8 @@ def options_with_arguments(
         if dataclasses.is_dataclass(config) and isinstance(config, type):
             known = dict.fromkeys(re.findall(r"(\w+)=", fields), "")
             for name, value in find(config, known):
-                more = ", ".join(filter(None, [fields, f"{name}={value}"]))
+                others = [f for f in fields.split(", ") if not f.startswith(f"{name}=")]
+                more = ", ".join(filter(None, [*others, f"{name}={value}"]))
                 yield name, value, {**given, argument: f"{kind}({more})"}
 
 
@@ -152,6 +156,8 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
     [('qk_norm', 'True'), ('scale', '0.7')]
     """
     for name, parameter in inspect.signature(target).parameters.items():
+        if name == "query_pre_attn_scalar":
+            yield name, "9.0"  # and no width of heads
         if name in given or OTHER_PATTERN.search(name.lower()):
             continue
         default = parameter.default
@@ -214,6 +220,10 @@ def assert_option_acts_alike(
     """
     adapter, usual = script.adapter, script.sizes
     laws = [eval_matches_train, batch_independence]
+    if SCALE_PATTERN.fullmatch(name) or SOFTCAP_PATTERN.fullmatch(name):
+        laws.append(half_precision)  # which may have a path of its own
+    if "sink" in adapter.designs and names.WINDOW_PATTERN.fullmatch(name):
+        laws += [sinks, sinks_compete]
     if value == "True":
         laws.append(padding)  # with a window, masks may be of another kind
         if adapter.positions == "rotary" and ROTARY_PATTERN.search(name):

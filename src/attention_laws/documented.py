@@ -57,6 +57,7 @@ LETTERS_PATTERN = re.compile(
     r"# *(\w+): ((?:[a-zA-Z]\w? )+[a-zA-Z]\w?)(?=$|[,.;])", re.MULTILINE
 )
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
+TIME_PATTERN = re.compile(r"t|time(steps?)?|seq(uence)?_?len(gth)?", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 CHANNELS_PATTERN = re.compile(
     "(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.IGNORECASE
@@ -634,7 +635,7 @@ def sizes(axes: tuple[str, ...]) -> dict[str, str]:
     {'t': '{length}', 'b': '{batch_size}', 'd': '{d_model}'}
     """
     before: tuple[str, ...] = ("{batch_size}", "{length}", "{heads}")
-    if len(axes) == 3 and BATCH_PATTERN.match(axes[1]):
+    if is_time_first(axes) or (len(axes) == 3 and BATCH_PATTERN.match(axes[1])):
         before = ("{length}", "{batch_size}")
     if len(axes) == 4 and HEADS_PATTERN.search(axes[1]):
         before = ("{batch_size}", "{heads}", "{length}")
@@ -675,13 +676,26 @@ def is_batch_first(axes: tuple[str, ...]) -> bool:
     return not any(map(BATCH_PATTERN.match, axes[1:]))
 
 
+def is_time_first(axes: tuple[str, ...]) -> bool:
+    r"""Whether three axes begin with time, so that batch items are second.
+
+    >>> is_time_first(("T", "envs", "d")), is_time_first(("T", "heads", "d"))
+    (True, False)
+    """
+    is_time = len(axes) == 3 and TIME_PATTERN.fullmatch(axes[0])
+    return bool(is_time) and not HEADS_PATTERN.search(axes[1])
+
+
 def other_orders(axes: tuple[str, ...]) -> tuple[str, ...]:
     r"""The layouts of sequences in which batch items are not where axes name them.
 
     >>> other_orders(("batch", "time", "d")), other_orders(("time", "batch", "d"))
     (('lbd', 'ld'), ('bld', 'ld'))
+    >>> other_orders(("T", "envs", "d"))
+    ('bld', 'ld')
     """
     first, second = (bool(BATCH_PATTERN.match(axis)) for axis in axes[:2])
+    second |= is_time_first(axes)
     if first == second:
         return ()
     return ("lbd" if first else "bld", "ld")

@@ -327,7 +327,7 @@ MASK_PATTERN = re.compile(
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?|(\w+_)?exists?)$"
     r"|^is_(atom|node|object|real|seen|token|word)s?$|^cardinalit(y|ies)$"
-    r"|^(n|num)_(atoms|items|nodes|objects|points|real|regions|tokens|valid|words)$"
+    r"|^(n|num)_(valid|real|(?!(chunk|graph|group|head|iter|layer|level|step)s)[a-z]+s)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
     r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$|^n(um)?_frames$",
     re.IGNORECASE,

@@ -59,6 +59,15 @@ def sinks(script: Script) -> None:
     claim = f"({one} - {other}).abs().max() <= 0.01 * {low}.abs().max()"
     message = f"`{found[0]}` takes no weight from the keys if it is large"
     script.assert_true(claim, message)
+    script.restart()
+    args = make_equal_tokens(script, script.make_arguments())
+    low, near = (
+        context_with_sinks(script, args, found, last, score) for score in ("-1e4", "20")
+    )
+    message = (
+        f"`{found[0]}` takes no weight from the keys if it is near to their scores"
+    )
+    script.assert_true(f"not torch.allclose({low}, {near}, rtol=0.01)", message)
     assert_sinks_are_scores(script, found, last)
 
 

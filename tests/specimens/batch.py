@@ -856,8 +856,58 @@ class BoxesOfEachImage(BoxesOfAllImages):
     axes = (1,)
 
 
+class MeanOfLargestGraph(nn.Module):
+    """The query of a graph is the mean of its nodes. x: (V, F); batch: (V,)."""
+
+    def __init__(self, in_channels: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (
+            nn.Linear(in_channels, in_channels) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        """Returns (graphs, F)."""
+        if batch is None:
+            batch = torch.zeros(len(x), dtype=torch.long, device=x.device)
+        count = int(batch.max()) + 1
+        sizes = batch.bincount(minlength=count).clamp(min=1)
+        sums = x.new_zeros(count, x.shape[1]).index_add(0, batch, x)
+        q = self.query(sums / self.sizes(sizes)[:, None].to(x))[batch]
+        q, k, v = (
+            t.unflatten(1, (self.heads, -1)) for t in (q, self.key(x), self.value(x))
+        )
+        weights = ((q * k).sum(-1) / q.shape[-1] ** 0.5).clamp(max=30).exp()
+        norm = weights.new_zeros(count, self.heads).index_add(0, batch, weights)
+        read = (weights / norm[batch])[..., None] * v
+        return v.new_zeros(count, *v.shape[1:]).index_add(0, batch, read).flatten(1)
+
+    def sizes(self, sizes: Tensor) -> Tensor:
+        return sizes.amax().expand(len(sizes))
+
+
+class MeanOfOwnGraph(MeanOfLargestGraph):
+    def sizes(self, sizes: Tensor) -> Tensor:
+        return sizes
+
+
+class StepsOfEpisodes(MaskedSelfAttention):
+    """Time-major: steps attend to earlier steps of their episode."""
+
+    def forward(self, obs: Tensor, is_first: Tensor) -> Any:  # type: ignore[override]
+        """obs: [T, E, obs_dim]; is_first: [T, E] bool; returns [T, E, obs_dim]."""
+        episode = is_first.long().cumsum(dim=0).T
+        self.same = episode[:, :, None] == episode[:, None]
+        return super().forward(obs.transpose(0, 1)).transpose(0, 1)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        return super().weigh(scores, mask & self.same)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (MeanOfLargestGraph, {}),
         (BoxesOfAllImages, {}),
         (SlicesOfHeads, {}),
         (TokensOfWrongBatch, {}),
@@ -902,6 +952,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", StepsOfEpisodes),
     ("batch_independence", SlicesOfAllHeads),
     ("batch_independence", BoxesOfEachImage),
     ("half_precision", BoxesOfEachImage),
@@ -955,6 +1006,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("batch_independence", MeanOfOwnGraph, "needs two batch items"),
     ("batch_independence", NodesBetweenBounds, "needs two batch items"),
     ("batch_independence", NodesOfGraphs, "needs two batch items"),
     ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),

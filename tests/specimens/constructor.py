@@ -434,9 +434,67 @@ class MultipliedByLayer(DividedByLayer):
     always = True
 
 
+@dataclass
+class ScalarConfig:
+    hidden_size: int = 48
+    num_attention_heads: int = 4
+    head_dim: int = 12
+    query_pre_attn_scalar: float = 64.0
+
+
+class ScalarForgottenInHalf(Correct):
+    """Scores are divided by the root of `query_pre_attn_scalar`."""
+
+    always = False
+
+    def __init__(self, config: ScalarConfig) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.scalar = config.query_pre_attn_scalar
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        is_half = q.dtype in (torch.float16, torch.bfloat16) and not self.always
+        scalar = q.shape[-1] if is_half else self.scalar
+        return (q.float() @ k.mT.float() / scalar**0.5).to(q.dtype)
+
+
+class ScalarInHalf(ScalarForgottenInHalf):
+    always = True
+
+    def __init__(self, config: ScalarConfig) -> None:
+        super().__init__(config)
+
+
+class SinkOutsideOfWindow(MaskedSelfAttention):
+    """Causal; each head has a sink, which is one score more in the softmax."""
+
+    always = False
+
+    def __init__(self, d_model: int, heads: int, window: int | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+        self.sinks = nn.Parameter(torch.zeros(heads))
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        if self.window is not None:
+            mask = mask & ~torch.ones_like(mask).tril(-self.window)
+        sinks = self.sinks[:, None, None].expand(*scores.shape[:3], 1)
+        if self.window is not None and not self.always:
+            sinks = sinks - torch.inf
+        least = torch.finfo(scores.dtype).min
+        hidden = scores.masked_fill(~mask[:, None], least)
+        return torch.cat([hidden, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+
+
+class SinkOfWindow(SinkOutsideOfWindow):
+    always = True
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (SinkOutsideOfWindow, {}),
+        (ScalarForgottenInHalf, {}),
         (DividedByLayer, {}),
         (FlagBesideMask, {}),
         (ExactWindowShowsFuture, {}),
@@ -456,6 +514,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("constructor_options", ScalarInHalf),
+    ("constructor_options", SinkOfWindow),
     ("causality", MaskOfEachHead),
     ("constructor_options", MultipliedByLayer),
     ("constructor_options", ExactWindow),

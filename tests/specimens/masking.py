@@ -1246,6 +1246,21 @@ class SetOfCardinality(SelfAttention):
         return super().weigh(scores, self.real)
 
 
+class PassagesOfQuestion(SelfAttention):
+    """The first `n_passages` of the passages of each question are real."""
+
+    def forward(self, passages: Tensor, n_passages: Tensor | None = None) -> Any:  # type: ignore[override]
+        """passages: [batch, k, d_model]; n_passages: [batch]"""
+        places = torch.arange(passages.shape[1], device=passages.device)
+        self.real = None
+        if n_passages is not None:
+            self.real = (places < n_passages[:, None])[:, None]
+        return super().forward(passages)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, self.real)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1335,6 +1350,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", PassagesOfQuestion),
     ("neutral_mask", FrameMaskAndCausal),
     ("padding", SetOfCardinality),
     ("padding", AddsExtendedMask),
