@@ -217,8 +217,18 @@ def leaves_out_own(target: Any) -> bool:
     >>> leaves_out_own(attend), leaves_out_own(attend_to_past)
     (True, False)
     """
-    stated = r"\b(not|except|but|excluding) (to |for )?itself\b|\bstrictly causal\b"
-    return says(target, stated)
+    stated = (
+        r"\b(not|except|but|excluding) (to |for )?itself\b|\bstrictly causal\b"
+        r"|\b(keys|tokens|those) (strictly )?before it\b(?! and)"
+    )
+    flag = r"(attend|include|see)_(current|self|own|diagonal)"
+    is_off = (
+        p.default is False and re.fullmatch(flag, name)
+        for name, p in parameters_by_name(target).items()
+    )
+    return any(is_off) or (
+        says(target, stated) and not says(target, r"\bto itself and\b")
+    )
 
 
 def counts_loops_once(target: Any) -> bool:

@@ -259,7 +259,7 @@ def earlier_calls(script: Script) -> None:
     if isinstance(adapter.target, type):
         assert_nothing_is_shared(script)
         assert_no_long_call_is_kept(script)
-    if adapter.image and adapter.fixed_length is None:
+    if adapter.image:
         assert_no_shape_is_kept(script)
     if adapter.layout == "bhld" and adapter.single_input:
         assert_no_sides_are_kept(script)
@@ -310,6 +310,8 @@ def assert_no_shape_is_kept(script: Script) -> None:
     Nor is one of several windows.
     """
     usual = script.adapter, script.sizes
+    # The length that was found may be that of one window of several.
+    script.adapter = replace(script.adapter, fixed_length=None)
     for height, number in ((2, 12), (3, 12), (6, 12), (8, 128)):
         script.sizes = replace(script.sizes, q_len=number, k_len=number)
         script.adapter = replace(script.adapter, image_height=number // height)

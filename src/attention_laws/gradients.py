@@ -309,8 +309,8 @@ def parameter_gradients(script: Script) -> None:
     A weight that the forward pass leaves out, or uses under `detach`, stays at its
     initialization. (Of biases, only a gradient that is not `None` is required: the bias
     of the keys adds one number to a whole row of scores, which the softmax cancels, so
-    its gradient is zero up to rounding.) Nor is a norm without weights left out. Where
-    a mask hides keys, the gradients have to be finite, too.
+    its gradient is zero up to rounding.) Nor is a norm without weights left out, or a
+    head. Where a mask hides keys, the gradients have to be finite, too.
     """
     adapter, sizes = script.adapter, script.sizes
     skip_unless(adapter.is_module, "is a function, and has no parameters")
@@ -335,7 +335,29 @@ def parameter_gradients(script: Script) -> None:
         ):
             raise
     script.adapter, script.sizes = adapter, sizes
+    assert_no_head_is_zero(script)
     assert_gradients_are_finite_with_masks(script)
+
+
+def assert_no_head_is_zero(script: Script) -> None:
+    """What the last projection gets of a head is not zero for all tokens."""
+    heads, width = script.sizes.heads, script.sizes.heads * script.sizes.d_k
+    script.restart()
+    layers = structure.layers_by_role(script.evaluate("attention"), width)
+    if "out" not in layers or heads == 1 or "selection" in script.adapter.designs:
+        return
+    layer = f"attention.get_submodule({layers['out']!r})"
+    arguments = f"lambda: {script.call_source(script.make_arguments())}, {layer}"
+    if not script.evaluate(f"is_called({arguments})"):
+        return
+    context = script.assign("context", f"captured_input({arguments})")
+    if script.evaluate(context).shape[-1] != width:
+        return
+    of_heads = f"{context}.unflatten(-1, ({heads}, -1)).flatten(0, -3).abs()"
+    largest = script.assign("largest", f"{of_heads}.amax([0, 2])")
+    for head in range(heads):
+        message = f"head {head} gives zeros to the last projection"
+        script.assert_true(f"{largest}[{head}] > 0", message)
 
 
 def assert_gradients_are_finite_with_masks(script: Script) -> None:

@@ -200,6 +200,56 @@ def frames_in_place(script: Script) -> None:
     raise NotApplicable("takes videos of one size only")
 
 
+# The side of a square map, in which no offset reaches a border from the center, and
+# the sides of maps of which it is a part: itself, a larger square, and others.
+MAP_SIDE = 32
+MAP_SIDES = ((32, 32), (64, 64), (32, 64), (64, 32))
+
+
+@law(slow=True)
+def sampling_offsets(script: Script) -> None:
+    r"""Offsets in pixels reach as far in a wide map as in a square one.
+
+    $$p_x + \frac{o_x}{W}, \quad p_y + \frac{o_y}{H}$$
+
+    Deformable attention reads a feature map at offsets from a reference point, which is
+    a fraction of the width and of the height. Offsets are $(x, y)$, and shapes are
+    $(H, W)$: divided in this order, offsets are right in squares only. A map becomes a
+    part of a larger one, in which the reference points stay at their pixels: then the
+    outputs must stay, too. This applies if they do in a larger square.
+    """
+    adapter = script.adapter
+    shapes = [name for name in adapter.extra_args if name.endswith("spatial_shapes")]
+    points = [name for name in adapter.extra_args if name.startswith("reference_p")]
+    takes_maps = len(adapter.inputs) == 2 and adapter.layout == "bld"
+    skip_unless(shapes and points and takes_maps, "takes no map with reference points")
+    side = MAP_SIDE
+    script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=4 * side**2)
+    script.restart()
+    args, outputs = script.make_arguments(), []
+    query, tokens = args.inputs
+    part = f"{tokens}[:, :{side**2}].unflatten(1, ({side}, {side}))"
+    is_list = adapter.extra_args[shapes[0]].startswith("[")
+    for rows, columns in MAP_SIDES:
+        whole = f"{tokens}[:, :{rows * columns}].unflatten(1, ({rows}, {columns}))"
+        whole = script.assign("map", f"{whole}.clone()")
+        script.exec_line(f"{whole}[:, :{side}, :{side}] = {part}")
+        whole = script.assign(tokens, f"{whole}.flatten(1, 2)")
+        place = f"torch.tensor([{side / 2 / columns}, {side / 2 / rows}])"
+        place += f"{script.to_dtype_and_device()}.expand(1, 2, 1, 2)"
+        sides = f"torch.tensor([[{rows}, {columns}]]){script.to_device()}"
+        given = {points[0]: place, shapes[0]: sides}
+        if is_list:
+            given[shapes[0]] = f"[({rows}, {columns})]"
+        outputs.append(script.call(replace(args, inputs=(query, whole)), **given))
+    square, larger, *others = outputs
+    is_of_pixels = f"torch.allclose({square}, {larger}, atol=1e-4)"
+    skip_unless(script.evaluate(is_of_pixels), "its offsets are not counted in pixels")
+    for (rows, columns), output in zip(MAP_SIDES[2:], others, strict=True):
+        message = f"{{place}} reads other pixels of a map of {rows} x {columns}"
+        script.assert_close(square, output, message)
+
+
 @law(slow=True, assumes="selection dynamic")
 def rectangular_images(script: Script) -> None:
     r"""Images that are no squares are shifted as squares are.

@@ -972,15 +972,7 @@ def infer_behavior(probe: CallProbe) -> None:
         positions, source = infer_positions(probe, *call)
     text = "unknown: give --positions" if positions == "unknown" else positions
     probe.record("positions", text, source, positions=positions)
-    designs = {**structure.designs_of(adapter.target), **probe.adapter.designs}
-    designs = {**documented.designs(adapter.target), **designs}
-    if own_keys := count_own_keys(probe):
-        designs.setdefault("sink", f"{own_keys} keys of its own")
-    if not calls_softmax(lambda: call[0].call(call[1])):
-        designs["unnormalized"] = "no softmax"
-    if probe.adapter.weights_source == "result":
-        designs["pointer"] = "its outputs are weights"
-    probe.update(designs=designs)
+    infer_designs(probe, *call)
     infer_position_ids(probe)
     if adapter.is_module:
         infer_module_behavior(probe)
@@ -1230,6 +1222,21 @@ def infer_positions(
         if structure.positions_named(owned) != "unknown":
             return structure.positions_named(owned), "inferred"
     return "none", "assumed"
+
+
+def infer_designs(probe: CallProbe, script: Script, args: CallArguments) -> None:
+    """What the code, the documentation and a call tell of the design."""
+    target = probe.adapter.target
+    designs = {**structure.designs_of(target), **probe.adapter.designs}
+    designs = {**documented.designs(target), **designs}
+    if own_keys := count_own_keys(probe):
+        designs.setdefault("sink", f"{own_keys} keys of its own")
+    if not calls_softmax(lambda: script.call(args)):
+        designs["unnormalized"] = "no softmax"
+    source = probe.adapter.weights_source
+    if source and source.removeprefix("result") == probe.adapter.output_index:
+        designs["pointer"] = "its outputs are weights"
+    probe.update(designs=designs)
 
 
 def infer_module_behavior(probe: CallProbe) -> None:

@@ -222,3 +222,10 @@ def test_a_norm_that_is_no_layer_normalizes() -> None:
 
     assert structure.normalizes(Divides())
     assert not structure.normalizes(Calls())
+
+
+def test_the_gate_of_a_function_makes_tokens_fade() -> None:
+    def forward(q: Tensor, k: Tensor, v: Tensor, log_fgate: Tensor) -> None:
+        raise NotImplementedError(q, k, v, log_fgate)
+
+    assert structure.designs_of(forward) == {"decay": "log_fgate"}

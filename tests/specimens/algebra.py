@@ -1528,6 +1528,19 @@ class AtomsWithinCutoff(SelfAttention):
         return super().weigh(scores, self.seen)
 
 
+def break_stick(
+    q: Tensor, k: Tensor, v: Tensor, attend_current: bool = False
+) -> Tensor:
+    """Causal attention that breaks a stick, `[batch, heads, length, features]`."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
+    seen = ones.tril(0 if attend_current else -1)
+    rest = nn.functional.logsigmoid(-scores).masked_fill(~seen, 0.0)
+    after = rest.flip(-1).cumsum(-1).flip(-1) - rest
+    taken = (nn.functional.logsigmoid(scores) + after).exp().masked_fill(~seen, 0.0)
+    return taken @ v
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1600,6 +1613,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("allowed_keys_attended", break_stick),
     ("gradients", SendersAndReceivers),
     ("key_permutation", WidthsInLetters),
     ("allowed_keys_attended", AtomsWithinCutoff),

@@ -385,7 +385,50 @@ class RowsByWidth(RowsByHeight):
         return width
 
 
+class OffsetsByHeight(nn.Module):
+    """Deformable attention, with offsets in pixels as (x, y)."""
+
+    def __init__(self, d_model: int, n_heads: int = 4, n_points: int = 4) -> None:
+        super().__init__()
+        self.heads = n_heads
+        self.offsets = nn.Linear(d_model, n_heads * n_points * 2)
+        self.weights = nn.Linear(d_model, n_heads * n_points)
+        self.value = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model)
+
+    def forward(
+        self,
+        query: Tensor,
+        reference_points: Tensor,
+        value: Tensor,
+        spatial_shapes: list[tuple[int, int]],
+    ) -> Tensor:
+        ((rows, columns),) = spatial_shapes
+        offsets = self.offsets(query).unflatten(-1, (self.heads, -1, 2))
+        sides = torch.tensor(self.divisor(rows, columns)).to(query)
+        places = 2 * (reference_points[:, :, None] + offsets / sides) - 1
+        weights = self.weights(query).unflatten(-1, (self.heads, -1)).softmax(dim=-1)
+        maps = self.value(value).unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)
+        read = nn.functional.grid_sample(
+            maps.flatten(0, 1).unflatten(-1, (rows, columns)),
+            places.transpose(1, 2).flatten(0, 1),
+            align_corners=False,
+        ).unflatten(0, (-1, self.heads))
+        read = (read * weights.transpose(1, 2)[:, :, None]).sum(-1)
+        joined: Tensor = self.out(read.permute(0, 3, 1, 2).flatten(2))
+        return joined
+
+    def divisor(self, rows: int, columns: int) -> tuple[int, int]:
+        return rows, columns
+
+
+class OffsetsByWidth(OffsetsByHeight):
+    def divisor(self, rows: int, columns: int) -> tuple[int, int]:
+        return columns, rows
+
+
 VIOLATING: Violations = {
+    "sampling_offsets": [(OffsetsByHeight, {})],
     "relative_positions": [(RowsByHeight, {})],
     "frames_in_place": [
         (PlacesOverTimeViewed, {}),
@@ -416,6 +459,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("sampling_offsets", OffsetsByWidth),
     ("relative_positions", RowsByWidth),
     ("pixels_in_place", PairsOfEndingNodes),
     ("frames_in_place", PlacesOverTime),

@@ -1261,6 +1261,14 @@ class PassagesOfQuestion(SelfAttention):
         return super().weigh(scores, self.real)
 
 
+class ProbabilitiesAndGlimpse(HidesClippedScores):
+    """The probability of each node, and what was read of the nodes."""
+
+    def forward(self, context: Tensor, nodes: Tensor, mask: Tensor) -> Any:
+        probabilities = super().forward(context, nodes, mask)
+        return probabilities, probabilities @ nodes
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1350,6 +1358,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("key_permutation", ProbabilitiesAndGlimpse),
     ("padding", PassagesOfQuestion),
     ("neutral_mask", FrameMaskAndCausal),
     ("padding", SetOfCardinality),
