@@ -17,7 +17,6 @@ from functools import partial
 from attention_laws import documented, names, structure
 from attention_laws.algebra import (
     assert_in_float64,
-    assert_shares_equal,
     record_weights,
 )
 from attention_laws.law import (
@@ -27,6 +26,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.scores import assert_shares_equal
 from attention_laws.script import CallArguments, Script
 
 # The first token, which is one of a class.

@@ -18,6 +18,7 @@ from attention_laws.algebra import (
     UNKNOWN_ORDER,
     has_unknown_order,
     project,
+    record_weights,
     record_weights_with_gradients,
 )
 from attention_laws.law import (
@@ -242,3 +243,68 @@ def largest_score(script: Script, args: CallArguments) -> float:
         script.call(args)
     seen = (scores[scores > HIDDEN].abs() for scores in recorder.scores)
     return max((float(scores.max()) for scores in seen if scores.numel()), default=0)
+
+
+@law(
+    slow=True,
+    assumes="features gate decay convolution group_norm selection cloud stationary",
+)
+def score_independence(script: Script) -> None:
+    r"""The score of a query and a key depends on no other token.
+
+    $$\frac{\partial}{\partial x_m} \ln \frac{a_{ij}}{a_{ij'}} = 0 \quad \text{for } m
+    \neq i, j, j'$$
+
+    The softmax divides a whole row by one number, so the ratio of two weights of a
+    query depends on that query and the two keys only. A relative shift that takes
+    scores from the row of another query, or a statistic over the tokens, makes it
+    depend on others.
+    """
+    adapter = script.adapter
+    skip_unless(not adapter.is_pooled, "has one output for all tokens")
+    is_plain = not (adapter.image or (adapter.is_module and "h" in adapter.layout))
+    skip_unless(is_plain, "has two axes of tokens")
+    try:
+        assert_scores_independent(script, adapter.fixed_length or 5)
+    except LawViolation:
+        if adapter.fixed_length or "window" not in adapter.designs:
+            raise
+        # The keys may have been those of a window with as many, each at its distance.
+        assert_scores_independent(script, 8)
+
+
+def assert_scores_independent(script: Script, length: int) -> None:
+    """The ratio of two weights does not change with a token that is neither key."""
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    before = record_weights(script, args)
+    skip_unless(before, "its weights are neither returned nor those of a softmax")
+    after = record_weights(script, script.perturb(args, l=slice(1, 2)))
+    rest = [0, *range(2, length)]
+    message = "the ratio of two weights changes with token 1, which is neither key"
+    others = f"[:, {rest}][..., {rest}]"
+    assert_shares_equal(script, (before, after), others, message)
+
+
+# The sum of two weights of which the ratio is not compared.
+TINY = 1e-30
+
+
+def assert_shares_equal(
+    script: Script, weights: tuple[str, str], others: str, message: str
+) -> None:
+    """The weights at the index `others` have the same ratios to that of the first."""
+    shares, sums = [], []
+    for each in weights:
+        part = script.assign("others", f"{each}{others}")
+        # Of a key that is hidden the share is 0, and between two of them unknown.
+        share = f"({part} / ({part} + {part}[..., :1])).nan_to_num()"
+        shares.append(script.assign("share", share))
+        sums.append(f"({part} + {part}[..., :1] < {TINY})")
+    # Numbers that small are rounded to few digits, or to zero.
+    both = f"({' | '.join(sums)})"
+    shares = [script.assign("share", f"{s}.masked_fill({both}, 0.0)") for s in shares]
+    tolerance = max(1e-3, 32 * torch.finfo(script.dtype).eps)
+    claim = f"({shares[1]} - {shares[0]}).abs().max() <= {tolerance}"
+    script.assert_true(claim, message)

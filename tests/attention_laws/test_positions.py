@@ -12,7 +12,6 @@ from attention_laws.law import NotApplicable
 from attention_laws.positions import LONGEST, fits_in_memory
 from attention_laws.script import Script
 from specimens import assert_caught, each_law_of
-from specimens.algebra import ValuesOfNeighbors
 from specimens.base import Correct, LinearBias, SelfAttention
 from specimens.positions import (
     BiasOfPixels,
@@ -22,6 +21,7 @@ from specimens.positions import (
     RotaryImageOfTable,
     RotaryOfQuarter,
 )
+from specimens.scores import ValuesOfNeighbors
 
 
 @each_law_of(positions)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from specimens.base import (
-    CAUSAL,
     MASK,
     BehindPrefix,
     Correct,
@@ -89,12 +88,6 @@ class Chunks(MaskedSelfAttention):
         assert mask is not None
         chunk = torch.arange(scores.shape[-1], device=scores.device) // self.chunk_size
         return super().weigh(scores, mask & (chunk == chunk[:, None]))
-
-
-class ScoresOfTwoQueries(MaskedSelfAttention):
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        scores = super().score(q, k)
-        return scores + scores.roll(1, dims=2)
 
 
 class CausalUnlessMasked(MaskedSelfAttention):
@@ -432,15 +425,6 @@ class Prefix(SelfAttention):
         return super().read(weights, torch.cat([before, v], dim=2))
 
 
-class StrongestTokens(SelfAttention):
-    """Keys are the five tokens with the largest first feature, in its order."""
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        chosen = x[..., 0].topk(min(5, x.shape[1])).indices
-        tokens = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
-        return Correct.forward(self, x, tokens, tokens)
-
-
 class RectifiesOutput(SelfAttention):
     """Behind a ReLU, many outputs have no gradient."""
 
@@ -494,18 +478,6 @@ class VectorsOverChannels(SelfAttention):
 
 class VectorsOverKeys(VectorsOverChannels):
     axis = 2
-
-
-class PointCloud(SelfAttention):
-    """Near points are preferred; distances are scaled by their mean."""
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        squared = (x[:, :, None] - x[:, None]).square().sum(-1)
-        self.near = -squared / squared.mean((1, 2), keepdim=True)
-        return super().forward(x)
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().score(q, k) + self.near[:, None]
 
 
 class SharpensWithPosition(SelfAttention):
@@ -1247,25 +1219,6 @@ class AddsOverlappingWindows(OverlappingWindows):
         return context
 
 
-class ValuesOfNeighbors(Correct):
-    """Five keys and values for each token, with a vector for each distance."""
-
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads)
-        self.relative = nn.Embedding(5, d_model // heads)
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
-        k, v = (self.neighbors(y) + self.relative.weight for y in (k, v))
-        real = self.neighbors(torch.ones_like(q[..., :1])).mT > 0
-        scores = self.score(q[..., None, :], k)
-        weights = scores.masked_fill(~real, -torch.inf).softmax(dim=-1)
-        return self.join((weights @ v).squeeze(-2))
-
-    def neighbors(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
-
-
 class OfEdges(nn.Module):
     """Attention in a graph: the weights of the edges to a node sum to one."""
 
@@ -1287,22 +1240,6 @@ class OfEdges(nn.Module):
 
 class SumsOverTargets(OfEdges):
     end = 0
-
-
-class NearFive(Correct):
-    """Each token has scores for the five tokens around it, by their distance."""
-
-    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
-        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
-        window = torch.arange(-2, 3, device=x.device)
-        place = torch.arange(x.shape[1], device=x.device)[:, None] + window
-        inside = (place >= 0) & (place < x.shape[1])
-        place = place.clamp(0, x.shape[1] - 1)
-        scores = (
-            torch.einsum("bhld,bhlwd->bhlw", q, k[:, :, place]) / q.shape[-1] ** 0.5
-        )
-        weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
-        return self.join(torch.einsum("bhlw,bhlwd->bhld", weights, v[:, :, place]))
 
 
 class RoundsKeys(MaskedSelfAttention):
@@ -1447,18 +1384,6 @@ class ReturnsDroppedProbabilities(ReturnsProbabilities):
         return used
 
 
-class SharpCosines(SelfAttention):
-    """Cosine attention, with scores of up to 100."""
-
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads)
-        self.temperature = nn.Parameter(torch.full((heads, 1, 1), 0.1))
-
-    def score(self, q: Tensor, k: Tensor) -> Tensor:
-        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
-        return q @ k.mT / self.temperature.clamp(min=0.01)
-
-
 class LogOfCount(SelfAttention):
     """Scores are multiplied with log(n) / log(n_usual), with n tokens."""
 
@@ -1576,9 +1501,6 @@ VIOLATING: Violations = {
         (NormalizesKeysAndValues, {}),
         (NormalizesQueriesAndValues, {}),
     ],
-    "score_independence": [
-        (ScoresOfTwoQueries, CAUSAL),
-    ],
     "equal_values": [
         (VectorsOverChannels, {}),
         (AttendsByColumns, {}),
@@ -1618,7 +1540,6 @@ PASSING_ONE: Passes = [
     ("key_permutation", WidthsInLetters),
     ("allowed_keys_attended", AtomsWithinCutoff),
     ("weights_match_output", ReturnsDroppedProbabilities),
-    ("score_independence", SharpCosines),
     ("weights_match_output", ShowsIfAsked),
     ("allowed_keys_attended", DetachedMemory),
     ("rows_sum_to_one", FeaturesOfEdges),
@@ -1696,24 +1617,20 @@ EXCUSED: Excuses = [
     ("rows_sum_to_one", AssignsTokens, "another design"),
     ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),
-    ("score_independence", NearFive, "neither returned nor those of a softmax"),
     ("formula", RoundsKeys, "fake_quantize"),
     ("formula", MakesCroppedCache, "its values have positions"),
     ("gradients", RoundsKeys, "fake_quantize"),
     ("allowed_keys_attended", NearbyFrames, "chunk_index"),
     ("rows_sum_to_one", ConvolvesValues, "may mix its values with padding"),
     ("equal_values", Prefix, "3 keys of its own"),
-    ("score_independence", StrongestTokens, "topk"),
     ("equal_values", ApproximateInverse, "pinv"),
     ("equal_values", MergedKeys, "keys that are not the tokens"),
     ("allowed_keys_attended", PositiveScores, "no softmax"),
-    ("score_independence", PointCloud, "PointCloud"),
     ("formula", SharpensWithPosition, "floor_scale"),
     ("linear_in_value", CombinesWithQuery, "an activation, tanh"),
     ("equal_values", CombinesWithQuery, "an activation, tanh"),
     ("allowed_keys_attended", Chunks, "chunk_size"),
     ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
-    ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
     ("formula", ClipsProjections, "clip_qkv"),
     ("equal_values", ReadsPastOnly, "its first token sees no values"),
 ]

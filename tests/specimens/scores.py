@@ -3,9 +3,11 @@
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from specimens.base import (
+    CAUSAL,
     Correct,
     Excuses,
     MaskedSelfAttention,
@@ -115,7 +117,82 @@ class BesideState(SelfAttention):
         return super().forward(x) + nn.functional.layer_norm(state, state.shape[-1:])
 
 
+class ScoresOfTwoQueries(MaskedSelfAttention):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = super().score(q, k)
+        return scores + scores.roll(1, dims=2)
+
+
+class StrongestTokens(SelfAttention):
+    """Keys are the five tokens with the largest first feature, in its order."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        chosen = x[..., 0].topk(min(5, x.shape[1])).indices
+        tokens = x.gather(1, chosen[..., None].expand(-1, -1, x.shape[2]))
+        return Correct.forward(self, x, tokens, tokens)
+
+
+class PointCloud(SelfAttention):
+    """Near points are preferred; distances are scaled by their mean."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        squared = (x[:, :, None] - x[:, None]).square().sum(-1)
+        self.near = -squared / squared.mean((1, 2), keepdim=True)
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.near[:, None]
+
+
+class ValuesOfNeighbors(Correct):
+    """Five keys and values for each token, with a vector for each distance."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.relative = nn.Embedding(5, d_model // heads)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        k, v = (self.neighbors(y) + self.relative.weight for y in (k, v))
+        real = self.neighbors(torch.ones_like(q[..., :1])).mT > 0
+        scores = self.score(q[..., None, :], k)
+        weights = scores.masked_fill(~real, -torch.inf).softmax(dim=-1)
+        return self.join((weights @ v).squeeze(-2))
+
+    def neighbors(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x, (0, 0, 2, 2)).unfold(2, 5, 1).mT
+
+
+class NearFive(Correct):
+    """Each token has scores for the five tokens around it, by their distance."""
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        window = torch.arange(-2, 3, device=x.device)
+        place = torch.arange(x.shape[1], device=x.device)[:, None] + window
+        inside = (place >= 0) & (place < x.shape[1])
+        place = place.clamp(0, x.shape[1] - 1)
+        scores = (
+            torch.einsum("bhld,bhlwd->bhlw", q, k[:, :, place]) / q.shape[-1] ** 0.5
+        )
+        weights = scores.masked_fill(~inside, -torch.inf).softmax(-1)
+        return self.join(torch.einsum("bhlw,bhlwd->bhld", weights, v[:, :, place]))
+
+
+class SharpCosines(SelfAttention):
+    """Cosine attention, with scores of up to 100."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.temperature = nn.Parameter(torch.full((heads, 1, 1), 0.1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+        return q @ k.mT / self.temperature.clamp(min=0.01)
+
+
 VIOLATING: Violations = {
+    "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
         (RotaryScaledByWidth, {"positions": "rotary"}),
     ],
@@ -128,6 +205,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("score_independence", SharpCosines),
     ("score_scale", RotaryAfterNorms),
     ("relative_positions", RotaryAfterNorms),
     ("relative_positions", RotaryOfManyDevices),
@@ -138,6 +216,10 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("score_independence", NearFive, "neither returned nor those of a softmax"),
+    ("score_independence", StrongestTokens, "topk"),
+    ("score_independence", PointCloud, "PointCloud"),
+    ("score_independence", ValuesOfNeighbors, "neither returned nor those of a"),
     ("score_scale", RotaryUnscaled, "scaling = 1.0"),
     ("score_scale", RotaryOfManyDevices, "the order of its fused projection"),
     ("weights_match_output", RotaryOfManyDevices, "the order of its fused projection"),
