@@ -53,6 +53,9 @@ def incremental_decoding(script: Script) -> None:
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
+    kept = names.context_length(adapter.target)
+    if adapter.cache is not None and 1 < kept < length:  # what is older is left out
+        script.sizes = replace(script.sizes, q_len=kept, k_len=kept)
     if adapter.cache is not None and not adapter.causal:
         assert_last_token_is_decoded(script)
         return
@@ -74,6 +77,12 @@ def incremental_decoding(script: Script) -> None:
         with script.attempt():  # longer than its tables
             assert_equal_after_memory(script, 5, "no_grad")
         return
+    assert_new_queries_continue(script)
+
+
+def assert_new_queries_continue(script: Script) -> None:
+    """Without a cache, new queries attend to all keys as they do among all queries."""
+    adapter, length = script.adapter, script.sizes.k_len
     for first in range(1, length):
         # An attention without a cache can be given new queries and all keys.
         skip_unless(

@@ -449,7 +449,8 @@ def has_scale_of_its_own(target: Any) -> bool:
     return says(
         target,
         r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b|\blog\(\w+\) ?/ ?log\("
-        r"|\blog-?length\b|\blogarithm of (the|its) (length|number)",
+        r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b|\blog-?length\b"
+        r"|\blogarithm of (the|its) (length|number)",
     )
 
 
@@ -499,6 +500,19 @@ def gets_no_gradient(target: Any, argument: str) -> bool:
 def stops_gradients(target: Any) -> bool:
     """Whether a comment in the code says that something receives no gradient."""
     return bool(re.search(r"\b(no|without|stops?) gradients?\b", comments_of(target)))
+
+
+def computes_in_half(target: Any) -> bool:
+    r"""Whether the documentation says that products are rounded in all dtypes.
+
+    >>> def attend(x): "Attention, computed in reduced precision."
+    >>> def attend_fully(x): "Half precision is refused."
+    >>> computes_in_half(attend), computes_in_half(attend_fully)
+    (True, False)
+    """
+    return says(
+        target, r"\b(comput\w+|run|runs|matmuls) in (reduced|half|low) precision"
+    )
 
 
 def comments_of(target: Any) -> str:

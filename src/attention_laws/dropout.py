@@ -156,9 +156,10 @@ def assert_rates_reach_their_places(script: Script, changed: dict[str, str]) -> 
             script.restart("train", dropout=None)
             reached = script.evaluate("active_dropout(attention)")
             found = {changed.get(place) for place in reached}
-            if found & {*RATES} and expected not in found:
+            if (found & {*RATES} or not reached) and expected not in found:
                 other = "output" if expected == "weights" else "weights"
-                message = f"`{name}` drops the {other}, and not the {expected}"
+                what = f"the {other}, and not the {expected}" if reached else "nothing"
+                message = f"`{name}` drops {what}"
                 claim = f"active_dropout(attention) != {reached}"
                 script.assert_true(claim, message)
     script.adapter = adapter

@@ -73,7 +73,8 @@ def long_sequences(script: Script) -> None:
     for one query, for a last block that is not full, and for sequences that fit in one
     block. Lengths around the edges of such blocks are compared with a sequence of 260
     tokens, whose rest is hidden by the causal mask or by one for padding. Without a
-    mask, each token is given twice, which changes no weighted mean.
+    mask, each token is given twice, which changes no weighted mean. Nor may it depend
+    on the number of queries whether a causal mask counts them from the last key.
     """
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
@@ -91,10 +92,33 @@ def long_sequences(script: Script) -> None:
         return
     if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
         assert_sums_are_exact(script)
+    assert_last_queries_stay_last(script)
     if adapter.positions == "none":
         assert_distances_are_kept(script)
     if isinstance(adapter.target, type):
         assert_limit_has_no_influence(script)
+
+
+def assert_last_queries_stay_last(script: Script) -> None:
+    """If a causal mask counts two queries from the last key, it counts many so, too."""
+    adapter, usual = script.adapter, script.sizes
+    if adapter.single_input or not adapter.causal or adapter.mixes_queries:
+        return
+    for q_len, k_len in ((2, 5), (70, 90), (150, 270)):
+        script.sizes = replace(usual, q_len=k_len, k_len=k_len)
+        script.restart()
+        with script.attempt():  # it may need as many queries as keys
+            args = script.make_arguments(script.all_allowed(k_len, k_len))
+            last = adapter.index(l=slice(k_len - q_len, None))
+            whole = script.assign("y", f"{script.call(args)}{last}")
+            query = script.assign("query", f"{args.inputs[0]}{last}")
+            seen = script.call(replace(args, inputs=(query, *args.inputs[1:])))
+            is_last = script.evaluate(f"torch.allclose({whole}, {seen}, atol=1e-4)")
+            if k_len == 5 and not is_last:
+                break
+            message = f"{{place}} of the last {q_len} differs from that among {k_len}"
+            script.assert_close(whole, seen, message)
+    script.sizes = usual
 
 
 def loops_over_tiles(script: Script, length: int) -> bool:

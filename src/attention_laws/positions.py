@@ -600,7 +600,8 @@ def relative_table(script: Script) -> None:
     row at one end, and another row keeps its initial value; or the index is -1, and
     Python takes the last row. The sequence is as long as the table, so that each
     distance occurs. In causal attention, half of the rows are enough. Where distances
-    share rows, as the buckets of T5, the last row begins near the largest distance.
+    share rows, as the buckets of T5, the last row begins near the largest distance, and
+    goes on behind it.
     """
     adapter = script.adapter
     found = assert_offsets_of_windows_used(script)
@@ -619,6 +620,7 @@ def relative_table(script: Script) -> None:
     skip_unless(tables, "has no table with a name such as `relative_bias`")
     if structure.has_buckets(script.evaluate("attention")):
         assert_buckets_reach(script, tables)
+        assert_far_keys_share_a_bucket(script)
         return
     for name, rows in tables.items():
         script.adapter = adapter
@@ -742,6 +744,23 @@ def assert_buckets_reach(script: Script, tables: dict[str, int]) -> None:
             script.exec_line(f"grad = torch.autograd.grad({ratio}.sum(), {table})[0]")
             message = f"distances {far // 3} and {far} share a bucket of `{name}`"
             script.assert_true("grad.abs().max() > 1e-3", message)
+
+
+def assert_far_keys_share_a_bucket(script: Script) -> None:
+    """Beyond the largest distance, all keys of a direction have one bias."""
+    far = structure.largest_distance(script.evaluate("attention"))
+    assert far is not None
+    length = min(3 * far, far + FAR)
+    if not takes_length(script, length):
+        return
+    weights = weights_of_equal_tokens(script, length)
+    ends = {"before": f"{weights}[:, -1, :{length - far - 1}]"}
+    if not script.adapter.causal:
+        ends["behind"] = f"{weights}[:, 0, {far + 1}:]"
+    for side, end in ends.items():
+        message = f"keys more than {far} tokens {side} a query have several biases"
+        claim = f"({end} / {end}[:, :1] - 1).abs().max() <= {ratio_tolerance(script)}"
+        script.assert_true(claim, message)
 
 
 def restart_with_all_distances(script: Script, rows: int) -> CallArguments | None:
@@ -868,13 +887,15 @@ def distant_positions(script: Script) -> None:
     omits some. In half precision the positions must be computed in float32: bfloat16
     has 8 bits, and the angle of a rotary encoding is wrong from position 256 on, as
     1,040 tokens show. An image of so many pixels has rows and columns, and two
-    distances.
+    distances. Times in seconds may be as large as those of today, of which float32
+    rounds the last 2 minutes.
 
     Published models, such as BLOOM and MPT, add a linear bias by the position in the
     dtype of their scores. If only that is rounded, it is reported as a skip unless
     `only` names this law.
     """
     adapter = script.adapter
+    assert_times_of_today_are_exact(script)
     skip_unless(adapter.positions != "none", "has no positional encoding")
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
     has_points = "%" in "".join(adapter.position_args.values())
@@ -924,6 +945,31 @@ def distant_positions(script: Script) -> None:
             "its linear bias grows with the length and has the dtype of its scores, as "
             "in published models; in half precision, compute it and add it in float32"
         )
+
+
+# Seconds since 1970, and a number of seconds that float32 adds to others exactly.
+TODAY, SOME_SECONDS = 1_700_000_000, 1024
+
+
+def assert_times_of_today_are_exact(script: Script) -> None:
+    """Where intervals matter only, they do for times of today, which are large."""
+    script.sizes = replace(script.sizes, batch_size=1)
+    for name, text in script.adapter.extra_args.items():
+        is_integer = re.search(r"torch\.(int64|long)\b", text)
+        if not (is_integer and names.TIME_PATTERN.search(name)):
+            continue
+        script.restart()
+        args = script.make_arguments()
+        times = script.sized_arguments(args, 0, [*args.inputs])[name]
+        times = script.assign(name, f"({times} + 7).cumsum(-1)")
+        usual = script.call(args, **{name: times})
+        outputs = [
+            script.call(args, **{name: f"{times} + {more}"})
+            for more in (SOME_SECONDS, TODAY)
+        ]
+        if script.evaluate(f"torch.allclose({usual}, {outputs[0]}, atol=1e-5)"):
+            message = f"{{place}} changes if all of `{name}` are those of today"
+            script.assert_close(usual, outputs[1], message)
 
 
 def jumps_if_rounded(script: Script, dtype: torch.dtype) -> bool:

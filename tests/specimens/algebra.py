@@ -1466,6 +1466,35 @@ def break_stick(
     return taken @ v
 
 
+class DividedByLayers(SelfAttention):
+    """Scores are divided by sqrt(head size), and also by `layer_idx` + 1."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) / 4
+
+
+class RoundedValues(SelfAttention):
+    """Values are rounded, as those of a quantized cache."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        scale = v.detach().abs().amax(dim=-1, keepdim=True).clamp(min=1e-8) / 7
+        fake_quantized = v + ((v / scale).round() * scale - v).detach()
+        return super().read(weights, fake_quantized)
+
+
+class AveragesOfRealQueries(Correct):
+    """Returns the output and the weights averaged over heads; none of padding."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        """mask: (B, L), True for real tokens."""
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        seen = (mask[:, None] & mask[:, :, None]).bool()
+        weights = self.weigh(self.score(q, k), seen) * seen[:, None]
+        return self.join(weights @ v), weights.mean(dim=1)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1535,6 +1564,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", AveragesOfRealQueries),
     ("allowed_keys_attended", break_stick),
     ("gradients", SendersAndReceivers),
     ("key_permutation", WidthsInLetters),
@@ -1597,6 +1627,8 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", DividedByLayers, "a scale that is documented"),
+    ("linear_in_value", RoundedValues, "quant"),
     ("formula", LogOfCount, "a scale that is documented"),
     ("formula", BandOfFrames, "look-ahead"),
     ("allowed_keys_attended", WaitKAttention, "WaitK"),

@@ -788,8 +788,23 @@ class OneKeyOfEachHead(nn.Module):
         return torch.einsum("bnth,nhm->btm", weights @ v, self.o)
 
 
+class RateOfOutputUnused(SelfAttention):
+    """`attn_drop` is the rate of the weights, `proj_drop` that of the output."""
+
+    def __init__(
+        self, d_model: int, heads: int, attn_drop: float = 0.0, proj_drop: float = 0.0
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Dropout(attn_drop)
+        self.last = nn.Dropout(attn_drop)
+
+    def join(self, context: Tensor) -> Tensor:
+        return self.last(super().join(context))
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (RateOfOutputUnused, {}),
         (drop_queries, {}),
         (RoutesAndDropsHeads, {}),
         (RatesSwapped, {}),

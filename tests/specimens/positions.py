@@ -994,6 +994,61 @@ class AlibiOfBothWays(AlibiOfPastOnly):
         return super().distances(places).abs()
 
 
+class BucketsBehindTheLast(SelfAttention):
+    """Buckets of distances, of which the last begins at `max_distance`, as by T5."""
+
+    def __init__(self, d_model: int, heads: int, max_distance: int = 32) -> None:
+        super().__init__(d_model, heads)
+        self.max_distance, self.num_buckets = max_distance, 16
+        self.relative_attention_bias = nn.Embedding(self.num_buckets, heads)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        places = torch.arange(k.shape[2], device=k.device)
+        bias = self.relative_attention_bias(self.buckets(places - places[:, None]))
+        return super().score(q, k) + bias.permute(2, 0, 1)
+
+    def buckets(self, distances: Tensor) -> Tensor:
+        half = self.num_buckets // 2
+        far, exact = distances.abs(), half // 2
+        growth = (far.clamp(min=1) / exact).log() / math.log(self.max_distance / exact)
+        large = self.limit(exact + (growth * (half - exact)).long())
+        near_or_far = torch.where(far < exact, far, large)
+        return ((distances > 0) * half + near_or_far).clamp(max=self.num_buckets - 1)
+
+    def limit(self, large: Tensor) -> Tensor:
+        return large
+
+
+class BucketsUpToTheLast(BucketsBehindTheLast):
+    def limit(self, large: Tensor) -> Tensor:
+        return large.clamp(max=self.num_buckets // 2 - 1)
+
+
+class TimesInFloat(SelfAttention):
+    """Intervals between events. timestamps: (B, L) int64 seconds."""
+
+    dtype = torch.float32
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.interval_bias = nn.Embedding(32, heads)
+
+    def forward(self, x: Tensor, timestamps: Tensor) -> Any:  # type: ignore[override]
+        """x: (B, L, D)"""
+        times = timestamps.to(self.dtype)
+        gaps = (times[:, :, None] - times[:, None]).abs()
+        steps = torch.log2(1 + gaps).long().clamp(max=31)
+        self.bias = self.interval_bias(steps).permute(0, 3, 1, 2)
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(q, k) + self.bias
+
+
+class TimesInIntegers(TimesInFloat):
+    dtype = torch.int64
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1003,6 +1058,7 @@ VIOLATING: Violations = {
         (BucketsOfFuture, {}),
     ],
     "distant_positions": [
+        (TimesInFloat, {}),
         (BiasOfKeys, {"positions": "alibi"}),
         (BiasCountedInHalf, {"positions": "alibi"}),
         (RotaryOfRoundedTimes, {}),
@@ -1039,6 +1095,7 @@ VIOLATING: Violations = {
         (RotaryOfModelWidth, {"positions": "rotary"}),
     ],
     "relative_table": [
+        (BucketsBehindTheLast, {}),
         (LastRowUnused, {}),
         (FirstRowIsLast, {}),
         (BucketsOfLargestDistance, {}),
@@ -1053,6 +1110,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_table", BucketsUpToTheLast),
     ("positions_matter", RotatesTokens),
     ("linear_bias", AlibiOfBothWays),
     ("relative_positions", DistancesOfCaller),
@@ -1089,6 +1147,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("distant_positions", TimesInIntegers, "no positional encoding"),
     ("positions_matter", SignedDistances, "is not rotary or alibi"),
     ("relative_table", ChunksWithAllPast, "distances occur in its chunks"),
     ("distant_positions", WindowAtPrediction, "rounded to torch.bfloat16 alone"),
