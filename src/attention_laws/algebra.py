@@ -131,7 +131,7 @@ EDGE_ARGUMENTS = {"edge_index", "edges", "edge_idx"}
 def edge_argument(adapter: Adapter) -> str:
     """The argument for the edges of a graph; "" if there is none."""
     given = adapter.extra_args.items()
-    known = (n for n, text in given if n in EDGE_ARGUMENTS and "randn" not in text)
+    known = (n for n, text in given if n in EDGE_ARGUMENTS and text.endswith(".T"))
     return next(known, "")
 
 

@@ -10,6 +10,7 @@ Source: the cases are those of published bugs; the [bug
 museum](../../compare/museum.md) shows them.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ def batch_independence(script: Script) -> None:
     sizes are equal all break this, and the results of a sequence then depend on the
     others. So do those of a graph among the edges of several, or in a batch of which an
     argument tells the graph of each node. Variables of a series that are documented to
-    be independent are items, too.
+    be independent are items, too, and so are videos whose frames are images.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -50,6 +51,7 @@ def batch_independence(script: Script) -> None:
     skip_unless(script.sizes.batch_size > 1, "needs two batch items")
     skip_unless("b" in script.adapter.layout, "takes one sequence at a time")
     assert_variables_are_apart(script)
+    assert_videos_are_apart(script)
     assert_first_item_is_unseen(script)
     assert_weights_are_of_item(script)
     assert_marks_are_of_item(script)
@@ -91,6 +93,33 @@ def batch_independence(script: Script) -> None:
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+FRAMES_PATTERN = re.compile(r"(num_?|n_?)?frames|(clip|video)_len(gth)?")
+
+
+def assert_videos_are_apart(script: Script) -> None:
+    """Images that are the frames of a video change those of no other video."""
+    usual, adapter = script.sizes, script.adapter
+    given = adapter.extra_args
+    counts = [
+        name
+        for name, parameter in names.parameters_by_name(adapter.target).items()
+        if FRAMES_PATTERN.fullmatch(name)
+        and (parameter.default in (1, None) or given.get(name) == "1")
+    ]
+    if not (adapter.image.startswith("image") and counts):
+        return
+    script.sizes = replace(usual, batch_size=4)
+    script.restart()
+    with script.attempt():  # it may be another number
+        args, two = script.make_arguments(), {counts[0]: "2"}
+        before = script.call(args, **two)
+        first = script.perturb(args, b=slice(0, 2), l=slice(None))
+        after = script.call(first, **two)
+        message = f"{{place}} depends on another video, with `{counts[0]}=2`"
+        script.assert_close(before, after, message, b=slice(2, 4))
+    script.sizes = usual
 
 
 def assert_marks_are_of_item(script: Script) -> None:

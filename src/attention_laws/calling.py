@@ -542,8 +542,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             listed = [text, *names.extra_templates(name, None), ones]
             templates[name] = [*dict.fromkeys(listed)]
         else:
-            annotation = parameters[name].annotation
-            templates[name] = names.extra_templates(name, annotation)
+            templates[name] = templates_of(adapter, parameters[name])
     if any("cu_seq" in name for name in templates):
         # Those of the keys may default to those of the queries.
         templates |= {
@@ -566,6 +565,16 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                     n: v for n, v in adapter.call_args.items() if n not in chosen
                 },
             }
+
+
+def templates_of(adapter: Adapter, parameter: inspect.Parameter) -> list[str]:
+    """Values for a required argument without features, such as the edges of a graph."""
+    name = parameter.name
+    texts = names.extra_templates(name, parameter.annotation)
+    axes = documented.all_shapes(adapter.target).get(name, ())
+    if len(axes) == 3 and texts[0].endswith(".T"):
+        return [f"{texts[0]}.expand({{batch_size}}, -1, -1)"]  # edges of each graph
+    return texts
 
 
 def queries_of_items(probe: CallProbe) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,6 @@ Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Noc
 Wright 2006, section 8.1.
 """
 
-import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -34,6 +33,10 @@ from attention_laws.tools import WeightsRecorder, captured_input, is_called
 # Tokens, more than a block of 128 has, and rows of an image, with which all parts of an
 # attention act.
 ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
+
+
+# The ends of the names of arguments that count frames.
+FRAMES = ("frame", "frames")
 
 
 @law(slow=True, assumes="stationary quantized assignment")
@@ -320,8 +323,9 @@ def parameter_gradients(script: Script) -> None:
     skip_unless(sizes.k_len > 1, "needs two keys")
     is_single = adapter.mixes_queries and sizes.q_len == 1
     skip_unless(not is_single, "needs two queries, which attend to each other")
-    given = adapter.extra_args.items()
-    one = [n for n, text in given if text == "1" and re.search("frames?$", n)]
+    parameters = names.parameters_by_name(adapter.target).items()
+    given = {n: str(p.default) for n, p in parameters} | {**adapter.extra_args}
+    one = [n for n, text in given.items() if text == "1" and n.endswith(FRAMES)]
     skip_unless(not one, f"has one frame (`{', '.join(one)}`), which attends to itself")
     give_room(script)
     try:

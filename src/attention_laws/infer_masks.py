@@ -137,11 +137,14 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
         if hides is not None and polarity(mask) and not are_added:
             continue  # numbers may be refused by the code that returns weights
         kind = mask.kind
+        if kind == "additive" and documented.says_of(target, mask.name, r"\bfinite\b"):
+            kind = "additive_min"
         if are_added and not documented.says_of(target, mask.name, ADDED_PATTERN):
             kind = "attend_int"
-        if hides is not None:
-            is_right = kind.startswith("ignore") == hides
-            stated = replace(mask, kind=kind if is_right else OPPOSITES.get(kind, kind))
+        if hides is not None and kind.startswith("ignore") != hides:
+            kind = OPPOSITES.get(kind, kind)
+        stated = replace(mask, kind=kind)
+        if hides is not None or kind == "additive_min":
             if stated != mask and probe.try_call(mask=stated):
                 mask = stated
         found.append(mask)

@@ -323,7 +323,7 @@ UNKNOWN_PAIRS = [
 ]
 INTEGERS_PATTERN = re.compile(r"(^|_)(ids?|idx|index|indices|tables?|tokens?)$")
 MASK_PATTERN = re.compile(
-    r"(?<!head_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
+    r"(?<!head_)(?<!edge_)mask|^(key_|kv_|is_)?pad(ding|ded|s)?$|^(is_)?valid$|^adj"
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?|(\w+_)?exists?)$"
     r"|^is_(atom|node|object|real|seen|token|word)s?$|^cardinalit(y|ies)$"

@@ -905,8 +905,56 @@ class StepsOfEpisodes(MaskedSelfAttention):
         return super().weigh(scores, mask & self.same)
 
 
+class FramesOfSomeVideos(SelfAttention):
+    """Attention over the frames of a video, at each pixel.
+
+    x: (batch * num_frames, channels, height, width), one video after the other.
+    """
+
+    def forward(self, x: Tensor, num_frames: int = 1) -> Any:  # type: ignore[override]
+        tokens = self.videos(x, num_frames).permute(0, 3, 4, 1, 2)
+        y = super().forward(tokens.flatten(0, 2)).view(tokens.shape)
+        return x + self.images(y.permute(0, 3, 4, 1, 2))
+
+    def videos(self, x: Tensor, count: int) -> Tensor:
+        return x.unflatten(0, (count, -1)).transpose(0, 1)
+
+    def images(self, y: Tensor) -> Tensor:
+        return y.transpose(0, 1).flatten(0, 1)
+
+
+class FramesOfOneVideo(FramesOfSomeVideos):
+    def videos(self, x: Tensor, count: int) -> Tensor:
+        return x.unflatten(0, (-1, count))
+
+    def images(self, y: Tensor) -> Tensor:
+        return y.flatten(0, 1)
+
+
+class EdgesOfFirstGraph(SelfAttention):
+    """Nodes attend to their sources. x: (B, N, C); edge_index: (B, 2, E)."""
+
+    item = slice(1)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Any:  # type: ignore[override]
+        edges = edge_index[self.item].expand(len(x), -1, -1)
+        items = torch.arange(len(x), device=x.device)[:, None]
+        self.seen = torch.zeros(*x.shape[:2], x.shape[1], device=x.device).bool()
+        self.seen[items, edges[:, 1], edges[:, 0]] = True
+        return super().forward(x)
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, self.seen)
+
+
+class EdgesOfOwnGraph(EdgesOfFirstGraph):
+    item = slice(None)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
+        (EdgesOfFirstGraph, {}),
+        (FramesOfSomeVideos, {}),
         (MeanOfLargestGraph, {}),
         (BoxesOfAllImages, {}),
         (SlicesOfHeads, {}),
@@ -952,6 +1000,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("batch_independence", FramesOfOneVideo),
+    ("batch_independence", EdgesOfOwnGraph),
+    ("allowed_keys_attended", EdgesOfOwnGraph),
     ("batch_independence", StepsOfEpisodes),
     ("batch_independence", SlicesOfAllHeads),
     ("batch_independence", BoxesOfEachImage),
@@ -1006,6 +1057,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("parameter_gradients", FramesOfOneVideo, "has one frame"),
     ("batch_independence", MeanOfOwnGraph, "needs two batch items"),
     ("batch_independence", NodesBetweenBounds, "needs two batch items"),
     ("batch_independence", NodesOfGraphs, "needs two batch items"),
