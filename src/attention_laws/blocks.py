@@ -43,6 +43,7 @@ def residual_connection(script: Script) -> None:
     norms = [*filter(structure.is_norm, parts)]
     are_layer_norms = norms and all(isinstance(each, nn.LayerNorm) for each in norms)
     skip_unless(are_layer_norms, "has no layer norms, or others beside them")
+    skip_unless(has_residual(script), "its caller adds the residual connection")
     args = script.make_arguments()
     before = script.call(args)
     skip_unless(
@@ -58,6 +59,20 @@ def residual_connection(script: Script) -> None:
     expected = script.assign("expected", f"{before} + 1")
     message = "{place} loses a constant that is added to all features of its token"
     script.assert_close(expected, after, message)
+
+
+def has_residual(script: Script) -> bool:
+    """Whether something is added to the output of the last projection."""
+    width = script.sizes.heads * script.sizes.d_k
+    layers = structure.layers_by_role(script.evaluate("attention"), width)
+    if "out" not in layers:
+        return True  # or not known
+    layer = f"attention.get_submodule({layers['out']!r})"
+    script.exec_line(f"[p.data.zero_() for p in {layer}.parameters()]")
+    output = script.call(script.make_arguments())
+    has_rest = bool(script.evaluate(f"{output}.any()"))
+    script.restart()
+    return has_rest
 
 
 @law

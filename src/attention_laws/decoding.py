@@ -131,6 +131,7 @@ def decode_in_all_ways(script: Script) -> None:
     decode_with_padding(script)
     reorder_cache(script)
     decode_in_turns(script)
+    assert_sequence_begins_anew(script)
     decode_after_rejection(script)
     decode_many(script)
     assert_usual_calls_ignore_cache(script)
@@ -652,6 +653,27 @@ def decode_in_turns(script: Script) -> None:
             rest, _ = call_with_cache(script, args, first, length - first, cache)
             message = "{place} differs if another sequence is decoded in between"
             script.assert_close(whole, script.concatenate(start, rest), message)
+
+
+def assert_sequence_begins_anew(script: Script) -> None:
+    """At position 0, a stored cache holds nothing of a sequence that was longer."""
+    adapter, length = script.adapter, script.sizes.k_len
+    if adapter.cache != ("", "") or "{start}" not in adapter.cache_args.values():
+        return
+    restart_with_cache(script)
+    longer, args = (
+        script.make_arguments(script.all_allowed(n, n)) for n in (length + 3, length)
+    )
+    with script.attempt():  # it may need a reset
+        whole = script.call(args)
+        cache = empty_cache(script)
+        call_with_cache(script, longer, 0, length + 3, cache)
+        outputs = []
+        for start in range(length):
+            output, cache = call_with_cache(script, args, start, 1, cache)
+            outputs.append(output)
+        message = "{place} differs after a longer sequence, though it begins at 0"
+        script.assert_close(whole, script.concatenate(*outputs), message)
 
 
 def decode_after_rejection(script: Script) -> None:

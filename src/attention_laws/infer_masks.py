@@ -132,6 +132,13 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
         return masks
     target, found = probe.adapter.target, []
     are_added = all(map(polarity, masks))
+    added = [
+        mask
+        for mask in filter(polarity, masks)
+        if documented.says_of(target, mask.name, r"\badd(ed|itive)\b")
+    ]
+    if added and not are_added:
+        return added  # its numbers are documented, whatever else is accepted
     for mask in masks:
         hides = documented.hides_where_true(target, mask.name)
         if hides is not None and polarity(mask) and not are_added:

@@ -1031,7 +1031,9 @@ def cache_steps(
     for each in parameters:
         if each.default is False and CACHE_FLAG_PATTERN.search(each.name):
             found[each.name] = "True"
-        if type(each.default) is int and CACHE_START_PATTERN.search(each.name):
+        is_none = each.default is None and "int" in str(each.annotation)
+        is_number = type(each.default) is int or is_none
+        if is_number and CACHE_START_PATTERN.search(each.name):
             found[each.name] = "{start}"
     if found or "start_pos" in position_args:
         yield found

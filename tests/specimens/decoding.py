@@ -1678,8 +1678,40 @@ class FewPastTokens(MaskedSelfAttention):
         return y, seen[:, -self.mem_len :]
 
 
+class SlotsOfLongerSequence(Correct):
+    """Causal; with `start_pos`, keys and values are stored. 0 begins a new sequence."""
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 320) -> None:
+        super().__init__(d_model, heads)
+        self.max_len, self.filled = max_len, 0
+        self.slots: Tensor | None = None
+
+    def forward(self, x: Tensor, start_pos: int | None = None) -> Any:  # type: ignore[override]
+        start, seen = start_pos or 0, x
+        if start_pos is not None:
+            if self.slots is None or self.slots.shape[0] != len(x):
+                self.slots = x.new_zeros(len(x), self.max_len, x.shape[2])
+            self.slots[:, start : start + x.shape[1]] = x.detach()
+            self.filled = self.count(start + x.shape[1])
+            seen = self.slots[:, : self.filled]
+        if x.shape[1] == 1:
+            return super().forward(x, seen, seen)
+        rows = torch.arange(start, start + x.shape[1], device=x.device)
+        mask = torch.arange(seen.shape[1], device=x.device) <= rows[:, None]
+        return super().forward(x, seen, seen, mask[None])
+
+    def count(self, end: int) -> int:
+        return max(self.filled, end)
+
+
+class SlotsOfOwnSequence(SlotsOfLongerSequence):
+    def count(self, end: int) -> int:
+        return end
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
+        (SlotsOfLongerSequence, {}),
         (KeepsLastPiece, {}),
         (CountsStoredAlways, {}),
         (DictOfContextBeforeNorm, {}),
@@ -1755,6 +1787,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", SlotsOfOwnSequence),
     ("incremental_decoding", FewPastTokens),
     ("incremental_decoding", KeepsLeftContext),
     ("incremental_decoding", StoresIfAsked),

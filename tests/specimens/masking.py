@@ -1269,6 +1269,17 @@ class ProbabilitiesAndGlimpse(HidesClippedScores):
         return probabilities, probabilities @ nodes
 
 
+class AddsOrIgnores(Correct):
+    """`mask` is the additive mask, (batch, 1, queries, keys): 0 to attend to a key.
+
+    The fused kernel takes one of bools, too.
+    """
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        return self.join(nn.functional.scaled_dot_product_attention(q, k, v, mask))
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1358,6 +1369,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", AddsOrIgnores),
+    ("neutral_mask", AddsOrIgnores),
     ("key_permutation", ProbabilitiesAndGlimpse),
     ("padding", PassagesOfQuestion),
     ("neutral_mask", FrameMaskAndCausal),
