@@ -1,8 +1,8 @@
 r"""# Laws of scores
 
 A score is the product of a query and a key, divided by the root of their width. These
-laws measure its scale, also behind a rotation or a bias, and make it so large that
-float16 is at its limit.
+laws measure its scale, also behind a rotation or a bias, make it so large that float16
+is at its limit, and change tokens on which it does not depend.
 
 Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), section 3.2.1.
 """
