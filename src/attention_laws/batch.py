@@ -10,7 +10,6 @@ Source: the cases are those of published bugs; the [bug
 museum](../../compare/museum.md) shows them.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -95,9 +94,6 @@ def batch_independence(script: Script) -> None:
             assert_items_have_own(script, argument, given, partial(item_index, script))
 
 
-FRAMES_PATTERN = re.compile(r"(num_?|n_?)?frames|(clip|video)_len(gth)?")
-
-
 def assert_videos_are_apart(script: Script) -> None:
     """Images that are the frames of a video change those of no other video."""
     usual, adapter = script.sizes, script.adapter
@@ -105,7 +101,7 @@ def assert_videos_are_apart(script: Script) -> None:
     counts = [
         name
         for name, parameter in names.parameters_by_name(adapter.target).items()
-        if FRAMES_PATTERN.fullmatch(name)
+        if names.FRAMES_PATTERN.fullmatch(name)
         and (parameter.default in (1, None) or given.get(name) == "1")
     ]
     if not (adapter.image.startswith("image") and counts):

@@ -57,7 +57,7 @@ LETTERS_PATTERN = re.compile(
     r"# *(\w+): ((?:[a-zA-Z]\w? )+[a-zA-Z]\w?)(?=$|[,.;])", re.MULTILINE
 )
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
-TIME_PATTERN = re.compile(r"t|time(steps?)?|seq(uence)?_?len(gth)?", re.IGNORECASE)
+TIME_AXIS_PATTERN = re.compile(r"t|time(steps?)?|seq(uence)?_?len(gth)?", re.IGNORECASE)
 HEADS_PATTERN = re.compile("^h(_?[qkv]+)?$|heads$|n_?head$", re.IGNORECASE)
 CHANNELS_PATTERN = re.compile(
     "(in_?)?(c|ch|d|e|dim|channels?|features|d_model)$", re.IGNORECASE
@@ -706,7 +706,7 @@ def is_time_first(axes: tuple[str, ...]) -> bool:
     >>> is_time_first(("T", "envs", "d")), is_time_first(("T", "heads", "d"))
     (True, False)
     """
-    is_time = len(axes) == 3 and TIME_PATTERN.fullmatch(axes[0])
+    is_time = len(axes) == 3 and TIME_AXIS_PATTERN.fullmatch(axes[0])
     return bool(is_time) and not HEADS_PATTERN.search(axes[1])
 
 

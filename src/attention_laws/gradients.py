@@ -35,10 +35,6 @@ from attention_laws.tools import WeightsRecorder, captured_input, is_called
 ENOUGH_TOKENS, ENOUGH_ROWS = 130, 12
 
 
-# The ends of the names of arguments that count frames.
-FRAMES = ("frame", "frames")
-
-
 @law(slow=True, assumes="stationary quantized assignment")
 def gradients(script: Script) -> None:
     r"""Gradients equal finite differences of the output, in float64.
@@ -325,7 +321,8 @@ def parameter_gradients(script: Script) -> None:
     skip_unless(not is_single, "needs two queries, which attend to each other")
     parameters = names.parameters_by_name(adapter.target).items()
     given = {n: str(p.default) for n, p in parameters} | {**adapter.extra_args}
-    one = [n for n, text in given.items() if text == "1" and n.endswith(FRAMES)]
+    counts = filter(names.FRAMES_PATTERN.fullmatch, given)
+    one = [name for name in counts if given[name] == "1"]
     skip_unless(not one, f"has one frame (`{', '.join(one)}`), which attends to itself")
     give_room(script)
     try:

@@ -163,6 +163,8 @@ FIXED_SIDE_PATTERN = re.compile(
 )
 # When something was seen, as [batch, length] of numbers.
 TIME_PATTERN = re.compile(r"time(stamp|_stamp)?s?$|(^|_)(dates?|days|ages?|hours)$")
+# How many images are the frames of one video.
+FRAMES_PATTERN = re.compile(r"(\w+_)?frames?|(clip|video)_len(gth)?")
 # Rows and columns of patches, as an optional argument.
 PATCH_GRID_PATTERN = re.compile(
     r"(patch_|token_)?grid(_(size|shape|hw))?|hw|(feat|map)_shape"
