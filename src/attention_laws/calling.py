@@ -307,9 +307,8 @@ def unnamed_masks(probe: CallProbe) -> Iterator[str]:
         return
     for name, parameter in names.parameters_by_name(adapter.target).items():
         is_optional = parameter.default is None and names.may_be_context(parameter)
-        is_other = names.CONTEXT_PATTERN.search(name) or names.OTHER_PATTERN.search(
-            name
-        )
+        others = (names.CONTEXT_PATTERN, names.OTHER_PATTERN, names.SCALE_PATTERN)
+        is_other = any(pattern.search(name) for pattern in others)
         if is_optional and name not in known and not is_other:
             yield name
 

@@ -448,7 +448,8 @@ def has_scale_of_its_own(target: Any) -> bool:
     """
     return says(
         target,
-        r"\bmu-?p\b|\bnot (by )?(its|the) (square )?root\b|\blog\(\w+\) ?/ ?log\("
+        r"\bmu-?p\b|\bmaximal update|\bnot (by )?(its|the) (square )?root\b"
+        r"|\blog\(\w+\) ?/ ?log\("
         r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b|\blog-?length\b"
         r"|\blogarithm of (the|its) (length|number)",
     )

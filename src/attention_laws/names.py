@@ -163,6 +163,8 @@ FIXED_SIDE_PATTERN = re.compile(
 )
 # When something was seen, as [batch, length] of numbers.
 TIME_PATTERN = re.compile(r"time(stamp|_stamp)?s?$|(^|_)(dates?|days|ages?|hours)$")
+# What scores are multiplied with, or divided by.
+SCALE_PATTERN = re.compile(r"(^|_)scal(e|ing)$|temperature|^tau$")
 # How many images are the frames of one video.
 FRAMES_PATTERN = re.compile(r"(\w+_)?frames?|(clip|video)_len(gth)?")
 # Rows and columns of patches, as an optional argument.

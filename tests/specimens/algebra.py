@@ -1495,6 +1495,34 @@ class AveragesOfRealQueries(Correct):
         return self.join(weights @ v), weights.mean(dim=1)
 
 
+class MaximalUpdate(SelfAttention):
+    """Maximal update parametrization: scores are divided by the width of a head."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q / q.shape[-1] @ k.mT
+
+
+def attend_with_scale(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention to (..., length, features).
+
+    mask: bool, broadcastable to (..., queries, keys), True = may attend
+    scale: defaults to features ** -0.5
+
+    Queries that may attend to nothing return 0.
+    """
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is None:
+        return scores.softmax(dim=-1) @ v
+    least = torch.finfo(scores.dtype).min
+    return scores.masked_fill(~mask, least).softmax(dim=-1) * mask @ v
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1564,6 +1592,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("neutral_mask", attend_with_scale),
+    ("padding", attend_with_scale),
     ("weights_match_output", AveragesOfRealQueries),
     ("allowed_keys_attended", break_stick),
     ("gradients", SendersAndReceivers),
@@ -1627,6 +1657,7 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("formula", MaximalUpdate, "a scale that is documented"),
     ("formula", DividedByLayers, "a scale that is documented"),
     ("linear_in_value", RoundedValues, "quant"),
     ("formula", LogOfCount, "a scale that is documented"),
