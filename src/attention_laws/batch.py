@@ -319,7 +319,7 @@ def own_tensors(script: Script, argument: str) -> Iterator[str]:
     yield script.assign(argument, f"({given}).to({value.dtype})")
 
 
-# Heads that no number of a chunk or a slice of them divides.
+# A number of heads that slices of two or more of them do not divide.
 ODD_HEADS = 5
 
 

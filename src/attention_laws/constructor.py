@@ -80,12 +80,11 @@ def constructor_options(script: Script) -> None:
     tokens that are zero; the attention is that of a later layer. Evaluation, training
     and `torch.no_grad()` must then give the same outputs, a batch item those that it
     has alone, and a sequence in pieces those of the whole; with a flag, padding must be
-    hidden. With a flag named `causal`,
-    future tokens cannot influence the past, nor with one of a window. The sizes of
-    chunks that are an implementation detail, as equal sizes show, must not change the
-    output if they are unequal, nor may a method that chooses a path, such as
-    `set_attention_slice`, or an option that names one, such as
-    `attn_implementation="eager"`.
+    hidden. With a flag named `causal`, future tokens cannot influence the past, nor
+    with one of a window. The sizes of chunks that are an implementation detail, as
+    equal sizes show, must not change the output if they are unequal, nor may a method
+    that chooses a path, such as `set_attention_slice`, or an option that names one,
+    such as `attn_implementation="eager"`.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")

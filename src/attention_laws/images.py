@@ -200,9 +200,8 @@ def frames_in_place(script: Script) -> None:
     raise NotApplicable("takes videos of one size only")
 
 
-# The side of a square map, in which no offset reaches a border from the center, and
-# the sides of maps of which it is a part: itself, a larger square, and others.
-MAP_SIDE = 32
+# The sides of a square map, in which no offset reaches a border from the center, and
+# those of maps of which it is a part: a larger square, and others.
 MAP_SIDES = ((32, 32), (64, 64), (32, 64), (64, 32))
 
 
@@ -223,7 +222,7 @@ def sampling_offsets(script: Script) -> None:
     points = [name for name in adapter.extra_args if name.startswith("reference_p")]
     takes_maps = len(adapter.inputs) == 2 and adapter.layout == "bld"
     skip_unless(shapes and points and takes_maps, "takes no map with reference points")
-    side = MAP_SIDE
+    side = MAP_SIDES[0][0]
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=4 * side**2)
     script.restart()
     args, outputs = script.make_arguments(), []

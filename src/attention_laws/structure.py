@@ -85,8 +85,8 @@ DESIGNS = {
     r"|^phi$|favor|(random|nb|num_random|n_random)_?features|cosformer|hedgehog",
     # Tokens fade from step to step, by a number that others may have influence on.
     "decay": r"(?<!weight_)decay|forget_?(gate|bias)|forgetting|f_?gates?$|log_?sigmoid"
-    r"|retention|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift|mamba|mlstm"
-    r"|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
+    r"|retention|retnet|delta_?(net|rule)|rwkv|time_mix|(token|time|kv|key)_?shift"
+    r"|mamba|mlstm|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
     # Keys whose weight is exactly zero.
     "zeros": r"sparsemax|entmax|tropical|max_?plus",
     "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(plus_?)?(one|1)"

@@ -6,30 +6,14 @@ A family of laws has a file, with the modules and with what each is a case of:
 `EXCUSED` has designs that violate a law by intention: it is skipped with the reason.
 """
 
+from importlib import import_module
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
 import pytest
 from torch import nn
 
-from specimens import (
-    algebra,
-    batch,
-    blocks,
-    constructor,
-    decoding,
-    dropout,
-    execution,
-    gradients,
-    heads,
-    images,
-    lengths,
-    masking,
-    order,
-    positions,
-    scores,
-    sinks,
-)
 from specimens.base import (
     CACHE,
     Correct,
@@ -44,23 +28,11 @@ from specimens.base import (
     WithCache,
 )
 
-FAMILIES = (
-    algebra,
-    batch,
-    blocks,
-    constructor,
-    decoding,
-    dropout,
-    execution,
-    gradients,
-    heads,
-    images,
-    lengths,
-    masking,
-    order,
-    positions,
-    scores,
-    sinks,
+# One module for each family of laws, in the order of their names.
+FAMILIES = tuple(
+    import_module(f"specimens.{module.name}")
+    for module in iter_modules(__path__)
+    if module.name != "base"
 )
 
 VIOLATING: Violations = {}
