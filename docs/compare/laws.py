@@ -99,7 +99,9 @@
 # after dropout, and which arguments later calls with a cache do not need.
 #
 # Options of the constructor that are off by default are turned on, one after the other,
-# and the modes, the batch and decoding are compared again. A method named `step`,
+# and the modes, the batch and decoding are compared again; so are options of the call,
+# such as a soft cap, and the sizes of chunks. A module that stores a state between calls
+# is reset before each, if it has a method such as `reset()`. A method named `step`,
 # `decode` or `forward_chunk` that takes a cache is called to decode, if `forward` does
 # not take one. The masks of an image may be of its pixels, rows or columns, as of the
 # frames of a video, which may also be a number (`num_frames`), and may be in front of
@@ -136,7 +138,7 @@ FAMILIES = {
     "lengths": "Long sequences",
     "execution": "Execution",
     "dropout": "Dropout",
-    "constructor": "Options of the constructor",
+    "options": "Options",
 }
 
 

@@ -13,7 +13,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -470,7 +470,8 @@ def weights_axes(script: Script) -> None:
     message = f"the returned weights have shape {seen}, not {shape}: {names_of_axes}"
     script.assert_true(claim, message)
     other = script.call_for_weights(script.perturb(args, l=slice(None)))
-    claim = f"not torch.equal({weights}, {other})"
+    # Slots divide each key among them, and a single one gets the whole.
+    claim = f"not torch.equal({weights}, {other}) or ({weights} == 1).all()"
     script.assert_true(claim, "the returned weights do not depend on the keys")
 
 
@@ -807,23 +808,28 @@ def assert_weights_are_proportional(script: Script, order: list[int]) -> None:
     skip_unless(path, "has no values that are known")
     item = "[0]" if adapter.layout == "bld" else "[:, 0]"
     item += f"[:, {first}:]"
+    keep = f"values = kept_outputs(attention.get_submodule({path!r}))"
+
+    def compare(args: CallArguments, output: str, weights: str) -> None:
+        for query in script.real_queries(args):
+            part = f"{output}{adapter.index(l=slice(query, query + 1), b=slice(1))}"
+            grad = script.gradient(part, "values[0]")
+            of_query = f"{weights}.permute({order})[0, :, {query}]"
+            claim = f"are_in_proportion({grad}{item}, {of_query})"
+            message = f"the returned weights of query {query} are not those used"
+            script.assert_true(claim, message)
+
     for allowed, mask in script.mask_cases():
         script.restart()
-        layer = f"attention.get_submodule({path!r})"
-        script.exec_line(f"values = kept_outputs({layer})")
+        script.exec_line(keep)
         args = script.make_arguments(allowed, mask)
         output = script.call(args)
         skip_unless(
             script.evaluate("len(values) == 1"), "projects values several times"
         )
-        weights = f"{script.call_for_weights(args)}.permute({order})"
-        for query in script.real_queries(args):
-            part = f"{output}{adapter.index(l=slice(query, query + 1), b=slice(1))}"
-            grad = script.gradient(part, "values[0]")
-            of_query = f"{weights}[0, :, {query}]"
-            claim = f"are_in_proportion({grad}{item}, {of_query})"
-            message = f"the returned weights of query {query} are not those used"
-            script.assert_true(claim, message)
+        compare(args, output, script.call_for_weights(args))
+    for call in calls_with_dropped_weights(script, keep):
+        compare(*call)
 
 
 def layer_of_values(script: Script) -> tuple[str, int]:
@@ -875,10 +881,20 @@ def assert_fused_weights_match(script: Script, order: list[int]) -> bool:
 
 
 def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
-    """In training, weights of which some are dropped are those of the same call.
+    """In training, weights of which some are dropped are those of the same call."""
+    for args, output, weights in calls_with_dropped_weights(script):
+        message = "{place} is not what the returned weights, with dropout, give"
+        compare_weighted(script, args, weights, output, order, message)
 
-    Many return the weights before dropout: they are compared only if more are zero than
-    in evaluation, where those of future keys are.
+
+def calls_with_dropped_weights(
+    script: Script, first_line: str = ""
+) -> Iterator[tuple[CallArguments, str, str]]:
+    """Calls in training that return their output and weights, some of them dropped.
+
+    Many return the weights before dropout: those are left out, whose weights are not
+    zero more often than in evaluation, where those of future keys are. `first_line`
+    runs before each call.
     """
     adapter = script.adapter
     if not (adapter.is_module and adapter.reproducible_training):
@@ -890,6 +906,8 @@ def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
     for place in script.evaluate("dropout_places(attention)"):
         script.restart("train")
         script.exec_line(f"set_dropout(attention, 0.5, {place!r})")
+        if first_line:
+            script.exec_line(first_line)
         args = script.make_arguments()
         call = script.call_source(args, **adapter.weights_args)
         result = script.assign("result", call)
@@ -899,8 +917,7 @@ def assert_dropped_weights_match(script: Script, order: list[int]) -> None:
         of_call = "attention" if source.startswith(".") else result
         weights = script.assign("weights", of_call + source)
         if script.evaluate(f"({weights} == 0).sum()") > hidden:
-            message = "{place} is not what the returned weights, with dropout, give"
-            compare_weighted(script, args, weights, output, order, message)
+            yield args, output, weights
 
 
 def assert_weights_are_as_documented(script: Script) -> None:

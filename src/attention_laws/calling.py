@@ -293,6 +293,8 @@ def mask_candidates(probe: CallProbe) -> Iterator[MaskArgument]:
                         yield replace(mask, axes="b1k")
                 elif not (adapter.is_pooled and mask.axes == "bq" and not encoding):
                     yield mask
+                    if mask.axes == "bk" and adapter.layout == "lbd":
+                        yield from (replace(mask, axes=axes) for axes in ("1kb", "kb"))
                     if mask.axes == MASK_AXES[0] and adapter.image:
                         yield from (replace(mask, axes=axes) for axes in PIXEL_AXES)
                 if mask.axes == "b11k" and adapter.is_pooled:
@@ -506,6 +508,37 @@ def documented_sides(probe: CallProbe) -> Iterator[tuple[int, int]]:
 
 def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
+    adapter = probe.adapter
+    templates = values_of_required(probe)
+    caches: dict[str, dict[str, type]] = {}
+    for name in filter(names.CACHE_PATTERN.match, [*templates]):
+        parameter = names.parameters_by_name(adapter.target)[name]
+        caches |= names.new_caches(adapter.target, parameter)
+        templates[name] = [*caches, *templates[name]]
+    columns = [*templates.values()]
+    choices = [*itertools.islice(itertools.product(*columns), 12)]
+    if len(columns) > 1:
+        choices += zip(*columns, strict=False)  # all of one kind, as the input is
+    for texts in dict.fromkeys(choices):
+        chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
+        of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
+        if chosen:
+            fields: dict[str, Any] = {
+                "position_args": {n: chosen[n] for n in chosen if n in of_positions},
+                "extra_args": {n: chosen[n] for n in chosen if n not in of_positions},
+                "call_args": {
+                    n: v for n, v in adapter.call_args.items() if n not in chosen
+                },
+            }
+            for classes in (caches[text] for text in texts if caches.get(text)):
+                imports = "".join(map(names.import_source, classes.values()))
+                fields["imports"] = adapter.imports + imports
+                fields["namespace"] = {**adapter.namespace, **classes}
+            yield fields
+
+
+def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
+    """Source texts for each of the required arguments that are no inputs."""
     adapter, given = probe.adapter, probe.options.call_args
     parameters = names.parameters_by_name(adapter.target)
     shapes = documented.shapes(adapter.target)
@@ -549,21 +582,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
             for name, parameter in parameters.items()
             if "cu_seq" in name and parameter.default is None and name not in given
         }
-    columns = [*templates.values()]
-    choices = [*itertools.islice(itertools.product(*columns), 12)]
-    if len(columns) > 1:
-        choices += zip(*columns, strict=False)  # all of one kind, as the input is
-    for texts in dict.fromkeys(choices):
-        chosen = {n: text for n, text in zip(templates, texts, strict=True) if text}
-        of_positions = set(filter(names.POSITION_PATTERN.search, chosen))
-        if chosen:
-            yield {
-                "position_args": {n: chosen[n] for n in chosen if n in of_positions},
-                "extra_args": {n: chosen[n] for n in chosen if n not in of_positions},
-                "call_args": {
-                    n: v for n, v in adapter.call_args.items() if n not in chosen
-                },
-            }
+    return templates
 
 
 def templates_of(adapter: Adapter, parameter: inspect.Parameter) -> list[str]:
@@ -768,23 +787,26 @@ def needed_together(
                 yield {**more, "extra_args": {**beside, **more["extra_args"]}}
 
 
-def keeps_equal_values(script: Script, args: CallArguments) -> bool:
-    """Whether the output is the value where all positions have the same value."""
-    value, first = args.inputs[2], script.adapter.index(l=slice(0, 1))
-    equal = script.assign(value, f"{value}{first}.expand_as({value})")
-    output = script.call(replace(args, inputs=(*args.inputs[:2], equal)))
-    one, other = script.evaluate(output), script.evaluate(equal)
-    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4)
+def mixes_last_axis(script: Script, args: CallArguments) -> bool:
+    """Whether values have an influence along the last axis, as those of positions.
+
+    Each feature of a value has an influence on the same feature only.
+    """
+    value = args.inputs[2]
+    usual = script.evaluate(script.call(args))
+    other = script.assign(value, f"{value}.clone()")
+    script.exec_line(f"{other}[..., 0] += 1")
+    changed = script.call(replace(args, inputs=(*args.inputs[:2], other)))
+    return not torch.equal(usual[..., 1:], script.evaluate(changed)[..., 1:])
 
 
 def token_mixing(script: Script, args: CallArguments) -> float:
     """How much more tokens influence each other than batch items do.
 
-    Features before positions, in a function with heads, are less usual: they also keep
-    equal values.
+    Features before positions, in a function with heads, are less usual: values show it.
     """
     if script.adapter.layout == "bhdl":
-        is_likely = len(args.inputs) == 3 and keeps_equal_values(script, args)
+        is_likely = len(args.inputs) == 3 and mixes_last_axis(script, args)
         return math.inf if is_likely else 0.0
     early, late = {"l": slice(0, 3)}, {"l": slice(3, None)}
     tokens = influence(script, args, early, late)

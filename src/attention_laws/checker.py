@@ -34,7 +34,6 @@ from attention_laws import (
     algebra,
     batch,
     blocks,
-    constructor,
     decoding,
     dropout,
     execution,
@@ -44,6 +43,7 @@ from attention_laws import (
     lengths,
     masking,
     names,
+    options,
     order,
     positions,
     scores,
@@ -71,7 +71,7 @@ LAWS: dict[str, Law] = {
     each.name: each
     for family in (
         *(masking, batch, images, algebra, scores, heads, sinks, gradients, decoding),
-        *(blocks, order, positions, lengths, execution, dropout, constructor),
+        *(blocks, order, positions, lengths, execution, dropout, options),
     )
     for each in vars(family).values()
     if isinstance(each, Law)

@@ -1105,6 +1105,7 @@ def reorder_methods(owner: Any) -> list[str]:
         for name, method in inspect.getmembers(type(owner), inspect.isfunction):
             arguments = [*inspect.signature(method).parameters][1:]
             is_one = len(arguments) == 1 and not name.startswith("_")
+            is_one = is_one and not names.RESET_PATTERN.fullmatch(name)
             if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
                 found.append(name)
     return found

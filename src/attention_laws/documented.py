@@ -236,12 +236,26 @@ def counts_loops_once(target: Any) -> bool:
 
     >>> def attend(x, edge_index): "Adds self-loops; those that exist are replaced."
     >>> def attend_to(x, edge_index): "Adds a self-loop for each node."
-    >>> counts_loops_once(attend), counts_loops_once(attend_to)
-    (True, False)
+    >>> def attend_twice(x, edge_index): "Adds loops; those that exist count, too."
+    >>> [counts_loops_once(each) for each in (attend, attend_to, attend_twice)]
+    [True, False, False]
     """
     once = r"once|already|exist\w*|replaced|dropped|removed"
     near = rf"\bloops?\b[^.]*\b({once})\b|\b({once})\b[^.]*\bloops?\b"
-    return says(target, near + r"|\bonce\b[^.]*\bitself\b|\bitself\b[^.]*\bonce\b")
+    near += r"|\bonce\b[^.]*\bitself\b|\bitself\b[^.]*\bonce\b"
+    more = r"\bloops?\b[^.]*\b(too|twice|stay)\b"
+    return says(target, near) and not says(target, more)
+
+
+def has_exact_scores(target: Any) -> bool:
+    r"""Whether the documentation says that scores are computed in float32.
+
+    >>> def attend(x): "Scores and softmax are computed in float32."
+    >>> def attend_in_half(x): "The softmax is computed in float32."
+    >>> has_exact_scores(attend), has_exact_scores(attend_in_half)
+    (True, False)
+    """
+    return says(target, r"\b(scores?|products?|logits?)\b[^.:;]*\b(float32|fp32)\b")
 
 
 def marks_global_by_two(target: Any) -> bool:
@@ -574,8 +588,9 @@ def clears_empty_rows(target: Any) -> bool:
     return says(target, rf"(\b{row}[^.:;]*{empty}|{padding})[^.:;]*{zero}")
 
 
-# What a mask says of a key where it is True or 1, and where it is False or 0.
-VALUE_PATTERN = re.compile(r"\b(True|1|ones|non-?zero|False|0|zeros?)\b")
+# What a mask says of a key where it is True or 1, and where it is False or 0. An axis
+# of size 1 is neither.
+VALUE_PATTERN = re.compile(r"(?<!\[)\b(True|1|ones|non-?zero|False|0|zeros?)\b(?!\])")
 HIDDEN_PATTERN = (
     r"pad\w*|masked|ignored?|hid\w+|blocked|excluded|invalid|forbidden|missing|empty"
     r"|(?:may|can|must|should) ?not"
@@ -613,6 +628,18 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
                 )
                 said.add(is_true == (is_hidden == (meaning[1] is None)))
     return said.pop() if len(said) == 1 else None
+
+
+def counts_valid(target: Any, lengths: str) -> bool:
+    r"""Whether lengths are those of what is no padding, by their name or documentation.
+
+    >>> def attend(x, valid_lens, lengths, sizes):
+    ...     "lengths: number of real keys per item. sizes: those of windows."
+    >>> [counts_valid(attend, name) for name in ("valid_lens", "lengths", "sizes")]
+    [True, True, False]
+    """
+    of_valid = r"\b(valid|real|unpadded|non-?pad\w*|before (the )?padding)\b"
+    return lengths.startswith("valid") or says_of(target, lengths, of_valid)
 
 
 def has_queries(target: Any, mask: str) -> bool:

@@ -316,7 +316,7 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                             raise
             elif "h" not in adapter.layout:
                 if not (is_of_part(script, place) or is_before_scores(script, place)):
-                    assert_masks_differ(script, args, y, copies)
+                    assert_masks_differ(script, args, many, y)
                 rank = script.evaluate(
                     f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
                 )
@@ -638,7 +638,7 @@ def is_normalized(script: Script, call: str) -> bool:
 
 
 def assert_masks_differ(
-    script: Script, args: CallArguments, y: str, copies: int
+    script: Script, args: CallArguments, many: CallArguments, y: str
 ) -> None:
     """Queries, heads and keys have dropout masks of their own.
 
@@ -646,7 +646,7 @@ def assert_masks_differ(
     $n$ keys and $h$ heads, the counts of remaining keys allow $(n + 1)^h$ outcomes.
     """
     adapter, heads = script.adapter, script.sizes.heads
-    length = count_keys(script, args)
+    length, copies = count_keys(script, args), len(many.allowed[0, 0])
     if adapter.is_pooled or has_several_attentions(script):
         return  # of several, each may have fewer keys or queries
     if "convolution" in adapter.designs and (
@@ -673,6 +673,38 @@ def assert_masks_differ(
     if (length + 1) ** heads > shared and 1.1 * expected < 0.9 * copies:
         if not differs_for_unequal_tokens(script, args, copies, 1.1 * expected):
             script.assert_true(claim, message.format(count))
+    assert_heads_drop_apart(script, many)
+
+
+def assert_heads_drop_apart(script: Script, many: CallArguments) -> None:
+    """No two heads share their dropout masks, such as those of a group.
+
+    For equal tokens, what remains of the weights of a head is a factor of its part of
+    the last layer's input. Independent factors span as many directions as heads.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    width = heads * script.sizes.d_k
+    layers = structure.layers_by_role(script.evaluate("attention"), width)
+    if "out" not in layers or documented.drops_alike_in_heads(adapter.target):
+        return
+    layer = f"attention.get_submodule({layers['out']!r})"
+    arguments = f"lambda: {script.call_source(many)}, {layer}"
+    if not script.evaluate(f"is_called({arguments})"):
+        return
+    call = f"captured_input({arguments})"
+    value, copies = script.evaluate(call), len(many.allowed[0, 0])
+    shape = [len(many.allowed), copies]
+    axes = [adapter.layout.index(axis) for axis in "lb"]
+    if value.dim() != 3 or [value.shape[n] for n in axes] != shape:
+        return
+    if value.shape[-1] != width:
+        return  # the heads are not side by side
+    last = script.assign("last", f"{call}.movedim({axes}, [0, 1])[-1].detach()")
+    spread = script.assign("spread", f"{last} - {last}.mean(0)")
+    message = f"of {heads} heads, some share one dropout mask"
+    claim = f"torch.linalg.matrix_rank({spread}, rtol=1e-3) >= {heads}"
+    if script.evaluate(f"{spread}.norm() > 1e-3 * {last}.norm()"):
+        script.assert_true(claim, message)
 
 
 def count_keys(script: Script, args: CallArguments) -> int:

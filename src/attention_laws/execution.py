@@ -8,7 +8,6 @@ Source: the behavior is that of [PyTorch's
 modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 """
 
-import inspect
 import itertools
 import logging
 import re
@@ -62,32 +61,61 @@ def eval_matches_train(script: Script) -> None:
             script.restart()
             assert_contexts_agree(script, script.make_arguments(allowed, mask))
             continue
-        script.restart("eval", dropout=0.5)
-        args = script.make_arguments(allowed, mask)
-        outputs = {"": script.call(args)}
-        for context in CONTEXTS.values():
-            script.context = context
-            outputs[f" under {context}"] = script.call(args)
-        script.context = ""
-        with script.attempt():
-            needing = [script.assign(n, f"{n}.clone()") for n in args.inputs]
-            for name in needing:
-                script.exec_line(f"{name}.requires_grad_()")
-            outputs[" if its inputs require gradients"] = script.assign(
-                "y", f"{script.call(replace(args, inputs=tuple(needing)))}.detach()"
-            )
-        script.exec_line("set_dropout(attention, 0.0)")
-        script.exec_line("attention.train()")
-        trained = script.call(args)
-        script.context = CONTEXTS["no_grad"]
-        unrecorded = script.call(args)
-        script.context = ""
-        for where, output in outputs.items():
-            message = f"the output at {{place}} differs in evaluation{where}"
-            script.assert_close(trained, output, message)
-        message = "the output at {place} differs in training under torch.no_grad()"
-        script.assert_close(trained, unrecorded, message)
+        assert_modes_agree(script, allowed, mask)
+    if is_module:
+        assert_scales_are_limited_alike(script)
     assert_flags_act_alike(script)
+
+
+def assert_modes_agree(
+    script: Script,
+    allowed: Tensor | None = None,
+    mask: MaskArgument | None = None,
+    scales: Sequence[str] = (),
+) -> None:
+    """Evaluation and training give the same, with and without recorded gradients.
+
+    The parameters that are `scales` are large.
+    """
+    script.restart("eval", dropout=0.5)
+    for name in scales:
+        script.exec_line(f"attention.get_parameter({name!r}).data.fill_(6.0)")
+    args = script.make_arguments(allowed, mask)
+    outputs = {"": script.call(args)}
+    for context in CONTEXTS.values():
+        script.context = context
+        outputs[f" under {context}"] = script.call(args)
+    script.context = ""
+    with script.attempt():
+        needing = [script.assign(n, f"{n}.clone()") for n in args.inputs]
+        for name in needing:
+            script.exec_line(f"{name}.requires_grad_()")
+        outputs[" if its inputs require gradients"] = script.assign(
+            "y", f"{script.call(replace(args, inputs=tuple(needing)))}.detach()"
+        )
+    script.exec_line("set_dropout(attention, 0.0)")
+    script.exec_line("attention.train()")
+    trained = script.call(args)
+    script.context = CONTEXTS["no_grad"]
+    unrecorded = script.call(args)
+    script.context = ""
+    for where, output in outputs.items():
+        message = f"the output at {{place}} differs in evaluation{where}"
+        script.assert_close(trained, output, message)
+    message = "the output at {place} differs in training under torch.no_grad()"
+    script.assert_close(trained, unrecorded, message)
+
+
+def assert_scales_are_limited_alike(script: Script) -> None:
+    """A learned scale of the scores has the same upper limit in all modes.
+
+    It is that of Swin Transformer V2, whose logarithm is at most that of 100.
+    """
+    script.restart()
+    parameters = script.evaluate("attention").named_parameters()
+    scales = [n for n, p in parameters if LEARNED_SCALE_PATTERN.search(n)]
+    if scales and script.adapter.reproducible_training:
+        assert_modes_agree(script, scales=scales)
 
 
 def assert_contexts_agree(
@@ -352,20 +380,16 @@ def assert_no_sides_are_kept(script: Script) -> None:
 
 
 # Methods that begin a new sequence, or a new batch of them.
-RESET_PATTERN = re.compile(r"_?(reset|clear)(_(?!param|weight)\w+)?")
-
-
 def assert_reset_forgets(script: Script) -> None:
     """After a method named `reset` or `clear_cache`, it answers as a new one does.
 
     Flags such as `incremental` are set, with which it stores what it has computed.
     """
-    target = script.adapter.target
+    usual, target = script.adapter, script.adapter.target
     steps = next(names.cache_steps(names.parameters_of(target), {}), {})
     flags = {name: text for name, text in steps.items() if text == "True"}
-    for method in filter(RESET_PATTERN.fullmatch, dir(target)):
-        if not inspect.isfunction(getattr(target, method, None)):
-            continue
+    script.adapter = replace(usual, reset="")
+    for method in names.reset_methods(target):
         script.restart()
         script.exec_line("fresh = copy.deepcopy(attention)")
         first, second = script.make_arguments(), script.make_arguments()
@@ -376,6 +400,7 @@ def assert_reset_forgets(script: Script) -> None:
             seen = script.call(second, **flags)
             message = f"{{place}} depends on a call before `{method}()`"
             script.assert_close(expected, seen, message)
+    script.adapter = usual
 
 
 # Flags with which a module stores something, or forgets it, by intention.
@@ -603,6 +628,10 @@ def skip_where_refused(script: Script, dtypes: Sequence[torch.dtype]) -> None:
     )
 
 
+# Learned scales of scores, by the names of their parameters.
+LEARNED_SCALE_PATTERN = re.compile(
+    r"(logit|log|attn)_?scales?$|temperature$|(^|[._])tau$"
+)
 # Names of float16 in code and comments.
 FLOAT16_PATTERN = re.compile(r"\bfloat16|fp16|\.half\(|half.precision", re.IGNORECASE)
 

@@ -72,6 +72,7 @@ from attention_laws.infer_cache import (
     infer_cache,
     infer_context_cache,
     infer_memory,
+    infer_reset,
 )
 from attention_laws.infer_formula import infer_formula
 from attention_laws.infer_masks import (
@@ -127,6 +128,7 @@ def infer_adapter(attention: Any, name: str, imports: str, options: Options) -> 
     probe = find_call(attention, name, imports, options)
     check_parameter_names(probe)
     try:
+        infer_reset(probe)
         infer_times(probe)
         infer_weights(probe)
         infer_masks(probe)
@@ -148,6 +150,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     is_of_ids = takes_ids(attention)  # whose parts are checked, too
     count = 1 if not isinstance(attention, type) else 3 if is_of_ids else len(SIZES)
     sizes = SIZES[:count]
+    resets = names.reset_methods(attention)
     built: set[str] = set()
     work = 0
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
@@ -159,6 +162,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
         if is_of_ids:
             limit = WORK_WITH_IDS
         adapter = Adapter(attention, name, imports, {}, window=options.window)
+        adapter = replace(adapter, reset=next(iter(resets), ""))
         probe = CallProbe(adapter, options, limit)
         try:
             if isinstance(attention, type):

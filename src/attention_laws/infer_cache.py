@@ -70,6 +70,29 @@ def infer_cache(probe: CallProbe) -> None:
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
 
+def infer_reset(probe: CallProbe) -> None:
+    """Whether the module stores a state that another call of it would continue.
+
+    Calls were preceded by a call of its method that is named `reset`, if there is one.
+    """
+    adapter, call = probe.adapter, probe.try_call()
+    if not adapter.reset or call is None:
+        return
+    probe.update(reset="")
+    script, _args = call
+    script.adapter = probe.adapter
+    script.restart()
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    with suppress(ScriptError):
+        script.call(script.make_arguments())
+        args = script.make_arguments()
+        one, other = script.call(args, function="fresh"), script.call(args)
+        if script.evaluate(f"torch.allclose({one}, {other}, atol=1e-4)"):
+            return
+    text = f"stored between calls; `{adapter.reset}()` is called before each"
+    probe.record("state", text, "inferred", reset=adapter.reset)
+
+
 def infer_first_position(probe: CallProbe) -> None:
     """Whether an argument is not the positions of all tokens, but that of the first.
 
@@ -171,7 +194,7 @@ def cache_candidates_of(
                 returned = {**fields, "cache": (argument, index)}
                 yield f"`{argument}`, {index} of the result, at first {start}", returned
     if adapter.is_module:
-        for step in steps or ([{}] if method else []):
+        for step in steps or ([{}] if method or adapter.reset else []):
             given = f", with `{', '.join(step)}`" if step else ""
             text = f"stored by the module{given}"
             yield text, {"cache": ("", ""), "cache_args": step}

@@ -12,6 +12,7 @@ Source: the [names](names.md) of mask arguments, and the
 import itertools
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,8 @@ def infer_masks(probe: CallProbe) -> None:
 ADDED_PATTERN = (
     r"\b(added|additive|bias|[Ff]loat\w*|inf|infinity|finfo|large|lowest|negative)\b"
 )
+# Masks of something else than tokens, by their names.
+OTHERS_PATTERN = re.compile("frame|image|media|patch|text|token_type")
 OPPOSITES = {
     "attend": "ignore",
     "ignore": "attend",
@@ -246,7 +249,7 @@ def may_leak(probe: CallProbe, mask: MaskArgument) -> bool:
     A mask of something else, such as frames, changes the output if it hides nothing,
     unless it is documented to be one of the tokens.
     """
-    is_usual = not re.search("frame|image|media|patch|text|token_type", mask.name)
+    is_usual = not OTHERS_PATTERN.search(mask.name)
     adapter = probe.adapter
     is_of_tokens = documented.is_mask_of(adapter.target, mask.name, adapter.inputs[0])
     is_usual |= is_of_tokens and not adapter.is_pooled
@@ -453,19 +456,25 @@ def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:
 def mask_by_its_name(probe: CallProbe, name: str) -> list[MaskArgument]:
     """A mask that hides no key in any encoding, though its name says that it does.
 
-    The laws show that. Where the attention is not all that mixes tokens, it may hide
-    what it should.
+    So may its documentation. The laws show that. Where the attention is not all that
+    mixes tokens, it may hide what it should.
     """
-    call = probe.unmasked_call("eval")
-    if call is None or not names.KEY_PADDING_PATTERN.search(name):
+    call, target = probe.unmasked_call("eval"), probe.adapter.target
+    hides = documented.hides_where_true(target, name)
+    candidates: Iterable[MaskArgument] = ()
+    if hides is not None and not OTHERS_PATTERN.search(name):
+        candidates = encodings_of(name, "ignore" if hides else "attend")
+    elif names.LENGTHS_PATTERN.search(name) and documented.counts_valid(target, name):
+        candidates = encodings_of(name, "lengths")
+    elif names.KEY_PADDING_PATTERN.search(name):
+        kinds = ("ignore", "attend", "ignore_int")
+        candidates = [MaskArgument(name, kind, "bk") for kind in kinds]
+    if call is None:
         return []
     script = call[0]
     if probe.adapter.is_module and structure.mixes_pixels(script.evaluate("attention")):
         return []
-    candidates = [
-        MaskArgument(name, kind, "bk") for kind in ("ignore", "attend", "ignore_int")
-    ]
-    hide = (slice(None), slice(3, 4), slice(None))
+    hide = (slice(None), slice(3, 5), slice(None))  # lengths hide the last keys only
     accepted = (m for m in candidates if probe.try_call(mask=m, hide=hide))
     return [*itertools.islice(accepted, 1)]
 

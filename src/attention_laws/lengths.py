@@ -236,9 +236,8 @@ def assert_long_is_right(script: Script, length: int, edges: list[int]) -> bool:
     if not has_formula:
         with script.rollback():
             assert_equal_tokens_give_equal(script, args)
-        if length < LONGEST:
-            with script.rollback(), script.attempt():
-                assert_order_is_free(script, length)
+        with script.rollback(), script.attempt():
+            assert_order_is_free(script, length)
     if length < LONGEST:
         with script.rollback():
             assert_contexts_agree(script, args)
@@ -356,7 +355,7 @@ def assert_order_is_free(script: Script, length: int) -> None:
     do not meet.
     """
     adapter = script.adapter
-    ordered = {*ORDERED.split()} - SHOWN
+    ordered = {*ORDERED.split()} - SHOWN - {"positions"}  # 16 tokens show them
     is_ordered = ordered & {*adapter.designs} or adapter.positions != "none"
     if is_ordered or adapter.window is not None or adapter.is_pooled or adapter.image:
         return
@@ -374,10 +373,19 @@ def assert_order_is_free(script: Script, length: int) -> None:
 
 
 def reverse_keys(script: Script, length: int) -> tuple[str, str, str]:
-    """Outputs before and after all keys but the last are reversed, and the values."""
+    """Outputs before and after all keys but the last are reversed, and the values.
+
+    Keys grow with their place, so that later blocks have larger scores.
+    """
     adapter = script.adapter
     args = script.make_arguments(script.all_allowed(length, length))
     inputs, axis = list(args.inputs), adapter.layout.index("l")
+    sides = ["-1" if n == axis else "1" for n in range(len(adapter.layout))]
+    growth = f"torch.linspace(0.3, 3, {length}).view({', '.join(sides)})"
+    for role in {*adapter.key_roles}:
+        text = f"{inputs[role]} * {growth}{script.to_dtype_and_device()}"
+        inputs[role] = script.assign(inputs[role], text)
+    args = replace(args, inputs=tuple(inputs))
     before, last = (adapter.index(l=part) for part in (slice(-1), slice(-1, None)))
     for name in inputs:
         script.exec_line(f"{name}.requires_grad_()")

@@ -47,7 +47,9 @@ ARGUMENT_NAMES = {
     "320": "context_length block_size max_len max_length max_seq_len seq_len "
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len "
-    "max_position original_max_position_embeddings",
+    "max_position original_max_position_embeddings max_pos max_context max_tokens "
+    "max_ctx max_context_length original_context_length original_max_len orig_max_len "
+    "train_len trained_len train_length trained_length max_train_len pretrain_len",
     "8": "max_relative_position max_relative_positions max_rel_pos max_rel_dist",
     "0.1": "dropout dropout_prob dropout_p attn_dropout p_dropout attn_drop proj_drop "
     "p resid_dropout dropout_rate drop_rate drop attention_dropout attn_pdrop "
@@ -107,6 +109,10 @@ CACHE_START_PATTERN = re.compile(
 )
 QUERY_LENGTHS_PATTERN = re.compile("(q|query|queries|tgt|target|dec)_?(seq_?)?len")
 KEY_LENGTHS_PATTERN = re.compile("(k|kv|key|keys|src|source|mem|enc)_?(seq_?)?len")
+# Methods that remove what a module stores between calls.
+RESET_PATTERN = re.compile(
+    r"_?(reset|clear|flush|forget|release|free|evict)(_(?!param|weight|grad)\w+)?"
+)
 # Methods that make a cache, and those that remove its last tokens.
 CACHE_METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
@@ -1000,6 +1006,22 @@ def empty_caches(
                 yield f"{name}({arguments})", {name: found}
 
 
+def new_caches(target: Any, parameter: inspect.Parameter) -> dict[str, dict[str, type]]:
+    """The same for a cache that a call requires, of the dtype of the attention."""
+    weight = "next(attention.parameters())"
+    own = {
+        "dtype={dtype}": f"dtype={weight}.dtype",
+        "device={device}": f"device={weight}.device",
+    }
+    found = {}
+    for text, classes in empty_caches(target, parameter):
+        if text != "dict()":
+            for given, value in own.items():
+                text = text.replace(given, value)
+            found[text] = classes
+    return found
+
+
 def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
     r"""Arguments that make a cache, as source text; None if a required one is unknown.
 
@@ -1015,6 +1037,25 @@ def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
     return ", ".join(f"{n}={value}" for n, value in sizes.items())
 
 
+def reset_methods(target: Any) -> list[str]:
+    r"""Methods without arguments that remove what a module stores between calls.
+
+    >>> class Attention:
+    ...     def reset_cache(self): ...
+    ...     def reset_parameters(self): ...
+    ...     def clear_rows(self, rows): ...
+    >>> reset_methods(Attention)
+    ['reset_cache']
+    """
+    kind = target if isinstance(target, type) else type(target)
+    return [
+        name
+        for name in filter(RESET_PATTERN.fullmatch, dir(kind))
+        if inspect.isfunction(getattr(kind, name, None))
+        and not any(required_by_name(parameters_of_method(kind, name)).values())
+    ]
+
+
 def cache_size(name: str) -> str:
     r"""The value of an argument with which a cache is built; "" if it is unknown.
 
@@ -1023,7 +1064,7 @@ def cache_size(name: str) -> str:
     """
     if name in ("dtype", "device"):
         return f"{{{name}}}"
-    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?rows", name)
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?(rows|slots)", name)
     return "{batch_size}" if is_batch else value_of(name)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attention_laws import documented
 from attention_laws.adapter import MaskArgument
 from attention_laws.algebra import (
     UNKNOWN_ORDER,
@@ -108,6 +109,10 @@ def score_gradients(
     return vectors, torch.stack(found)
 
 
+# Near the largest number of float16.
+LARGEST_SCORE = 60000
+
+
 @law(assumes="features channels unnormalized")
 def large_scores(script: Script) -> None:
     r"""With large scores in float16, outputs are finite, and masks still hide.
@@ -116,13 +121,17 @@ def large_scores(script: Script) -> None:
 
     The largest number of float16 is 65,504. A fill value of $-10^9$ overflows, one of
     $-10^3$ is above large scores, so that hidden keys win; a softmax that does not
-    subtract the maximum overflows for scores above 11.
+    subtract the maximum overflows for scores above 11. Where the documentation says
+    that scores are computed in float32, they are three times as large.
     """
     usual, script.dtype = script.dtype, torch.float16
+    is_exact = documented.has_exact_scores(script.adapter.target)
+    largest = 3 * LARGEST_SCORE if is_exact else LARGEST_SCORE
     try:
         for allowed, mask in script.mask_cases():
             script.restart()
-            args = scale_to_large_scores(script, script.make_arguments(allowed, mask))
+            args = script.make_arguments(allowed, mask)
+            args = scale_to_large_scores(script, args, largest=largest)
             output = script.call(args)
             message = "large scores in float16 give NaN or infinity"
             try:
@@ -188,7 +197,7 @@ def grows_with_scores(
 
 
 def scale_to_large_scores(
-    script: Script, args: CallArguments, sign: int = 1, largest: int = 60000
+    script: Script, args: CallArguments, sign: int = 1, largest: int = LARGEST_SCORE
 ) -> CallArguments:
     """Scale queries and keys, by default so that scores are near the limit of float16.
 

@@ -586,11 +586,14 @@ class Script:
     ) -> str:
         """A call of the attention, as source text.
 
-        What its methods make for a call, those of another module make for one of it.
+        What its methods make for a call, those of another module make for one of it. A
+        module that stores a state between calls is reset before.
         """
         given = self.argument_source(args, **more)
         if function.isidentifier():
             given = given.replace("attention.", f"{function}.")
+            if self.adapter.reset:
+                function = f"after_reset({function}, {self.adapter.reset!r})"
         return f"{function}({given})"
 
     def assign_output(self, call: str, args: CallArguments) -> str:

@@ -89,7 +89,7 @@ DESIGNS = {
     r"|mamba|mlstm|(^|_)ssm(_|$)|selective_?(ssm|scan|state)|^a_log$",
     # Keys whose weight is exactly zero.
     "zeros": r"sparsemax|entmax|tropical|max_?plus",
-    "sink": r"sink|null_|^registers?$|^mem_|memory_k|softmax_?(plus_?)?(one|1)"
+    "sink": r"sink|null_|^registers?$|^mem_|memory_k(?!ey)|softmax_?(plus_?)?(one|1)"
     r"|^bias_[kv]$|zero_att|^cls(_|$)|class_(token|emb)",
     "linear": r"linear_?(\w+_?)?att",
     "window": r"window|(?-i:[lL]ocal)|dilat|sparse|^(un)?fold$|outlook|radius|^near$"

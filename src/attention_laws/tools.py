@@ -16,6 +16,7 @@ Source: [Attention Is All You Need](https://arxiv.org/abs/1706.03762), Vaswani e
 
 import copy
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -26,10 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from attention_laws.names import KEEP_PATTERN, RATE_PATTERN
-from attention_laws.structure import codes_of
+from attention_laws.structure import codes_of, is_of_user
 
 
 def seeded_randn(seed: int, *shape: int) -> Tensor:
@@ -739,7 +740,7 @@ def are_in_proportion(gradient: Tensor, weights: Tensor) -> bool:
     total = gradient.sum(dim=0)
     seen = total.abs() > 0.05 * total.abs().max()
     of_features = (gradient[:, seen] / total[seen]).T
-    of_heads = weights / weights.sum(dim=-1, keepdim=True)
+    of_heads = (weights / weights.sum(dim=-1, keepdim=True)).nan_to_num()
     distances = torch.cdist(of_features, of_features, p=torch.inf)
     count = len({*map(tuple, (distances < 1e-3).tolist())})
     closest = torch.cdist(of_features, of_heads.to(of_features), p=torch.inf)
@@ -1097,6 +1098,43 @@ def merge_heads(x: Tensor, layout: str) -> Tensor:
         return x.permute(["bhld".index(axis) for axis in layout])
     x = x.transpose(1, 2).flatten(2)
     return x.permute(["bld".index(axis) for axis in layout]) if "b" in layout else x[0]
+
+
+def after_reset(module: nn.Module, method: str) -> nn.Module:
+    r"""The same module, after a call of its method that removes what it stored.
+
+    >>> module = nn.Linear(2, 3)
+    >>> after_reset(module, "reset_parameters") is module
+    True
+    """
+    getattr(module, method)()
+    return module
+
+
+def clear_caches(module: nn.Module) -> bool:
+    r"""Empty what its classes, and the files of these, keep for all instances.
+
+    That are functions with a cache, and dicts that are empty or have tensors. Whether
+    there are any.
+
+    >>> clear_caches(nn.Linear(2, 3))
+    False
+    """
+    kinds = {base for part in module.modules() for base in type(part).__mro__}
+    owners: list[Any] = [kind for kind in kinds if is_of_user(kind)]
+    owners += [sys.modules.get(kind.__module__) for kind in owners]
+    is_known = False
+    for value in [v for owner in owners if owner for v in vars(owner).values()]:
+        if isinstance(value, dict):
+            leaves = tree_leaves([*value.values()])
+            is_cache = not value or any(isinstance(leaf, Tensor) for leaf in leaves)
+            clear = value.clear if is_cache else None
+        else:
+            clear = getattr(value, "cache_clear", None)
+        if clear is not None:
+            clear()
+            is_known = True
+    return is_known
 
 
 def distance_encoding(length: int, width: int) -> Tensor:

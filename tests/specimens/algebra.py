@@ -1523,6 +1523,28 @@ def attend_with_scale(
     return scores.masked_fill(~mask, least).softmax(dim=-1) * mask @ v
 
 
+class ReturnsWeightsDroppedAnew(Correct):
+    """The weights after dropout are returned, in a residual connection with a norm."""
+
+    anew = True
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        q, k, v = self.query(self.norm(x)), self.key(context), self.value(context)
+        q, k, v = map(self.split, (q, k, v))
+        weights = self.weigh(self.score(q, k), None)
+        dropped = self.dropout(weights)
+        y = x + self.join(self.read(dropped, v))
+        return y, self.dropout(weights) if self.anew else dropped
+
+
+class ReturnsDroppedOfBlock(ReturnsWeightsDroppedAnew):
+    anew = False
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1533,6 +1555,7 @@ VIOLATING: Violations = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (ReturnsWeightsDroppedAnew, {}),
         (ReturnsProbabilities, {}),
         (MixesHeadsBehindShown, {}),
         (WeightsWithoutPairFeatures, {}),
@@ -1592,6 +1615,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", ReturnsDroppedOfBlock),
+    ("weights_axes", AssignsTokens),
     ("neutral_mask", attend_with_scale),
     ("padding", attend_with_scale),
     ("weights_match_output", AveragesOfRealQueries),
@@ -1676,7 +1701,6 @@ EXCUSED: Excuses = [
     ("weights_match_output", TalkingWeightsUndocumented, "mixes the weights"),
     ("allowed_keys_attended", AttendsToNearest, "`topk`"),
     ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
-    ("weights_axes", AssignsTokens, "another design"),
     ("rows_sum_to_one", AssignsTokens, "another design"),
     ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),

@@ -1709,8 +1709,45 @@ class SlotsOfOwnSequence(SlotsOfLongerSequence):
         return end
 
 
+class ContinuesItself(WithCache):
+    """Each call continues the sequence of the last one, until `reset` is called."""
+
+    past: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        y, self.past = super().forward(x, self.past)
+        return y
+
+    def reset(self) -> None:
+        self.past = None
+
+
+class ContinuesAtStart(ContinuesItself):
+    """Each call continues the sequence of the last one, until `reset` is called."""
+
+    def corner(self, ones: Tensor) -> int:
+        return 0
+
+
+class FillsSlots(WithCache):
+    """The cache is required, and changed in place."""
+
+    def forward(self, x: Tensor, cache: Slots) -> Any:  # type: ignore[override]
+        seen = cache.append(x)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool)
+        mask = ones.to(x.device).tril(self.corner(ones))
+        return Correct.forward(self, x, seen, seen, mask)
+
+
+class FillsSlotsAtStart(FillsSlots):
+    def corner(self, ones: Tensor) -> int:
+        return 0
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
+        (FillsSlotsAtStart, {}),
+        (ContinuesAtStart, {}),
         (SlotsOfLongerSequence, {}),
         (KeepsLastPiece, {}),
         (CountsStoredAlways, {}),
@@ -1787,6 +1824,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", ContinuesItself),
+    ("batch_independence", ContinuesItself),
+    ("incremental_decoding", FillsSlots),
     ("incremental_decoding", SlotsOfOwnSequence),
     ("incremental_decoding", FewPastTokens),
     ("incremental_decoding", KeepsLeftContext),

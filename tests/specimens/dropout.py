@@ -802,8 +802,29 @@ class RateOfOutputUnused(SelfAttention):
         return self.last(super().join(context))
 
 
+class DropsInPairs(SelfAttention):
+    """The last two heads share the mask of their weights."""
+
+    shared = 1
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads)
+        self.dropout, self.attn_drop = nn.Identity(), nn.Dropout(dropout)  # type: ignore[assignment]
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        last = max(0, self.heads - 1 - self.shared)
+        heads = torch.arange(self.heads, device=v.device).clamp(max=last)
+        kept = self.attn_drop(torch.ones_like(weights[:, : last + 1]))
+        return super().read(weights * kept[:, heads], v)
+
+
+class DropsInEachHead(DropsInPairs):
+    shared = 0
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (DropsInPairs, {}),
         (RateOfOutputUnused, {}),
         (drop_queries, {}),
         (RoutesAndDropsHeads, {}),
@@ -840,6 +861,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsInEachHead),
     ("dropout", OneKeyOfEachHead),
     ("dropout", RatesInPlace),
     ("dropout", RoutesAndRescalesHeads),

@@ -1001,11 +1001,32 @@ def attend_in_first_rows(
     return attend_in_rows(q, k, v, causal, corner="first")
 
 
+class LimitsScaleInTraining(SelfAttention):
+    """Cosine attention with a learned scale, which is at most 100."""
+
+    always = False
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.logit_scale = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(x, dim=-1) for x in (q, k))
+        limited = self.always or torch.is_grad_enabled()
+        scale = self.logit_scale.clamp(max=math.log(100 if limited else math.inf))
+        return scale.exp() * (q @ k.mT)
+
+
+class LimitsScale(LimitsScaleInTraining):
+    always = True
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
     ],
     "eval_matches_train": [
+        (LimitsScaleInTraining, {}),
         (attend_in_first_rows, {}),
         (HidesFutureInKernelOnly, {}),
         (HalvesInTraining, {}),
@@ -1092,6 +1113,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("eval_matches_train", LimitsScale),
     ("eval_matches_train", attend_in_rows),
     ("deterministic", ItemsOfSession),
     ("deterministic", ReadingsObserved),

@@ -672,8 +672,47 @@ def attend_with_finite_bias(
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 
+class RescalesIfAllGrow(Correct):
+    """An online softmax in blocks of keys, with positions that may be given."""
+
+    every = True
+
+    def forward(  # type: ignore[override]
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        memory_key_padding_mask: Tensor | None = None,
+        pos: Tensor | None = None,
+    ) -> Any:
+        places = memory if pos is None else memory + pos
+        q, k, v = self.query(tgt), self.key(places), self.value(memory)
+        q, k, v = map(self.split, (q, k, v))
+        top = q.new_full((*q.shape[:3], 1), torch.finfo(q.dtype).min)
+        total, context = torch.zeros_like(top), torch.zeros_like(q)
+        for place in range(0, k.shape[2], 256):
+            k_part, v_part = (x[:, :, place : place + 256] for x in (k, v))
+            scores = self.score(q, k_part)
+            if memory_key_padding_mask is not None:
+                hidden = memory_key_padding_mask[:, place : place + 256]
+                least = torch.finfo(scores.dtype).min
+                scores = scores.masked_fill(hidden[:, None, None], least)
+            new = torch.maximum(top, scores.amax(-1, keepdim=True))
+            grows = new > top
+            if grows.all() if self.every else grows.any():
+                total, context = (x * (top - new).exp() for x in (total, context))
+            top, weights = new, (scores - new).exp()
+            total = total + weights.sum(-1, keepdim=True)
+            context = context + weights @ v_part
+        return self.join(context / total)
+
+
+class RescalesIfAnyGrows(RescalesIfAllGrow):
+    every = False
+
+
 VIOLATING: Violations = {
     "long_sequences": [
+        (RescalesIfAllGrow, {}),
         (attend_from_first_in_chunks, {}),
         (AddsUpInHalf, CAUSAL),
         (FadesFromBlocks, {}),
@@ -695,6 +734,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("long_sequences", RescalesIfAnyGrows),
     ("long_sequences", attend_with_finite_bias),
     ("long_sequences", attend_to_past_in_chunks),
     ("long_sequences", MeansOfWholeBlocks),

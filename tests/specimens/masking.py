@@ -1280,6 +1280,45 @@ class AddsOrIgnores(Correct):
         return self.join(nn.functional.scaled_dot_product_attention(q, k, v, mask))
 
 
+class LengthsOfQueries(Correct):
+    """`valid_lens`: the number of keys in front of the padding, for each item."""
+
+    of_keys = False
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        valid_lens: Tensor | None = None,
+    ) -> Any:
+        mask = None
+        if valid_lens is not None:
+            place = torch.arange(key.shape[1] if self.of_keys else query.shape[1])
+            mask = place.to(valid_lens.device) < valid_lens[:, None]
+            mask = mask[:, None] if self.of_keys else mask[:, :, None]
+        return super().forward(query, key, value, mask)
+
+
+class LengthsOfKeys(LengthsOfQueries):
+    of_keys = True
+
+
+class KeysOfFirstItem(Correct):
+    """Sequence first; the mask is `[k_len, batch_size]`, True = may attend."""
+
+    items = slice(0, 1)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        first = x.transpose(0, 1)
+        seen = None if mask is None else mask[:, self.items].T[:, None]
+        return super().forward(first, first, first, seen).transpose(0, 1)
+
+
+class KeysOfEachItem(KeysOfFirstItem):
+    items = slice(None)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1295,6 +1334,7 @@ VIOLATING: Violations = {
         (LeaksGradient, CAUSAL),
     ],
     "padding": [
+        (LengthsOfQueries, {}),
         (GlobalTokensWithPadding, {}),
         (ClipsHiddenScores, {}),
         (AddsOnesAndZeros, {}),
@@ -1365,10 +1405,15 @@ VIOLATING: Violations = {
     "eval_matches_train": [
         (UnmaskedInEval, CAUSAL),
     ],
+    "batch_independence": [
+        (KeysOfFirstItem, {}),
+    ],
 }
 
 
 PASSING_ONE: Passes = [
+    ("padding", LengthsOfKeys),
+    ("batch_independence", KeysOfEachItem),
     ("padding", AddsOrIgnores),
     ("neutral_mask", AddsOrIgnores),
     ("key_permutation", ProbabilitiesAndGlimpse),

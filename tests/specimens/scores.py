@@ -191,12 +191,32 @@ class SharpCosines(SelfAttention):
         return q @ k.mT / self.temperature.clamp(min=0.01)
 
 
+class ProductsInHalf(SelfAttention):
+    """Scores are computed in float32, in which large ones do not overflow."""
+
+    dtype: torch.dtype | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q.to(self.dtype or q.dtype) @ k.to(self.dtype or k.dtype).mT
+        return scores.float() / math.sqrt(q.shape[-1])
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.to(v.dtype) @ v
+
+
+class ProductsInFloat32(ProductsInHalf):
+    """Scores are computed in float32, in which large ones do not overflow."""
+
+    dtype = torch.float32
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
         (RotaryScaledByWidth, {"positions": "rotary"}),
     ],
     "large_scores": [
+        (ProductsInHalf, {}),
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
@@ -205,6 +225,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("large_scores", ProductsInFloat32),
     ("score_independence", SharpCosines),
     ("score_scale", RotaryAfterNorms),
     ("relative_positions", RotaryAfterNorms),

@@ -1,29 +1,33 @@
-r"""# Laws of constructor options
+r"""# Laws of options
 
-Users build an attention with options that its author tried last: a causal mask, a scale
-of their own, one more norm, other sizes of chunks. An option may be implemented in one
-path and forgotten in another, such as the fused kernel for inference or the step of
-decoding. So options that are off by default are turned on, and the paths are compared
-again.
+Users build and call an attention with options that its author tried last: a causal
+mask, a scale of their own, one more norm, other sizes of chunks. An option may be
+implemented in one path and forgotten in another, such as the fused kernel for inference
+or the step of decoding. So options that are off by default are turned on, and the paths
+are compared again.
 
-Source: the signature of the constructor, and the laws of other pages.
+Source: the signatures of the constructor and of the call, and the laws of other pages.
 """
 
+import ast
 import dataclasses
 import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from attention_laws import names
 from attention_laws.adapter import Adapter
+from attention_laws.algebra import rows_sum_to_one
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import decode_with_cache
 from attention_laws.execution import eval_matches_train, half_precision
 from attention_laws.law import (
+    Law,
     LawViolation,
     NotApplicable,
     ScriptError,
@@ -31,9 +35,10 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.lengths import long_sequences
-from attention_laws.masking import causality, neutral_mask, padding
+from attention_laws.masking import causality, longer_padding, neutral_mask, padding
+from attention_laws.order import query_independence
 from attention_laws.positions import relative_positions
-from attention_laws.script import Script
+from attention_laws.script import CallArguments, Script
 from attention_laws.sinks import sinks, sinks_compete
 from attention_laws.source import source_of
 
@@ -59,14 +64,16 @@ COUNT_PATTERN = re.compile(
 )
 LAYER_PATTERN = re.compile(r"layer_?(idx|id|i|number|num|no|index)|block_idx|depth")
 CHOICE_PATTERN = re.compile(r"(\w+_)?(impl(ementation)?|backend)")
-CHUNK_PATTERN = re.compile(r"((\w+_)?(chunk|block|tile))(_?(size|len(gth)?|[qk]))?")
+CHUNK_PATTERN = re.compile(
+    r"((\w+_)?(chunk|block|tile|bucket))(_?(size|len(gth)?|[qk]))?"
+)
 
 # Options that are tried: more of them take seconds.
 MOST_OPTIONS = 8
 # The width of heads of which a quarter has several pairs of features.
 ROTATED = 16
 # Tokens, and sizes of chunks that do not divide their number.
-TOKENS, SMALL_CHUNKS = 7, (2, 3)
+TOKENS, FEWER_TOKENS, SMALL_CHUNKS = 7, 4, (2, 3)
 
 
 @law(slow=True)
@@ -84,35 +91,31 @@ def constructor_options(script: Script) -> None:
     with one of a window. The sizes of chunks that are an implementation detail, as
     equal sizes show, must not change the output if they are unequal, nor may a method
     that chooses a path, such as `set_attention_slice`, or an option that names one,
-    such as `attn_implementation="eager"`.
+    such as `attn_implementation="eager"`. What all instances share, such as a dict of
+    masks, must not give one the mask of another, whose options differ.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
     options = [*options_with_arguments(adapter)][:MOST_OPTIONS]
-    chunks = chunk_sizes_of(adapter.target, adapter.init_args)
+    parameters = inspect.signature(adapter.target).parameters.values()
+    chunks = chunk_sizes_of(parameters, adapter.init_args)
     setters = names.setters_of_paths(adapter.target)
     choices = [*options_with_arguments(adapter, choices_of)]
-    has_options = options or chunks or setters or choices
+    numbers = [*options_with_arguments(adapter, numbers_of)]
+    has_options = options or chunks or setters or choices or numbers
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value, init_args in options:
         script.sizes = usual[1]
         script.adapter = replace(adapter, init_args=init_args)
-        try:
+        with named_option(name, value):
             assert_option_acts_alike(script, name, value, adapter)
-        except LawViolation as violation:
-            if violation.difference == math.inf:
-                continue  # NaN, as with masks that the option is not meant for
-            message = f"with `{name}={value}`, {violation.message}"
-            raise LawViolation(
-                message, violation.difference, violation.tolerance, violation.code
-            ) from None
-        except ScriptError:
-            pass  # it may need another option, or other inputs
     script.adapter, script.sizes = usual
     if chunks:
-        with suppress(ScriptError):  # they may have to be equal
-            assert_chunks_change_nothing(script, chunks)
+        assert_chunks_change_nothing(script, chunks)
+    script.restart()
+    if script.evaluate("clear_caches(attention)"):
+        assert_instances_share_nothing(script)
     for name, value, init_args in choices:
         script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
@@ -121,6 +124,68 @@ def constructor_options(script: Script) -> None:
         script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed
             assert_setter_changes_nothing(script, call)
+
+
+@law(slow=True)
+def call_options(script: Script) -> None:
+    r"""With each option of the call, keys stay hidden and batch items apart.
+
+    $$y(x, m; o) = y(x, m; o \mid \text{hidden keys are others})$$
+
+    Scales, soft caps and windows that are not given are set, and flags that are off are
+    turned on, one after the other. A soft cap behind the mask, for one, makes the
+    scores of hidden keys finite again. The sizes of chunks that are an implementation
+    detail must not change the output, with and without masks, whatever the lengths of
+    queries and keys: where the last chunks end, keys are left out by mistake.
+    """
+    adapter, sizes = script.adapter, script.sizes
+    known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
+    known |= {*adapter.position_args, *(mask.name for mask in adapter.masks)}
+    given = dict.fromkeys(known, "")
+    parameters = names.parameters_of(adapter.target)
+    flags = {*names.dropout_flags(adapter.target)}
+    options = [
+        (name, value)
+        for name, value in options_among(parameters, given)
+        if name not in flags
+    ]
+    chunks = chunk_sizes_of(parameters, given)
+    skip_unless(options or chunks, "its call has no option that is off")
+    for name, value in options[:MOST_OPTIONS]:
+        more = {**adapter.call_args, name: ast.literal_eval(value)}
+        script.adapter, script.sizes = replace(adapter, call_args=more), sizes
+        with named_option(name, value):
+            for each in (batch_independence, padding, longer_padding, rows_sum_to_one):
+                test_if_it_applies(each, script)
+    script.adapter, script.sizes = adapter, sizes
+    if chunks:
+        assert_chunks_change_nothing(script, chunks, of_call=True)
+
+
+@contextmanager
+def named_option(name: str, value: str) -> Iterator[None]:
+    """Name the option in the message of a law that is violated with it.
+
+    An error is none: it may need another option, or other inputs.
+    """
+    try:
+        yield
+    except LawViolation as violation:
+        if violation.difference == math.inf:
+            return  # NaN, as with masks that the option is not meant for
+        message = f"with `{name}={value}`, {violation.message}"
+        raise LawViolation(
+            message, violation.difference, violation.tolerance, violation.code
+        ) from None
+    except ScriptError:
+        pass
+
+
+def test_if_it_applies(tested: Law, script: Script) -> None:
+    """Run a law, unless a design of the attention changes what it says."""
+    if not {*tested.assumes} & {*script.adapter.designs}:
+        with suppress(NotApplicable):
+            tested.test(script)
 
 
 def options_with_arguments(
@@ -154,7 +219,15 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
     >>> [*options_of(Attention, {"dim": "12"})]
     [('qk_norm', 'True'), ('scale', '0.7')]
     """
-    for name, parameter in inspect.signature(target).parameters.items():
+    return options_among(inspect.signature(target).parameters.values(), given)
+
+
+def options_among(
+    parameters: Iterable[inspect.Parameter], given: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Those among the parameters of a constructor or of a call."""
+    for parameter in parameters:
+        name = parameter.name
         if name == "query_pre_attn_scalar":
             yield name, "9.0"  # and no width of heads
         if name in given or OTHER_PATTERN.search(name.lower()):
@@ -166,7 +239,9 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
             yield name, "0.7"
         elif default in (None, 0.0) and SOFTCAP_PATTERN.fullmatch(name):
             yield name, "2.0"
-        elif default is None and names.WINDOW_PATTERN.fullmatch(name):
+        elif names.WINDOW_PATTERN.fullmatch(name) and (
+            default is None or (type(default) is int and default > TOKENS)
+        ):
             yield name, "3"
         elif type(default) is int and default == 0 and COUNT_PATTERN.fullmatch(name):
             yield name, "2"
@@ -175,37 +250,86 @@ def options_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, st
 
 
 def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Options that name an implementation, each with another name that the code has.
+    """Options that name an implementation, each with another name that the code has."""
+    for name, value in named_choices_of(target, given):
+        if CHOICE_PATTERN.fullmatch(name):
+            yield name, value
+
+
+def named_choices_of(
+    target: type, given: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Options that are words, each with another word that the code has.
 
     The code compares it with them, or the annotation is a `Literal`.
     """
     code = source_of(sys.modules.get(target.__module__))
     for name, parameter in inspect.signature(target).parameters.items():
-        usual = parameter.default
-        if not (isinstance(usual, str) and CHOICE_PATTERN.fullmatch(name)):
+        if not isinstance(parameter.default, str) or name in given:
             continue
         compared = re.findall(rf"\b{name} [!=]= [\"'](\w+)[\"']", code)
         literal = re.findall(r"'(\w+)'", str(parameter.annotation))
         for other in dict.fromkeys([*compared, *literal]):
-            if other != usual and name not in given:
+            if other != parameter.default:
                 yield name, repr(other)
 
 
-def chunk_sizes_of(target: type, given: Mapping[str, str]) -> list[str]:
-    r"""The arguments of a constructor that are the size of a chunk by default.
+def numbers_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Options that are numbers, each with half of it."""
+    for name, parameter in inspect.signature(target).parameters.items():
+        default = parameter.default
+        if type(default) in (int, float) and default > 1 and name not in given:
+            yield name, repr(default // 2 if type(default) is int else default / 2)
 
-    >>> class Attention:
-    ...     def __init__(self, dim, q_chunk=64, k_chunk=128, max_len=512): ...
-    >>> chunk_sizes_of(Attention, {"dim": "12"})
+
+def assert_instances_share_nothing(script: Script) -> None:
+    """What instances share does not give one of them the mask or table of another.
+
+    Their options differ: words are others, windows small and numbers halves.
+    """
+    adapter, usual = script.adapter, script.sizes
+    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
+    args_of = partial(options_with_arguments, adapter)
+    windows = {
+        name: value
+        for name, value in options_of(adapter.target, adapter.init_args)
+        if names.WINDOW_PATTERN.fullmatch(name)
+    }
+    for find in (options_of, numbers_of, named_choices_of):
+        for name, value, init_args in args_of(find):
+            with script.attempt():  # it may need another option
+                script.restart()
+                args = script.make_arguments()
+                script.build_other("other", {**windows, **init_args})
+                script.exec_line("clear_caches(other)")
+                expected = script.call(args, function="other")
+                script.exec_line("clear_caches(other)")
+                script.call(args)
+                seen = script.call(args, function="other")
+                message = (
+                    f"with `{name}={value}`, {{place}} changes after a call of another "
+                    f"instance, without that option"
+                )
+                script.assert_close(expected, seen, message)
+    script.sizes = usual
+
+
+def chunk_sizes_of(
+    parameters: Iterable[inspect.Parameter], given: Mapping[str, str]
+) -> list[str]:
+    r"""The parameters that are the size of a chunk by default.
+
+    >>> def attend(x, q_chunk=64, k_chunk=128, max_len=512): ...
+    >>> chunk_sizes_of(inspect.signature(attend).parameters.values(), {"x": ""})
     ['q_chunk', 'k_chunk']
     """
     return [
-        name
-        for name, parameter in inspect.signature(target).parameters.items()
+        parameter.name
+        for parameter in parameters
         if type(parameter.default) is int
         and parameter.default > max(SMALL_CHUNKS)
-        and CHUNK_PATTERN.fullmatch(name)
-        and (name not in given or names.value_of(name) == given[name])
+        and CHUNK_PATTERN.fullmatch(parameter.name)
+        and given.get(parameter.name) in (None, names.value_of(parameter.name))
     ]
 
 
@@ -241,9 +365,7 @@ def assert_option_acts_alike(
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:
             script.sizes = replace(usual, d_k=ROTATED)
-        if not {*each.assumes} & {*adapter.designs}:
-            with suppress(NotApplicable):
-                each.test(script)
+        test_if_it_applies(each, script)
         script.sizes = usual
     if adapter.cache is not None and adapter.causal and stays_causal(script):
         script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
@@ -270,29 +392,75 @@ def stays_causal(script: Script) -> bool:
     return True
 
 
-def assert_chunks_change_nothing(script: Script, chunks: list[str]) -> None:
-    """If equal small sizes of chunks change nothing, other sizes change nothing."""
+def assert_chunks_change_nothing(
+    script: Script, chunks: list[str], of_call: bool = False
+) -> None:
+    """If equal small sizes of chunks change nothing, other sizes change nothing.
+
+    Nor do they with masks, nor for other lengths of queries and keys. Otherwise the
+    chunks are part of what is computed, in which batch items and queries are apart.
+    """
+    adapter, usual = script.adapter, script.sizes
     small, other = SMALL_CHUNKS
-    script.sizes = replace(script.sizes, q_len=TOKENS, k_len=TOKENS)
-    script.restart()
-    args = script.make_arguments()
-    usual = script.call(args)
     equal = dict.fromkeys(chunks, small)
     variants = [equal, dict.fromkeys(chunks, other)]
     variants += [{**equal, name: other} for name in chunks if len(chunks) > 1]
-    for sizes in variants:
-        text = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        given = {name: str(size) for name, size in sizes.items()}
-        script.build_other("chunked", {**script.adapter.init_args, **given})
-        if not script.evaluate("have_same_shapes(attention, chunked)"):
-            return
-        seen = script.call(args, function="chunked")
-        if sizes is equal:
-            if not script.evaluate(f"torch.allclose({usual}, {seen}, atol=1e-4)"):
-                return  # the chunks are part of what is computed
-            continue
-        message = f"{{place}} differs if it is built with `{text}`"
-        script.assert_close(usual, seen, message)
+    lengths = [(TOKENS, TOKENS)]
+    if not adapter.single_input:
+        lengths += [(FEWER_TOKENS, TOKENS), (TOKENS, FEWER_TOKENS)]
+    for q_len, k_len in lengths:
+        script.sizes = replace(usual, q_len=q_len, k_len=k_len)
+        cases = [*script.mask_cases()]
+        flags = (mask for mask in adapter.masks if mask.kind == "causal")
+        if q_len != k_len:
+            cases += [(script.all_allowed(), flag) for flag in flags]
+        for allowed, mask in cases:
+            with script.attempt():  # sizes may have to be equal
+                script.restart()
+                if mask is not None and mask.kind == "causal":
+                    args = replace(
+                        script.make_arguments(allowed), mask=(mask.name, "True")
+                    )
+                else:
+                    args = script.make_arguments(allowed, mask)
+                whole = script.call(args)
+                for sizes in variants:
+                    seen = call_in_chunks(script, args, sizes, of_call)
+                    if not seen:
+                        return
+                    same = f"torch.allclose({whole}, {seen}, atol=1e-4, equal_nan=True)"
+                    is_first = sizes is equal and q_len == k_len and mask is None
+                    if is_first and not script.evaluate(same):
+                        script.adapter = in_chunks(adapter, sizes, of_call)
+                        with named_option(chunks[0], str(small)):
+                            test_if_it_applies(batch_independence, script)
+                            test_if_it_applies(query_independence, script)
+                        script.adapter, script.sizes = adapter, usual
+                        return
+                    text = ", ".join(f"{n}={size}" for n, size in sizes.items())
+                    message = f"{{place}} differs in chunks of `{text}`"
+                    script.assert_close(whole, seen, message)
+    script.sizes = usual
+
+
+def in_chunks(adapter: Adapter, sizes: Mapping[str, int], of_call: bool) -> Adapter:
+    """The same with chunks of these sizes, which the call or the constructor takes."""
+    if of_call:
+        return replace(adapter, call_args={**adapter.call_args, **sizes})
+    texts = {name: str(size) for name, size in sizes.items()}
+    return replace(adapter, init_args={**adapter.init_args, **texts})
+
+
+def call_in_chunks(
+    script: Script, args: CallArguments, sizes: Mapping[str, int], of_call: bool
+) -> str:
+    """The output in chunks of these sizes; empty if they are those of the weights."""
+    if of_call:
+        return script.call(args, **{name: str(size) for name, size in sizes.items()})
+    script.build_other("chunked", in_chunks(script.adapter, sizes, of_call).init_args)
+    if not script.evaluate("have_same_shapes(attention, chunked)"):
+        return ""
+    return script.call(args, function="chunked")
 
 
 def assert_choice_changes_nothing(

@@ -490,9 +490,142 @@ class SinkOfWindow(SinkOutsideOfWindow):
     always = True
 
 
+@dataclass
+class WideWindowConfig:
+    hidden_size: int = 48
+    num_attention_heads: int = 4
+    sliding_window: int = 64
+
+
+class WideWindowForgottenInStep(WithCache):
+    """A sliding window, which is wider than a short sequence by default."""
+
+    forgets = True
+
+    def __init__(self, config: WideWindowConfig) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.window = config.sliding_window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        first = scores.shape[-1] - scores.shape[-2]
+        if scores.shape[-2] > 1 or not self.forgets:
+            mask = mask.triu(first + 1 - self.window)
+        return super().weigh(scores, mask)
+
+
+class WideWindow(WideWindowForgottenInStep):
+    forgets = False
+
+    def __init__(self, config: WideWindowConfig) -> None:
+        super().__init__(config)
+
+
+class CapsHiddenScores(Correct):
+    """Scores are capped, if the call wants it; hidden keys get no value."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        softcap: float | None = None,
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = map(self.split, (q, k, v))
+        scores = self.capped(self.score(q, k), mask, softcap)
+        weights = scores.softmax(dim=-1)
+        if mask is not None:
+            weights = weights.masked_fill(~mask[:, None], 0)
+        return self.join(self.read(weights, v))
+
+    def capped(
+        self, scores: Tensor, mask: Tensor | None, softcap: float | None
+    ) -> Tensor:
+        scores = self.hidden(scores, mask)
+        return scores if softcap is None else softcap * (scores / softcap).tanh()
+
+    def hidden(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return scores
+        return scores.masked_fill(~mask[:, None], torch.finfo(scores.dtype).min)
+
+
+class CapsScores(CapsHiddenScores):
+    def capped(
+        self, scores: Tensor, mask: Tensor | None, softcap: float | None
+    ) -> Tensor:
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
+        return self.hidden(scores, mask)
+
+
+class CausalInBlocks(Correct):
+    """Blocks of keys behind the last that a block of queries sees are left out."""
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        causal: bool = False,
+        block_size: int = 64,
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = map(self.split, (q, k, v))
+        last = k.shape[2] - q.shape[2]  # that the first query sees
+        place, contexts = torch.arange(k.shape[2], device=k.device), []
+        for start, part in enumerate(q.split(block_size, dim=2)):
+            first = start * block_size + last
+            seen = torch.ones(part.shape[2], len(place), device=k.device).bool()
+            if causal:
+                seen = seen.tril(first)
+                blocks = self.count(first, part.shape[2], block_size)
+                seen = seen & (place < max(0, blocks) * block_size)
+            contexts.append(self.read(self.weigh(self.score(part, k), seen[None]), v))
+        return self.join(torch.cat(contexts, dim=2))
+
+    def count(self, first: int, queries: int, block_size: int) -> int:
+        return (first + queries - 1) // block_size + 1
+
+
+class CausalByFirstQuery(CausalInBlocks):
+    def count(self, first: int, queries: int, block_size: int) -> int:
+        return first // block_size + 1
+
+
+class SharesBands(MaskedSelfAttention):
+    """A mask for each length and window is kept for all instances."""
+
+    bands: dict[Any, Tensor] = {}  # noqa: RUF012
+
+    def __init__(self, d_model: int, heads: int, window: int | None = None) -> None:
+        super().__init__(d_model, heads)
+        self.window = window
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        key = self.name(mask.shape[-1]), scores.device
+        if key not in self.bands:
+            reach = mask.shape[-1] if self.window is None else self.window - 1
+            self.bands[key] = mask.triu(-reach)
+        return super().weigh(scores, self.bands[key])
+
+    def name(self, length: int) -> Any:
+        return length, self.window
+
+
+class SharesBandsOfLength(SharesBands):
+    def name(self, length: int) -> Any:
+        return length
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (SharesBandsOfLength, {}),
+        (WideWindowForgottenInStep, {}),
         (SinkOutsideOfWindow, {}),
         (ScalarForgottenInHalf, {}),
         (DividedByLayer, {}),
@@ -510,10 +643,18 @@ VIOLATING: Violations = {
         (WindowForgottenInStep, {}),
         (ChunksEndEarly, {}),
     ],
+    "call_options": [
+        (CausalByFirstQuery, {}),
+        (CapsHiddenScores, {}),
+    ],
 }
 
 
 PASSING_ONE: Passes = [
+    ("constructor_options", WideWindow),
+    ("constructor_options", SharesBands),
+    ("call_options", CapsScores),
+    ("call_options", CausalInBlocks),
     ("constructor_options", ScalarInHalf),
     ("constructor_options", SinkOfWindow),
     ("causality", MaskOfEachHead),
