@@ -395,6 +395,7 @@ class Adapter:
     # Argument of the cache, and index of the new one in the result. The index is "" if
     # the cache is modified in place, and both are if the module stores it.
     cache: tuple[str, str] | None = None
+    cache_context: str = ""  # in which it takes a cache, such as "torch.no_grad()"
     reset: str = ""  # the method that is called before each call, as it stores a state
     # An optional context, and the mask that is of it and not of the input, by its name.
     masked_context: tuple[str, str] | None = None

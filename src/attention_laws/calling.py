@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import documented, names, structure
+from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import (
     IMAGES,
     LAYOUTS,
@@ -510,11 +510,11 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
     """Values for the required arguments that are no inputs."""
     adapter = probe.adapter
     templates = values_of_required(probe)
-    caches: dict[str, dict[str, type]] = {}
+    made: dict[str, dict[str, type]] = {}
     for name in filter(names.CACHE_PATTERN.match, [*templates]):
         parameter = names.parameters_by_name(adapter.target)[name]
-        caches |= names.new_caches(adapter.target, parameter)
-        templates[name] = [*caches, *templates[name]]
+        made |= caches.new_caches(adapter.target, parameter)
+        templates[name] = [*made, *templates[name]]
     columns = [*templates.values()]
     choices = [*itertools.islice(itertools.product(*columns), 12)]
     if len(columns) > 1:
@@ -530,7 +530,7 @@ def filled_arguments(probe: CallProbe) -> Iterator[dict[str, Any]]:
                     n: v for n, v in adapter.call_args.items() if n not in chosen
                 },
             }
-            for classes in (caches[text] for text in texts if caches.get(text)):
+            for classes in (made[text] for text in texts if made.get(text)):
                 imports = "".join(map(names.import_source, classes.values()))
                 fields["imports"] = adapter.imports + imports
                 fields["namespace"] = {**adapter.namespace, **classes}

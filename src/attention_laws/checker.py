@@ -64,6 +64,7 @@ from attention_laws.law import (
 )
 from attention_laws.names import argument_values, required_by_name
 from attention_laws.pages import over_pages, takes_pages
+from attention_laws.prepared import prepare_method, with_memory
 from attention_laws.script import CallArguments, Script
 
 # All laws by name, in the order in which they run and are shown.
@@ -446,6 +447,23 @@ def unused_weights(script: Script) -> tuple[str, ...]:
     return (*script.adapter.unused_parameters, *unused)
 
 
+def infer_with_memory(
+    attention: Any, name: str, imports: str, options: Options
+) -> Adapter:
+    """The adapter, with a memory that a method prepares if it cannot be called else."""
+    try:
+        return infer_adapter(attention, name, imports, options)
+    except CallError:
+        if not (method := prepare_method(attention)):
+            raise
+        lines = "from attention_laws.prepared import with_memory\n\n"
+        lines += f"prepared = with_memory({name}, {method!r})\n"
+        prepared = with_memory(attention, method)
+        with suppress(CallError):
+            return infer_adapter(prepared, "prepared", f"{imports}\n{lines}", options)
+        raise
+
+
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
     """The same attention with the tensor that it requires and attends to, if any."""
     if not adapter.single_input or options.inputs or adapter.image:
@@ -809,7 +827,7 @@ def check(
             lines = "from attention_laws.pages import over_pages\n\n"
             imports += f"\n{lines}built = over_pages({name})\n"
             source_name = "built"
-        adapter = infer_adapter(attention, source_name, imports, stated)
+        adapter = infer_with_memory(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]

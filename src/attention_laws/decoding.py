@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import documented, names
+from attention_laws import caches, documented, names
 from attention_laws.adapter import Adapter, MaskArgument, without_future
 from attention_laws.law import (
     LawViolation,
@@ -31,6 +31,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.positions import FAR, ratio_tolerance, rounds_with_buffers
+from attention_laws.prepared import is_prepared
 from attention_laws.script import DTYPES_DIFFER, CallArguments, Script, find_output
 
 
@@ -68,6 +69,9 @@ def incremental_decoding(script: Script) -> None:
         reorder_context_cache(script)
         if adapter.empty_cache == "dict()":  # the caller has others for each context
             assert_other_context_is_noticed(script)
+        return
+    if is_prepared(adapter.target):
+        assert_prepared_memory_is_kept(script)
         return
     if adapter.memory:
         for first in range(1, length):
@@ -133,7 +137,9 @@ def decode_in_all_ways(script: Script) -> None:
     decode_in_turns(script)
     assert_sequence_begins_anew(script)
     decode_after_rejection(script)
+    decode_with_fork(script)
     decode_many(script)
+    decode_beyond_limit(script)
     assert_usual_calls_ignore_cache(script)
     assert_dropped_tokens_do_not_count(script)
     if script.sizes.batch_size == 1:  # one of the sizes is enough
@@ -142,6 +148,61 @@ def decode_in_all_ways(script: Script) -> None:
     if script.adapter.single_input:
         with script.attempt():  # it may write its cache in place, for inference
             assert_pieces_have_gradients(script)
+
+
+# Methods of a cache that give an independent one of the same tokens.
+FORK_PATTERN = re.compile(r"fork|clone|copy|split_off|snapshot")
+
+
+def decode_with_fork(script: Script) -> None:
+    """Tokens that continue the fork of a cache have no influence on the first one.
+
+    Buffers that both share are overwritten by the other.
+    """
+    length = script.sizes.k_len
+    if length < 3 or script.adapter.single_from == 0:
+        return
+    restart_with_cache(script)
+    args, other = script.make_arguments(), script.make_arguments()
+    last = script.adapter.index(l=slice(length - 1, None))
+    whole = script.assign("y", f"{script.call(args)}{last}")
+    _first, cache = call_with_cache(script, args, 0, length - 2, empty_cache(script))
+    kind = type(script.evaluate(cache))
+    methods = [*filter(FORK_PATTERN.fullmatch, dir(kind))]
+    if not methods or kind.__module__ != script.adapter.target.__module__:
+        return
+    fork = script.assign("fork", f"{cache}.{methods[0]}()")
+    _next, cache = call_with_cache(script, args, length - 2, 1, cache)
+    call_with_cache(script, other, length - 2, 1, fork)
+    seen, _cache = call_with_cache(script, args, length - 1, 1, cache)
+    message = (
+        f"{{place}} differs if other tokens continue `{methods[0]}()` of its cache"
+    )
+    script.assert_close(whole, seen, message)
+
+
+def decode_beyond_limit(script: Script) -> None:
+    """The last piece has the outputs of the whole, which is longer than a limit.
+
+    So it has where the documentation says it. Frequencies that depend on the length are
+    then those of all tokens so far, also for keys in the cache.
+    """
+    adapter, usual = script.adapter, script.sizes
+    if not documented.decodes_alike(adapter.target):
+        return
+    script.sizes = replace(usual, q_len=8, k_len=8)
+    for argument in names.length_limits(adapter.target):
+        init_args = {**adapter.init_args, argument: "4"}
+        script.adapter = replace(adapter, init_args=init_args)
+        with script.attempt():  # a limit may be one
+            restart_with_cache(script)
+            args = script.make_arguments()
+            last = adapter.index(l=slice(5, None))
+            whole = script.assign("y", f"{script.call(args)}{last}")
+            outputs, _cache = decode(script, args, [3, 2, 3])
+            message = f"{{place}} behind a cache differs beyond `{argument}=4`"
+            script.assert_close(whole, outputs[-1], message)
+    script.adapter, script.sizes = adapter, usual
 
 
 def assert_usual_calls_ignore_cache(script: Script) -> None:
@@ -342,6 +403,42 @@ def reorder_context_cache(script: Script) -> None:
         message = "{place} differs if the batch items of the cache are reordered"
         after = script.call(other, **{argument: cache})
         script.assert_close(script.call(other), after, message)
+
+
+def assert_prepared_memory_is_kept(script: Script) -> None:
+    """A second call without preparing gives the same, and reordered all items move.
+
+    The memory is prepared by a method; items may have a padded one.
+    """
+    batch_size = script.sizes.batch_size
+    for allowed, mask in context_masks(script):
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        first = script.call(args)
+        again = call_again(script, args)
+        message = "{place} differs in a second call with the same memory"
+        script.assert_close(first, again, message)
+        methods = reorder_methods(script.namespace["attention"])
+        if batch_size < 2 or not methods or "b" not in script.adapter.layout:
+            continue
+        order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
+        script.exec_line(f"attention.{methods[0]}({order})")
+        index = script.adapter.index(b=[*range(batch_size)][::-1])
+        inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+        encoded = script.encode_mask(allowed.flip(2), mask)
+        other = replace(args, inputs=inputs, allowed=allowed.flip(2), mask=encoded)
+        moved = call_again(script, other)
+        message = "{place} differs if the batch items of the memory are reordered"
+        script.assert_close(script.call(other), moved, message)
+
+
+def call_again(script: Script, args: CallArguments) -> str:
+    """A call with the memory that is prepared already, and its own mask, if any."""
+    _prepared, plain, *_bases = script.adapter.target.__mro__
+    given = args.inputs[0]
+    if args.mask is not None and args.mask[0] in names.parameters_by_name(plain):
+        given += f", {'='.join(args.mask)}"
+    return script.assign_output(f"attention.again({given})", args)
 
 
 def assert_other_context_is_noticed(script: Script) -> None:
@@ -940,7 +1037,9 @@ def call_with_cache(
         CallArguments(inputs, script.encode_mask(allowed, mask), allowed), start, **more
     )
     method = f".{adapter.decode_method}" if adapter.decode_method else ""
+    usual, script.context = script.context, script.context or adapter.cache_context
     result = script.assign("result", f"attention{method}({source})")
+    script.context = usual
     found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
     output = script.assign("y", f"{result}{found or ''}")
     if cache_index:
@@ -1101,11 +1200,12 @@ def reorder_methods(owner: Any) -> list[str]:
     That of a cache may have another name, and takes the items in their new order.
     """
     found = [name for name in dir(owner) if "reorder" in name]
-    if not isinstance(owner, nn.Module | Tensor):
+    if not isinstance(owner, Tensor):
         for name, method in inspect.getmembers(type(owner), inspect.isfunction):
             arguments = [*inspect.signature(method).parameters][1:]
             is_one = len(arguments) == 1 and not name.startswith("_")
-            is_one = is_one and not names.RESET_PATTERN.fullmatch(name)
+            is_one = is_one and not caches.RESET_PATTERN.fullmatch(name)
+            is_one = is_one and name != "forward" and not hasattr(nn.Module, name)
             if is_one and names.ORDER_PATTERN.fullmatch(arguments[0]):
                 found.append(name)
     return found

@@ -251,11 +251,12 @@ def has_exact_scores(target: Any) -> bool:
     r"""Whether the documentation says that scores are computed in float32.
 
     >>> def attend(x): "Scores and softmax are computed in float32."
-    >>> def attend_in_half(x): "The softmax is computed in float32."
+    >>> def attend_in_half(x, upcast): "upcast: scores in float32, if set."
     >>> has_exact_scores(attend), has_exact_scores(attend_in_half)
     (True, False)
     """
-    return says(target, r"\b(scores?|products?|logits?)\b[^.:;]*\b(float32|fp32)\b")
+    scores = r"\b(scores?|products?|logits?)\b[^.:;]*\b(is|are)\b[^.:;]*"
+    return says(target, rf"{scores}\b(float32|fp32)\b")
 
 
 def marks_global_by_two(target: Any) -> bool:
@@ -422,10 +423,15 @@ def has_norm_in_front(target: Any) -> bool:
 
     >>> def attend(x): "x = x + attn(ln_1(x))"
     >>> def attend_first(x): "x = norm(x + attn(x))"
-    >>> has_norm_in_front(attend), has_norm_in_front(attend_first)
-    (True, False)
+    >>> def attend_alone(x): "Pre-norm attention, without the residual."
+    >>> [has_norm_in_front(each) for each in (attend, attend_first, attend_alone)]
+    [True, False, False]
     """
-    return says(target, r"\bpre-?(layer)?norm|\bx \+ [\w.]*\([\w.]*(norm|ln)\w*\(x\)")
+    norm = r"\bpre-?(layer)?norm|\bx \+ [\w.]*\([\w.]*(norm|ln)\w*\(x\)"
+    is_alone = says(
+        target, r"\b(without|no) (the |a )?(residual|skip)|residual[^.]*caller"
+    )
+    return says(target, norm) and not is_alone
 
 
 def keeps_positions_from_values(target: Any) -> bool:
@@ -491,7 +497,9 @@ def place_of_dropout(target: Any) -> str:
     'after'
     """
     text = in_one_line(docstrings(target))
-    if re.search(r"\bweights\b[^.]*\bused to compute the weighted (average|sum)", text):
+    used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
+    used += r"|values (are|were) (mixed|multiplied|weighted) (with|by)|one with dropout"
+    if re.search(rf"\b(weights|map|attention)\b[^.]*\b({used})", text):
         return "after"
     found = re.findall(
         r"(?:weight|attention|prob)[^.]*?\b(after|before) dropout\b", text
@@ -597,7 +605,7 @@ HIDDEN_PATTERN = (
 )
 SEEN_PATTERN = r"real|valid|kept|keep|visible|allowed|attend\w*"
 MEANING_PATTERN = re.compile(
-    rf"\b(not (?:be |to )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
+    rf"\b(not (?:to )?(?:be )?|non-?|never |un)?({HIDDEN_PATTERN}|{SEEN_PATTERN})\b",
     re.IGNORECASE,
 )
 
@@ -609,6 +617,9 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
     ...     "mask: True at padding. keep: 1 = not masked, 0 = masked. seen: any mask."
     >>> [hides_where_true(attend, name) for name in ("mask", "keep", "seen")]
     [True, False, None]
+    >>> def attend_to(x, mask): "mask: False at keys not to be attended."
+    >>> hides_where_true(attend_to, "mask")
+    False
     """
     said = set()
     names = "|".join(map(re.escape, parameters_by_name(target)))
@@ -628,6 +639,21 @@ def hides_where_true(target: Any, mask: str) -> bool | None:
                 )
                 said.add(is_true == (is_hidden == (meaning[1] is None)))
     return said.pop() if len(said) == 1 else None
+
+
+def decodes_alike(target: Any) -> bool:
+    r"""Whether a call with a cache is documented to give what one call gives.
+
+    >>> def attend(x, cache): "A call with a cache equals the last rows of one call."
+    >>> def attend_to(x, cache): "Keys in the cache keep their rotation."
+    >>> decodes_alike(attend), decodes_alike(attend_to)
+    (True, False)
+    """
+    whole = r"(one (single )?call|the whole|at once|full (call|pass|forward|sequence))"
+    same = r"\b(same|equals?|gives?|returns?|identical)\b"
+    return says(
+        target, rf"\b(cache|past|pieces|chunks|token by token)\b[^.]*{same}[^.]*{whole}"
+    )
 
 
 def counts_valid(target: Any, lengths: str) -> bool:
@@ -651,6 +677,33 @@ def has_queries(target: Any, mask: str) -> bool:
     (True, False)
     """
     return says_of(target, mask, r"[\[(][^\])]*\b(?i:q|tgt|target)\w*, ?\w+[\])]")
+
+
+def is_bool(target: Any, mask: str) -> bool:
+    r"""Whether a mask is documented to be bool, and not to be numbers as well.
+
+    >>> def attend(x, keep, mask): "keep: (B, N) bool. mask: bool, or float to add."
+    >>> is_bool(attend, "keep"), is_bool(attend, "mask")
+    (True, False)
+    """
+    numbers = r"\b([Ff]loat\w*|add(ed|itive)|int\w*|bias|inf)\b"
+    is_stated = says_of(target, mask, r"\b[Bb]ool(ean)?\b")
+    return is_stated and not says_of(target, mask, numbers)
+
+
+def has_items(target: Any, mask: str) -> bool:
+    r"""Whether a documented shape of a mask has batch items, queries and keys.
+
+    >>> def attend(x, mask, bias):
+    ...     "mask: (bsz, q_len, k_len) or (bsz * heads, q_len, k_len). bias: (q, k)."
+    >>> has_items(attend, "mask"), has_items(attend, "bias")
+    (True, False)
+    """
+    others = "|".join(n for n in parameters_by_name(target) if n != mask)
+    shape = r"[\[(](b|bs|bsz|n|batch\w*), ?\w+, ?\w+[\])]"
+    # The text about the next argument begins with its name.
+    described = rf"\b{mask}\b(?:(?!\b(?:{others})\b[`*]* ?:).)*{shape}"
+    return re.search(described, in_one_line(docstrings(target))) is not None
 
 
 def averages_heads(target: Any) -> bool:

@@ -321,6 +321,11 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                     f"torch.linalg.matrix_rank({y}[:, -1] - {y}[0, -1], rtol=1e-3)"
                 )
                 return "weights" if rank <= script.sizes.heads else "output"
+            elif script.sizes.heads > 1:
+                claim = f"matrix_rank({y}[:, -1].flatten(1)"
+                claim = f"torch.linalg.{claim} - {y}[0, -1].flatten(), rtol=1e-3)"
+                message = f"of {script.sizes.heads} heads, some share one dropout mask"
+                script.assert_true(f"{claim} >= {script.sizes.heads}", message)
     return "weights"  # or not known
 
 
@@ -508,6 +513,11 @@ def apply_dropout(script: Script, p: float, place: str) -> None:
         return
     given = {place: p, **names.dropout_flags(adapter.target)}
     script.adapter = replace(adapter, call_args={**adapter.call_args, **given})
+    seed = names.parameters_by_name(adapter.target).get("seed")
+    if seed is not None and seed.default is None:  # it may be required in training
+        drawn = {"seed": "torch.randint(2**31, ()).item()"}
+        extra_args = {**adapter.extra_args, **drawn}
+        script.adapter = replace(script.adapter, extra_args=extra_args)
 
 
 def assert_mean_is_kept(

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import names, structure
+from attention_laws import caches, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.embedded import takes_ids
 from attention_laws.law import (
@@ -386,10 +386,10 @@ def assert_reset_forgets(script: Script) -> None:
     Flags such as `incremental` are set, with which it stores what it has computed.
     """
     usual, target = script.adapter, script.adapter.target
-    steps = next(names.cache_steps(names.parameters_of(target), {}), {})
+    steps = next(caches.cache_steps(names.parameters_of(target), {}), {})
     flags = {name: text for name, text in steps.items() if text == "True"}
     script.adapter = replace(usual, reset="")
-    for method in names.reset_methods(target):
+    for method in caches.reset_methods(target):
         script.restart()
         script.exec_line("fresh = copy.deepcopy(attention)")
         first, second = script.make_arguments(), script.make_arguments()
@@ -416,15 +416,17 @@ def assert_no_option_is_kept(script: Script) -> None:
     module that stores what it computed has another output in a second call.
     """
     adapter = script.adapter
-    steps = next(names.cache_steps(names.parameters_of(adapter.target), {}), {})
+    steps = next(caches.cache_steps(names.parameters_of(adapter.target), {}), {})
     for name, parameter in names.parameters_by_name(adapter.target).items():
         value = parameter.default
-        if not isinstance(value, int) or adapter.cache == ("", ""):
+        is_start = value is None and re.search(r"\bint\b", str(parameter.annotation))
+        is_number = isinstance(value, int) or (is_start and adapter.cache is None)
+        if not is_number or adapter.cache == ("", ""):
             continue
         is_stored = STORING_PATTERN.search(name)
         if name in steps or is_stored or names.POSITION_PATTERN.search(name):
             continue
-        other = not value if isinstance(value, bool) else value + 2
+        other = not value if isinstance(value, bool) else (value or 0) + 2
         changed = {name: str(other)}
         for first, second in ((changed, {}), ({}, changed)):
             script.restart("no_grad")

@@ -52,7 +52,8 @@ def gradients(script: Script) -> None:
     which fewer queries than keys show. A single query has a gradient, too. A bias that
     is given with each call may be learned, and coordinates may be predicted.
     """
-    is_detached = "detach" in structure.identifiers(script.adapter.target)
+    code = structure.identifiers(script.adapter.target)
+    is_detached = not {"detach", "no_grad"}.isdisjoint(code)
     if "features" in script.adapter.designs and not script.insist:
         skip_unless(not is_detached, "its code detaches the scale of its features")
     usual, script.dtype = script.dtype, torch.float64

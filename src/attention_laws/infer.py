@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attention_laws import documented, names, structure
+from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import (
     LAYOUTS,
     Adapter,
@@ -150,7 +150,7 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
     is_of_ids = takes_ids(attention)  # whose parts are checked, too
     count = 1 if not isinstance(attention, type) else 3 if is_of_ids else len(SIZES)
     sizes = SIZES[:count]
-    resets = names.reset_methods(attention)
+    resets = caches.reset_methods(attention)
     built: set[str] = set()
     work = 0
     for usual, (heads, d_k, longest, tie) in itertools.product((True, False), sizes):
@@ -1269,6 +1269,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     softcap = structure.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**structure.designs_of(module), **probe.adapter.designs}
+    if "unnormalized" not in designs and designs.get("features", "").lower() == "relu":
+        del designs["features"]  # it is that of a network behind the attention
     if structure.is_recurrent(module):
         # Tokens are mixed beside the attention, in their order.
         designs |= dict.fromkeys(("convolution", "decay"), "recurrent layers")

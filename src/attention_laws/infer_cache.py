@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention_laws import documented, names
+from attention_laws import caches, documented, names
 from attention_laws.adapter import Adapter, Options, Sizes
 from attention_laws.calling import CallProbe, count_own_keys, output_of
 from attention_laws.decoding import (
@@ -31,7 +31,13 @@ from attention_laws.decoding import (
     restart_with_cache,
 )
 from attention_laws.law import LawViolation, ScriptError
-from attention_laws.script import CallArguments, Script, find_output, parts_of
+from attention_laws.script import (
+    CONTEXTS,
+    CallArguments,
+    Script,
+    find_output,
+    parts_of,
+)
 from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Methods beside `forward` that continue a sequence.
@@ -56,16 +62,19 @@ def infer_cache(probe: CallProbe) -> None:
     is_named = len(adapter.inputs) != 2 and cache_argument(adapter)
     if not (is_causal or is_named):
         return
-    for text, fields in cache_candidates(probe):
-        passed = replace(adapter, **fields)
-        if takes_steps_only(passed, probe.options):
-            continue
-        if longest := longest_piece(passed, probe.options):
-            if longest == 1:
-                fields["single_from"] = 1  # after the prompt
-            probe.record("cache", text, "inferred", **fields)
-            infer_first_position(probe)
-            return
+    # A cache with memory of its own may be taken without gradients only.
+    for context in ("", CONTEXTS["no_grad"]):
+        for text, fields in cache_candidates(probe):
+            fields["cache_context"] = context
+            passed = replace(adapter, **fields)
+            if takes_steps_only(passed, probe.options):
+                continue
+            if longest := longest_piece(passed, probe.options):
+                if longest == 1:
+                    fields["single_from"] = 1  # after the prompt
+                probe.record("cache", text, "inferred", **fields)
+                infer_first_position(probe)
+                return
     if is_causal and (argument := cache_argument(adapter)):
         probe.record("cache", f"unknown: give --cache {argument}=[1]", "assumed")
 
@@ -176,14 +185,14 @@ def cache_candidates_of(
         for p in parameters
         if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
     }
-    steps = [*names.cache_steps(parameters, {} if method else adapter.position_args)]
+    steps = [*caches.cache_steps(parameters, {} if method else adapter.position_args)]
     use |= {n: text for n, text in next(iter(steps), {}).items() if text == "{start}"}
     if argument := cache_argument(adapter, method):
         for index in returned_caches(probe, method, argument, use):
             passed = {"cache": (argument, index), "cache_args": use}
             yield f"`{argument}`, {index} of the result", passed
         by_name = {p.name: p for p in parameters}
-        for text, classes in names.empty_caches(adapter.target, by_name[argument]):
+        for text, classes in caches.empty_caches(adapter.target, by_name[argument]):
             fields: dict[str, Any] = {"cache": (argument, ""), "cache_args": use}
             fields |= {"decode_method": method, **made_by(adapter, text, classes)}
             shown = text.partition("(")[0]
@@ -273,7 +282,7 @@ def infer_context_cache(probe: CallProbe) -> None:
     other = script.make_arguments(args.allowed).inputs[1]
     others = replace(args, inputs=(query, other))
     parameter = names.parameters_by_name(adapter.target)[argument]
-    for text, classes in names.empty_caches(adapter.target, parameter):
+    for text, classes in caches.empty_caches(adapter.target, parameter):
         with suppress(ScriptError):
             script.namespace.update(classes)
             script.adapter = replace(adapter, empty_cache=text)
@@ -444,6 +453,6 @@ def cache_setups(target: Any) -> list[str]:
     """
     calls = []
     for name in filter(CACHE_SETUP_PATTERN.fullmatch, dir(target)):
-        arguments = names.sized_arguments(names.parameters_of_method(target, name))
+        arguments = caches.sized_arguments(names.parameters_of_method(target, name))
         calls += [] if arguments is None else [f"{name}({arguments})"]
     return calls

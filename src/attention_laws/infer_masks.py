@@ -82,7 +82,7 @@ def infer_masks(probe: CallProbe) -> None:
         if not (masks or given) and (name in leaking or unused_names[name]):
             infer_context_of_mask(probe, name)
         masks += leaking_masks(probe, masks, leaking.get(name, []))
-        masks += leaking_lengths_of_queries(probe, masks)
+        masks += masks_of_other_axes(probe, name, masks)
         if not (masks or given):
             masks += mask_beside_weights(probe, name)
         if not (masks or given):
@@ -144,7 +144,8 @@ def as_documented(probe: CallProbe, masks: list[MaskArgument]) -> list[MaskArgum
         return added  # its numbers are documented, whatever else is accepted
     for mask in masks:
         hides = documented.hides_where_true(target, mask.name)
-        if hides is not None and polarity(mask) and not are_added:
+        is_known = hides is not None or documented.is_bool(target, mask.name)
+        if is_known and polarity(mask) and not are_added:
             continue  # numbers may be refused by the code that returns weights
         kind = mask.kind
         if kind == "additive" and documented.says_of(target, mask.name, r"\bfinite\b"):
@@ -424,6 +425,14 @@ def leaking_mask_of_items(
     return [candidate] if candidate.kind in {mask.kind for mask in masks} else []
 
 
+def masks_of_other_axes(
+    probe: CallProbe, name: str, masks: list[MaskArgument]
+) -> list[MaskArgument]:
+    """Masks of an argument that hide the right keys if all items have the same."""
+    of_queries = leaking_lengths_of_queries(probe, masks)
+    return of_queries + documented_mask_of_items(probe, name, masks)
+
+
 def leaking_lengths_of_queries(
     probe: CallProbe, masks: list[MaskArgument]
 ) -> list[MaskArgument]:
@@ -438,6 +447,23 @@ def leaking_lengths_of_queries(
     of_queries = replace(masks[0], axes="bq")
     leak = mask_leakage(probe, of_queries, alike=True)
     return [of_queries] if leak is not None and leak < 1e-3 else []
+
+
+def documented_mask_of_items(
+    probe: CallProbe, name: str, masks: list[MaskArgument]
+) -> list[MaskArgument]:
+    """A mask for each item, beside one for each item and head, if both are documented.
+
+    It hides the right keys if all items have the same; the laws show whether they do so
+    for items that differ.
+    """
+    of_heads = [mask for mask in masks if mask.axes == "nqk"]
+    is_stated = documented.has_items(probe.adapter.target, name)
+    if not (of_heads and is_stated) or any(mask.axes == "bqk" for mask in masks):
+        return []
+    of_items = replace(of_heads[0], axes="bqk")
+    leak = mask_leakage(probe, of_items, alike=True)
+    return [of_items] if leak is not None and leak < 1e-3 else []
 
 
 def mask_of_all_items(probe: CallProbe, name: str) -> list[MaskArgument]:

@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +73,10 @@ SIZE_PATTERNS = {
     r"(dim|size|width|channels|features|hidden)_?(per|of|for)?_?(a_)?head$": "{d_k}",
     r"^(num_)?head_?(dim|size|width|channels|features|hidden)": "{d_k}",
     r"^(q|k|v|qk|qk_nope|qk_rope|rope|nope)_head_dim$": "{d_k}",
+    # Beside the token itself.
+    r"^(left_context|look_?back)(_frames|_steps|_len)?$": "{window} - 1",
+    r"^horizon(_len)?$": "{window}",
+    r"^radius$": "2",
     r"^(n|num|nb|no|number|a|attn|attention|multi)(_?\w+)?_?heads?$": "{heads}",
 }
 
@@ -99,26 +103,12 @@ MEMORY_PATTERN = re.compile(
     r"mem(s|ory)?|history|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
     r"|left(_(context|frames|inputs?))?"
 )
-# Arguments with which a module stores a cache of its own: flags, and first positions.
-CACHE_FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
 CACHE_USE_PATTERN = re.compile(
     r"(use|return|output|with)_(\w+_)?(cache|kv|past|present)s?|return_past_\w+"
 )
-CACHE_START_PATTERN = re.compile(
-    r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len"
-)
 QUERY_LENGTHS_PATTERN = re.compile("(q|query|queries|tgt|target|dec)_?(seq_?)?len")
 KEY_LENGTHS_PATTERN = re.compile("(k|kv|key|keys|src|source|mem|enc)_?(seq_?)?len")
-# Methods that remove what a module stores between calls.
-RESET_PATTERN = re.compile(
-    r"_?(reset|clear|flush|forget|release|free|evict)(_(?!param|weight|grad)\w+)?"
-)
-# Methods that make a cache, and those that remove its last tokens.
-CACHE_METHOD_PATTERN = re.compile(
-    r"(?!get_extra_state)"  # of each module
-    r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
-    r"(\w+_)?(state|cache|past|memory)"
-)
+# Methods of a cache that remove its last tokens.
 CROP_PATTERN = re.compile(r"(roll_?back|crop|truncate|trim|rewind)(_to|_cache|_state)?")
 # The argument of a method of a cache: batch items in their new order.
 ORDER_PATTERN = re.compile(
@@ -143,6 +133,8 @@ WEIGHTS_FLAG_PATTERN = re.compile(
 )
 WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
 RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout
+# Its arguments of a constructor, by which it is switched off.
+DROP_PATTERN = re.compile(r"drop|^p_(?!keep)[a-z_]+$|^p$")
 KEEP_PATTERN = re.compile(r"_?keep(_?p(rob)?)?")  # the opposite of dropout
 # Flags of a function that drops in training only, and for one mask of all heads.
 TRAINING_FLAGS = {"training": True, "is_training": True, "train": True}
@@ -243,6 +235,9 @@ EXTRA_ARGUMENTS = {
         "(torch.arange({length}) == 0).expand({batch_size}, -1){device}",
     ),
     # Of deformable attention, with one level: each query samples around the center.
+    # The reach of a band or of a convolution, as a number.
+    r"radius|reach|half_window|look_?back|left_context": ["2"],
+    r"kernel_size": ["3"],
     r"reference_points?": ["torch.full(({batch_size}, {length}, 1, 2), 0.5){dtype}"],
     r"(\w+_)?spatial_shapes": [
         "[(1, {k_len})]",
@@ -382,7 +377,7 @@ def setters_of_paths(target: Any) -> list[str]:
     ...     def set_attention_slice(self, slice_size): ...
     ...     def enable_flash(self): ...
     >>> setters_of_paths(Attention)
-    ['enable_flash()', 'set_attention_slice(1)']
+    ['enable_flash()', 'set_attention_slice(1)', 'set_attention_slice(4)']
     """
     calls = []
     for name in filter(PATH_SETTER_PATTERN.fullmatch, dir(target)):
@@ -391,9 +386,10 @@ def setters_of_paths(target: Any) -> list[str]:
             for parameter in parameters_of_method(target, name)
             if parameter.default is parameter.empty
         ]
-        given = {0: "", 1: "1" if "slic" in name or "chunk" in name else "True"}
-        if len(required) in given:
-            calls.append(f"{name}({given[len(required)]})")
+        is_size = "slic" in name or "chunk" in name
+        # Of two batch items with three heads, slices of four leave two.
+        given = {0: [""], 1: ["1", "4"] if is_size else ["True"]}
+        calls += [f"{name}({text})" for text in given.get(len(required), [])]
     return calls
 
 
@@ -886,7 +882,7 @@ def dropout_arguments(target: Any) -> dict[str, str]:
         name: "0.0"
         for name, argument in arguments.items()
         if ARGUMENT_VALUES.get(name) == "0.1"
-        or ("drop" in name and type(argument.default) is float)
+        or (type(argument.default) is float and DROP_PATTERN.search(name))
     }
     keep_probabilities = {
         name: "1.0"
@@ -982,106 +978,6 @@ def memory_arguments(target: Any) -> list[str]:
         for name, is_required in required_by_name(parameters_of(target)).items()
         if not is_required and MEMORY_PATTERN.fullmatch(name)
     ]
-
-
-def empty_caches(
-    target: Any, parameter: inspect.Parameter
-) -> Iterator[tuple[str, dict[str, type]]]:
-    """Source texts for a cache that a call modifies, and the class that each names."""
-    yield "dict()", {}
-    for name in filter(CACHE_METHOD_PATTERN.fullmatch, dir(target)):
-        method = getattr(target, name)
-        if not callable(method):
-            continue
-        parameters = inspect.signature(method).parameters.values()
-        arguments = sized_arguments([p for p in parameters if p.name != "self"])
-        if arguments is not None:
-            yield f"attention.{name}({arguments})", {}
-    module = sys.modules.get(getattr(target, "__module__", ""))
-    for name in re.findall(r"\w+", str(parameter.annotation)):
-        found = getattr(module, name, None)
-        if isinstance(found, type) and found.__module__ == target.__module__:
-            arguments = sized_arguments(inspect.signature(found).parameters.values())
-            if arguments is not None:
-                yield f"{name}({arguments})", {name: found}
-
-
-def new_caches(target: Any, parameter: inspect.Parameter) -> dict[str, dict[str, type]]:
-    """The same for a cache that a call requires, of the dtype of the attention."""
-    weight = "next(attention.parameters())"
-    own = {
-        "dtype={dtype}": f"dtype={weight}.dtype",
-        "device={device}": f"device={weight}.device",
-    }
-    found = {}
-    for text, classes in empty_caches(target, parameter):
-        if text != "dict()":
-            for given, value in own.items():
-                text = text.replace(given, value)
-            found[text] = classes
-    return found
-
-
-def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
-    r"""Arguments that make a cache, as source text; None if a required one is unknown.
-
-    >>> def init_state(rows, max_len, name="", dtype=None): ...
-    >>> sized_arguments(inspect.signature(init_state).parameters.values())
-    'rows={batch_size}, max_len=320, dtype={dtype}'
-    """
-    given = required_by_name(parameters)
-    used = [n for n in given if given[n] or n in ("dtype", "device")]
-    sizes = {n: cache_size(n) for n in used}
-    if not all(sizes.values()):
-        return None
-    return ", ".join(f"{n}={value}" for n, value in sizes.items())
-
-
-def reset_methods(target: Any) -> list[str]:
-    r"""Methods without arguments that remove what a module stores between calls.
-
-    >>> class Attention:
-    ...     def reset_cache(self): ...
-    ...     def reset_parameters(self): ...
-    ...     def clear_rows(self, rows): ...
-    >>> reset_methods(Attention)
-    ['reset_cache']
-    """
-    kind = target if isinstance(target, type) else type(target)
-    return [
-        name
-        for name in filter(RESET_PATTERN.fullmatch, dir(kind))
-        if inspect.isfunction(getattr(kind, name, None))
-        and not any(required_by_name(parameters_of_method(kind, name)).values())
-    ]
-
-
-def cache_size(name: str) -> str:
-    r"""The value of an argument with which a cache is built; "" if it is unknown.
-
-    >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
-    ('{batch_size}', '320', '')
-    """
-    if name in ("dtype", "device"):
-        return f"{{{name}}}"
-    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?(rows|slots)", name)
-    return "{batch_size}" if is_batch else value_of(name)
-
-
-def cache_steps(
-    parameters: Iterable[inspect.Parameter], position_args: Mapping[str, str]
-) -> Iterator[dict[str, str]]:
-    """Arguments with which a module may store a cache; "{start}" is a position."""
-    found = {}
-    for each in parameters:
-        if each.default is False and CACHE_FLAG_PATTERN.search(each.name):
-            found[each.name] = "True"
-        is_none = each.default is None and "int" in str(each.annotation)
-        is_number = type(each.default) is int or is_none
-        if is_number and CACHE_START_PATTERN.search(each.name):
-            found[each.name] = "{start}"
-    if found or "start_pos" in position_args:
-        yield found
 
 
 def config_source(

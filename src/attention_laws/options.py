@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 
 from attention_laws import names
 from attention_laws.adapter import Adapter
 from attention_laws.algebra import rows_sum_to_one
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import decode_with_cache
+from attention_laws.dropout import dropout
 from attention_laws.execution import eval_matches_train, half_precision
 from attention_laws.law import (
     Law,
@@ -62,6 +64,7 @@ COUNT_PATTERN = re.compile(
     r"((n|num|number_of|num_of)_?)?(\w+_)?(sinks?|globals?|global_tokens|registers?"
     r"|mem(or(y|ies))?(_\w+)?|null_\w+|prefix(_\w+)?)|shift(_size)?"
 )
+CHECKPOINT_PATTERN = re.compile(r"(\w+_)?checkpoint(s|ing|ed)?|remat\w*|recompute\w*")
 LAYER_PATTERN = re.compile(r"layer_?(idx|id|i|number|num|no|index)|block_idx|depth")
 CHOICE_PATTERN = re.compile(r"(\w+_)?(impl(ementation)?|backend)")
 CHUNK_PATTERN = re.compile(
@@ -91,8 +94,10 @@ def constructor_options(script: Script) -> None:
     with one of a window. The sizes of chunks that are an implementation detail, as
     equal sizes show, must not change the output if they are unequal, nor may a method
     that chooses a path, such as `set_attention_slice`, or an option that names one,
-    such as `attn_implementation="eager"`. What all instances share, such as a dict of
-    masks, must not give one the mask of another, whose options differ.
+    such as `attn_implementation="eager"`. A flag that recomputes activations for the
+    gradients changes neither these nor the output, also with dropout. What all
+    instances share, such as a dict of masks, must not give one the mask of another,
+    whose options differ.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -102,7 +107,8 @@ def constructor_options(script: Script) -> None:
     setters = names.setters_of_paths(adapter.target)
     choices = [*options_with_arguments(adapter, choices_of)]
     numbers = [*options_with_arguments(adapter, numbers_of)]
-    has_options = options or chunks or setters or choices or numbers
+    flags = [p.name for p in parameters if CHECKPOINT_PATTERN.fullmatch(p.name)]
+    has_options = options or chunks or setters or choices or numbers or flags
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value, init_args in options:
@@ -113,6 +119,12 @@ def constructor_options(script: Script) -> None:
     script.adapter, script.sizes = usual
     if chunks:
         assert_chunks_change_nothing(script, chunks)
+        script.adapter = in_chunks(adapter, dict.fromkeys(chunks, 1), of_call=False)
+        with suppress(ScriptError):  # each chunk has dropout masks of its own
+            run_if_it_applies(dropout, script)
+            run_if_it_applies(eval_matches_train, script)
+        script.adapter, script.sizes = usual
+    assert_checkpoints_change_nothing(script)
     script.restart()
     if script.evaluate("clear_caches(attention)"):
         assert_instances_share_nothing(script)
@@ -132,23 +144,20 @@ def call_options(script: Script) -> None:
 
     $$y(x, m; o) = y(x, m; o \mid \text{hidden keys are others})$$
 
-    Scales, soft caps and windows that are not given are set, and flags that are off are
-    turned on, one after the other. A soft cap behind the mask, for one, makes the
-    scores of hidden keys finite again. The sizes of chunks that are an implementation
-    detail must not change the output, with and without masks, whatever the lengths of
-    queries and keys: where the last chunks end, keys are left out by mistake.
+    Scales, soft caps and windows that are not given are set, one after the other. A
+    soft cap behind the mask, for one, makes the scores of hidden keys finite again.
+    Flags may turn the attention into another. The sizes of chunks that are an
+    implementation detail must not change the output, with and without masks, whatever
+    the lengths of queries and keys: where the last chunks end, keys are left out by
+    mistake.
     """
     adapter, sizes = script.adapter, script.sizes
     known = {*adapter.inputs, *adapter.call_args, *adapter.extra_args}
     known |= {*adapter.position_args, *(mask.name for mask in adapter.masks)}
     given = dict.fromkeys(known, "")
     parameters = names.parameters_of(adapter.target)
-    flags = {*names.dropout_flags(adapter.target)}
-    options = [
-        (name, value)
-        for name, value in options_among(parameters, given)
-        if name not in flags
-    ]
+    found = options_among(parameters, given)
+    options = [(name, value) for name, value in found if value != "True"]
     chunks = chunk_sizes_of(parameters, given)
     skip_unless(options or chunks, "its call has no option that is off")
     for name, value in options[:MOST_OPTIONS]:
@@ -156,10 +165,35 @@ def call_options(script: Script) -> None:
         script.adapter, script.sizes = replace(adapter, call_args=more), sizes
         with named_option(name, value):
             for each in (batch_independence, padding, longer_padding, rows_sum_to_one):
-                test_if_it_applies(each, script)
+                run_if_it_applies(each, script)
+            assert_last_query_alone(script, adapter)
     script.adapter, script.sizes = adapter, sizes
     if chunks:
         assert_chunks_change_nothing(script, chunks, of_call=True)
+
+
+def assert_last_query_alone(script: Script, without: Adapter) -> None:
+    """The last query of a causal attention gives the same alone, as without the option.
+
+    A path of its own for a single query may leave out a window.
+    """
+    adapter = script.adapter
+    if adapter.single_input or not adapter.causal or adapter.mixes_queries:
+        return
+    usual, last = script.sizes, adapter.index(l=slice(TOKENS - 1, None))
+    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
+    for script.adapter in (without, adapter):
+        script.restart()
+        with script.attempt():  # it may need as many queries as keys
+            args = script.make_arguments()
+            whole = script.assign("y", f"{script.call(args)}{last}")
+            query = script.assign("query", f"{args.inputs[0]}{last}")
+            alone = script.call(replace(args, inputs=(query, *args.inputs[1:])))
+            is_alike = script.evaluate(f"torch.allclose({whole}, {alone}, atol=1e-4)")
+            if script.adapter is without and not is_alike:
+                break
+            script.assert_close(whole, alone, "{place} differs if the query is alone")
+    script.adapter, script.sizes = adapter, usual
 
 
 @contextmanager
@@ -181,7 +215,7 @@ def named_option(name: str, value: str) -> Iterator[None]:
         pass
 
 
-def test_if_it_applies(tested: Law, script: Script) -> None:
+def run_if_it_applies(tested: Law, script: Script) -> None:
     """Run a law, unless a design of the attention changes what it says."""
     if not {*tested.assumes} & {*script.adapter.designs}:
         with suppress(NotApplicable):
@@ -274,6 +308,41 @@ def named_choices_of(
                 yield name, repr(other)
 
 
+def assert_checkpoints_change_nothing(script: Script) -> None:
+    """With a flag that recomputes parts for the gradients, these are the same.
+
+    In training with dropout, the same weights have to be dropped again.
+    """
+    adapter = script.adapter
+    parameters = inspect.signature(adapter.target).parameters.values()
+    flags = [p.name for p in parameters if CHECKPOINT_PATTERN.fullmatch(p.name)]
+    for name in flags if adapter.reproducible_training else []:
+        with script.attempt():  # it may need another option
+            assert_checkpoint_changes_nothing(script, name)
+
+
+def assert_checkpoint_changes_nothing(script: Script, name: str) -> None:
+    """Outputs and gradients of the same seed are those without this flag."""
+    adapter = script.adapter
+    script.restart("train", dropout=0.5)
+    script.build_other("checkpointed", {**adapter.init_args, name: "True"})
+    script.exec_line("set_dropout(checkpointed, 0.5)")
+    script.exec_line("checkpointed.train()")
+    args = script.make_arguments()
+    script.exec_line(f"{args.inputs[0]}.requires_grad_()")
+    results = []
+    for function in ("attention", "checkpointed"):
+        script.exec_line(f"torch.manual_seed({script.seed})")
+        output = script.call(args, function=function)
+        results.append((output, script.gradient(output, args.inputs[0])))
+    (usual, gradient), (seen, recomputed) = results
+    message = f"{{place}} differs in training with `{name}=True`"
+    script.assert_close(usual, seen, message)
+    claim = f"torch.allclose({gradient}, {recomputed}, atol=1e-4)"
+    message = f"the gradient differs with `{name}=True`, in training with dropout"
+    script.assert_true(claim, message)
+
+
 def numbers_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Options that are numbers, each with half of it."""
     for name, parameter in inspect.signature(target).parameters.items():
@@ -295,22 +364,23 @@ def assert_instances_share_nothing(script: Script) -> None:
         for name, value in options_of(adapter.target, adapter.init_args)
         if names.WINDOW_PATTERN.fullmatch(name)
     }
-    for find in (options_of, numbers_of, named_choices_of):
-        for name, value, init_args in args_of(find):
-            with script.attempt():  # it may need another option
-                script.restart()
-                args = script.make_arguments()
-                script.build_other("other", {**windows, **init_args})
-                script.exec_line("clear_caches(other)")
-                expected = script.call(args, function="other")
-                script.exec_line("clear_caches(other)")
-                script.call(args)
-                seen = script.call(args, function="other")
-                message = (
-                    f"with `{name}={value}`, {{place}} changes after a call of another "
-                    f"instance, without that option"
-                )
-                script.assert_close(expected, seen, message)
+    finders = named_choices_of, numbers_of, options_of
+    options = chain.from_iterable(map(args_of, finders))
+    for name, value, init_args in islice(options, MOST_OPTIONS):
+        with script.attempt():  # it may need another option
+            script.restart()
+            args = script.make_arguments()
+            script.build_other("other", {**windows, **init_args})
+            script.exec_line("clear_caches(other)")
+            expected = script.call(args, function="other")
+            script.exec_line("clear_caches(other)")
+            script.call(args)
+            seen = script.call(args, function="other")
+            message = (
+                f"with `{name}={value}`, {{place}} changes after a call of another "
+                f"instance, without that option"
+            )
+            script.assert_close(expected, seen, message)
     script.sizes = usual
 
 
@@ -365,7 +435,7 @@ def assert_option_acts_alike(
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:
             script.sizes = replace(usual, d_k=ROTATED)
-        test_if_it_applies(each, script)
+        run_if_it_applies(each, script)
         script.sizes = usual
     if adapter.cache is not None and adapter.causal and stays_causal(script):
         script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
@@ -433,8 +503,8 @@ def assert_chunks_change_nothing(
                     if is_first and not script.evaluate(same):
                         script.adapter = in_chunks(adapter, sizes, of_call)
                         with named_option(chunks[0], str(small)):
-                            test_if_it_applies(batch_independence, script)
-                            test_if_it_applies(query_independence, script)
+                            run_if_it_applies(batch_independence, script)
+                            run_if_it_applies(query_independence, script)
                         script.adapter, script.sizes = adapter, usual
                         return
                     text = ", ".join(f"{n}={size}" for n, size in sizes.items())

@@ -535,7 +535,7 @@ def rotary_angles(script: Script) -> None:
     skip_unless(adapter.positions == "rotary", "`positions` is not rotary")
     skip_unless(adapter.projections and adapter.is_module, "projections not found")
     skip_unless(not (adapter.image or adapter.position_args), "gets its angles")
-    d_k = script.sizes.d_k if adapter.fixed_size else max(8, script.sizes.d_k)
+    d_k = script.sizes.d_k if adapter.fixed_size else max(16, script.sizes.d_k)
     script.sizes = replace(script.sizes, batch_size=1, q_len=2, k_len=2, d_k=d_k)
     script.restart()
     attention = script.evaluate("attention")
@@ -549,6 +549,8 @@ def rotary_angles(script: Script) -> None:
     with script.rollback():
         q, rotated = score_gradients(script, args, weights, query=1)
     width = structure.rotary_width(attention) or d_k
+    is_partial = any("partial" in n.lower() for n in structure.identifiers(attention))
+    skip_unless(width < d_k or not is_partial, "rotates a part of unknown width")
     angles = rotation_angles(q[:, :width], rotated[:, :width])
     skip_unless(len(angles) > 1, "its pairs of features were not found")
     ratio = (angles[1] / angles[0]).item()
@@ -557,8 +559,10 @@ def rotary_angles(script: Script) -> None:
     skip_unless(is_series, "its angles are not a geometric series from 1 on")
     base, heads = ratio ** -len(angles), script.sizes.heads
     is_known = any(abs(math.log(base / known)) < 0.02 for known in bases)
-    # Computed with the width of the model, or with twice the pairs or half of them.
-    for known, power in itertools.product(bases, (1 / heads, heads, 0.5, 2)):
+    # Computed with the width of the model, with twice the pairs, with half of them, or
+    # with the width of the whole head.
+    powers = (1 / heads, heads, 0.5, 2, width / d_k)
+    for known, power in itertools.product(bases, powers):
         expected = math.log(known) * power
         off = abs(math.log(base) / expected - 1)
         if power != 1 and off < 0.01 and not is_known:
@@ -570,7 +574,9 @@ def rotary_angles(script: Script) -> None:
 
 
 # Names in code whose angles are others than those of the base, by intention.
-SCALED_PATTERN = re.compile(r"scaling|factor|yarn|ntk|xpos|partial|axial|2d", re.I)
+SCALED_PATTERN = re.compile(
+    r"scaling|factor|yarn|ntk|xpos|axial|2d|prop(ortional)?_?rope", re.IGNORECASE
+)
 
 
 def rotation_angles(before: Tensor, after: Tensor) -> Tensor:

@@ -242,7 +242,10 @@ def scale_to_large_scores(
         with script.rollback():
             one, two = (largest_score(script, scaled(each)) for each in (1, 2))
         degree = math.log2(two / one) if one and two else 2
-        factor **= 2 / max(2, degree)
+        if largest > LARGEST_SCORE and one and degree > 1:
+            factor = (largest / one) ** (1 / degree)
+        else:
+            factor **= 2 / max(2, degree)
     return scaled(factor)
 
 

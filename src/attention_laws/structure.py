@@ -628,8 +628,9 @@ def chunk_with_left_context(module: Any) -> int:
 
 
 def rotary_width(module: Any) -> int | None:
-    """The number of features that a module, or its config, rotates."""
-    for owner in (module, getattr(module, "config", None)):
+    """The number of features that a module, its config or a part of it rotates."""
+    parts = [*module.modules()] if isinstance(module, nn.Module) else []
+    for owner in (module, getattr(module, "config", None), *parts):
         for name in ROTARY_WIDTHS:
             if type(value := getattr(owner, name, None)) is int:
                 return value

@@ -394,6 +394,13 @@ def features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.einsum("bhqk,bhdk->bhdq", scores.softmax(-1), v)
 
 
+def quiet_features_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhdq,bhdk->bhqk", q, k) / q.shape[2] ** 0.5
+    scores = torch.cat([scores, torch.zeros_like(scores[..., :1])], dim=-1)
+    weights = scores.softmax(-1)[..., :-1]
+    return torch.einsum("bhqk,bhdk->bhdq", weights, v)
+
+
 class OfLayers(OfOneInput):
     """Stores its weights in each of several layers."""
 
@@ -1162,6 +1169,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
     (OfOtherContext(), {"inputs": ("x", "context"), "context_width": 7}),
     (OfProjections, {"layout": "bdl", "d_model": 36}),
     (features_first, {"layout": "bhdl"}),
+    (quiet_features_first, {"layout": "bhdl"}),
     (OfLayers, {"weights_source": "", "inputs": ("x",)}),
     (OfFramesAlone, {"image": "image_channels_last", "image_height": 0}),
     (OfSizePerHead, {"heads": 3, "d_k": 4}),

@@ -1545,6 +1545,30 @@ class ReturnsDroppedOfBlock(ReturnsWeightsDroppedAnew):
     anew = False
 
 
+class WeightsOfBlockBeforeDropout(Correct):
+    """A block that returns its weights exactly as they multiplied the values."""
+
+    before = True
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.network = nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU())
+
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        q, k, v = self.query(x), self.key(memory), self.value(memory)
+        q, k, v = map(self.split, (q, k, v))
+        weights = self.weigh(self.score(q, k), None)
+        dropped = self.dropout(weights)
+        y = x + self.join(self.read(dropped, v))
+        return y + self.network(y), weights if self.before else dropped
+
+
+class WeightsOfBlockAfterDropout(WeightsOfBlockBeforeDropout):
+    """A block that returns its weights exactly as they multiplied the values."""
+
+    before = False
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1555,6 +1579,7 @@ VIOLATING: Violations = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (WeightsOfBlockBeforeDropout, {}),
         (ReturnsWeightsDroppedAnew, {}),
         (ReturnsProbabilities, {}),
         (MixesHeadsBehindShown, {}),
@@ -1615,6 +1640,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", WeightsOfBlockAfterDropout),
     ("weights_match_output", ReturnsDroppedOfBlock),
     ("weights_axes", AssignsTokens),
     ("neutral_mask", attend_with_scale),

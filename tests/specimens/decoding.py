@@ -1744,8 +1744,125 @@ class FillsSlotsAtStart(FillsSlots):
         return 0
 
 
+class PreparesMemory(Correct):
+    """`start` projects the memory once; `select` exchanges its batch items."""
+
+    def start(self, memory: Tensor, lengths: Tensor | None = None) -> None:
+        places = torch.arange(memory.shape[1], device=memory.device)
+        ends = lengths if lengths is not None else places.new_full((len(memory),), 999)
+        self.seen = (places < ends[:, None])[:, None]
+        self.memory = self.key(memory), self.value(memory)
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, (self.query(x), *self.memory))
+        return self.join(self.read(self.weigh(self.score(q, k), self.seen), v))
+
+    def select(self, order: Tensor) -> None:
+        k, v = self.memory
+        self.memory, self.seen = (k[order], v[order]), self.seen[order]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {n: v for n, v in vars(self).items() if n not in ("memory", "seen")}
+
+
+class LeavesLengthsBehind(PreparesMemory):
+    def select(self, order: Tensor) -> None:
+        k, v = self.memory
+        self.memory = k[order], v[order]
+
+
+class ReturnsMemory(Correct):
+    """`memory = attention.prepare(frames)`, once for all steps."""
+
+    def prepare(self, frames: Tensor) -> tuple[Tensor, Tensor]:
+        return self.key(frames), self.value(frames)
+
+    def forward(self, decoder_state: Tensor, memory: tuple[Tensor, Tensor]) -> Any:  # type: ignore[override]
+        q, k, v = map(self.split, (self.query(decoder_state), *memory))
+        return self.join(self.read(self.weigh(self.score(q, k), None), v))
+
+
+class RotatedForLength(Rotary):
+    """Frequencies depend on the length, and a call with a past equals one call.
+
+    That is, the last rows of one call on all tokens.
+    """
+
+    rotates_first = False
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 320) -> None:
+        super().__init__(d_model, heads)
+        self.max_len = max_len
+
+    def forward(self, x: Tensor, past: Any = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        length = x.shape[1] + (0 if past is None else past[0].shape[2])
+        if self.rotates_first:
+            q, k = self.rotate(q, length), self.rotate(k, length)
+        if past is not None:
+            k, v = (torch.cat(pair, dim=2) for pair in zip(past, (k, v), strict=True))
+        present = k, v
+        if not self.rotates_first:
+            q, k = self.rotate(q, length), self.rotate(k, length)
+        ones = torch.ones(1, x.shape[1], length, dtype=torch.bool, device=x.device)
+        weights = self.weigh(Correct.score(self, q, k), ones.tril(length - x.shape[1]))
+        return self.join(self.read(weights, v)), present
+
+    def rotate(self, x: Tensor, length: int) -> Tensor:
+        self.first, self.stretch = length - x.shape[2], max(1, length / self.max_len)
+        return self.turn(x)
+
+    def places(self, x: Tensor) -> Tensor:
+        return self.first + super().places(x)
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, width) / self.stretch
+
+
+class RotatedForPastLength(RotatedForLength):
+    """Frequencies depend on the length, and a call with a past equals one call."""
+
+    rotates_first = True
+
+
+class OwnSlots(Slots):
+    """A cache that may be continued twice; it is for inference only."""
+
+    shares = False
+
+    def append(self, x: Tensor) -> Tensor:
+        start, self.count = self.count, self.count + x.shape[1]
+        self.kept[:, start : self.count] = x
+        return self.kept[:, : self.count].clone()
+
+    def fork(self) -> Any:
+        other = type(self)(*self.kept.shape, self.kept.dtype)
+        other.count = self.count
+        other.kept = self.kept if self.shares else self.kept.clone()
+        return other
+
+
+class SharedSlots(OwnSlots):
+    shares = True
+
+
+class DecodesForks(CacheOfSlots):
+    def forward(self, x: Tensor, cache: OwnSlots | None = None) -> Any:  # type: ignore[override]
+        if cache is not None and torch.is_grad_enabled():
+            raise ValueError("with a cache there are no gradients")
+        return super().forward(x, cache)
+
+
+class DecodesSharedForks(DecodesForks):
+    def forward(self, x: Tensor, cache: SharedSlots | None = None) -> Any:  # type: ignore[override]
+        return super().forward(x, cache)
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
+        (DecodesSharedForks, {}),
+        (RotatedForPastLength, {}),
+        (LeavesLengthsBehind, {}),
         (FillsSlotsAtStart, {}),
         (ContinuesAtStart, {}),
         (SlotsOfLongerSequence, {}),
@@ -1824,6 +1941,10 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", DecodesForks),
+    ("incremental_decoding", PreparesMemory),
+    ("incremental_decoding", ReturnsMemory),
+    ("incremental_decoding", RotatedForLength),
     ("incremental_decoding", ContinuesItself),
     ("batch_independence", ContinuesItself),
     ("incremental_decoding", FillsSlots),

@@ -822,6 +822,16 @@ class DropsInEachHead(DropsInPairs):
     shared = 0
 
 
+class RatesOfTwoKinds(SelfAttention):
+    """`p_attn` is the rate of the weights, and `p_drop` that of the output."""
+
+    def __init__(
+        self, d_model: int, heads: int, p_attn: float = 0.1, p_drop: float = 0.1
+    ) -> None:
+        super().__init__(d_model, heads, p_attn)
+        self.out = nn.Sequential(self.out, nn.Dropout(p_drop))  # type: ignore[assignment]
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsInPairs, {}),
@@ -861,6 +871,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", RatesOfTwoKinds),
     ("dropout", DropsInEachHead),
     ("dropout", OneKeyOfEachHead),
     ("dropout", RatesInPlace),

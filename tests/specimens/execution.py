@@ -1021,6 +1021,33 @@ class LimitsScale(LimitsScaleInTraining):
     always = True
 
 
+class KeepsDistancesOfStart(SelfAttention):
+    """The first query is at `query_start`, by default at the start of the keys."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor, query_start: int | None = None) -> Any:  # type: ignore[override]
+        self.start = query_start or 0
+        return super().forward(x)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        key = self.name(q.shape[2])
+        if key not in self.kept:
+            place = torch.arange(q.shape[2], device=q.device)
+            self.kept[key] = (place - self.start - place[:, None]).cos()
+        return super().score(q, k) + self.kept[key].to(q)
+
+    def name(self, length: int) -> Any:
+        return length, self.start
+
+
+class KeepsDistancesOfLength(KeepsDistancesOfStart):
+    def name(self, length: int) -> Any:
+        return length
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
@@ -1047,6 +1074,7 @@ VIOLATING: Violations = {
         (ForgetsBiasOfSelf, {}),
     ],
     "earlier_calls": [
+        (KeepsDistancesOfLength, {}),
         (PrefixOfOtherCall, {}),
         (KeepsFrequencies, {}),
         (KeepsFirstMask, CAUSAL),
@@ -1113,6 +1141,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("earlier_calls", KeepsDistancesOfStart),
     ("eval_matches_train", LimitsScale),
     ("eval_matches_train", attend_in_rows),
     ("deterministic", ItemsOfSession),

@@ -1319,6 +1319,61 @@ class KeysOfEachItem(KeysOfFirstItem):
     items = slice(None)
 
 
+class RepeatsMasksOfItems(Correct):
+    """mask: True = may attend; (q, k), (batch, q, k) for each item, or
+    (batch * heads, q, k), in which the heads of an item follow each other.
+    """
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is not None:
+            if mask.dim() == 2:
+                mask = mask.expand(len(scores), -1, -1)
+            if len(mask) == len(scores):
+                mask = self.of_heads(mask)
+            mask = mask.view(*scores.shape[:2], *mask.shape[1:])
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        return scores.softmax(dim=-1)
+
+    def of_heads(self, mask: Tensor) -> Tensor:
+        return mask.repeat(self.heads, 1, 1)
+
+
+class RepeatsMaskOfEachItem(RepeatsMasksOfItems):
+    """mask: True = may attend; (q, k), (batch, q, k) for each item, or
+    (batch * heads, q, k), in which the heads of an item follow each other.
+    """
+
+    def of_heads(self, mask: Tensor) -> Tensor:
+        return mask.repeat_interleave(self.heads, dim=0)
+
+
+class FalseAtKeysNotToBeSeen(Correct):
+    """mask: bool, (batch, k_len), False at keys not to be attended to."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        return super().weigh(scores, None if mask is None else mask[:, None])
+
+
+class BoolsOfTwoPaths(SelfAttention):
+    """keep: (B, N) bool, False for dropped patches."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, keep: Tensor | None = None, return_attn: bool = False
+    ) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        mask = (
+            None if keep is None else keep[:, None, None].expand(-1, 1, x.shape[1], -1)
+        )
+        if not return_attn:
+            attend = nn.functional.scaled_dot_product_attention
+            return self.join(attend(q, k, v, attn_mask=mask))
+        scores = self.score(q, k)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1)
+        return self.join(weights @ v), weights
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1334,6 +1389,7 @@ VIOLATING: Violations = {
         (LeaksGradient, CAUSAL),
     ],
     "padding": [
+        (RepeatsMasksOfItems, {}),
         (LengthsOfQueries, {}),
         (GlobalTokensWithPadding, {}),
         (ClipsHiddenScores, {}),
@@ -1412,6 +1468,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("padding", FalseAtKeysNotToBeSeen),
+    ("rows_sum_to_one", BoolsOfTwoPaths),
+    ("padding", RepeatsMaskOfEachItem),
     ("padding", LengthsOfKeys),
     ("batch_independence", KeysOfEachItem),
     ("padding", AddsOrIgnores),

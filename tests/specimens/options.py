@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from specimens.base import (
     Correct,
@@ -621,9 +622,146 @@ class SharesBandsOfLength(SharesBands):
         return length
 
 
+class DropsAnewInBackward(SelfAttention):
+    """With `checkpointing`, weights are computed again for the gradients."""
+
+    keeps_state = False
+
+    def __init__(self, d_model: int, heads: int, checkpointing: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        if not self.checkpointing:
+            return self.join(self.attend(q, k, v))
+        return self.join(
+            checkpoint(
+                self.attend,
+                *(q, k, v),
+                use_reentrant=False,
+                preserve_rng_state=self.keeps_state,
+            )
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.dropout(self.score(q, k).softmax(dim=-1)) @ v
+
+
+class DropsAgainInBackward(DropsAnewInBackward):
+    keeps_state = True
+
+
+class SeedsEachChunk(Correct):
+    """Queries in chunks, with dropout masks of a generator that is seeded once."""
+
+    anew = True
+
+    def __init__(
+        self, d_model: int, heads: int, chunk_size: int = 64, dropout: float = 0.1
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.chunk_size, self.p = chunk_size, dropout
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(f(x)) for f in (self.query, self.key, self.value))
+        seed = int(torch.randint(2**31, ()))
+        generator, contexts = torch.Generator(x.device).manual_seed(seed), []
+        for part in q.split(self.chunk_size, dim=2):
+            if self.anew:
+                generator.manual_seed(seed)
+            weights = self.score(part, k).softmax(dim=-1)
+            if self.training and self.p:
+                draw = torch.rand(weights.shape, generator=generator, device=x.device)
+                weights = weights * (draw >= self.p) / (1 - self.p)
+            contexts.append(weights @ v)
+        return self.join(torch.cat(contexts, dim=2))
+
+
+class SeedsEachCall(SeedsEachChunk):
+    anew = False
+
+
+class WindowOfSeveralQueries(Correct):
+    """Causal; the last query is that of the last key, and sees a window, if given."""
+
+    forgets = True
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, key: Tensor, value: Tensor, window: int | None = None
+    ) -> Any:
+        q_len, k_len = query.shape[1], key.shape[1]
+        ones = torch.ones(1, q_len, k_len, dtype=torch.bool, device=query.device)
+        mask = ones.tril(k_len - q_len)
+        if window is not None and (q_len > 1 or not self.forgets):
+            mask = mask.triu(k_len - q_len + 1 - window)
+        return super().forward(query, key, value, mask)
+
+
+class WindowOfEachQuery(WindowOfSeveralQueries):
+    forgets = False
+
+
+class DropsInBlocksOnly(SelfAttention):
+    """Long sequences are computed in blocks of queries."""
+
+    always = True
+
+    def __init__(
+        self, d_model: int, heads: int, block: int = 512, dropout: float = 0.1
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.block, self.p = block, dropout
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        drops = self.training or (self.always and weights.shape[2] > self.block)
+        contexts = []
+        for part in weights.split(self.block, dim=2):
+            contexts.append(nn.functional.dropout(part, self.p, drops) @ v)
+        return torch.cat(contexts, dim=2)
+
+
+class DropsInTraining(DropsInBlocksOnly):
+    always = False
+
+
+class FloorOfSlices(Correct):
+    """Attention in slices of batch items and heads."""
+
+    size: int | None = None
+
+    def set_attention_slice(self, slice_size: int | None) -> None:
+        self.size = slice_size
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = (
+            self.split(f(x)).flatten(0, 1) for f in (self.query, self.key, self.value)
+        )
+        size = min(self.size or len(q), len(q))
+        context = torch.zeros_like(q)
+        for n in range(self.count(len(q), size)):
+            part = slice(n * size, (n + 1) * size)
+            context[part] = self.score(q[part], k[part]).softmax(dim=-1) @ v[part]
+        return self.join(context.unflatten(0, (-1, self.heads)))
+
+    def count(self, rows: int, size: int) -> int:
+        return rows // size
+
+
+class CeilingOfSlices(FloorOfSlices):
+    def count(self, rows: int, size: int) -> int:
+        return -(-rows // size)
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (FloorOfSlices, {}),
+        (DropsInBlocksOnly, {}),
+        (SeedsEachChunk, {}),
+        (DropsAnewInBackward, {}),
         (SharesBandsOfLength, {}),
         (WideWindowForgottenInStep, {}),
         (SinkOutsideOfWindow, {}),
@@ -644,6 +782,7 @@ VIOLATING: Violations = {
         (ChunksEndEarly, {}),
     ],
     "call_options": [
+        (WindowOfSeveralQueries, {}),
         (CausalByFirstQuery, {}),
         (CapsHiddenScores, {}),
     ],
@@ -651,6 +790,11 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("call_options", WindowOfEachQuery),
+    ("constructor_options", DropsInTraining),
+    ("constructor_options", CeilingOfSlices),
+    ("constructor_options", SeedsEachCall),
+    ("constructor_options", DropsAgainInBackward),
     ("constructor_options", WideWindow),
     ("constructor_options", SharesBands),
     ("call_options", CapsScores),

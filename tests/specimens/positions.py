@@ -1049,6 +1049,29 @@ class TimesInIntegers(TimesInFloat):
     dtype = torch.int64
 
 
+class PartialRotaryOfWholeHead(RotaryWithBase):
+    """A quarter of each head is rotated, with the angles of the whole head."""
+
+    of_head = True
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.rotary_ndims = d_model // heads // 8 * 2
+
+    def turn(self, x: Tensor) -> Tensor:
+        self.width, width = x.shape[3], self.rotary_ndims
+        return torch.cat([super().turn(x[..., :width]), x[..., width:]], dim=-1)
+
+    def speed(self, pair: Tensor, width: int) -> Tensor:
+        return super().speed(pair, self.width if self.of_head else width)
+
+
+class PartialRotary(PartialRotaryOfWholeHead):
+    """A quarter of each head is rotated."""
+
+    of_head = False
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1092,6 +1115,7 @@ VIOLATING: Violations = {
         (RotatesHalvesByPairs, {}),
     ],
     "rotary_angles": [
+        (PartialRotaryOfWholeHead, {"positions": "rotary"}),
         (RotaryOfModelWidth, {"positions": "rotary"}),
     ],
     "relative_table": [
@@ -1110,6 +1134,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("rotary_angles", PartialRotary),
     ("relative_table", BucketsUpToTheLast),
     ("positions_matter", RotatesTokens),
     ("linear_bias", AlibiOfBothWays),

@@ -12,6 +12,7 @@ from specimens.base import (
     Excuses,
     MaskedSelfAttention,
     Passes,
+    RelativeTable,
     Rotary,
     RotaryOfDevices,
     SelfAttention,
@@ -210,12 +211,49 @@ class ProductsInFloat32(ProductsInHalf):
     dtype = torch.float32
 
 
+class RelativeProductsInHalf(RelativeTable):
+    """Scores are computed in float32."""
+
+    dtype: torch.dtype | None = None
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        scores = q.to(self.dtype or q.dtype) @ k.to(self.dtype or k.dtype).mT
+        place = torch.arange(q.shape[2], device=q.device)
+        bias = self.relative_bias[:, self.rows(place - place[:, None])]
+        return scores.float() / math.sqrt(q.shape[-1]) + bias.float()
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.to(v.dtype) @ v
+
+
+class RelativeProductsInFloat32(RelativeProductsInHalf):
+    """Scores are computed in float32."""
+
+    dtype = torch.float32
+
+
+class OptionOfFloat32(SelfAttention):
+    """`upcast`: scores and softmax in float32 at least. Defaults to False."""
+
+    def __init__(self, d_model: int, heads: int, upcast: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.upcast = upcast
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (x.float() if self.upcast else x for x in (q, k))
+        return super().score(q, k)
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights.to(v.dtype) @ v
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
         (RotaryScaledByWidth, {"positions": "rotary"}),
     ],
     "large_scores": [
+        (RelativeProductsInHalf, {}),
         (ProductsInHalf, {}),
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),
@@ -225,6 +263,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("large_scores", RelativeProductsInFloat32),
+    ("large_scores", OptionOfFloat32),
     ("large_scores", ProductsInFloat32),
     ("score_independence", SharpCosines),
     ("score_scale", RotaryAfterNorms),

@@ -1,0 +1,136 @@
+r"""# Making a cache
+
+A KV cache may be an object that a method or a class makes, of sizes that the names of
+their arguments tell. A module may store one, with a flag or at a first position, and
+have a method that removes it.
+
+Source: the KV caches of public code, such as those of fairseq, Hugging Face's
+transformers, torchtune and WeNet.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from attention_laws import names
+
+# Arguments with which a module stores a cache of its own: flags, and first positions.
+FLAG_PATTERN = re.compile(r"incremental|cache|decod|stream|generat|inference")
+START_PATTERN = re.compile(r"(start|cache|input)_?pos|^(offset|pos|start)$|past_len")
+# Methods that remove what a module stores between calls.
+RESET_PATTERN = re.compile(
+    r"_?(reset|clear|flush|forget|release|free|evict)(_(?!param|weight|grad)\w+)?"
+)
+# Methods that make a cache.
+METHOD_PATTERN = re.compile(
+    r"(?!get_extra_state)"  # of each module
+    r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
+    r"(\w+_)?(state|cache|past|memory)"
+)
+
+
+def empty_caches(
+    target: Any, parameter: inspect.Parameter
+) -> Iterator[tuple[str, dict[str, type]]]:
+    """Source texts for a cache that a call modifies, and the class that each names."""
+    yield "dict()", {}
+    for name in filter(METHOD_PATTERN.fullmatch, dir(target)):
+        method = getattr(target, name)
+        if not callable(method):
+            continue
+        parameters = inspect.signature(method).parameters.values()
+        arguments = sized_arguments([p for p in parameters if p.name != "self"])
+        if arguments is not None:
+            yield f"attention.{name}({arguments})", {}
+    module = sys.modules.get(getattr(target, "__module__", ""))
+    for name in re.findall(r"\w+", str(parameter.annotation)):
+        found = getattr(module, name, None)
+        if isinstance(found, type) and found.__module__ == target.__module__:
+            arguments = sized_arguments(inspect.signature(found).parameters.values())
+            if arguments is not None:
+                yield f"{name}({arguments})", {name: found}
+
+
+def new_caches(target: Any, parameter: inspect.Parameter) -> dict[str, dict[str, type]]:
+    """The same for a cache that a call requires, of the dtype of the attention."""
+    weight = "next(attention.parameters())"
+    own = {
+        "dtype={dtype}": f"dtype={weight}.dtype",
+        "device={device}": f"device={weight}.device",
+    }
+    found = {}
+    for text, classes in empty_caches(target, parameter):
+        if text != "dict()":
+            for given, value in own.items():
+                text = text.replace(given, value)
+            found[text] = classes
+    return found
+
+
+def sized_arguments(parameters: Iterable[inspect.Parameter]) -> str | None:
+    r"""Arguments that make a cache, as source text; None if a required one is unknown.
+
+    >>> def init_state(rows, max_len, name="", dtype=None): ...
+    >>> sized_arguments(inspect.signature(init_state).parameters.values())
+    'rows={batch_size}, max_len=320, dtype={dtype}'
+    """
+    given = names.required_by_name(parameters)
+    used = [n for n in given if given[n] or n in ("dtype", "device")]
+    sizes = {n: cache_size(n) for n in used}
+    if not all(sizes.values()):
+        return None
+    return ", ".join(f"{n}={value}" for n, value in sizes.items())
+
+
+def reset_methods(target: Any) -> list[str]:
+    r"""Methods without arguments that remove what a module stores between calls.
+
+    >>> class Attention:
+    ...     def reset_cache(self): ...
+    ...     def reset_parameters(self): ...
+    ...     def clear_rows(self, rows): ...
+    >>> reset_methods(Attention)
+    ['reset_cache']
+    """
+    kind = target if isinstance(target, type) else type(target)
+    return [
+        name
+        for name in filter(RESET_PATTERN.fullmatch, dir(kind))
+        if inspect.isfunction(getattr(kind, name, None))
+        and not any(
+            names.required_by_name(names.parameters_of_method(kind, name)).values()
+        )
+    ]
+
+
+def cache_size(name: str) -> str:
+    r"""The value of an argument with which a cache is built; "" if it is unknown.
+
+    >>> cache_size("max_batch_size"), cache_size("max_seq_len"), cache_size("store")
+    ('{batch_size}', '320', '')
+    """
+    if name in ("dtype", "device"):
+        return f"{{{name}}}"
+    is_batch = re.fullmatch(r"(max_)?b(atch)?(_?si?ze?)?|(n_|num_)?(rows|slots)", name)
+    if is_batch:
+        return "{batch_size}"
+    is_length = re.fullmatch(r"(max_)?(capacity|tokens|positions|room)", name)
+    return "320" if is_length else names.value_of(name)
+
+
+def cache_steps(
+    parameters: Iterable[inspect.Parameter], position_args: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    """Arguments with which a module may store a cache; "{start}" is a position."""
+    found = {}
+    for each in parameters:
+        if each.default is False and FLAG_PATTERN.search(each.name):
+            found[each.name] = "True"
+        is_none = each.default is None and "int" in str(each.annotation)
+        is_number = type(each.default) is int or is_none
+        if is_number and START_PATTERN.search(each.name):
+            found[each.name] = "{start}"
+    if found or "start_pos" in position_args:
+        yield found
