@@ -450,10 +450,21 @@ def unused_weights(script: Script) -> tuple[str, ...]:
 def infer_with_memory(
     attention: Any, name: str, imports: str, options: Options
 ) -> Adapter:
-    """The adapter, with a memory that a method prepares if it cannot be called else."""
+    """The adapter, with a memory that a method prepares if it cannot be called else.
+
+    It may have to be built as self-attention or as one to a context.
+    """
     try:
         return infer_adapter(attention, name, imports, options)
     except CallError:
+        for each in kinds_of(attention, options):
+            with suppress(CallError):
+                adapter = infer_adapter(attention, name, imports, each)
+                facts = (
+                    replace(f, source="inferred") if f.name == "built as" else f
+                    for f in adapter.facts
+                )
+                return replace(adapter, facts=tuple(facts))
         if not (method := prepare_method(attention)):
             raise
         lines = "from attention_laws.prepared import with_memory\n\n"
@@ -462,6 +473,26 @@ def infer_with_memory(
         with suppress(CallError):
             return infer_adapter(prepared, "prepared", f"{imports}\n{lines}", options)
         raise
+
+
+def kinds_of(attention: Any, options: Options) -> list[Options]:
+    """Options with which it is built as self-attention, or as one to a context."""
+    return [
+        replace(options, init_args={**options.init_args, flag: True})
+        for flag in names.kind_flags(attention)
+        if flag not in options.init_args
+    ]
+
+
+def with_context_cache(
+    attention: Any, name: str, imports: str, options: Options
+) -> list[Adapter]:
+    """Adapters of the kinds that keep what they project of a context."""
+    found = []
+    for each in kinds_of(attention, options):
+        with suppress(CallError):
+            found.append(infer_adapter(attention, name, imports, each))
+    return [adapter for adapter in found if adapter.context_cache]
 
 
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
@@ -831,6 +862,7 @@ def check(
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]
+        keeping = with_context_cache(attention, source_name, imports, stated)
         if (both := of_queries(adapter)) is not None:
             adapters = [both[0], with_cache(both[1], stated)]
         for n, law in enumerate(chosen):
@@ -843,8 +875,10 @@ def check(
                 results.append(LawResult(law, "not applicable", detail))
             else:
                 insist = law.name in only
+                more = keeping if law is decoding.incremental_decoding else []
                 found = [
-                    check_law(law, each, stated, thorough, insist) for each in adapters
+                    check_law(law, each, stated, thorough, insist)
+                    for each in (*adapters, *more)
                 ]
                 results.append(min(found, key=lambda r: STATUSES.index(r.status)))
     return Report(name, adapter.facts, tuple(results))

@@ -1038,8 +1038,10 @@ def call_with_cache(
     )
     method = f".{adapter.decode_method}" if adapter.decode_method else ""
     usual, script.context = script.context, script.context or adapter.cache_context
-    result = script.assign("result", f"attention{method}({source})")
-    script.context = usual
+    try:
+        result = script.assign("result", f"attention{method}({source})")
+    finally:
+        script.context = usual
     found = find_output(script.namespace[result], script.evaluate(inputs[0]), adapter)
     output = script.assign("y", f"{result}{found or ''}")
     if cache_index:

@@ -322,10 +322,10 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 )
                 return "weights" if rank <= script.sizes.heads else "output"
             elif script.sizes.heads > 1:
-                claim = f"matrix_rank({y}[:, -1].flatten(1)"
-                claim = f"torch.linalg.{claim} - {y}[0, -1].flatten(), rtol=1e-3)"
                 message = f"of {script.sizes.heads} heads, some share one dropout mask"
-                script.assert_true(f"{claim} >= {script.sizes.heads}", message)
+                spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
+                rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
+                script.assert_true(f"{rank} >= {script.sizes.heads}", message)
     return "weights"  # or not known
 
 

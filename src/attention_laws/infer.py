@@ -981,9 +981,15 @@ def infer_behavior(probe: CallProbe) -> None:
     if adapter.is_module:
         infer_module_behavior(probe)
     if options.cache is None and not options.call_args:
-        infer_cache(probe)
-        infer_memory(probe)
-        infer_context_cache(probe)
+        is_of_context = any(
+            f in adapter.init_args for f in names.kind_flags(adapter.target)
+        )
+        if is_of_context:  # its cache does not grow
+            infer_context_cache(probe)
+        if not probe.adapter.context_cache:
+            infer_cache(probe)
+            infer_memory(probe)
+            infer_context_cache(probe)
 
 
 def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:

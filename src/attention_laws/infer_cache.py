@@ -275,12 +275,12 @@ def infer_context_cache(probe: CallProbe) -> None:
     """The argument for what cross-attention has projected, in a dict or returned."""
     adapter, argument = probe.adapter, cache_argument(probe.adapter)
     call = probe.try_call()
-    if call is None or len(adapter.inputs) != 2 or not argument:
+    if call is None or adapter.single_input or not argument:
         return
     script, args = call
-    query, _context = args.inputs
-    other = script.make_arguments(args.allowed).inputs[1]
-    others = replace(args, inputs=(query, other))
+    query, *_context = args.inputs
+    other = script.make_arguments(args.allowed)
+    others = replace(args, inputs=(query, *other.inputs[1:]))
     parameter = names.parameters_by_name(adapter.target)[argument]
     for text, classes in caches.empty_caches(adapter.target, parameter):
         with suppress(ScriptError):

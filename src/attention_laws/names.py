@@ -94,6 +94,10 @@ CONTEXT_PATTERN = re.compile(
 )
 # Classes that are attention.
 ATTENTION_PATTERN = re.compile(r"att(entio)?n|mha", re.IGNORECASE)
+# Flags of a constructor for self-attention or for attention to a context.
+KIND_PATTERN = re.compile(
+    r"(is_)?(self|cross|enc(oder)?_?dec(oder)?)(_?att(n|ention))?|static_kv"
+)
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
@@ -681,6 +685,22 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     if len(needed) >= 2 and CONTEXT_PATTERN.search(needed[1]):
         return tuple(needed[:2])
     return tuple(needed[:1] or order[:1])
+
+
+def kind_flags(target: Any) -> list[str]:
+    r"""The flags, off by default, that choose self-attention or that to a context.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, encoder_decoder_attention=False, bias=False): ...
+    >>> kind_flags(Attention), kind_flags(len)
+    (['encoder_decoder_attention'], [])
+    """
+    arguments = inspect.signature(target).parameters if isinstance(target, type) else {}
+    return [
+        name
+        for name, argument in arguments.items()
+        if argument.default is False and KIND_PATTERN.fullmatch(name)
+    ]
 
 
 def length_limits(target: type) -> list[str]:

@@ -124,7 +124,9 @@ def constructor_options(script: Script) -> None:
             run_if_it_applies(dropout, script)
             run_if_it_applies(eval_matches_train, script)
         script.adapter, script.sizes = usual
-    assert_checkpoints_change_nothing(script)
+    for name in flags if adapter.reproducible_training else []:
+        with script.attempt():  # it may need another option
+            assert_checkpoint_changes_nothing(script, name)
     script.restart()
     if script.evaluate("clear_caches(attention)"):
         assert_instances_share_nothing(script)
@@ -266,6 +268,8 @@ def options_among(
             yield name, "9.0"  # and no width of heads
         if name in given or OTHER_PATTERN.search(name.lower()):
             continue
+        if names.KIND_PATTERN.fullmatch(name):
+            continue  # it needs a context, or none
         default = parameter.default
         if default is False:
             yield name, "True"
@@ -308,21 +312,11 @@ def named_choices_of(
                 yield name, repr(other)
 
 
-def assert_checkpoints_change_nothing(script: Script) -> None:
+def assert_checkpoint_changes_nothing(script: Script, name: str) -> None:
     """With a flag that recomputes parts for the gradients, these are the same.
 
     In training with dropout, the same weights have to be dropped again.
     """
-    adapter = script.adapter
-    parameters = inspect.signature(adapter.target).parameters.values()
-    flags = [p.name for p in parameters if CHECKPOINT_PATTERN.fullmatch(p.name)]
-    for name in flags if adapter.reproducible_training else []:
-        with script.attempt():  # it may need another option
-            assert_checkpoint_changes_nothing(script, name)
-
-
-def assert_checkpoint_changes_nothing(script: Script, name: str) -> None:
-    """Outputs and gradients of the same seed are those without this flag."""
     adapter = script.adapter
     script.restart("train", dropout=0.5)
     script.build_other("checkpointed", {**adapter.init_args, name: "True"})

@@ -1858,8 +1858,58 @@ class DecodesSharedForks(DecodesForks):
         return super().forward(x, cache)
 
 
+class OfOneKind(Correct):
+    """Self-attention, or attention to a context that is projected once."""
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        self_attention: bool = False,
+        encoder_decoder_attention: bool = False,
+    ) -> None:
+        super().__init__(d_model, heads)
+        if self_attention == encoder_decoder_attention:
+            raise ValueError("it is of one of two kinds")
+        self.keeps = encoder_decoder_attention
+
+    def forward(  # type: ignore[override]
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        incremental_state: dict[str, Tensor] | None = None,
+    ) -> Any:
+        state = {} if incremental_state is None else incremental_state
+        if not (self.keeps and state):
+            given = query if key is None else key
+            if self.keeps and key is None:
+                raise ValueError("the first call needs the context")
+            past = [state["tokens"]] if state else []
+            state["tokens"] = torch.cat([*past, given], dim=1)
+        seen, ones = state["tokens"], query.new_ones(1, query.shape[1], 1).bool()
+        mask = ones.expand(-1, -1, seen.shape[1])
+        if not self.keeps:
+            mask = mask.tril(seen.shape[1] - query.shape[1])
+        return super().forward(query, seen, seen, mask)
+
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Tensor], new_order: Tensor
+    ) -> None:
+        tokens = incremental_state["tokens"]
+        incremental_state["tokens"] = tokens[new_order]
+
+
+class LeavesContextBehind(OfOneKind):
+    def reorder_incremental_state(
+        self, incremental_state: dict[str, Tensor], new_order: Tensor
+    ) -> None:
+        if not self.keeps:
+            super().reorder_incremental_state(incremental_state, new_order)
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
+        (LeavesContextBehind, {}),
         (DecodesSharedForks, {}),
         (RotatedForPastLength, {}),
         (LeavesLengthsBehind, {}),
@@ -1941,6 +1991,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("incremental_decoding", OfOneKind),
+    ("batch_independence", OfOneKind),
     ("incremental_decoding", DecodesForks),
     ("incremental_decoding", PreparesMemory),
     ("incremental_decoding", ReturnsMemory),
