@@ -102,7 +102,8 @@
 # and the modes, the batch and decoding are compared again; so are options of the call,
 # such as a soft cap, and the sizes of chunks. A module that stores a state between calls
 # is reset before each, if it has a method such as `reset()`, and one whose memory a
-# method prepares is called with it. A method named `step`,
+# method prepares is called with it, by
+# [`with_memory`](../source/attention_laws/prepared.md#with_memory). A method named `step`,
 # `decode` or `forward_chunk` that takes a cache is called to decode, if `forward` does
 # not take one. The masks of an image may be of its pixels, rows or columns, as of the
 # frames of a video, which may also be a number (`num_frames`), and may be in front of

@@ -867,6 +867,28 @@ def limit_of_length(probe: CallProbe) -> str:
     return ""
 
 
+def hides_future(script: Script, args: CallArguments, start: int = 3) -> bool:
+    """Whether the first three tokens have an influence on later ones, and not back."""
+    late, early = {"l": slice(start, None)}, {"l": slice(0, 3)}
+    backward = influence(script, args, late, early)
+    return backward < 1e-6 < influence(script, args, early, late)
+
+
+def is_named_causal(adapter: Adapter) -> bool:
+    """Whether a name in the code tells of causal attention."""
+    return any("causal" in n for n in structure.identifiers(adapter.target))
+
+
+def is_causal_with_more_heads(probe: CallProbe) -> bool:
+    """Whether what says to be causal is so with an even number of heads only."""
+    adapter = probe.adapter
+    is_named = is_named_causal(adapter)
+    if not is_named or "{heads}" not in adapter.init_args.values():
+        return False
+    call = probe.try_call(heads=4 * adapter.group_size)
+    return call is not None and hides_future(*call)
+
+
 def is_causal_behind_prefix(script: Script, args: CallArguments) -> bool:
     """Whether the outputs are those of the last tokens, and causal among these.
 

@@ -485,6 +485,19 @@ def drops_alike_in_heads(target: Any) -> bool:
     return says(target, r"\bdrop\w*\b[^.]*\bheads (alike|share)|\bsame for all heads\b")
 
 
+def scales_by_rest(target: Any) -> bool:
+    r"""Whether what remains is scaled by how much remains, which keeps no mean.
+
+    >>> def attend(x): "Heads are dropped; the rest is scaled by heads / heads left."
+    >>> def attend_all(x): "Heads are dropped; the rest is divided by 1 - p."
+    >>> scales_by_rest(attend), scales_by_rest(attend_all)
+    (True, False)
+    """
+    return says(
+        target, r"\b(scaled|multiplied|divided) by\b[^.]*\b(left|remain\w*|kept)\b"
+    )
+
+
 def place_of_dropout(target: Any) -> str:
     r"""Whether returned weights are "after" or "before" dropout; "" if it says nothing.
 
@@ -499,6 +512,7 @@ def place_of_dropout(target: Any) -> str:
     text = in_one_line(docstrings(target))
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
     used += r"|values (are|were) (mixed|multiplied|weighted) (with|by)|one with dropout"
+    used += r"|by which the values (are|were) (multiplied|weighted)"
     if re.search(rf"\b(weights|map|attention)\b[^.]*\b({used})", text):
         return "after"
     found = re.findall(

@@ -48,8 +48,11 @@ from attention_laws.calling import (
     count_own_keys,
     error_location,
     has_one_axis_of_tokens,
+    hides_future,
     influence,
     is_causal_behind_prefix,
+    is_causal_with_more_heads,
+    is_named_causal,
     limit_of_length,
     mask_candidates,
     order_matters,
@@ -1003,28 +1006,6 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
     return replace(mask, moves_queries=is_moved)
 
 
-def hides_future(script: Script, args: CallArguments, start: int = 3) -> bool:
-    """Whether the first three tokens have an influence on later ones, and not back."""
-    late, early = {"l": slice(start, None)}, {"l": slice(0, 3)}
-    backward = influence(script, args, late, early)
-    return backward < 1e-6 < influence(script, args, early, late)
-
-
-def is_named_causal(adapter: Adapter) -> bool:
-    """Whether a name in the code tells of causal attention."""
-    return any("causal" in n for n in structure.identifiers(adapter.target))
-
-
-def is_causal_with_more_heads(probe: CallProbe) -> bool:
-    """Whether what says to be causal is so with an even number of heads only."""
-    adapter = probe.adapter
-    is_named = is_named_causal(adapter)
-    if not is_named or "{heads}" not in adapter.init_args.values():
-        return False
-    call = probe.try_call(heads=4 * adapter.group_size)
-    return call is not None and hides_future(*call)
-
-
 def is_documented_causal(adapter: Adapter) -> bool:
     """Whether code or text says that one sequence of any length sees the past only."""
     target = adapter.target
@@ -1275,7 +1256,8 @@ def infer_module_behavior(probe: CallProbe) -> None:
     softcap = structure.softcap_of(module) if projections else None
     # The module tells of parts that its class builds, such as the norms of a block.
     designs = {**structure.designs_of(module), **probe.adapter.designs}
-    if "unnormalized" not in designs and designs.get("features", "").lower() == "relu":
+    is_relu = designs.get("features", "").lower() == "relu"
+    if is_relu and not ("unnormalized" in designs or structure.is_recurrent(module)):
         del designs["features"]  # it is that of a network behind the attention
     if structure.is_recurrent(module):
         # Tokens are mixed beside the attention, in their order.

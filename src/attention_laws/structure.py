@@ -62,7 +62,8 @@ INPUT_DROPOUT_PATTERN = re.compile(
 )
 # Dropout of a whole part, whose queries share one mask by intention.
 PART_DROPOUT_PATTERN = re.compile(
-    r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)",
+    r"(head|path|depth|token|locked|variational)s?_?drop|drop_?(head|path|connect)"
+    r"|(^|[._])p_(head|path|layer)s?$",
     re.IGNORECASE,
 )
 COLUMN_DROPOUT_PATTERN = re.compile(

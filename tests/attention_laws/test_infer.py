@@ -533,6 +533,30 @@ def test_a_width_that_the_heads_do_not_divide_is_refused() -> None:
         found(Correct, d_model=7, heads=2)
 
 
+class WithNetwork(SelfAttention):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.network = nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.network(super().forward(x))
+
+
+class WithNetworkAndCell(WithNetwork):
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.cell = nn.GRUCell(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return self.cell(y.flatten(0, 1), x.flatten(0, 1)).view_as(x)
+
+
+def test_a_relu_behind_a_softmax_is_no_feature_map() -> None:
+    assert "features" not in found(WithNetwork).designs
+    assert "features" in found(WithNetworkAndCell).designs
+
+
 @pytest.mark.slow
 def test_a_decorator_for_inference_is_a_design() -> None:
     class ForInference(Correct):

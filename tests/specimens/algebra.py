@@ -1569,6 +1569,20 @@ class WeightsOfBlockAfterDropout(WeightsOfBlockBeforeDropout):
     before = False
 
 
+class MeanWeightsBeforeDropout(WeightsOfBlockBeforeDropout):
+    """Returns the weights by which the values were multiplied, averaged over heads."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        y, weights = super().forward(x, memory)
+        return y, weights.mean(dim=1)
+
+
+class MeanWeightsAfterDropout(MeanWeightsBeforeDropout):
+    """Returns the weights by which the values were multiplied, averaged over heads."""
+
+    before = False
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1579,6 +1593,7 @@ VIOLATING: Violations = {
         (nine_tenths, {}),
     ],
     "weights_match_output": [
+        (MeanWeightsBeforeDropout, {}),
         (WeightsOfBlockBeforeDropout, {}),
         (ReturnsWeightsDroppedAnew, {}),
         (ReturnsProbabilities, {}),
@@ -1640,6 +1655,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("weights_match_output", MeanWeightsAfterDropout),
     ("weights_match_output", WeightsOfBlockAfterDropout),
     ("weights_match_output", ReturnsDroppedOfBlock),
     ("weights_axes", AssignsTokens),

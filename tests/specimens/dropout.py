@@ -832,6 +832,23 @@ class RatesOfTwoKinds(SelfAttention):
         self.out = nn.Sequential(self.out, nn.Dropout(p_drop))  # type: ignore[assignment]
 
 
+class DropsHeadsByRest(SelfAttention):
+    """Heads are dropped; those that are left are multiplied by heads / heads left."""
+
+    def __init__(self, d_model: int, heads: int, p_head: float = 0.1) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.dropout = nn.Identity()  # type: ignore[assignment]
+        self.p_head = p_head
+
+    def join(self, context: Tensor) -> Tensor:
+        if self.training and self.p_head:
+            draw = torch.rand(*context.shape[:2], 1, 1, device=context.device)
+            kept = (draw >= self.p_head).to(context)
+            share = kept / kept.sum(dim=1, keepdim=True).clamp(min=1)
+            context = context * share * self.heads
+        return super().join(context)
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsInPairs, {}),
@@ -871,6 +888,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsHeadsByRest),
     ("dropout", RatesOfTwoKinds),
     ("dropout", DropsInEachHead),
     ("dropout", OneKeyOfEachHead),
