@@ -862,7 +862,6 @@ def check(
         adapter = with_required_context(adapter, stated)
         context = with_context(adapter)
         adapters = [adapter] if context is None else [adapter, context]
-        keeping = with_context_cache(attention, source_name, imports, stated)
         if (both := of_queries(adapter)) is not None:
             adapters = [both[0], with_cache(both[1], stated)]
         for n, law in enumerate(chosen):
@@ -875,10 +874,12 @@ def check(
                 results.append(LawResult(law, "not applicable", detail))
             else:
                 insist = law.name in only
-                more = keeping if law is decoding.incremental_decoding else []
+                each_of = adapters
+                if law is decoding.incremental_decoding:
+                    given = attention, source_name, imports, stated
+                    each_of = [*adapters, *with_context_cache(*given)]
                 found = [
-                    check_law(law, each, stated, thorough, insist)
-                    for each in (*adapters, *more)
+                    check_law(law, each, stated, thorough, insist) for each in each_of
                 ]
                 results.append(min(found, key=lambda r: STATUSES.index(r.status)))
     return Report(name, adapter.facts, tuple(results))

@@ -396,13 +396,20 @@ def reorder_context_cache(script: Script) -> None:
             return
         script.call(args, **{argument: cache})
         cache = flip_cache(script, cache, argument)
-        index = script.adapter.index(b=[*range(batch_size)][::-1])
-        inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-        encoded = script.encode_mask(allowed.flip(2), mask)
-        other = replace(args, inputs=inputs, allowed=allowed.flip(2), mask=encoded)
+        other = flip_arguments(script, args, allowed, mask)
         message = "{place} differs if the batch items of the cache are reordered"
         after = script.call(other, **{argument: cache})
         script.assert_close(script.call(other), after, message)
+
+
+def flip_arguments(
+    script: Script, args: CallArguments, allowed: Tensor, mask: MaskArgument | None
+) -> CallArguments:
+    """The arguments and their mask, with the batch items in the reverse order."""
+    index = script.adapter.index(b=[*range(script.sizes.batch_size)][::-1])
+    inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
+    encoded = script.encode_mask(allowed.flip(2), mask)
+    return replace(args, inputs=inputs, allowed=allowed.flip(2), mask=encoded)
 
 
 def assert_prepared_memory_is_kept(script: Script) -> None:
@@ -421,12 +428,8 @@ def assert_prepared_memory_is_kept(script: Script) -> None:
         methods = reorder_methods(script.namespace["attention"])
         if batch_size < 2 or not methods or "b" not in script.adapter.layout:
             continue
-        order = f"torch.arange({batch_size}).flip(0){script.to_device()}"
-        script.exec_line(f"attention.{methods[0]}({order})")
-        index = script.adapter.index(b=[*range(batch_size)][::-1])
-        inputs = tuple(script.assign(name, f"{name}{index}") for name in args.inputs)
-        encoded = script.encode_mask(allowed.flip(2), mask)
-        other = replace(args, inputs=inputs, allowed=allowed.flip(2), mask=encoded)
+        flip_cache(script, "", "")  # the module stores it
+        other = flip_arguments(script, args, allowed, mask)
         moved = call_again(script, other)
         message = "{place} differs if the batch items of the memory are reordered"
         script.assert_close(script.call(other), moved, message)
