@@ -37,6 +37,7 @@ from attention_laws.adapter import (
 )
 from attention_laws.law import ScriptError
 from attention_laws.script import CallArguments, Script, find_output
+from attention_laws.source import source_of
 from attention_laws.tools import WeightsRecorder, tensors_in
 
 # Candidates for the axes of masks and of attention weights. Masks that can express more
@@ -417,6 +418,8 @@ def groups_of_layouts(probe: CallProbe) -> list[list[str]]:
         groups.sort(key=lambda group: group != ["bhld", "blhd"])  # heads are split
     if len(shapes[0]) == 5:
         groups.sort(key=lambda group: not group[0].startswith(("video", "frames")))
+    if order := "" if adapter.is_module else documented.place_of_heads(shapes[0]):
+        groups.insert(0, [order])
     if len(shapes[0]) == 3:
         # Others may fit to the same tensors: what is documented is tested.
         others = documented.other_orders(shapes[0])
@@ -879,10 +882,22 @@ def is_named_causal(adapter: Adapter) -> bool:
     return any("causal" in n for n in structure.identifiers(adapter.target))
 
 
+def is_documented_causal(adapter: Adapter) -> bool:
+    """Whether code or text says that one sequence of any length sees the past only."""
+    target = adapter.target
+    text = source_of(type(target) if isinstance(target, nn.Module) else target)
+    return (
+        adapter.single_input
+        and adapter.fixed_length is None
+        and bool(re.search("causal|autoregressive", text, re.IGNORECASE))
+        and not re.search("prefix|prompt|cls|class_|latent|bidirectional", text)
+    )
+
+
 def is_causal_with_more_heads(probe: CallProbe) -> bool:
     """Whether what says to be causal is so with an even number of heads only."""
     adapter = probe.adapter
-    is_named = is_named_causal(adapter)
+    is_named = is_named_causal(adapter) or is_documented_causal(adapter)
     if not is_named or "{heads}" not in adapter.init_args.values():
         return False
     call = probe.try_call(heads=4 * adapter.group_size)

@@ -77,6 +77,8 @@ LAWS: dict[str, Law] = {
     for each in vars(family).values()
     if isinstance(each, Law)
 }
+# What they compare may be returned only if the attention is built with a flag.
+LAWS_OF_WEIGHTS = ("rows_sum_to_one", "weights_axes", "weights_match_output")
 
 # Exceptions that authors raise on purpose, to refuse an input. Any other exception is a
 # bug, and counts as a failure.
@@ -495,6 +497,22 @@ def with_context_cache(
     return [adapter for adapter in found if adapter.context_cache]
 
 
+def with_weights(
+    attention: Any, name: str, imports: str, options: Options
+) -> list[Adapter]:
+    """Adapters of an attention that returns its weights if it is built with a flag."""
+    if not isinstance(attention, type) or options.weights:
+        return []
+    parameters = inspect.signature(attention).parameters.values()
+    found = []
+    for flag in names.flags_of_weights(parameters, False, options.init_args):
+        init_args = {**options.init_args, flag: True}
+        with suppress(CallError):
+            each = replace(options, init_args=init_args)
+            found.append(infer_adapter(attention, name, imports, each))
+    return [adapter for adapter in found if adapter.weights_source]
+
+
 def with_required_context(adapter: Adapter, options: Options) -> Adapter:
     """The same attention with the tensor that it requires and attends to, if any."""
     if not adapter.single_input or options.inputs or adapter.image:
@@ -864,6 +882,8 @@ def check(
         adapters = [adapter] if context is None else [adapter, context]
         if (both := of_queries(adapter)) is not None:
             adapters = [both[0], with_cache(both[1], stated)]
+        given = attention, source_name, imports, stated
+        returning: list[Adapter] | None = None
         for n, law in enumerate(chosen):
             if progress is not None:
                 progress(n, len(chosen), law.name)
@@ -873,11 +893,12 @@ def check(
                 detail = "strict: runs with `only`"
                 results.append(LawResult(law, "not applicable", detail))
             else:
-                insist = law.name in only
-                each_of = adapters
+                insist, each_of = law.name in only, adapters
                 if law is decoding.incremental_decoding:
-                    given = attention, source_name, imports, stated
                     each_of = [*adapters, *with_context_cache(*given)]
+                elif law.name in LAWS_OF_WEIGHTS and not adapter.weights_source:
+                    returning = with_weights(*given) if returning is None else returning
+                    each_of = [*adapters, *returning]
                 found = [
                     check_law(law, each, stated, thorough, insist) for each in each_of
                 ]

@@ -377,7 +377,8 @@ def begin_context_cache(script: Script, args: CallArguments) -> str:
     index = script.adapter.context_cache_index
     if not index:
         return empty_cache(script)
-    return script.assign("cache", f"{script.call_source(args)}{index}")
+    source = script.call_source(args, **script.adapter.cache_args)
+    return script.assign("cache", f"{source}{index}")
 
 
 def reorder_context_cache(script: Script) -> None:

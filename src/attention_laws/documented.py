@@ -259,6 +259,32 @@ def has_exact_scores(target: Any) -> bool:
     return says(target, rf"{scores}\b(float32|fp32)\b")
 
 
+def overflows_nowhere(target: Any) -> bool:
+    r"""Whether the documentation says that products do not overflow in float16.
+
+    >>> def attend(x): "Scaled first: products do not overflow in float16."
+    >>> def attend_in_float32(x): "Products may overflow in float16."
+    >>> overflows_nowhere(attend), overflows_nowhere(attend_in_float32)
+    (True, False)
+    """
+    half = r"(float16|fp16|half.precision)\b"
+    safe = r"\b(safe|stable|robust|no overflow|(not|never|without) overflow\w*)\b"
+    return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}")
+
+
+def works_in_half(target: Any) -> bool:
+    r"""Whether the documentation says that a module in half precision is right.
+
+    >>> def attend(x): "Works in float32 and bfloat16."
+    >>> works_in_half(attend)
+    True
+    """
+    half = r"(b?float16|[fb]+f?p?16|half(.precision)?)\b"
+    return says(
+        target, rf"\b(works|supports?|safe|exact|right|correct)\b[^.:;]*\b{half}"
+    )
+
+
 def marks_global_by_two(target: Any) -> bool:
     r"""Whether the documentation says that a 2 in a mask is for global attention.
 
@@ -468,7 +494,8 @@ def has_scale_of_its_own(target: Any) -> bool:
     """
     return says(
         target,
-        r"\bmu-?p\b|\bmaximal update|\bnot (by )?(its|the) (square )?root\b"
+        r"\bmu-?(p|transfer)\b|\bmaximal update|\bnot (by )?(its|the) (square )?root\b"
+        r"|\b(multiplied|scaled) by\W+\w+ ?/ ?(head_dim|d_head|dim_head|d_k)\b"
         r"|\blog\(\w+\) ?/ ?log\("
         r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b|\blog-?length\b"
         r"|\blogarithm of (the|its) (length|number)",
@@ -511,6 +538,7 @@ def place_of_dropout(target: Any) -> str:
     """
     text = in_one_line(docstrings(target))
     used = r"used to compute the weighted (average|sum)|multipl(y|ied) the values"
+    used += r"|(were|are) applied to (the )?values"
     used += r"|values (are|were) (mixed|multiplied|weighted) (with|by)|one with dropout"
     used += r"|by which the values (are|were) (multiplied|weighted)"
     if re.search(rf"\b(weights|map|attention)\b[^.]*\b({used})", text):
@@ -793,6 +821,17 @@ def is_batch_first(axes: tuple[str, ...]) -> bool:
     (False, True)
     """
     return not any(map(BATCH_PATTERN.match, axes[1:]))
+
+
+def place_of_heads(axes: tuple[str, ...]) -> str:
+    r"""The layout of three documented axes of which one is that of the heads, if any.
+
+    >>> place_of_heads(("nodes", "heads", "dim")), place_of_heads(("H", "T", "D"))
+    ('lhd', 'hld')
+    """
+    are_heads = [bool(HEADS_PATTERN.search(axis)) for axis in axes]
+    orders = {"hld": [True, False, False], "lhd": [False, True, False]}
+    return next((order for order, each in orders.items() if each == are_heads), "")
 
 
 def is_time_first(axes: tuple[str, ...]) -> bool:

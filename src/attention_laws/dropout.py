@@ -28,6 +28,7 @@ from attention_laws.law import (
 )
 from attention_laws.script import CallArguments, Script
 from attention_laws.tools import (
+    CalledFunctions,
     FactorOfDropout,
     WeightsRecorder,
     are_on_a_line,
@@ -40,6 +41,8 @@ from attention_laws.tools import (
 # if a call computes more than `COPIED_ENTRIES` for them, or if they are packed into one
 # sequence, whose scores grow with the square.
 COPIES, FEWEST_COPIES, COPIED_ENTRIES = 4096, 256, 1e7
+# How many entries are computed in the time that a call of a function takes.
+ENTRIES_OF_CALL = 5000
 # Whether each row of `x` may be weights, as source text.
 IS_ROW = "(x.sum(-1) - 1).abs().max() < 0.01 and x.min() >= 0"
 # Calls with one sequence, of which each has a dropout mask of its own.
@@ -367,7 +370,10 @@ def count_of_copies(script: Script) -> int:
         args = repeat_item(script, script.make_arguments(), copies)
         call = f"lambda: {script.call_source(args)}"
         try:
-            counts.append(script.evaluate(f"count_entries({call})"))
+            with CalledFunctions() as functions:
+                entries = script.evaluate(f"count_entries({call})")
+            # A loop over the copies calls more functions for more of them.
+            counts.append(entries + ENTRIES_OF_CALL * functions.found.total())
         except ScriptError:
             return COPIES  # its kernels cannot be replaced
     two, four, six = counts

@@ -10,6 +10,7 @@ modules](https://docs.pytorch.org/docs/stable/notes/modules.html).
 
 import itertools
 import logging
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -281,6 +282,8 @@ def earlier_calls(script: Script) -> None:
                 queries = script.real_queries(args)
                 script.assert_close(expected, seen, message, l=queries)
     assert_reset_forgets(script)
+    if adapter.reset and adapter.cross_attention:
+        assert_context_is_noticed(script)
     assert_no_option_is_kept(script)
     assert_no_weight_is_kept(script)
     assert_loaded_weights_are_used(script)
@@ -335,12 +338,15 @@ def other_calls(
 def assert_no_shape_is_kept(script: Script) -> None:
     """An image is not taken for one of as many pixels with another height.
 
-    Nor is one of several windows.
+    Nor is one of several windows, of which the one that was found may be one.
     """
-    usual = script.adapter, script.sizes
-    # The length that was found may be that of one window of several.
+    usual, side = (
+        (script.adapter, script.sizes),
+        math.isqrt(script.adapter.fixed_length or 0),
+    )
     script.adapter = replace(script.adapter, fixed_length=None)
-    for height, number in ((2, 12), (3, 12), (6, 12), (8, 128)):
+    shapes = [(2, 12), (3, 12), (6, 12), (8, 128)]
+    for height, number in [*shapes, (side, 2 * side**2)] if side else shapes:
         script.sizes = replace(script.sizes, q_len=number, k_len=number)
         script.adapter = replace(script.adapter, image_height=number // height)
         script.restart("no_grad")
@@ -403,6 +409,39 @@ def assert_reset_forgets(script: Script) -> None:
     script.adapter = usual
 
 
+def assert_context_is_noticed(script: Script) -> None:
+    """Another context is used in each mode and for each batch size, or in none.
+
+    What is projected of a context may be stored, until the module is reset.
+    """
+    usual, found = (script.adapter, script.sizes), dict[tuple[str, int], bool]()
+    script.adapter = replace(script.adapter, reset="")
+    for setting in itertools.product(script.modes(), (2, 3)):
+        with script.attempt():  # it may need one batch size
+            outputs = outputs_after_other_context(script, *setting)
+            same = f"torch.allclose({', '.join(outputs)}, atol=1e-4)"
+            found[setting] = script.evaluate(same)
+    ignored = [setting for setting, is_noticed in found.items() if not is_noticed]
+    if any(found.values()) and ignored:
+        expected, seen = outputs_after_other_context(script, *ignored[0])
+        message = "{place} is that of the context of an earlier call"
+        script.assert_close(expected, seen, message)
+    script.adapter, script.sizes = usual
+
+
+def outputs_after_other_context(
+    script: Script, mode: str, batch_size: int
+) -> tuple[str, str]:
+    """The outputs without an earlier call, and after one of two items."""
+    script.sizes = replace(script.sizes, batch_size=2)
+    script.restart(mode)
+    script.exec_line("fresh = copy.deepcopy(attention)")
+    script.call(script.make_arguments())
+    script.sizes = replace(script.sizes, batch_size=batch_size)
+    args = script.make_arguments()
+    return script.call(args, function="fresh"), script.call(args)
+
+
 # Flags with which a module stores something, or forgets it, by intention.
 STORING_PATTERN = re.compile(
     r"updat|stor|record|accum|writ|save|reset|clear|cach|increm"
@@ -426,9 +465,12 @@ def assert_no_option_is_kept(script: Script) -> None:
         is_stored = STORING_PATTERN.search(name)
         if name in steps or is_stored or names.POSITION_PATTERN.search(name):
             continue
-        other = not value if isinstance(value, bool) else (value or 0) + 2
-        changed = {name: str(other)}
-        for first, second in ((changed, {}), ({}, changed)):
+        is_flag = isinstance(value, bool)
+        changed = {name: str(not value if is_flag else (value or 0) + 2)}
+        pairs = [(changed, {}), ({}, changed)]
+        if not is_flag:  # zero may stand for none, for which nothing is stored
+            pairs.append((changed, {name: str((value or 0) + 1)}))
+        for first, second in pairs:
             script.restart("no_grad")
             script.exec_line("fresh = copy.deepcopy(attention)")
             args = script.make_arguments()

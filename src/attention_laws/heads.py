@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from attention_laws import documented, structure
 from attention_laws.algebra import plain_layers, record_weights
 from attention_laws.law import law, skip_unless
 from attention_laws.script import Script
+from attention_laws.tools import WeightsRecorder
 
 
 @law(slow=True, assumes="talking features convolution")
@@ -110,13 +112,14 @@ def head_norms(script: Script) -> None:
 
     With a weight that is as wide as a head, the heads have an axis of their own: a mean
     over it, too, lets a head with large values shrink all others. So it is with a mean
-    over tokens. This law applies to norms that are written by hand.
+    over tokens. This law applies to norms that are written by hand, and to queries and
+    keys of length one, which `normalize` gives along its axis 1 if no other is named.
     """
     adapter = script.adapter
-    skip_unless(adapter.is_module, "is a function, and has no norms of its own")
+    tested = assert_features_are_normalized(script)
+    skip_unless(tested or adapter.is_module, "is a function, and has no norms")
     script.restart()
     call = f"lambda: {script.call_source(script.make_arguments())}"
-    tested = False
     for name, part in script.evaluate("attention").named_modules():
         is_norm = NORM_PATTERN.match(type(part).__name__.lower())
         if not is_norm or type(part).__module__.startswith("torch."):
@@ -140,6 +143,43 @@ def head_norms(script: Script) -> None:
             script.assert_true(claim, message)
             tested = True
     skip_unless(tested, "has no layer norm that is written by hand")
+
+
+# Tokens that are neither as many as heads or batch items, nor as features.
+TOKENS = 7
+# Axes of tokens, along which norms may be computed by intention.
+OVER_TOKENS = (
+    r"\b(along|over|across)\b[^.]*\b(tokens?|sequence|positions?|pixels|time)\b"
+)
+
+
+def assert_features_are_normalized(script: Script) -> bool:
+    """Where a softmax is over the keys, queries and keys are normalized by features.
+
+    Returns whether they are normalized.
+    """
+    adapter, usual = script.adapter, script.sizes
+    if not structure.identifiers(adapter.target) & {"normalize", "norm", "vector_norm"}:
+        return False
+    if adapter.fixed_length is not None or documented.says(adapter.target, OVER_TOKENS):
+        return False
+    script.sizes = replace(usual, q_len=TOKENS, k_len=TOKENS)
+    script.restart()
+    args = script.make_arguments()
+    with WeightsRecorder() as recorder:
+        script.call(args)
+    width, heads = usual.d_k, usual.heads
+    is_known = len({width, heads, usual.batch_size, TOKENS}) == 4
+    over_keys = [w for w, dim in recorder.found if [*w.shape].count(TOKENS) > 1]
+    if not (is_known and over_keys):
+        return False
+    call = f"lambda: {script.call_source(args)}"
+    found = f"normalized_sizes({call}, {width}, {TOKENS})"
+    for size, what in ((TOKENS, "tokens"), (heads, "heads")):
+        message = f"queries or keys are normalized along the axis of the {what}"
+        script.assert_true(f"{size} not in {found}", message)
+    script.sizes = usual
+    return bool(script.evaluate(found))
 
 
 @law

@@ -52,6 +52,7 @@ from attention_laws.calling import (
     influence,
     is_causal_behind_prefix,
     is_causal_with_more_heads,
+    is_documented_causal,
     is_named_causal,
     limit_of_length,
     mask_candidates,
@@ -1004,18 +1005,6 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
     last = {"l": slice(3, 4)}
     is_moved = call is not None and influence(*call, last, last) == 0
     return replace(mask, moves_queries=is_moved)
-
-
-def is_documented_causal(adapter: Adapter) -> bool:
-    """Whether code or text says that one sequence of any length sees the past only."""
-    target = adapter.target
-    text = source_of(type(target) if isinstance(target, nn.Module) else target)
-    return (
-        adapter.single_input
-        and adapter.fixed_length is None
-        and bool(re.search("causal|autoregressive", text, re.IGNORECASE))
-        and not re.search("prefix|prompt|cls|class_|latent|bidirectional", text)
-    )
 
 
 def leaks_at_times(probe: CallProbe) -> bool:

@@ -180,11 +180,7 @@ def cache_candidates_of(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ways in which `forward`, or a method beside it, passes a cache on."""
     adapter = probe.adapter
-    use = {
-        p.name: "True"
-        for p in parameters
-        if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
-    }
+    use = flags_of_use(parameters)
     steps = [*caches.cache_steps(parameters, {} if method else adapter.position_args)]
     use |= {n: text for n, text in next(iter(steps), {}).items() if text == "{start}"}
     if argument := cache_argument(adapter, method):
@@ -211,6 +207,15 @@ def cache_candidates_of(
             text = f"stored by the module after `{setup.partition('(')[0]}`"
             fields = {"cache": ("", ""), "empty_cache": f"attention.{setup}"}
             yield text, {**fields, "cache_args": next(iter(steps), {})}
+
+
+def flags_of_use(parameters: list[inspect.Parameter]) -> dict[str, str]:
+    """The flags that ask for a cache and are off by default, each turned on."""
+    return {
+        p.name: "True"
+        for p in parameters
+        if names.CACHE_USE_PATTERN.fullmatch(p.name) and not p.default
+    }
 
 
 def made_by(adapter: Adapter, text: str, classes: dict[str, type]) -> dict[str, Any]:
@@ -307,24 +312,32 @@ def infer_context_cache(probe: CallProbe) -> None:
         first = script.call(args)
         if script.evaluate(f"torch.allclose({first}, {script.call(others)})"):
             return
-        for index in indexes_beside_output(script, args, script.call_source(args)):
+        use = flags_of_use(names.parameters_of(adapter.target))
+        source = script.call_source(args, **use)
+        for index in indexes_beside_output(script, args, source):
             with script.attempt():
-                if replaces_context(script, args, others, argument, index):
+                if replaces_context(script, args, others, argument, index, use):
                     text = f"`{argument}`, {index} of the result, of the context"
                     probe.record("cache", text, "inferred")
-                    probe.update(context_cache=argument, context_cache_index=index)
+                    fields = {"context_cache_index": index, "cache_args": use}
+                    probe.update(context_cache=argument, **fields)
                     return
 
 
 def replaces_context(
-    script: Script, args: CallArguments, others: CallArguments, name: str, index: str
+    script: Script,
+    args: CallArguments,
+    others: CallArguments,
+    name: str,
+    index: str,
+    use: Mapping[str, str],
 ) -> bool:
     """Whether the context is not looked at again with a part of an earlier result.
 
     That of past tokens grows in each call.
     """
-    cache = script.assign("cache", f"{script.call_source(args)}{index}")
-    call = script.call_source(args, **{name: cache})
+    cache = script.assign("cache", f"{script.call_source(args, **use)}{index}")
+    call = script.call_source(args, **{name: cache}, **use)
     grown = script.assign("cache", f"{call}{index}")
     sizes = [[t.shape for t in tensors_in(script.evaluate(c))] for c in (cache, grown)]
     outputs = [script.call(each, **{name: cache}) for each in (args, others)]

@@ -262,8 +262,8 @@ def mask_beside_weights(probe: CallProbe, name: str) -> list[MaskArgument]:
 
     The fused kernel, which returns none, has then forgotten it.
     """
-    adapter = probe.adapter
-    for flag in names.flags_of_weights(adapter.target, False, adapter.call_args):
+    adapter, parameters = probe.adapter, names.parameters_of(probe.adapter.target)
+    for flag in names.flags_of_weights(parameters, False, adapter.call_args):
         given = {**adapter.call_args, flag: True}
         with_weights = CallProbe(replace(adapter, call_args=given), probe.options)
         for mask in mask_candidates(with_weights):

@@ -35,7 +35,8 @@ def infer_weights(probe: CallProbe) -> None:
     probe.update(queries_first=puts_queries_first(probe))
     if options.weights == "none":
         return
-    flags = names.flags_of_weights(adapter.target, False, options.call_args)
+    parameters = names.parameters_of(adapter.target)
+    flags = names.flags_of_weights(parameters, False, options.call_args)
     for more in ({}, *({name: "True"} for name in flags)):
         if not probe.adapter.weights_source:
             infer_weights_of_call(probe, more)

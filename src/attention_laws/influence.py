@@ -7,12 +7,59 @@ Source: the laws of [images](images.md) and of [masking](masking.md), which use 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attention_laws.tools import loss
+
+
+class Norms(torch.overrides.TorchFunctionMode):
+    """Notes the shape of each tensor that is normalized, and the axes of its norm.
+
+    >>> with Norms() as norms:
+    ...     x = torch.nn.functional.normalize(torch.ones(2, 3, 5), dim=1)
+    >>> norms.found
+    [((2, 3, 5), [1])]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[tuple[int, ...], list[int]]] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        if name in ("normalize", "norm", "vector_norm") and args:
+            x, rest = args[0], dict(zip(("p", "dim"), args[1:], strict=False))
+            dims = {**rest, **(kwargs or {})}.get("dim", 1)
+            axes = [dims] if isinstance(dims, int) else [*(dims or ())]
+            if name == "normalize" or result.dim() == x.dim():  # to divide by
+                self.found.append(((*x.shape,), [axis % x.dim() for axis in axes]))
+        return result
+
+
+def normalized_sizes(call: Callable[[], Any], width: int, length: int) -> list[int]:
+    r"""The sizes of the axes along which queries or keys of heads are normalized.
+
+    They are tensors that have one axis of each of these sizes.
+
+    >>> q = torch.ones(2, 3, 5, 7)
+    >>> normalized_sizes(lambda: torch.nn.functional.normalize(q, dim=2), 7, 5)
+    [5]
+    """
+    with Norms() as norms:
+        call()
+    return [
+        shape[axis]
+        for shape, axes in norms.found
+        if shape.count(width) == 1 == shape.count(length)
+        for axis in axes
+    ]
 
 
 def change_diagonal(x: Tensor, axis: int) -> Tensor:

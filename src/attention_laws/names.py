@@ -336,6 +336,7 @@ MASK_PATTERN = re.compile(
     r"|(?<![hxyz]s)_pad(ding)?$"  # those of ESPnet are padded states
     r"|^(hide|hidden_keys|keep|allow(ed)?|visible|block(ed)?|ignored?|(\w+_)?exists?)$"
     r"|^is_(atom|node|object|real|seen|token|word)s?$|^cardinalit(y|ies)$"
+    r"|^((un)?(visited|available|observed)|(in)?feasible|invalid|missing|present)$"
     r"|^(n|num)_(valid|real|(?!(chunk|graph|group|head|iter|layer|level|step)s)[a-z]+s)$"
     r"|^(attn|attention|attn_mask|score)_bias$|^bias$"
     r"|(?<!cu_seq)(?<!max_)(?<!prefix_)len(gth)?s?$|^n(um)?_frames$",
@@ -728,15 +729,18 @@ def weights_flags(adapter: Any) -> list[dict[str, str]]:
     """
     if adapter.weights_args:
         return [dict(adapter.weights_args)]
-    flags = flags_of_weights(adapter.target, True, adapter.call_args)
+    parameters = parameters_of(adapter.target)
+    flags = flags_of_weights(parameters, True, adapter.call_args)
     return [{name: "False"} for name in flags]
 
 
-def flags_of_weights(target: Any, default: bool, given: Mapping[str, Any]) -> list[str]:
+def flags_of_weights(
+    parameters: Iterable[inspect.Parameter], default: bool, given: Mapping[str, Any]
+) -> list[str]:
     """The flags of this default that ask for the weights, without those `given`."""
     return [
         parameter.name
-        for parameter in parameters_of(target)
+        for parameter in parameters
         if parameter.default is default
         and WEIGHTS_FLAG_PATTERN.search(parameter.name)
         and parameter.name not in given

@@ -23,11 +23,15 @@ from itertools import chain, islice
 
 from attention_laws import names
 from attention_laws.adapter import Adapter
-from attention_laws.algebra import rows_sum_to_one
+from attention_laws.algebra import record_weights, rows_sum_to_one
 from attention_laws.batch import batch_independence
 from attention_laws.decoding import decode_with_cache
 from attention_laws.dropout import dropout
-from attention_laws.execution import eval_matches_train, half_precision
+from attention_laws.execution import (
+    assert_no_shape_is_kept,
+    eval_matches_train,
+    half_precision,
+)
 from attention_laws.law import (
     Law,
     LawViolation,
@@ -77,6 +81,8 @@ MOST_OPTIONS = 8
 ROTATED = 16
 # Tokens, and sizes of chunks that do not divide their number.
 TOKENS, FEWER_TOKENS, SMALL_CHUNKS = 7, 4, (2, 3)
+# A soft cap that scores of large tokens reach, whatever they are divided by.
+SMALL_CAP = 0.1
 
 
 @law(slow=True)
@@ -94,8 +100,9 @@ def constructor_options(script: Script) -> None:
     with one of a window. The sizes of chunks that are an implementation detail, as
     equal sizes show, must not change the output if they are unequal, nor may a method
     that chooses a path, such as `set_attention_slice`, or an option that names one,
-    such as `attn_implementation="eager"`. A flag that recomputes activations for the
-    gradients changes neither these nor the output, also with dropout. What all
+    such as `attn_implementation="eager"`, nor a flag that returns the weights. Scores
+    reach a soft cap, and are not scaled behind it. A flag that recomputes activations
+    for the gradients changes neither these nor the output, also with dropout. What all
     instances share, such as a dict of masks, must not give one the mask of another,
     whose options differ.
     """
@@ -108,7 +115,8 @@ def constructor_options(script: Script) -> None:
     choices = [*options_with_arguments(adapter, choices_of)]
     numbers = [*options_with_arguments(adapter, numbers_of)]
     flags = [p.name for p in parameters if CHECKPOINT_PATTERN.fullmatch(p.name)]
-    has_options = options or chunks or setters or choices or numbers or flags
+    caps = [*options_with_arguments(adapter, caps_of)]
+    has_options = options or chunks or setters or choices or numbers or flags or caps
     skip_unless(has_options, "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value, init_args in options:
@@ -124,6 +132,11 @@ def constructor_options(script: Script) -> None:
             run_if_it_applies(dropout, script)
             run_if_it_applies(eval_matches_train, script)
         script.adapter, script.sizes = usual
+    for name, _value, init_args in caps:
+        script.adapter, script.sizes = replace(adapter, init_args=init_args), usual[1]
+        with script.attempt():  # it may need another option
+            assert_cap_is_reached(script, name)
+    script.adapter, script.sizes = usual
     for name in flags if adapter.reproducible_training else []:
         with script.attempt():  # it may need another option
             assert_checkpoint_changes_nothing(script, name)
@@ -288,10 +301,43 @@ def options_among(
 
 
 def choices_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Options that name an implementation, each with another name that the code has."""
+    """Options that name an implementation, each with another name that the code has.
+
+    A flag that returns the weights may choose one, too.
+    """
     for name, value in named_choices_of(target, given):
         if CHOICE_PATTERN.fullmatch(name):
             yield name, value
+    parameters = inspect.signature(target).parameters.values()
+    for name in names.flags_of_weights(parameters, False, given):
+        yield name, "True"
+
+
+def caps_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Soft caps that are given or None by default, each with a small one."""
+    for name, parameter in inspect.signature(target).parameters.items():
+        is_number = parameter.default is None or type(parameter.default) in (int, float)
+        if is_number and name not in given and SOFTCAP_PATTERN.fullmatch(name):
+            yield name, str(SMALL_CAP)
+
+
+def assert_cap_is_reached(script: Script, name: str) -> None:
+    """With large tokens, scores differ by twice a small soft cap: none is smaller.
+
+    A product that is scaled behind its cap stays below.
+    """
+    script.sizes = replace(script.sizes, batch_size=1)
+    script.restart()
+    args = script.make_arguments()
+    inputs = tuple(script.assign(n, f"100 * {n}") for n in args.inputs)
+    weights = record_weights(script, replace(args, inputs=inputs))
+    if weights:
+        scores = f"{weights}.clamp(min=1e-30).log()"
+        seen = f"{weights} > 0"
+        lowest = f"{scores}.where({seen}, torch.inf).amin(-1)"
+        largest = f"({scores}.amax(-1) - {lowest}).max()"
+        message = f"the scores of large tokens do not reach `{name}={SMALL_CAP}`"
+        script.assert_true(f"{largest} >= 1.9 * {SMALL_CAP}", message)
 
 
 def named_choices_of(
@@ -426,6 +472,8 @@ def assert_option_acts_alike(
         laws.append(causality)  # a window hides keys, and shows none
     elif LAYER_PATTERN.fullmatch(name):
         laws.append(neutral_mask)
+    elif adapter.image and name.startswith("shift"):
+        assert_no_shape_is_kept(script)
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:
             script.sizes = replace(usual, d_k=ROTATED)

@@ -15,10 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from attention_laws import documented, names, structure
-from attention_laws.algebra import (
-    assert_in_float64,
-    record_weights,
-)
+from attention_laws.algebra import assert_in_float64, edge_argument, record_weights
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -226,6 +223,7 @@ def query_independence(script: Script) -> None:
     adapter, q_len = script.adapter, script.sizes.q_len
     skip_unless(not adapter.single_input, "takes no queries of their own")
     skip_unless(not adapter.mixes_queries, "its queries attend to each other")
+    skip_unless(not edge_argument(adapter), "its queries are the nodes of a graph")
     skip_unless(q_len > 1, "needs two queries")
     script.restart()
     args = script.make_arguments()

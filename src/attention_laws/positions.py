@@ -436,7 +436,7 @@ def is_grid(adapter: Adapter) -> bool:
         return not adapter.image.startswith("frames")
     length = adapter.fixed_length
     if length is None or math.isqrt(length) ** 2 != length:
-        return False
+        return adapter.gets_sides
     return any(map(GRID_PATTERN.search, structure.identifiers(adapter.target)))
 
 
@@ -928,7 +928,9 @@ def distant_positions(script: Script) -> None:
                 f"counts positions in the dtype of a buffer, which is rounded with the "
                 f"module: keep it in float32 where the module is in {dtype}"
             )
-            skip_unless(script.insist or not rounds_with_buffers(script, dtype), reason)
+            is_promised = documented.works_in_half(adapter.target)
+            insists = script.insist or is_promised
+            skip_unless(insists or not rounds_with_buffers(script, dtype), reason)
             if script.insist or not rounds_bias(script, dtype):
                 raise
             is_coarse = True

@@ -122,11 +122,16 @@ def large_scores(script: Script) -> None:
     The largest number of float16 is 65,504. A fill value of $-10^9$ overflows, one of
     $-10^3$ is above large scores, so that hidden keys win; a softmax that does not
     subtract the maximum overflows for scores above 11. Where the documentation says
-    that scores are computed in float32, they are three times as large.
+    that scores are computed in float32, or that products do not overflow, they are
+    three times as large; in the latter case, before they are divided by 4.
     """
     usual, script.dtype = script.dtype, torch.float16
     is_exact = documented.has_exact_scores(script.adapter.target)
-    largest = 3 * LARGEST_SCORE if is_exact else LARGEST_SCORE
+    is_safe = documented.overflows_nowhere(script.adapter.target)
+    is_safe &= not (is_exact or script.adapter.fixed_size)
+    if is_safe:
+        script.sizes = replace(script.sizes, d_k=16)
+    largest = LARGEST_SCORE * (3 if is_exact or is_safe else 1)
     try:
         for allowed, mask in script.mask_cases():
             script.restart()

@@ -146,13 +146,14 @@ PROJECTION_NAMES = {
     "out": "lino projo fco onet o out output outproj oproj outputproj wo wout toout "
     "olin outlin olinear linearo proj cproj fcout dense projection unify unifyheads "
     "merge mergeheads combine combineheads fc linear final projout finallinear "
-    "outlayer",
+    "outlayer outprojection outputprojection",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
     "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
     "key_norm": "knorm normk kln klayernorm keynorm lnk knormlayer",
 }
 OUTER_ROLES = ("value", "out")  # of any width
+USUAL_ORDER = ("query", "key", "value", "out")  # of layers in a list
 PROJECTION_ROLES = {
     name: role for role, names in PROJECTION_NAMES.items() for name in names.split()
 }
@@ -688,10 +689,9 @@ def find_projections(
         if any(map(heads_in, parts.values())):
             return projections_of_heads(parts, module, prefix)
         if [*parts] == [*"0123"]:  # a list of layers, in the usual order
-            roles = ("query", "key", "value", "out")
             return {
                 role: projection_source(module, prefix, name)
-                for role, name in zip(roles, parts, strict=True)
+                for role, name in zip(USUAL_ORDER, parts, strict=True)
             }
         given = {role_of(name, part): name for name, part in parts.items()}
         if "" in given or len(given) < len(parts):
@@ -771,11 +771,16 @@ def layers_by_role(
 
     A fused projection has up to three times the width, or twice if it is of keys and
     values: grouped keys have less. With `any_width`, layers of all sizes are found, and
-    convolutions of single tokens.
+    convolutions of single tokens. Four layers in a list have the usual order.
 
     >>> layers_by_role(nn.ModuleDict({"qkv": nn.Linear(4, 12)}), width=4)
     {'fused': 'qkv'}
     """
+    for path, part in module.named_modules():
+        sizes = [getattr(each, "out_features", 0) for each in part.children()]
+        if isinstance(part, nn.ModuleList) and sizes == [width] * len(USUAL_ORDER):
+            paths = (f"{path}.{n}".lstrip(".") for n in range(len(sizes)))
+            return dict(zip(USUAL_ORDER, paths, strict=True))
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d) if any_width else nn.Linear
     found: dict[str, str] = {}
     for path, part in module.named_modules():

@@ -20,6 +20,7 @@ from specimens.positions import (
     NearKeysOnly,
     RotaryImageOfTable,
     RotaryOfQuarter,
+    RotatedInEachDtype,
 )
 from specimens.scores import ValuesOfNeighbors
 
@@ -103,6 +104,13 @@ class PlacesEndInHalf(LinearBias):
 def test_wrong_places_are_no_rounding_of_a_linear_bias() -> None:
     law = "distant_positions"
     report = check(PlacesEndInHalf, skip=[name for name in LAWS if name != law])
+    assert [result.law.name for result in report.failed] == [law], report
+
+
+@pytest.mark.slow
+def test_a_rounded_buffer_is_no_excuse_where_half_precision_is_promised() -> None:
+    law = "distant_positions"
+    report = check(RotatedInEachDtype, skip=[name for name in LAWS if name != law])
     assert [result.law.name for result in report.failed] == [law], report
 
 

@@ -1583,6 +1583,66 @@ class MeanWeightsAfterDropout(MeanWeightsBeforeDropout):
     before = False
 
 
+class ReturnsWeightsByFlag(Correct):
+    """Causal; returns the weights if it is built so, or else None."""
+
+    def __init__(
+        self, d_model: int, heads: int, output_attention: bool = False
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.output_attention = output_attention
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Any:  # type: ignore[override]
+        layers = zip(
+            (self.query, self.key, self.value), (queries, keys, values), strict=True
+        )
+        q, k, v = (self.split(layer(x)) for layer, x in layers)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril().to(q.device)
+        context = nn.functional.scaled_dot_product_attention(q, k, v, seen)
+        weights = (
+            self.weights(self.score(q, k), seen) if self.output_attention else None
+        )
+        return self.join(context), weights
+
+    def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
+        return scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+
+
+class ReturnsUnmaskedByFlag(ReturnsWeightsByFlag):
+    def weights(self, scores: Tensor, seen: Tensor) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
+class MultipliesByInverse(SelfAttention):
+    """The scores are multiplied by 1 / d_k, and not by 1 / sqrt(d_k)."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / q.shape[-1]
+
+
+class ReturnsWeightsBeforeDropout(Correct):
+    """Returns the output, and the weights as they were applied to the values."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        layers = zip(
+            (self.query, self.key, self.value), (query, key, value), strict=True
+        )
+        q, k, v = (self.split(layer(x)) for layer, x in layers)
+        weights = self.score(q, k).softmax(dim=-1)
+        dropped = self.dropout(weights)
+        return self.join(dropped @ v), self.returned(weights, dropped)
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return weights
+
+
+class ReturnsWeightsAfterDropout(ReturnsWeightsBeforeDropout):
+    """Returns the output, and the weights as they were applied to the values."""
+
+    def returned(self, weights: Tensor, dropped: Tensor) -> Tensor:
+        return dropped
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1591,6 +1651,7 @@ VIOLATING: Violations = {
         (NegativeWeights, {}),
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
+        (ReturnsUnmaskedByFlag, {}),
     ],
     "weights_match_output": [
         (MeanWeightsBeforeDropout, {}),
@@ -1613,6 +1674,8 @@ VIOLATING: Violations = {
         (DocumentsDroppedWeights, {}),
         (ReturnsWeightsWithoutPairs, {}),
         (WeightsBeforeChoice, {}),
+        (ReturnsUnmaskedByFlag, {}),
+        (ReturnsWeightsBeforeDropout, {}),
     ],
     "weights_axes": [
         (DecoderLayerWithFirstWeights, {"weights": "[1]:bhqk"}),
@@ -1720,6 +1783,8 @@ PASSING_ONE: Passes = [
     ("allowed_keys_attended", BondsOfAtoms),
     ("weights_match_output", WeightsOfChoice),
     ("allowed_keys_attended", ReadsPastOnly),
+    ("weights_match_output", ReturnsWeightsByFlag),
+    ("weights_match_output", ReturnsWeightsAfterDropout),
 ]
 
 
@@ -1762,4 +1827,5 @@ EXCUSED: Excuses = [
     ("allowed_keys_attended", AttendsToSlots, "softmax over features"),
     ("formula", ClipsProjections, "clip_qkv"),
     ("equal_values", ReadsPastOnly, "its first token sees no values"),
+    ("formula", MultipliesByInverse, "a scale that is documented"),
 ]

@@ -1907,6 +1907,39 @@ class LeavesContextBehind(OfOneKind):
             super().reorder_incremental_state(incremental_state, new_order)
 
 
+class ReturnsContextIfAsked(Correct):
+    """Returns keys and values of a context with `use_cache`, for the next steps.
+
+    The mask is [batch_size, k_len], True = may attend, and is given at every step.
+    """
+
+    always = True
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_value: tuple[Tensor, Tensor] | None = None,
+        use_cache: bool = False,
+    ) -> Any:
+        q, mask = self.split(self.query(hidden_states)), encoder_attention_mask
+        if past_key_value is None:
+            k, v = (
+                self.split(layer(encoder_hidden_states))
+                for layer in (self.key, self.value)
+            )
+        else:
+            k, v = past_key_value
+            mask = mask if self.always else None
+        weights = self.weigh(self.score(q, k), None if mask is None else mask[:, None])
+        return self.join(weights @ v), ((k, v) if use_cache else None)
+
+
+class MaskOfFirstStepOnly(ReturnsContextIfAsked):
+    always = False
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
         (LeavesContextBehind, {}),
@@ -1986,6 +2019,7 @@ VIOLATING: Violations = {
         (DecoderAlignsFirst, {}),
         (HistoryInForecast, {}),
         (DecoderReordersMemory, {}),
+        (MaskOfFirstStepOnly, {}),
     ],
 }
 
@@ -2052,6 +2086,7 @@ PASSING_ONE: Passes = [
     ("incremental_decoding", BlocksOfQueries),
     ("incremental_decoding", HistoryInFront),
     ("incremental_decoding", PassesOverPadding),
+    ("incremental_decoding", ReturnsContextIfAsked),
 ]
 
 

@@ -1048,6 +1048,60 @@ class KeepsDistancesOfLength(KeepsDistancesOfStart):
         return length
 
 
+class KeepsChunksOfLength(Correct):
+    """A token attends to its own chunk and to all before; masks are kept for later."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.kept: dict[tuple[int, ...], Tensor] = {}
+
+    def forward(self, x: Tensor, chunk_size: int = 0) -> Any:  # type: ignore[override]
+        if chunk_size == 0:
+            return super().forward(x, x, x)
+        kind = self.kind(x.shape[1], chunk_size)
+        if kind not in self.kept:
+            chunk = torch.arange(x.shape[1], device=x.device) // chunk_size
+            self.kept[kind] = (chunk[:, None] >= chunk)[None]
+        return super().forward(x, x, x, self.kept[kind])
+
+    def kind(self, length: int, chunk_size: int) -> tuple[int, ...]:
+        return (length,)
+
+
+class KeepsChunksOfEachSize(KeepsChunksOfLength):
+    def kind(self, length: int, chunk_size: int) -> tuple[int, ...]:
+        return length, chunk_size
+
+
+class StoresMemory(Correct):
+    """A call with `memory` uses it, and one without uses that of the last call."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.reset()
+
+    def reset(self) -> None:
+        self.kept: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, query: Tensor, memory: Tensor | None = None) -> Any:  # type: ignore[override]
+        if memory is not None and self.is_other(memory):
+            self.kept = self.split(self.key(memory)), self.split(self.value(memory))
+        if self.kept is None:
+            raise ValueError("`memory` is None, and no call had one")
+        k, v = self.kept
+        weights = self.score(self.split(self.query(query)), k).softmax(dim=-1)
+        return self.join(weights @ v)
+
+    def is_other(self, memory: Tensor) -> bool:
+        return True
+
+
+class StoresMemoryOfFirstCall(StoresMemory):
+    def is_other(self, memory: Tensor) -> bool:
+        is_first = self.kept is None or len(self.kept[0]) != len(memory)
+        return self.training or is_first
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
@@ -1094,6 +1148,8 @@ VIOLATING: Violations = {
         (KeepsBiasOfEvaluation, {}),
         (ResetForgetsTokensOnly, {}),
         (KeepsRowsByCount, {}),
+        (KeepsChunksOfLength, {}),
+        (StoresMemoryOfFirstCall, {}),
     ],
     "half_precision": [
         (NoScaleInHalf, {}),
@@ -1169,6 +1225,8 @@ PASSING_ONE: Passes = [
     ("finite_in_half", RectifiedLinear),
     ("half_precision", EveryThirdToken),
     ("deterministic", LearnedSegments),
+    ("earlier_calls", KeepsChunksOfEachSize),
+    ("earlier_calls", StoresMemory),
 ]
 
 

@@ -229,12 +229,48 @@ class WithNormOverHeads(WithNormOfHeads):
     norm = NormOverHeads
 
 
+class LengthOneOfHeads(nn.Module):
+    """Queries and keys of length one, times a learned number: along the heads."""
+
+    axis = 1
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.linears = nn.ModuleList(nn.Linear(d_model, d_model) for _ in range(4))
+        self.factor = nn.Parameter(torch.tensor(5.0))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, x in zip(self.linears, (query, key, value), strict=False)
+        )
+        q, k = (nn.functional.normalize(x, dim=self.axis) for x in (q, k))
+        weights = (self.factor * q @ k.mT).softmax(dim=-1)
+        joined: Tensor = self.linears[3]((weights @ v).transpose(1, 2).flatten(2))
+        return joined
+
+
+class LengthOneOfTokens(LengthOneOfHeads):
+    axis = 2
+
+
+class LengthOneOfFeatures(LengthOneOfHeads):
+    axis = 3
+
+
+class LengthOneOverTheTokens(LengthOneOfTokens):
+    """Each feature of queries and keys has length one along all tokens."""
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
     ],
     "head_norms": [
         (HeadsWithOneNorm, {}),
+        (LengthOneOfHeads, {}),
+        (LengthOneOfTokens, {}),
     ],
     "head_directions": [
         (MiddleHeadSeesAll, {}),
@@ -244,6 +280,7 @@ VIOLATING: Violations = {
         (NormalizesCausally, CAUSAL),
         (WeightlessNormOfAllHeads, {}),
         (WithNormOverHeads, {}),
+        (LengthOneOfHeads, {}),
     ],
 }
 
@@ -257,6 +294,8 @@ PASSING_ONE: Passes = [
     ("head_independence", WithWeightlessNorm),
     ("head_independence", WithNormOfHeads),
     ("head_directions", HeadsSeeTwoWays),
+    ("head_norms", LengthOneOfFeatures),
+    ("head_independence", LengthOneOfFeatures),
 ]
 
 
@@ -264,4 +303,5 @@ EXCUSED: Excuses = [
     ("head_norms", TokensWithGlobalNorm, "written by hand"),
     ("head_norms", TokensWithCondition, "written by hand"),
     ("head_directions", OfVisualWidth, "heads are not of two directions"),
+    ("head_norms", LengthOneOverTheTokens, "written by hand"),
 ]

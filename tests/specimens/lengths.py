@@ -710,6 +710,17 @@ class RescalesIfAnyGrows(RescalesIfAllGrow):
     every = False
 
 
+class SharpenedByLimit(SelfAttention):
+    """Scores are multiplied by a learned number, at first the root of the limit."""
+
+    def __init__(self, d_model: int, heads: int, max_len: int = 100) -> None:
+        super().__init__(d_model, heads)
+        self.sharpness = nn.Parameter(torch.tensor(math.sqrt(max_len)))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.sharpness * super().score(q, k)
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -760,6 +771,7 @@ PASSING_ONE: Passes = [
     ("long_sequences", GlobalFirstToken),
     ("long_sequences", Landmarks),
     ("long_sequences", ChunksOfPast),
+    ("long_sequences", SharpenedByLimit),
 ]
 
 

@@ -1374,6 +1374,45 @@ class BoolsOfTwoPaths(SelfAttention):
         return self.join(weights @ v), weights
 
 
+class NearAndFarHeads(SelfAttention):
+    """Causal: the first half of the heads sees four tokens, the others all before."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        place = torch.arange(scores.shape[-1], device=scores.device)
+        age = place[:, None] - place
+        seen = torch.ones_like(scores[0], dtype=torch.bool)
+        half = self.heads // 2
+        seen[:half] = (age >= 0) & (age < 4)
+        seen[self.first_far(half) :] = age >= 0
+        return scores.masked_fill(~seen, -1e9).softmax(dim=-1)
+
+    def first_far(self, half: int) -> int:
+        return half
+
+
+class MiddleHeadForgotten(NearAndFarHeads):
+    """Causal, with a window of four tokens for the first half of the heads."""
+
+    def first_far(self, half: int) -> int:
+        return -half
+
+
+class CausalUnlessMasked(nn.Module):
+    """Causal, unless a mask is given, `[batch_size, 1, q_len, k_len]`, True = hide.
+
+    q, k, v: [batch_size, length, heads, d_k].
+    """
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / q.shape[-1] ** 0.5
+        if attn_mask is None:
+            attn_mask = torch.ones_like(scores[:, :1], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(attn_mask, -torch.inf).softmax(dim=-1)
+        return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1384,6 +1423,7 @@ VIOLATING: Violations = {
         (MultipliesByMask, MASK),
         (DecoderSeesFuture, CAUSAL),
         (MaskedHalvesOfEven, {}),
+        (MiddleHeadForgotten, {}),
     ],
     "causal_gradient": [
         (LeaksGradient, CAUSAL),
@@ -1529,6 +1569,8 @@ PASSING_ONE: Passes = [
     ("own_key_attended", LoopsCountOnce),
     ("padding", PoolsFrames),
     ("padding", LengthsOfColumns),
+    ("causality", NearAndFarHeads),
+    ("padding", CausalUnlessMasked),
 ]
 
 

@@ -1,5 +1,6 @@
 """Modules that violate the laws of options, or come near to it."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -755,6 +756,72 @@ class CeilingOfSlices(FloorOfSlices):
         return -(-rows // size)
 
 
+class CapsUnscaled(SelfAttention):
+    """Products are capped, and divided by the root of the width behind the cap."""
+
+    def __init__(self, d_model: int, heads: int, softcap: float = 50.0) -> None:
+        super().__init__(d_model, heads)
+        self.softcap = softcap
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        root = math.sqrt(q.shape[-1])
+        return self.softcap * (root * super().score(q, k) / self.softcap).tanh() / root
+
+
+class CapsScaled(CapsUnscaled):
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.softcap * (SelfAttention.score(self, q, k) / self.softcap).tanh()
+
+
+class KeepsPartsOfImage(Correct):
+    """Windows of 7 x 7 pixels of an image, `[batch_size, height, width, d_model]`.
+
+    Which pixels an option shifts to another border is kept for the next image.
+    """
+
+    size = 7
+
+    def __init__(self, d_model: int, heads: int, shift_size: int = 0) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.shift_size = shift_size
+        self.kept: dict[Any, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        _, height, width, _ = x.shape
+        if height % self.size or width % self.size:
+            raise ValueError("`x` has to be made of whole windows")
+        # A single window is not shifted along its side.
+        shift = [self.shift_size * (n > self.size) for n in (height, width)]
+        image = x.roll((-shift[0], -shift[1]), (1, 2))
+        windows = self.windows(image)
+        kind = self.kind(height, width)
+        if kind not in self.kept:
+            self.kept[kind] = self.parts(height, width, *shift).to(x.device)
+        allowed = self.kept[kind].repeat(len(x), 1, 1)
+        y = super().forward(windows, windows, windows, allowed)
+        rows, columns = height // self.size, width // self.size
+        y = y.view(len(x), rows, columns, self.size, self.size, -1).transpose(2, 3)
+        return y.reshape(x.shape).roll((shift[0], shift[1]), (1, 2))
+
+    def windows(self, image: Tensor) -> Tensor:
+        parts = image.unflatten(2, (-1, self.size)).unflatten(1, (-1, self.size))
+        return parts.transpose(2, 3).reshape(-1, self.size**2, image.shape[-1])
+
+    def parts(self, height: int, width: int, down: int, right: int) -> Tensor:
+        row, column = torch.arange(height)[:, None], torch.arange(width)
+        part = 2 * (row >= height - down) + (column >= width - right)
+        part = self.windows(part[None, ..., None])
+        return part == part.mT
+
+    def kind(self, height: int, width: int) -> Any:
+        return height, width
+
+
+class KeepsPartsOfWindows(KeepsPartsOfImage):
+    def kind(self, height: int, width: int) -> Any:
+        return height * width
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -780,6 +847,8 @@ VIOLATING: Violations = {
         (NormWithPastForgotten, {}),
         (WindowForgottenInStep, {}),
         (ChunksEndEarly, {}),
+        (CapsUnscaled, {}),
+        (KeepsPartsOfWindows, {}),
     ],
     "call_options": [
         (WindowOfSeveralQueries, {}),
@@ -818,6 +887,8 @@ PASSING_ONE: Passes = [
     ("constructor_options", MixesScoresOfHeads),
     ("constructor_options", WindowInStep),
     ("constructor_options", ChunksEndInTime),
+    ("constructor_options", CapsScaled),
+    ("constructor_options", KeepsPartsOfImage),
 ]
 
 

@@ -1072,6 +1072,67 @@ class PartialRotary(PartialRotaryOfWholeHead):
     of_head = False
 
 
+class RotatedByRowAndColumn(SelfAttention):
+    """Half of each head is rotated by the row of a patch, half by its column."""
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Any:  # type: ignore[override]
+        self.places = self.rows_and_columns(torch.arange(x.shape[1]), *grid)
+        return super().forward(x)
+
+    def rows_and_columns(
+        self, place: Tensor, height: int, width: int
+    ) -> tuple[Tensor, Tensor]:
+        return place // width, place % width
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return super().score(self.rotate(q), self.rotate(k))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        size = x.shape[-1] // 4
+        base = 100.0 ** (-torch.arange(size) / size)
+        angle = torch.cat([n[:, None] * base for n in self.places], dim=-1).to(x)
+        even, odd = x[..., 0::2], x[..., 1::2]
+        cos, sin = angle.cos(), angle.sin()
+        pair = even * cos - odd * sin, even * sin + odd * cos
+        return torch.stack(pair, dim=-1).flatten(-2)
+
+
+class RotatedByHeight(RotatedByRowAndColumn):
+    def rows_and_columns(
+        self, place: Tensor, height: int, width: int
+    ) -> tuple[Tensor, Tensor]:
+        return place // height, place % height
+
+
+class RotatedInEachDtype(Rotary):
+    """Works in float32, float16 and bfloat16: distances of all positions are right."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        size = d_model // heads
+        self.register_buffer("bases", 1e4 ** (-torch.arange(0, size, 2) / size))
+
+    def turn(self, x: Tensor) -> Tensor:
+        angle = torch.arange(x.shape[2])[:, None].to(self.bases) * self.bases
+        even, odd = x[..., 0::2], x[..., 1::2]
+        cos, sin = angle.cos().to(x), angle.sin().to(x)
+        pair = even * cos - odd * sin, even * sin + odd * cos
+        return torch.stack(pair, dim=-1).flatten(-2)
+
+
+class RotatedInFloat32(RotatedInEachDtype):
+    """Works in float32, float16 and bfloat16: positions are rotated in float32."""
+
+    def turn(self, x: Tensor) -> Tensor:
+        size = x.shape[-1]
+        bases = 1e4 ** (-torch.arange(0, size, 2, device=x.device) / size)
+        angle = torch.arange(x.shape[2], device=x.device)[:, None] * bases
+        even, odd = x[..., 0::2], x[..., 1::2]
+        cos, sin = angle.cos().to(x), angle.sin().to(x)
+        pair = even * cos - odd * sin, even * sin + odd * cos
+        return torch.stack(pair, dim=-1).flatten(-2)
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1091,6 +1152,7 @@ VIOLATING: Violations = {
         (RotaryOfNormsInHalf, {"positions": "rotary"}),
         (RotaryByBlocks, {"positions": "rotary"}),
         (RotaryImageOfShortRows, {"positions": "rotary"}),
+        (RotatedInEachDtype, {}),
     ],
     "linear_bias": [
         (AlibiOfPastOnly, {}),
@@ -1113,6 +1175,7 @@ VIOLATING: Violations = {
         (RowsByHeight, {}),
         (RowsByHeightOfSquare, {}),
         (RotatesHalvesByPairs, {}),
+        (RotatedByHeight, {}),
     ],
     "rotary_angles": [
         (PartialRotaryOfWholeHead, {"positions": "rotary"}),
@@ -1168,6 +1231,8 @@ PASSING_ONE: Passes = [
     ("relative_positions", QueriesBeforeHeads),
     ("positions_matter", SlowColumns),
     ("positions_matter", RowsAndColumns),
+    ("relative_positions", RotatedByRowAndColumn),
+    ("distant_positions", RotatedInFloat32),
 ]
 
 

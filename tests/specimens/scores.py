@@ -247,6 +247,17 @@ class OptionOfFloat32(SelfAttention):
         return weights.to(v.dtype) @ v
 
 
+class ProductBeforeScale(Correct):
+    """Scores of large activations are safe in float16."""
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+class ScaleBeforeProduct(Correct):
+    """Scores of large activations are safe in float16."""
+
+
 VIOLATING: Violations = {
     "score_independence": [(ScoresOfTwoQueries, CAUSAL)],
     "score_scale": [
@@ -258,6 +269,7 @@ VIOLATING: Violations = {
         (FillValueTooHigh, {}),
         (SoftmaxWithoutMaximum, {}),
         (MaskedSoftmaxWithoutMaximum, {}),
+        (ProductBeforeScale, {}),
     ],
 }
 
@@ -273,6 +285,7 @@ PASSING_ONE: Passes = [
     ("large_scores", FillsWithTenThousand),
     ("large_scores", KeysFromFirst),
     ("large_scores", QuarticScores),
+    ("large_scores", ScaleBeforeProduct),
 ]
 
 
