@@ -11,7 +11,7 @@ museum](../../compare/museum.md) shows them.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attention_laws import documented, names
 from attention_laws.adapter import Adapter, MaskArgument, without_future
-from attention_laws.algebra import edge_argument, tokens_meet
+from attention_laws.algebra import LARGE_FACTOR, edge_argument, tokens_meet
 from attention_laws.law import LawViolation, ScriptError, law, skip_unless
 from attention_laws.masking import assigned_ids
 from attention_laws.script import CallArguments, Script
@@ -61,6 +61,7 @@ def batch_independence(script: Script) -> None:
         assert_items_equal_alone(script, allowed, mask)
     assert_odd_heads_equal_alone(script)
     assert_mask_is_shared(script)
+    assert_images_share_mask_of_windows(script)
     assert_long_items_equal_alone(script)
     if script.adapter.image.startswith("frames"):
         assert_pixels_equal_alone(script)
@@ -174,14 +175,15 @@ def assert_packed_equal_alone(script: Script, ends: list[str]) -> None:
     with and without a flag for causal attention.
     """
     bounds = [0, 2, 3, 7]
-    assert_parts_equal_alone(script, ends, bounds, bounds)
+    for large in (False, True):
+        assert_parts_equal_alone(script, ends, bounds, bounds, {}, large)
     if len(ends) == 1 or script.adapter.single_input:
         return
     flags = [mask.name for mask in script.adapter.masks if mask.kind == "causal"]
     for flag in ("", *flags):
         given = {flag: "True"} if flag else {}
         with script.attempt():  # it may take as many keys as queries only
-            assert_parts_equal_alone(script, ends, bounds, [0, 4, 7, 12], **given)
+            assert_parts_equal_alone(script, ends, bounds, [0, 4, 7, 12], given)
 
 
 def assert_parts_equal_alone(
@@ -189,13 +191,21 @@ def assert_parts_equal_alone(
     ends: list[str],
     of_queries: list[int],
     of_keys: list[int],
-    **more: str,
+    more: Mapping[str, str],
+    large: bool = False,
 ) -> None:
-    """Sequences between these bounds do not depend on each other."""
+    """Sequences between these bounds do not depend on each other.
+
+    So it is if the tokens of the first are large, with scores far above all others.
+    """
     usual = script.sizes
     script.sizes = replace(usual, q_len=of_queries[-1], k_len=of_keys[-1])
     script.restart()
     args = script.make_arguments()
+    if large:
+        for name, stop in zip(args.inputs, (of_queries[1], of_keys[1]), strict=False):
+            first = script.adapter.index(l=slice(stop))
+            script.exec_line(f"{name}{first} *= {LARGE_FACTOR}")
     last = {of_queries[-1]: of_queries, of_keys[-1]: of_keys}
     given = {}
     for name in ends:
@@ -214,6 +224,8 @@ def assert_parts_equal_alone(
         pairs = zip(args.inputs, index, strict=True)
         inputs = tuple(script.assign(n, f"{n}{each}") for n, each in pairs)
         alone = script.call(replace(args, inputs=inputs), **more)
+        if script.adapter.is_pooled:  # one output for each sequence
+            index[0] = script.adapter.index(l=slice(number, number + 1))
         part = script.assign("y", f"{packed}{index[0]}")
         message = "{place} of a sequence differs if it is packed with others"
         script.assert_close(alone, part, message)
@@ -351,6 +363,34 @@ def assert_mask_is_shared(script: Script) -> None:
         shared, of_keys = replace(mask, axes="qk"), replace(mask, axes="bk")
         assert_shapes_agree(script, shared, replace(mask, axes="bqk"))
         assert_shapes_agree(script, of_keys, mask)
+
+
+def assert_images_share_mask_of_windows(script: Script) -> None:
+    """A mask for the windows of one image is that of the windows of the next one, too.
+
+    Windows of two images have the outputs of each image alone.
+    """
+    usual, pattern = script.sizes, r"\(\W*(n_?w|(num|n)_?win\w*)\b"
+    for mask in script.adapter.masks:
+        is_stated = documented.says_of(script.adapter.target, mask.name, pattern)
+        if mask.axes != "bqk" or not is_stated:
+            continue
+        script.sizes = replace(usual, batch_size=4)
+        script.restart()
+        args = script.make_arguments()
+        allowed = args.allowed[..., :2].clone()
+        allowed[:, -1, 0] = allowed[:, 0, 1] = False
+        args = replace(args, mask=script.encode_mask(allowed, mask))
+        with script.attempt():  # it may need as many masks as there are windows
+            both = script.call(args)
+            for number, items in enumerate((slice(0, 2), slice(2, 4))):
+                index = script.adapter.index(b=items)
+                image = tuple(script.assign(n, f"{n}{index}") for n in args.inputs)
+                alone = script.call(replace(args, inputs=image))
+                part = script.assign("y", f"{both}{index}")
+                message = f"{{place}} of image {number} differs if it is alone"
+                script.assert_close(alone, part, message)
+    script.sizes = usual
 
 
 def assert_shapes_agree(
@@ -616,14 +656,13 @@ def assert_joined_equal_alone(script: Script) -> bool:
     ways = [(name, part, "torch.zeros({}, dtype=torch.long)") for name in of_tokens]
     bounds = f"torch.tensor([0, {first}, {length}])"
     ways += [(name, bounds, "torch.tensor([0, {}])") for name in begins]
-    for (argument, given, of_one), factor in itertools.product(ways, (1, 100)):
+    for (argument, given, of_one), large in itertools.product(ways, (False, True)):
         script.sizes = replace(script.sizes, q_len=length, k_len=length)
         script.restart()
         args = script.make_arguments(script.all_allowed(length, length))
-        if factor > 1:
-            script.exec_line(
-                f"{args.inputs[0]}{adapter.index(l=slice(first))} *= {factor}"
-            )
+        if large:
+            tokens = f"{args.inputs[0]}{adapter.index(l=slice(first))}"
+            script.exec_line(f"{tokens} *= {LARGE_FACTOR}")
         with script.attempt():  # it may be something else
             both = script.call(args, **{argument: given + device})
             if not script.evaluate(f"{both}.isfinite().all()"):

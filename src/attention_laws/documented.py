@@ -541,6 +541,7 @@ def place_of_dropout(target: Any) -> str:
     used += r"|(were|are) applied to (the )?values"
     used += r"|values (are|were) (mixed|multiplied|weighted) (with|by)|one with dropout"
     used += r"|by which the values (are|were) (multiplied|weighted)"
+    used += r"|dropout (and[\w ]* )?included"
     if re.search(rf"\b(weights|map|attention)\b[^.]*\b({used})", text):
         return "after"
     found = re.findall(
@@ -633,7 +634,7 @@ def clears_empty_rows(target: Any) -> bool:
     """
     empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
     zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
-    row = r"(token|quer(y|ies)|rows?|text)\b"
+    row = r"(tokens?|quer(y|ies)|rows?|text|users?|sessions?|histor(y|ies)|bags?)\b"
     padding = r"\boutputs?\b[^.:;]*\bpad\w*|\bpad\w*[^.:;]*\boutputs?\b"
     return says(target, rf"(\b{row}[^.:;]*{empty}|{padding})[^.:;]*{zero}")
 

@@ -290,7 +290,7 @@ def earlier_calls(script: Script) -> None:
     if isinstance(adapter.target, type):
         assert_nothing_is_shared(script)
         assert_no_long_call_is_kept(script)
-    if adapter.image:
+    if adapter.image or adapter.gets_sides:
         assert_no_shape_is_kept(script)
     if adapter.layout == "bhld" and adapter.single_input:
         assert_no_sides_are_kept(script)

@@ -170,7 +170,7 @@ def assert_features_are_normalized(script: Script) -> bool:
         script.call(args)
     width, heads = usual.d_k, usual.heads
     is_known = len({width, heads, usual.batch_size, TOKENS}) == 4
-    over_keys = [w for w, dim in recorder.found if [*w.shape].count(TOKENS) > 1]
+    over_keys = [w for w, _ in recorder.found if [*w.shape].count(TOKENS) > 1]
     if not (is_known and over_keys):
         return False
     call = f"lambda: {script.call_source(args)}"

@@ -43,6 +43,9 @@ def infer_formula(probe: CallProbe) -> None:
             return
     if name := weighing_argument(probe):
         probe.update(designs={**adapter.designs, "edges": name})
+    elif "relu" in structure.identifiers(adapter.target):
+        # An activation behind what is taken for the last projection.
+        probe.update(designs={**adapter.designs, "features": "relu"})
     if adapter.heads == 1 and probe.built is not None and options.heads is None:
         if "head" in "".join(structure.identifiers(probe.built)).lower():
             probe.update(projections={})  # there may be several

@@ -560,7 +560,10 @@ def mask_leakage(
     0 where the mask hides what it should, about 1 where it hides nothing. A mask that
     takes the influence of visible keys, too, is one of another kind: 1.
     """
-    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    # Of a window of four tokens, the first of five is left out.
+    fewer = int(probe.adapter.fixed_length == 4 and not probe.adapter.image)
+    first = 3 - fewer
+    late, early = {"l": slice(first, None)}, {"l": slice(0, first)}
     if mask.kind == "causal":
         flag = {**probe.adapter.call_args, mask.name: True}
         call = probe.try_call(call_args=flag, mode=mode)
@@ -572,13 +575,13 @@ def mask_leakage(
     # Lengths can hide only the last keys. Of two, the last one counts: the first may
     # be visible by mistake. If the mask has an axis for batch items, only the last item
     # has a hidden key, unless all are `alike`.
-    key = 4 if mask.counts_keys else 3
+    key = first + mask.counts_keys
     items = slice(None)
     if set("bn") & set(mask.axes) and not alike:
         last_item = 1 + (probe.adapter.heads == 2)
         items = slice(last_item, None)
     hidden_key = slice(key, key + 1)
-    hide = (slice(None), slice(3, key + 1), items)
+    hide = (slice(None), slice(first, key + 1), items)
     call = probe.try_call(mask=mask, hide=hide, mode=mode)
     if call is None:
         return None
@@ -589,7 +592,7 @@ def mask_leakage(
         output_of(unmasked), output_of(call), rtol=1e-5, atol=1e-6
     ):
         return 1.0  # the argument is not used, or hides keys that are all equal
-    query = 0 if probe.adapter.is_pooled else 2 if mask.counts_keys else 4
+    query = 0 if probe.adapter.is_pooled else first + (-1 if mask.counts_keys else 1)
     observed = {"l": slice(query, query + 1), "b": items}
     hidden = influence(*call, {"l": hidden_key}, observed)
     visible = influence(*call, early, observed)

@@ -1,9 +1,11 @@
 r"""# Functions that find influence
 
 A counterexample may ask which tokens have an influence on which outputs: by the
-gradients of each output, or by one copy of an image for each pixel that is changed.
+gradients of each output, or by one copy of an image for each pixel that is changed. Or
+it may ask along which axes queries and keys influence each other in a norm.
 
-Source: the laws of [images](images.md) and of [masking](masking.md), which use them.
+Source: the laws of [images](images.md), of [masking](masking.md) and of
+[heads](heads.md), which use them.
 """
 
 import math

@@ -625,7 +625,23 @@ def fully_masked_rows(script: Script) -> None:
         for mask in stated:
             script.restart()
             assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
+            assert_single_hidden_key_is_unseen(script, mask)
     assert_finite_in_half(script, allowed, masks)
+
+
+def assert_single_hidden_key_is_unseen(
+    script: Script, mask: MaskArgument | None
+) -> None:
+    """A path of its own for a single key uses the mask, too."""
+    usual = script.sizes
+    q_len = 1 if script.adapter.single_input else usual.q_len
+    script.sizes = replace(usual, q_len=q_len, k_len=1)
+    allowed = script.all_allowed(q_len)
+    allowed[..., 0] = False
+    script.restart()
+    with script.attempt():  # it may take one length only
+        assert_hidden_keys_are_unseen(script, script.make_arguments(allowed, mask))
+    script.sizes = usual
 
 
 def assert_finite_in_half(
@@ -657,12 +673,15 @@ def assert_finite_in_half(
 def assert_hidden_keys_are_unseen(script: Script, args: CallArguments) -> None:
     """In the first batch item, of which all keys are hidden, none has an influence.
 
-    A token of self-attention is a query, too: it changes its own output.
+    A token of self-attention is a query, too: it changes its own output. Where tokens
+    are pooled, there is one for all.
     """
-    if script.adapter.is_pooled or len(args.allowed) == 1:
+    adapter = script.adapter
+    is_query = adapter.single_input and not adapter.is_pooled
+    if is_query and len(args.allowed) == 1:
         return
     token, others = slice(0, 1), slice(1, None)
-    here, there = (token, others) if script.adapter.single_input else (slice(None),) * 2
+    here, there = (token, others) if is_query else (slice(None),) * 2
     before = script.call(args)
     after = script.call(script.perturb(args, l=here, b=slice(0, 1)))
     message = "{place}, which attends to no key, depends on keys that are hidden"

@@ -88,7 +88,7 @@ INPUT_NAMES = (
 )
 # Names of two inputs: what is attended to is the context.
 CONTEXT_PATTERN = re.compile(
-    r"context|memory|mem$|enc|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
+    r"context|memory|mem$|enc(?!e|y)|kv|key_?value|cond|^xa$|source|^src|^y$|other|^x2$|ctx"
     r"|cross|latent|image|text|media|target|flatten|history|audio|visual|^(k(eys?)?|v(alues?)?)$",
     re.IGNORECASE,
 )
@@ -539,6 +539,9 @@ def needed_default(parameter: inspect.Parameter, value: str) -> str:
     return guess if parameter.default is None and is_plain else ""
 
 
+PAIR_PATTERN = re.compile(r"(typing\.)?tuple\[int, int\]", re.IGNORECASE)
+
+
 def pair_of(target: Any, name: str, value: str) -> str:
     r"""The value of a size, twice if the code takes it for one of rows and columns.
 
@@ -551,8 +554,12 @@ def pair_of(target: Any, name: str, value: str) -> str:
     if not re.search("size|shape|resolution|grid", name):
         return value  # a local variable of this name, such as a list of heads
     source = source_of(target)
+    kinds = inspect.get_annotations(getattr(target, "__init__", target))
+    is_named_pair = PAIR_PATTERN.fullmatch(str(kinds.get(name)))
     unpacked = rf"\w, *(self\.)?\w+ = (self\.)?{name} *(#|$)"
-    is_pair = re.search(rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE)
+    is_pair = is_named_pair or re.search(
+        rf"\b{name}\[[01]\]|{unpacked}", source, re.MULTILINE
+    )
     if value.startswith("("):
         return value if is_pair else value.strip("()").split(",")[0]
     return "(3, 3)" if is_pair else value

@@ -472,7 +472,7 @@ def assert_option_acts_alike(
         laws.append(causality)  # a window hides keys, and shows none
     elif LAYER_PATTERN.fullmatch(name):
         laws.append(neutral_mask)
-    elif adapter.image and name.startswith("shift"):
+    elif name.startswith("shift") and (adapter.image or adapter.gets_sides):
         assert_no_shape_is_kept(script)
     for each in laws:
         if each is relative_positions and not adapter.fixed_size:

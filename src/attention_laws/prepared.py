@@ -20,7 +20,7 @@ from attention_laws import names
 
 # What the method is named, beside the memory that it takes first.
 PREPARE_PATTERN = re.compile(
-    r"(start|begin|set|attach|load|prepare|pre_?compute|encode|project|cache|init|new"
+    r"(start|begin|bind|set|attach|load|prepare|pre_?compute|encode|project|cache|init|new"
     r"|register|remember|read|fill|open|store|use)(_\w+)?"
 )
 # What takes the memory, beside the names of contexts.

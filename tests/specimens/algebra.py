@@ -1643,6 +1643,17 @@ class ReturnsWeightsAfterDropout(ReturnsWeightsBeforeDropout):
         return dropped
 
 
+class AddsProjectedQuery(Correct):
+    """The projected query is added to the context; an activation is behind the last."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        heads = [self.split(x) for x in (q, k, v)]
+        weights = self.score(*heads[:2]).softmax(dim=-1)
+        y = q + (weights @ heads[2]).transpose(1, 2).flatten(2)
+        return y + nn.functional.relu(self.out(y))
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1828,4 +1839,5 @@ EXCUSED: Excuses = [
     ("formula", ClipsProjections, "clip_qkv"),
     ("equal_values", ReadsPastOnly, "its first token sees no values"),
     ("formula", MultipliesByInverse, "a scale that is documented"),
+    ("formula", AddsProjectedQuery, "relu"),
 ]

@@ -980,6 +980,55 @@ class LargestOfEachGraph(LargestOfAllGraphs):
         return lowest.scatter_reduce(0, index, scores.detach(), "amax")[batch]
 
 
+class LargestOfAllSessions(LargestOfAllGraphs):
+    """Pools the events of each session; one is between two numbers of `cu_seqlens`."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        lengths = cu_seqlens.diff().long()
+        return super().forward(x, torch.arange(len(lengths)).repeat_interleave(lengths))
+
+
+class LargestOfEachSession(LargestOfEachGraph):
+    """Pools the events of each session; one is between two numbers of `cu_seqlens`."""
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+        lengths = cu_seqlens.diff().long()
+        return super().forward(x, torch.arange(len(lengths)).repeat_interleave(lengths))
+
+
+class AdjacencyOfOtherHeads(SelfAttention):
+    """`nodes`: [num_nodes, batch, d_model], whose first axis is that of the nodes.
+
+    `adjacency`: [batch, num_nodes, num_nodes] bool, True where a node may attend to
+    another; each attends to itself, too.
+    """
+
+    def forward(self, nodes: Tensor, adjacency: Tensor | None = None) -> Any:  # type: ignore[override]
+        x = nodes.transpose(0, 1)
+        layers = self.query, self.key, self.value
+        q, k, v = (self.split(layer(x)).flatten(0, 1) for layer in layers)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if adjacency is not None:
+            loops = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)
+            scores = scores.masked_fill(~self.of_heads(adjacency | loops), -torch.inf)
+        context = (scores.softmax(dim=-1) @ v).unflatten(0, (-1, self.heads))
+        return self.join(context).transpose(0, 1)
+
+    def of_heads(self, allowed: Tensor) -> Tensor:
+        return allowed.repeat(self.heads, 1, 1)
+
+
+class AdjacencyOfItems(AdjacencyOfOtherHeads):
+    """`nodes`: [num_nodes, batch, d_model], whose first axis is that of the nodes.
+
+    `adjacency`: [batch, num_nodes, num_nodes] bool, True where a node may attend to
+    another; each attends to itself, too.
+    """
+
+    def of_heads(self, allowed: Tensor) -> Tensor:
+        return allowed.repeat_interleave(self.heads, dim=0)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (EdgesOfFirstGraph, {}),
@@ -1025,6 +1074,8 @@ VIOLATING: Violations = {
         (LongestIsFirst, {}),
         (OneLargestScore, {}),
         (LargestOfAllGraphs, {}),
+        (LargestOfAllSessions, {}),
+        (AdjacencyOfOtherHeads, {}),
     ],
 }
 
@@ -1087,6 +1138,8 @@ PASSING_ONE: Passes = [
     ("batch_independence", MeanOfOwnGraph),
     ("batch_independence", NodesBetweenBounds),
     ("batch_independence", NodesOfGraphs),
+    ("batch_independence", LargestOfEachSession),
+    ("batch_independence", AdjacencyOfItems),
 ]
 
 

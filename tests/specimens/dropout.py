@@ -849,6 +849,23 @@ class DropsHeadsByRest(SelfAttention):
         return super().join(context)
 
 
+class DropsSquaresOfRelu(nn.Module):
+    """A residual block; weights are squares of a ReLU, and zero for small scores."""
+
+    def __init__(self, d_model: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.out = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        # Only large scores count.
+        weights = (q @ k.mT / q.shape[-1] - 1).relu().square() / x.shape[1]
+        y: Tensor = x + self.out(self.dropout(weights) @ v)
+        return y
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsInPairs, {}),
@@ -927,4 +944,5 @@ PASSING_ONE: Passes = [
 EXCUSED: Excuses = [
     ("dropout", OfPatchesOrNone, "constant for so few tokens"),
     ("dropout", NeverCallsDropoutOfZero, "its dropout is 0, which nothing sets"),
+    ("dropout", DropsSquaresOfRelu, "constant for so few tokens"),
 ]

@@ -427,6 +427,42 @@ class OffsetsByWidth(OffsetsByHeight):
         return columns, rows
 
 
+class MasksOfWindows(Correct):
+    """Windows of images, `[num_images * num_windows, tokens, d_model]`.
+
+    x: the windows of one image are contiguous.
+    mask: optional additive `(num_windows, tokens, tokens)`, 0 where attention is
+    allowed and minus infinity where it is not.
+    """
+
+    def __init__(self, d_model: int, heads: int, window_size: tuple[int, int]) -> None:
+        super().__init__(d_model, heads, 0.0)
+        self.tokens = window_size[0] * window_size[1]
+        self.table = nn.Parameter(torch.zeros(self.tokens, self.tokens, heads))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        q, k, v = (self.split(layer(x)) for layer in (self.query, self.key, self.value))
+        scores = self.score(q, k) + self.table.permute(2, 0, 1)
+        if mask is not None:
+            scores = scores + self.of_items(mask, len(x) // len(mask))[:, None]
+        return self.join(scores.softmax(dim=-1) @ v)
+
+    def of_items(self, mask: Tensor, images: int) -> Tensor:
+        return mask.repeat(images, 1, 1)
+
+
+class MasksOfWindowsInTurn(MasksOfWindows):
+    """Windows of images, `[num_images * num_windows, tokens, d_model]`.
+
+    x: the windows of one image are contiguous.
+    mask: optional additive `(num_windows, tokens, tokens)`, 0 where attention is
+    allowed and minus infinity where it is not.
+    """
+
+    def of_items(self, mask: Tensor, images: int) -> Tensor:
+        return mask.repeat_interleave(images, dim=0)
+
+
 VIOLATING: Violations = {
     "sampling_offsets": [(OffsetsByHeight, {})],
     "relative_positions": [(RowsByHeight, {})],
@@ -455,6 +491,9 @@ VIOLATING: Violations = {
         (OneRowByHeads, {}),
         (FramesByChannels, {}),
     ],
+    "batch_independence": [
+        (MasksOfWindowsInTurn, {}),
+    ],
 }
 
 
@@ -474,4 +513,6 @@ PASSING_ONE: Passes = [
     ("rectangular_images", RowsThenColumns),
     ("rows_and_columns", AddsRowsAndColumns),
     ("rectangular_images", MergedPixels),
+    ("batch_independence", MasksOfWindows),
+    ("padding", MasksOfWindows),
 ]

@@ -1413,6 +1413,51 @@ class CausalUnlessMasked(nn.Module):
         return torch.einsum("bhij,bjhd->bihd", weights, v)
 
 
+class PoolsOneItemUnmasked(nn.Module):
+    """Pools items of a user; a user without any valid item gets a zero vector.
+
+    history: [batch_size, items, d_model]. mask: [batch_size, items] bool, True = valid.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.ones(heads, d_model // heads))
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, history: Tensor, mask: Tensor) -> Tensor:
+        v = self.value(history)
+        if history.shape[1] == 1:
+            return self.pooled(v, mask)
+        heads = (len(self.query), -1)
+        k = self.key(history).unflatten(-1, heads)
+        scores = (k * self.query).sum(dim=-1) / self.query.shape[-1] ** 0.5
+        hidden = ~mask[..., None]
+        least = torch.finfo(scores.dtype).min
+        weights = (
+            scores.masked_fill(hidden, least).softmax(dim=1).masked_fill(hidden, 0.0)
+        )
+        y: Tensor = self.out(
+            (weights[..., None] * v.unflatten(-1, heads)).sum(1).flatten(1)
+        )
+        return y
+
+    def pooled(self, v: Tensor, mask: Tensor) -> Tensor:
+        y: Tensor = self.out(v[:, 0])
+        return y
+
+
+class PoolsOneItemMasked(PoolsOneItemUnmasked):
+    """Pools items of a user; a user without any valid item gets a zero vector.
+
+    history: [batch_size, items, d_model]. mask: [batch_size, items] bool, True = valid.
+    """
+
+    def pooled(self, v: Tensor, mask: Tensor) -> Tensor:
+        return super().pooled(v * mask[..., None], mask)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1483,6 +1528,7 @@ VIOLATING: Violations = {
         (DividesByKeyCount, MASK),
         (NanInParameterGradient, MASK),
         (NanInQueryGradient, MASK),
+        (PoolsOneItemUnmasked, {}),
     ],
     "longer_padding": [
         (MeanOfPaddingForOthers, {}),
@@ -1571,6 +1617,7 @@ PASSING_ONE: Passes = [
     ("padding", LengthsOfColumns),
     ("causality", NearAndFarHeads),
     ("padding", CausalUnlessMasked),
+    ("fully_masked_rows", PoolsOneItemMasked),
 ]
 
 

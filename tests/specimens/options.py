@@ -822,6 +822,18 @@ class KeepsPartsOfWindows(KeepsPartsOfImage):
         return height * width
 
 
+class KeepsPartsOfPixels(KeepsPartsOfImage):
+    """The pixels are a sequence, row by row, with the sides of the image."""
+
+    def forward(self, x: Tensor, height: int, width: int) -> Any:  # type: ignore[override]
+        return super().forward(x.view(len(x), height, width, -1)).flatten(1, 2)
+
+
+class KeepsPartsOfArea(KeepsPartsOfPixels):
+    def kind(self, height: int, width: int) -> Any:
+        return height * width
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -849,6 +861,7 @@ VIOLATING: Violations = {
         (ChunksEndEarly, {}),
         (CapsUnscaled, {}),
         (KeepsPartsOfWindows, {}),
+        (KeepsPartsOfArea, {}),
     ],
     "call_options": [
         (WindowOfSeveralQueries, {}),
@@ -889,6 +902,7 @@ PASSING_ONE: Passes = [
     ("constructor_options", ChunksEndInTime),
     ("constructor_options", CapsScaled),
     ("constructor_options", KeepsPartsOfImage),
+    ("constructor_options", KeepsPartsOfPixels),
 ]
 
 
