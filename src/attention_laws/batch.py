@@ -592,6 +592,8 @@ def assert_items_have_own(
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     all_allowed = script.all_allowed(length, length)
     args = script.make_arguments(all_allowed)
+    if script.adapter.is_module:  # which may store tokens at their positions
+        script.exec_line("unused = copy.deepcopy(attention)")
     together = script.call(args, **{argument: given})
     if not script.evaluate(f"{together}.isfinite().all()"):
         return  # its values have a meaning, such as that of sizes
@@ -605,7 +607,11 @@ def assert_items_have_own(
             allowed = args.allowed[..., item : item + 1]
             mask = script.encode_mask(all_allowed[..., :1])
             of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)
-            alone = script.call(of_item, **{argument: own})
+            function = "attention"
+            if script.adapter.is_module:
+                function = "fresh"
+                script.exec_line("fresh = copy.deepcopy(unused)")
+            alone = script.call(of_item, function, **{argument: own})
             message = (
                 f"query {{l}} of batch item {item}, with `{argument}` of its own, "
                 f"differs if the item is alone"

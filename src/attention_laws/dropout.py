@@ -561,7 +561,8 @@ def assert_mean_is_kept(
             return  # that of a `MultiheadAttention` is not called as a layer
         call = f"captured_input({arguments})"
         value, axis = script.evaluate(call), script.adapter.layout.index("b")
-        if value.dim() != 3 or value.shape[axis] != len(many.allowed[0, 0]):
+        axes = 3 + script.adapter.image.startswith("image")
+        if value.dim() not in (3, axes) or value.shape[axis] != len(many.allowed[0, 0]):
             return  # of parts of the sequences, such as the frames of videos
         if is_normalized(script, call):
             return

@@ -45,13 +45,13 @@ class Norms(torch.overrides.TorchFunctionMode):
         return result
 
 
-def normalized_sizes(call: Callable[[], Any], width: int, length: int) -> list[int]:
+def normalized_sizes(call: Callable[[], Any], width: int) -> list[int]:
     r"""The sizes of the axes along which queries or keys of heads are normalized.
 
-    They are tensors that have one axis of each of these sizes.
+    They are tensors that have one axis of the width of a head.
 
     >>> q = torch.ones(2, 3, 5, 7)
-    >>> normalized_sizes(lambda: torch.nn.functional.normalize(q, dim=2), 7, 5)
+    >>> normalized_sizes(lambda: torch.nn.functional.normalize(q, dim=2), 7)
     [5]
     """
     with Norms() as norms:
@@ -59,7 +59,7 @@ def normalized_sizes(call: Callable[[], Any], width: int, length: int) -> list[i
     return [
         shape[axis]
         for shape, axes in norms.found
-        if shape.count(width) == 1 == shape.count(length)
+        if shape.count(width) == 1 and len(shape) > 2
         for axis in axes
     ]
 

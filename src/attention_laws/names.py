@@ -133,7 +133,7 @@ AHEAD_PATTERN = re.compile(
 )
 # Flags for attention weights in the result, and numbers for the parts of a sequence.
 WEIGHTS_FLAG_PATTERN = re.compile(
-    r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs)"
+    r"(need|return|output|with|get|ret)_?(\w+_)?(attn|attentions?|weights|scores|probs|maps)"
 )
 WINDOW_PATTERN = re.compile(r"(sliding_|local_|attn_|attention_)?window(_size|_len)?")
 RATE_PATTERN = re.compile(r"p(_[a-z]+)?|[a-z]+_p|rate|prob")  # of dropout

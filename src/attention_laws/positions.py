@@ -575,7 +575,8 @@ def rotary_angles(script: Script) -> None:
 
 # Names in code whose angles are others than those of the base, by intention.
 SCALED_PATTERN = re.compile(
-    r"scaling|factor|yarn|ntk|xpos|axial|2d|prop(ortional)?_?rope", re.IGNORECASE
+    r"scaling|(?<!norm_)factor|yarn|ntk|xpos|axial|2d|prop(ortional)?_?rope",
+    re.IGNORECASE,
 )
 
 

@@ -1008,8 +1008,8 @@ def is_bias(name: str) -> bool:
     >>> is_bias("q_proj.bias"), is_bias("b_K"), is_bias("block.weight")
     (True, True, False)
     """
-    last = name.rpartition(".")[2]
-    return re.search(r"bias$|^b_?[qkvo]$|^[qkvo]_b$", last, re.IGNORECASE) is not None
+    last, pattern = name.rpartition(".")[2], r"bias$|^b(_?[qkvo])?$|^[qkvo]_b$"
+    return re.search(pattern, last, re.IGNORECASE) is not None
 
 
 def normalize_name(name: str) -> str:

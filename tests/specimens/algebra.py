@@ -1654,6 +1654,35 @@ class AddsProjectedQuery(Correct):
         return y + nn.functional.relu(self.out(y))
 
 
+class ReturnsMaps(Correct):
+    """The mask is [batch_size, k_len], True = may attend; returns weights if asked."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        context: Tensor,
+        mask: Tensor | None = None,
+        return_maps: bool = False,
+    ) -> Any:
+        layers = self.query, self.key, self.value
+        inputs = x, context, context
+        q, k, v = (self.split(f(t)) for f, t in zip(layers, inputs, strict=True))
+        seen = None if mask is None else mask[:, None, None]
+        y = nn.functional.scaled_dot_product_attention(q, k, v, seen)
+        maps = self.maps(self.score(q, k), seen) if return_maps else None
+        return self.join(y), maps
+
+    def maps(self, scores: Tensor, seen: Tensor | None) -> Tensor:
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores.softmax(dim=-1)
+
+
+class ReturnsUnmaskedMaps(ReturnsMaps):
+    def maps(self, scores: Tensor, seen: Tensor | None) -> Tensor:
+        return scores.softmax(dim=-1)
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1663,6 +1692,7 @@ VIOLATING: Violations = {
         (WeightsAboveOne, {}),
         (nine_tenths, {}),
         (ReturnsUnmaskedByFlag, {}),
+        (ReturnsUnmaskedMaps, {}),
     ],
     "weights_match_output": [
         (MeanWeightsBeforeDropout, {}),
@@ -1796,6 +1826,7 @@ PASSING_ONE: Passes = [
     ("allowed_keys_attended", ReadsPastOnly),
     ("weights_match_output", ReturnsWeightsByFlag),
     ("weights_match_output", ReturnsWeightsAfterDropout),
+    ("rows_sum_to_one", ReturnsMaps),
 ]
 
 

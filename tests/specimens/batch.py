@@ -1029,6 +1029,38 @@ class AdjacencyOfItems(AdjacencyOfOtherHeads):
         return allowed.repeat_interleave(self.heads, dim=0)
 
 
+class SlotsOfItems(Correct):
+    """Causal; keys and values of an item are kept at the positions of its tokens."""
+
+    def __init__(self, d_model: int, heads: int, max_batch_size: int = 8) -> None:
+        super().__init__(d_model, heads)
+        slots = torch.zeros(max_batch_size, heads, 64, d_model // heads)
+        self.register_buffer("k_cache", slots, persistent=False)
+        self.register_buffer("v_cache", slots.clone(), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor, input_pos: Tensor) -> Tensor:  # type: ignore[override]
+        """`input_pos`: (B, S) position of every token in its own sequence."""
+        q, k, v = (self.split(layer(x)) for layer in (self.query, self.key, self.value))
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        places = self.places(input_pos)
+        self.k_cache[rows, :, places] = k.transpose(1, 2).to(self.k_cache)
+        self.v_cache[rows, :, places] = v.transpose(1, 2).to(self.v_cache)
+        k, v = (cache[: len(x)].to(q) for cache in (self.k_cache, self.v_cache))
+        seen = torch.arange(k.shape[2], device=x.device) <= input_pos[..., None]
+        return self.join(self.weigh(self.score(q, k), seen) @ v)
+
+    def places(self, input_pos: Tensor) -> Tensor:
+        return input_pos
+
+
+class SlotsOfFirstItem(SlotsOfItems):
+    """All items keep their tokens at the positions of those of the first item."""
+
+    def places(self, input_pos: Tensor) -> Tensor:
+        return input_pos[:1].expand_as(input_pos)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (EdgesOfFirstGraph, {}),
@@ -1076,6 +1108,7 @@ VIOLATING: Violations = {
         (LargestOfAllGraphs, {}),
         (LargestOfAllSessions, {}),
         (AdjacencyOfOtherHeads, {}),
+        (SlotsOfFirstItem, {}),
     ],
 }
 
@@ -1140,6 +1173,7 @@ PASSING_ONE: Passes = [
     ("batch_independence", NodesOfGraphs),
     ("batch_independence", LargestOfEachSession),
     ("batch_independence", AdjacencyOfItems),
+    ("batch_independence", SlotsOfItems),
 ]
 
 

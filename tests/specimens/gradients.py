@@ -778,6 +778,20 @@ class FavorWithConstantScale(SelfAttention):
         return self.join(q @ (k.mT @ v) / total)
 
 
+class OneBiasOfScores(nn.Module):
+    """Pools steps, by scores to which a number is added that the softmax cancels."""
+
+    def __init__(self, feature_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(feature_dim, 1))
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (samples, steps, features)"""
+        weights = (x @ self.weight + self.b).softmax(dim=1)
+        return (weights * x).sum(dim=1)
+
+
 VIOLATING: Violations = {
     "gradients": [
         (NoneOfOneQuery, {}),
@@ -841,6 +855,7 @@ PASSING_ONE: Passes = [
     ("gradients", LastQueries),
     ("gradients", AddsBias),
     ("gradients", LowestOfFloat32),
+    ("parameter_gradients", OneBiasOfScores),
 ]
 
 

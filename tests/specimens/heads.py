@@ -263,6 +263,51 @@ class LengthOneOverTheTokens(LengthOneOfTokens):
     """Each feature of queries and keys has length one along all tokens."""
 
 
+class LatentsOfLengthOne(nn.Module):
+    """Latents attend to points; queries and keys of length one, along the features."""
+
+    axis = 3
+
+    def __init__(self, d_model: int, heads: int, num_latents: int = 16) -> None:
+        super().__init__()
+        self.heads = heads
+        self.latents = nn.Parameter(torch.randn(num_latents, d_model))
+        self.query = nn.Linear(d_model, d_model)
+        self.kv = nn.Linear(d_model, 2 * d_model)
+
+    def forward(self, points: Tensor) -> Tensor:
+        """points: (B, N, dim); returns (B, num_latents, dim)"""
+        q = self.query(self.latents).expand(len(points), -1, -1)
+        k, v = self.kv(points).chunk(2, dim=-1)
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (q, k, v))
+        q, k = (nn.functional.normalize(x, dim=self.axis) for x in (q, k))
+        weights = (10 * q @ k.mT).softmax(dim=-1)
+        return (weights @ v).transpose(1, 2).flatten(2)
+
+
+class LatentsOfOtherHeads(LatentsOfLengthOne):
+    axis = 1
+
+
+class StreamsOfLengthOne(LatentsOfLengthOne):
+    """Tokens of two inputs attend to those of both, by keys of length one."""
+
+    def forward(self, x: Tensor, context: Tensor) -> Any:  # type: ignore[override]
+        tokens = torch.cat([x, context], dim=1)
+        k, v = self.kv(tokens).chunk(2, dim=-1)
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query(tokens), k, v)
+        )
+        q, k = (nn.functional.normalize(part, dim=self.axis) for part in (q, k))
+        y = ((10 * q @ k.mT).softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
+        return y.split([x.shape[1], context.shape[1]], dim=1)
+
+
+class StreamsOfOtherHeads(StreamsOfLengthOne):
+    axis = 1
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
@@ -271,6 +316,8 @@ VIOLATING: Violations = {
         (HeadsWithOneNorm, {}),
         (LengthOneOfHeads, {}),
         (LengthOneOfTokens, {}),
+        (LatentsOfOtherHeads, {}),
+        (StreamsOfOtherHeads, {}),
     ],
     "head_directions": [
         (MiddleHeadSeesAll, {}),
@@ -296,6 +343,8 @@ PASSING_ONE: Passes = [
     ("head_directions", HeadsSeeTwoWays),
     ("head_norms", LengthOneOfFeatures),
     ("head_independence", LengthOneOfFeatures),
+    ("head_norms", LatentsOfLengthOne),
+    ("head_norms", StreamsOfLengthOne),
 ]
 
 

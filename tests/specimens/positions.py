@@ -1133,6 +1133,39 @@ class RotatedInFloat32(RotatedInEachDtype):
         return torch.stack(pair, dim=-1).flatten(-2)
 
 
+class RotatesShare(MaskedSelfAttention):
+    """The first half of each head is rotated, by angles of its own width."""
+
+    def __init__(self, d_model: int, heads: int, rotary_base: float = 10000.0) -> None:
+        super().__init__(d_model, heads)
+        self.rotary_base, self.head_size = rotary_base, d_model // heads
+        self.rotary_ndims = self.head_size // 2
+        self.norm_factor = math.sqrt(self.head_size)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.turn(q) @ self.turn(k).mT / self.norm_factor
+
+    def width(self) -> int:
+        return self.rotary_ndims
+
+    def turn(self, x: Tensor) -> Tensor:
+        rotated, rest = x.split(self.rotary_ndims, dim=-1)
+        pair = torch.arange(0, self.rotary_ndims, 2, device=x.device)
+        place = torch.arange(x.shape[2], device=x.device)[:, None]
+        angle = (place * self.rotary_base ** -(pair / self.width())).repeat(1, 2)
+        one, other = rotated.chunk(2, dim=-1)
+        cos, sin = angle.cos().to(x), angle.sin().to(x)
+        turned = rotated * cos + torch.cat([-other, one], dim=-1) * sin
+        return torch.cat([turned, rest], dim=-1)
+
+
+class RotatesShareOfHead(RotatesShare):
+    """The first half of each head is rotated, by angles of the width of a head."""
+
+    def width(self) -> int:
+        return self.head_size
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1180,6 +1213,7 @@ VIOLATING: Violations = {
     "rotary_angles": [
         (PartialRotaryOfWholeHead, {"positions": "rotary"}),
         (RotaryOfModelWidth, {"positions": "rotary"}),
+        (RotatesShareOfHead, {}),
     ],
     "relative_table": [
         (BucketsBehindTheLast, {}),
@@ -1233,6 +1267,7 @@ PASSING_ONE: Passes = [
     ("positions_matter", RowsAndColumns),
     ("relative_positions", RotatedByRowAndColumn),
     ("distant_positions", RotatedInFloat32),
+    ("rotary_angles", RotatesShare),
 ]
 
 
