@@ -340,10 +340,8 @@ def assert_no_shape_is_kept(script: Script) -> None:
 
     Nor is one of several windows, of which the one that was found may be one.
     """
-    usual, side = (
-        (script.adapter, script.sizes),
-        math.isqrt(script.adapter.fixed_length or 0),
-    )
+    usual = script.adapter, script.sizes
+    side = math.isqrt(script.adapter.fixed_length or 0)
     script.adapter = replace(script.adapter, fixed_length=None)
     shapes = [(2, 12), (3, 12), (6, 12), (8, 128)]
     for height, number in [*shapes, (side, 2 * side**2)] if side else shapes:

@@ -168,6 +168,7 @@ def assert_features_are_normalized(script: Script) -> bool:
     args = script.make_arguments()
     with WeightsRecorder() as recorder:
         script.call(args)
+    script.sizes = usual
     width, heads = usual.d_k, usual.heads
     is_known = len({width, heads, usual.batch_size, TOKENS}) == 4
     over_keys = [w for w, dim in recorder.found if w.shape[dim] % TOKENS == 0]
@@ -178,7 +179,6 @@ def assert_features_are_normalized(script: Script) -> bool:
     for size, what in ((TOKENS, "tokens"), (2 * TOKENS, "tokens"), (heads, "heads")):
         message = f"queries or keys are normalized along the axis of the {what}"
         script.assert_true(f"{size} not in {found}", message)
-    script.sizes = usual
     return bool(script.evaluate(found))
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 from attention_laws.source import source_of
 
+# Of the narrow heads with which a module is built, a quarter would be one feature.
+ROTATED_SHARE = "0.5"
 # The value that a constructor argument gets, and the names of such arguments. A value
 # in braces is a size, filled in later; the others are literals.
 ARGUMENT_NAMES = {
@@ -62,6 +64,8 @@ ARGUMENT_NAMES = {
     "3": "spatial_dim spacial_dim spatial_size grid_size feat_size fmap_size",
     "10000.0": "rope_theta theta base rope_base",
     "32.0": "softcap attn_logit_softcapping logit_cap",
+    ROTATED_SHARE: "rotary_pct rotary_percentage rotary_fraction rope_pct "
+    "rope_fraction partial_rotary_factor partial_rotary_fraction",
 }
 ARGUMENT_VALUES = {
     name: value for value, names in ARGUMENT_NAMES.items() for name in names.split()
@@ -488,6 +492,8 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     """
     if re.fullmatch(r"(n|num)_(feature_)?levels", parameter.name):
         return "1"  # of feature maps, of which deformable attention takes several
+    if value == ROTATED_SHARE and type(parameter.default) is float:
+        return value
     is_side = SIDE_PATTERN.fullmatch(parameter.name) or (
         parameter.name in ("height", "width") and value == "3"
     )

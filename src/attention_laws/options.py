@@ -324,14 +324,17 @@ def caps_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]
 def assert_cap_is_reached(script: Script, name: str) -> None:
     """With large tokens, scores differ by twice a small soft cap: none is smaller.
 
-    A product that is scaled behind its cap stays below.
+    A product that is scaled behind its cap stays below. A cap of something else leaves
+    most of the weights at zero.
     """
-    script.sizes = replace(script.sizes, batch_size=1)
+    length = script.adapter.fixed_length or TOKENS  # scores of both signs
+    script.sizes = replace(script.sizes, batch_size=1, q_len=length, k_len=length)
     script.restart()
     args = script.make_arguments()
     inputs = tuple(script.assign(n, f"100 * {n}") for n in args.inputs)
+    usual = record_weights(script, args)
     weights = record_weights(script, replace(args, inputs=inputs))
-    if weights:
+    if weights and script.evaluate(f"(({weights} > 0) == ({usual} > 0)).all()"):
         scores = f"{weights}.clamp(min=1e-30).log()"
         seen = f"{weights} > 0"
         lowest = f"{scores}.where({seen}, torch.inf).amin(-1)"

@@ -834,6 +834,16 @@ class KeepsPartsOfArea(KeepsPartsOfPixels):
         return height * width
 
 
+class CapsOutputs(SelfAttention):
+    """A cap is one of the outputs of the whole model, and is read elsewhere."""
+
+    def __init__(
+        self, d_model: int, heads: int, final_logit_softcapping: float | None = None
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.final_logit_softcapping = final_logit_softcapping
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -903,6 +913,7 @@ PASSING_ONE: Passes = [
     ("constructor_options", CapsScaled),
     ("constructor_options", KeepsPartsOfImage),
     ("constructor_options", KeepsPartsOfPixels),
+    ("constructor_options", CapsOutputs),
 ]
 
 

@@ -1166,6 +1166,14 @@ class RotatesShareOfHead(RotatesShare):
         return self.head_size
 
 
+class RotatesQuarter(RotatesShare):
+    """The first quarter of each head is rotated, by angles of its own width."""
+
+    def __init__(self, d_model: int, heads: int, rotary_pct: float = 0.25) -> None:
+        super().__init__(d_model, heads)
+        self.rotary_ndims = int(self.head_size * rotary_pct)
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1268,6 +1276,8 @@ PASSING_ONE: Passes = [
     ("relative_positions", RotatedByRowAndColumn),
     ("distant_positions", RotatedInFloat32),
     ("rotary_angles", RotatesShare),
+    ("relative_positions", RotatesQuarter),
+    ("rotary_angles", RotatesQuarter),
 ]
 
 
