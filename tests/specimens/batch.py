@@ -988,12 +988,8 @@ class LargestOfAllSessions(LargestOfAllGraphs):
         return super().forward(x, torch.arange(len(lengths)).repeat_interleave(lengths))
 
 
-class LargestOfEachSession(LargestOfEachGraph):
+class LargestOfEachSession(LargestOfEachGraph, LargestOfAllSessions):
     """Pools the events of each session; one is between two numbers of `cu_seqlens`."""
-
-    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
-        lengths = cu_seqlens.diff().long()
-        return super().forward(x, torch.arange(len(lengths)).repeat_interleave(lengths))
 
 
 class AdjacencyOfOtherHeads(SelfAttention):

@@ -1113,24 +1113,23 @@ class RotatedInEachDtype(Rotary):
         self.register_buffer("bases", 1e4 ** (-torch.arange(0, size, 2) / size))
 
     def turn(self, x: Tensor) -> Tensor:
-        angle = torch.arange(x.shape[2])[:, None].to(self.bases) * self.bases
+        angle = self.angles_of(x)
         even, odd = x[..., 0::2], x[..., 1::2]
         cos, sin = angle.cos().to(x), angle.sin().to(x)
         pair = even * cos - odd * sin, even * sin + odd * cos
         return torch.stack(pair, dim=-1).flatten(-2)
+
+    def angles_of(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[2])[:, None].to(self.bases) * self.bases
 
 
 class RotatedInFloat32(RotatedInEachDtype):
     """Works in float32, float16 and bfloat16: positions are rotated in float32."""
 
-    def turn(self, x: Tensor) -> Tensor:
+    def angles_of(self, x: Tensor) -> Tensor:
         size = x.shape[-1]
         bases = 1e4 ** (-torch.arange(0, size, 2, device=x.device) / size)
-        angle = torch.arange(x.shape[2], device=x.device)[:, None] * bases
-        even, odd = x[..., 0::2], x[..., 1::2]
-        cos, sin = angle.cos().to(x), angle.sin().to(x)
-        pair = even * cos - odd * sin, even * sin + odd * cos
-        return torch.stack(pair, dim=-1).flatten(-2)
+        return torch.arange(x.shape[2], device=x.device)[:, None] * bases
 
 
 class RotatesShare(MaskedSelfAttention):
