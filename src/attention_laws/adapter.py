@@ -408,6 +408,7 @@ class Adapter:
     # What the first call gets, or what is called before by a module that stores it.
     empty_cache: str = "None"
     decode_method: str = ""  # that takes the cache, where `forward` does not
+    prompted: bool = False  # whether `forward` takes the tokens before those
     # The place from which on it takes one token at a time: 0, or 1 after the prompt.
     single_from: int | None = None
     cache_args: Mapping[str, str] = field(default_factory=dict)  # with each piece

@@ -409,7 +409,9 @@ def assert_hidden_weights_are_zero(
         if script.evaluate(f"torch.equal({weights} == 0, ~{other})"):
             visible = other
     hidden = f"{weights}.masked_fill({visible}, 0)"
-    rows = f".movedim({axes.index('q')}, 0)[{script.real_queries(args)}]"
+    rows = ""
+    if "q" in axes:
+        rows = f".movedim({axes.index('q')}, 0)[{script.real_queries(args)}]"
     claim = f"({hidden}{rows}).abs().max() <= {script.tolerance(weights)}"
     script.assert_true(claim, "a returned weight of a hidden key is not zero")
 
@@ -490,10 +492,13 @@ def weights_match_output(script: Script) -> None:
     not what the model did. Where the formula is not known, as behind a norm or a gate,
     the influence of a value on the output has to be in proportion to its weight. If the
     documentation tells whether they are from before or after dropout, they are tested
-    for it.
+    for it. Those of one output for all tokens sum to one with hidden keys as without.
     """
     adapter = script.adapter
     skip_unless(adapter.weights_source, "returns no weights")
+    if "q" not in adapter.weights_axes:
+        assert_pooled_weights_are_shares(script)
+        return
     assert_weights_are_as_documented(script)
     if "h" not in adapter.weights_axes:
         if documented.averages_heads(adapter.target):
@@ -511,7 +516,8 @@ def weights_match_output(script: Script) -> None:
         # They may be returned as they were before the heads were mixed.
         is_promised = documented.returns_weights_of_values(adapter.target)
         mixes_heads = "talking" in adapter.designs and not script.insist
-        if mixes_heads and not is_promised:
+        is_excused = mixes_heads and not is_promised
+        if is_excused and not are_right_without_mask(script, order):
             raise Excused("mixes the weights of its heads") from None
         raise
     kinds = with_kinds_of_pairs(adapter)
@@ -594,6 +600,34 @@ def with_kinds_of_pairs(adapter: Adapter) -> Adapter:
         if text.endswith("{length}, {length}, -1)"):
             kinds[name] = f"({text}).cumsum(-2).sin()"
     return replace(adapter, extra_args={**adapter.extra_args, **kinds})
+
+
+def assert_pooled_weights_are_shares(script: Script) -> None:
+    """Weights of one output, which sum to one without a mask, do so with one.
+
+    Those from before they were divided by the sum over real tokens do not.
+    """
+    k_axis = script.adapter.weights_axes.index("k")
+    for allowed, mask in script.mask_cases():
+        script.restart()
+        args = script.make_arguments(allowed, mask)
+        weights = script.call_for_weights(args)
+        sums = script.assign("sums", f"{weights}.sum({k_axis})")
+        message = "where keys are hidden, the returned weights do not sum to 1"
+        script.assert_true(f"({sums} - 1).abs().max() <= 1e-4", message)
+
+
+def are_right_without_mask(script: Script, order: list[int]) -> bool:
+    """Whether returned weights give the output where there is no mask."""
+    usual = script.adapter
+    script.adapter = replace(usual, masks=())
+    try:
+        assert_weights_match(script, order)
+    except LawViolation:
+        return False
+    finally:
+        script.adapter = usual
+    return True
 
 
 def assert_weights_match(script: Script, order: list[int]) -> None:

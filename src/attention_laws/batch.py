@@ -37,7 +37,8 @@ def batch_independence(script: Script) -> None:
     sizes are equal all break this, and the results of a sequence then depend on the
     others. So do those of a graph among the edges of several, or in a batch of which an
     argument tells the graph of each node. Variables of a series that are documented to
-    be independent are items, too, and so are videos whose frames are images.
+    be independent are items, too, and so are videos whose frames are images. An item
+    has its own memory, and its own text for all of its frames.
     """
     ends = [n for n in script.adapter.extra_args if n.startswith("cu_seq")]
     if ends and not script.adapter.position_args:
@@ -75,25 +76,68 @@ def batch_independence(script: Script) -> None:
     segments = f"({tokens} > {items}[:, None]).long()"
     for argument, numbers in assigned_ids(script, positions, segments):
         assert_items_have_own(script, argument, numbers, lambda n: f"[{n}:{n + 1}]")
-    for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
-        if script.adapter.image.startswith("video"):
-            # What is of a video is repeated for each of its frames.
-            script.adapter = replace(script.adapter, video_frames=2)
-            script.sizes = replace(script.sizes, q_len=2 * length, k_len=2 * length)
-        script.restart()
-        for given in own_tensors(script, argument):
-            with script.attempt():  # its values may have a meaning
-                assert_items_have_own(
-                    script, argument, given, lambda n: f"[{n}:{n + 1}]"
-                )
+    adapter, usual = script.adapter, script.sizes
+    assert_memories_are_of_items(script)
+    assert_items_have_own_tensors(script)
+    if adapter.image.startswith("image") and adapter.fixed_length is None:
+        # What is of an image may be repeated for each of its rows.
+        script.adapter = replace(adapter, image_height=2)
+        script.sizes = replace(usual, q_len=6, k_len=6)
+        assert_items_have_own_tensors(script)
+        script.adapter, script.sizes = adapter, usual
     # If the sizes are equal, a tensor of other axes would be accepted.
     has_axes = len({*script.adapter.input_shape(script.sizes, 0)}) > 2
     for argument in names.optional_tensors(script.adapter) if has_axes else ():
         script.restart()
         shape = script.adapter.input_shape(script.sizes, 0)
+        stated = documented.all_shapes(script.adapter.target).get(argument, shape)
+        if len(stated) != len(shape):
+            continue  # the same for all items
         with script.attempt():  # it may be of another shape
             given = script.random_tensor(argument, *shape)
             assert_items_have_own(script, argument, given, partial(item_index, script))
+
+
+def assert_memories_are_of_items(script: Script) -> None:
+    """Optional tensors that are documented to have a part for each item are apart.
+
+    Such are the keys and the values of a memory, which a call gets together.
+    """
+    shapes = documented.shapes(script.adapter.target)
+    found = [
+        name
+        for name in names.optional_tensors(script.adapter)
+        if len(axes := shapes.get(name, ())) == 3
+        and documented.BATCH_PATTERN.match(axes[0])
+    ]
+    if len(found) < 2:
+        return
+    for width in (script.sizes.d_k, script.sizes.heads * script.sizes.d_k):
+        script.restart()
+        with script.attempt():  # of another shape
+            shape = script.sizes.batch_size, 7, width
+            given = {name: script.random_tensor(name, *shape) for name in found}
+            first = found[0]
+            assert_items_have_own(
+                script, first, given.pop(first), lambda n: f"[{n}:{n + 1}]", **given
+            )
+
+
+def assert_items_have_own_tensors(script: Script) -> None:
+    """Each item gives the same output alone, with its part of what a call requires."""
+    length = script.sizes.k_len
+    for argument in {**script.adapter.extra_args, **script.adapter.position_args}:
+        if script.adapter.image.startswith("video"):
+            # What is of a video is repeated for each of its frames.
+            script.adapter = replace(script.adapter, video_frames=2)
+            script.sizes = replace(script.sizes, q_len=2 * length, k_len=2 * length)
+        with script.attempt():  # its values may have a meaning
+            script.restart()
+            for given in own_tensors(script, argument):
+                with script.attempt():
+                    assert_items_have_own(
+                        script, argument, given, lambda n: f"[{n}:{n + 1}]"
+                    )
 
 
 def assert_videos_are_apart(script: Script) -> None:
@@ -583,18 +627,24 @@ def assert_items_equal_alone(
 
 
 def assert_items_have_own(
-    script: Script, argument: str, given: str, index_of: Callable[[int], str]
+    script: Script,
+    argument: str,
+    given: str,
+    index_of: Callable[[int], str],
+    **beside: str,
 ) -> None:
     """Each batch item gives the same output alone, with its part of an argument.
 
     These are the positions or segments of its tokens, or a tensor shaped as the input.
+    It has its part of those `beside` it, too.
     """
+    arguments = {argument: given, **beside}
     length, batch_size = script.sizes.k_len, script.sizes.batch_size
     all_allowed = script.all_allowed(length, length)
     args = script.make_arguments(all_allowed)
     if script.adapter.is_module:  # which may store tokens at their positions
         script.exec_line("unused = copy.deepcopy(attention)")
-    together = script.call(args, **{argument: given})
+    together = script.call(args, **arguments)
     if not script.evaluate(f"{together}.isfinite().all()"):
         return  # its values have a meaning, such as that of sizes
     for item in range(batch_size):
@@ -603,7 +653,7 @@ def assert_items_have_own(
             inputs = tuple(
                 script.assign(name, f"{name}{index}") for name in args.inputs
             )
-            own = given + index_of(item)
+            own = {name: text + index_of(item) for name, text in arguments.items()}
             allowed = args.allowed[..., item : item + 1]
             mask = script.encode_mask(all_allowed[..., :1])
             of_item = replace(args, inputs=inputs, allowed=allowed, mask=mask)
@@ -611,7 +661,7 @@ def assert_items_have_own(
             if script.adapter.is_module:
                 function = "fresh"
                 script.exec_line("fresh = copy.deepcopy(unused)")
-            alone = script.call(of_item, function, **{argument: own})
+            alone = script.call(of_item, function, **own)
             message = (
                 f"query {{l}} of batch item {item}, with `{argument}` of its own, "
                 f"differs if the item is alone"
@@ -632,6 +682,9 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
     pairs = f"torch.cartesian_prod({places}, {places}).T"
     edges = script.assign("edges", pairs)
     edges = script.assign("edges", f"{edges}[:, ({edges} < 3).sum(0) != 1]")
+    # Not all nodes of the first have as many.
+    is_left_out = f"({edges}[0] == 0) & ({edges}[1] == 1)"
+    edges = script.assign("edges", f"{edges}[:, ~({is_left_out})]")
     given = script.with_edges(args, argument, edges)
     optional = names.optional_tensors(script.adapter)
     for name in filter(names.PART_PATTERN.fullmatch, optional):
@@ -644,6 +697,11 @@ def assert_graphs_are_apart(script: Script, argument: str) -> None:
         after = script.call(perturbed, **given)
         message = "{place} of a graph depends on another one in the list of edges"
         script.assert_close(before, after, message, l=slice(0, 3))
+    is_kept = f"({edges} < 3).all(0) | ({edges}[0] == {edges}[1])"
+    few = script.assign("edges", f"{edges}[:, {is_kept}]")
+    after = script.call(args, **given | script.with_edges(args, argument, few))
+    message = "{place} of a graph depends on the edges of another one"
+    script.assert_close(before, after, message, l=slice(0, 3))
 
 
 def assert_joined_equal_alone(script: Script) -> bool:

@@ -894,6 +894,16 @@ def is_documented_causal(adapter: Adapter) -> bool:
     )
 
 
+def leaks_little(script: Script, args: CallArguments) -> bool:
+    """Whether later tokens have an influence, of less than a tenth of that of earlier.
+
+    Hidden scores that a soft cap has made finite have some weight.
+    """
+    late, early = {"l": slice(3, None)}, {"l": slice(0, 3)}
+    backward = influence(script, args, late, early)
+    return backward < 0.1 * influence(script, args, early, late)
+
+
 def is_causal_with_more_heads(probe: CallProbe) -> bool:
     """Whether what says to be causal is so with an even number of heads only."""
     adapter = probe.adapter

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attention_laws import caches, documented, names
+from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import Adapter, MaskArgument, without_future
 from attention_laws.law import (
     LawViolation,
@@ -32,7 +32,13 @@ from attention_laws.law import (
 )
 from attention_laws.positions import FAR, ratio_tolerance, rounds_with_buffers
 from attention_laws.prepared import is_prepared
-from attention_laws.script import DTYPES_DIFFER, CallArguments, Script, find_output
+from attention_laws.script import (
+    DTYPES_DIFFER,
+    CallArguments,
+    Script,
+    find_output,
+    parts_of,
+)
 
 
 @law
@@ -48,9 +54,11 @@ def incremental_decoding(script: Script) -> None:
     Nor may what is cached depend on the lengths of the pieces, or on other sequences
     that are decoded in turn. A method that reorders the batch items of a cache has to
     reorder all that it holds, such as the padding. What the documentation says that
-    later calls of cross-attention do not need has to be in the cache. Tokens that a
-    full cache has dropped are not counted, either. A memory of past tokens has no
-    gradient by intention; the new tokens keep theirs.
+    later calls of cross-attention do not need has to be in the cache, and after a reset
+    there is nothing of an earlier context. Tokens that a full cache has dropped are not
+    counted, either. Chunks of a stream, each of which sees some before it, are pieces,
+    too, also if it sees none. A memory of past tokens has no gradient by intention; the
+    new tokens keep theirs.
     """
     adapter, length = script.adapter, script.sizes.k_len
     skip_unless(length > 1, "needs two tokens")
@@ -64,6 +72,8 @@ def incremental_decoding(script: Script) -> None:
         decode_in_all_ways(script)
         return
     skip_unless(not may_mix_tokens(script), "its code has a convolution, and no state")
+    if assert_chunks_continue(script):
+        return
     if adapter.context_cache:
         assert_equal_with_context_cache(script)
         reorder_context_cache(script)
@@ -82,6 +92,69 @@ def incremental_decoding(script: Script) -> None:
             assert_equal_after_memory(script, 5, "no_grad")
         return
     assert_new_queries_continue(script)
+
+
+# Methods beside `forward` that take a chunk of a stream, and how many are seen before.
+CHUNK_METHOD_PATTERN = re.compile(r"(forward|process|encode|decode|step)_?chunk")
+LEFT_PATTERN = re.compile(r"((num|n)_)?left_(chunks?|context(_size)?|frames)")
+
+
+def assert_chunks_continue(script: Script) -> bool:
+    """Chunks of a stream have the outputs of the whole, however much is seen before.
+
+    That is tested if they do by default. Returns whether it applies.
+    """
+    adapter, usual = script.adapter, script.sizes
+    target = adapter.target
+    methods = [
+        (name, parameter.name)
+        for name in filter(CHUNK_METHOD_PATTERN.fullmatch, dir(target))
+        for parameter in names.parameters_of_method(target, name)
+        if names.CACHE_PATTERN.match(parameter.name)
+    ]
+    if not methods or not isinstance(target, type) or not adapter.single_input:
+        return False
+    limits = [*filter(LEFT_PATTERN.fullmatch, inspect.signature(target).parameters)]
+    script.restart()
+    size = structure.chunk_with_left_context(script.evaluate("attention"))
+    if not size or not limits:
+        return False
+    script.sizes = replace(usual, q_len=4 * size, k_len=4 * size)
+    agree = False
+    with script.attempt():  # it may need something else
+        whole, seen = compute_chunks(script, *methods[0], size)
+        agree = bool(script.evaluate(f"torch.allclose({whole}, {seen}, atol=1e-4)"))
+        for number in (0, 1, 3) if agree else ():
+            given = {**adapter.init_args, limits[0]: str(number)}
+            script.adapter = replace(adapter, init_args=given)
+            whole, seen = compute_chunks(script, *methods[0], size)
+            option = f"`{limits[0]}={number}`"
+            message = f"{{place}} differs in chunks of {size}, with {option}"
+            script.assert_close(whole, seen, message)
+    script.adapter, script.sizes = adapter, usual
+    return agree
+
+
+def compute_chunks(
+    script: Script, method: str, argument: str, size: int
+) -> tuple[str, str]:
+    """The output of the whole, and that of chunks, which get the cache of the last."""
+    adapter = script.adapter
+    script.restart()
+    args = script.make_arguments()
+    whole, cache = script.call(args), "None"
+    outputs = []
+    for start in range(0, script.sizes.k_len, size):
+        index = adapter.index(l=slice(start, start + size))
+        chunk = script.assign("x", f"{args.inputs[0]}{index}")
+        call = f"attention.{method}({chunk}, {argument}={cache})"
+        name = script.assign("result", call)
+        result = script.evaluate(name)
+        found = find_output(result, script.evaluate(chunk), adapter) or ""
+        outputs.append(script.assign("y", f"{name}{found}"))
+        others = [f"{name}{each}" for each in parts_of(result) if each != found]
+        cache = others[0] if others else "None"
+    return whole, script.concatenate(*outputs)
 
 
 def assert_new_queries_continue(script: Script) -> None:
@@ -136,6 +209,7 @@ def decode_in_all_ways(script: Script) -> None:
     reorder_cache(script)
     decode_in_turns(script)
     assert_sequence_begins_anew(script)
+    assert_reset_forgets_context(script)
     decode_after_rejection(script)
     decode_with_fork(script)
     decode_many(script)
@@ -777,6 +851,30 @@ def assert_sequence_begins_anew(script: Script) -> None:
         script.assert_close(whole, script.concatenate(*outputs), message)
 
 
+def assert_reset_forgets_context(script: Script) -> None:
+    """After its reset, a module that stores a cache decodes with another context."""
+    adapter, length = script.adapter, script.sizes.k_len
+    resets = caches.reset_methods(adapter.target)
+    if adapter.cache != ("", "") or not (resets and adapter.decoder_context):
+        return
+    restart_with_cache(script)
+    args = script.make_arguments(script.all_allowed(length, length))
+    sized = script.sized_arguments(args, 0, [*args.inputs])
+    shape = script.evaluate(sized[adapter.decoder_context]).shape
+    context = script.random_tensor(adapter.decoder_context, *shape)
+    given = {**adapter.extra_args, adapter.decoder_context: context}
+    with script.attempt():  # it may need something else
+        call_with_cache(script, args, 0, length, empty_cache(script))
+        script.exec_line(f"attention.{resets[0]}()")
+        script.adapter = replace(adapter, extra_args=given)
+        script.exec_line("fresh = copy.deepcopy(unused)")
+        whole = script.call(args, function="fresh")
+        seen, _cache = call_with_cache(script, args, 0, length, "None")
+        message = f"{{place}} differs with another context after `{resets[0]}()`"
+        script.assert_close(whole, seen, message)
+    script.adapter = adapter
+
+
 def decode_after_rejection(script: Script) -> None:
     """Tokens that were removed from the cache have no influence on those that follow.
 
@@ -925,8 +1023,9 @@ def decode_with_padding(script: Script) -> None:
     for args, mask in (
         calls_with_hidden_key(script, first) if length - first > 1 else ()
     ):
-        pieces = [first, length - first]
-        decode_padded_pieces(script, args, mask, pieces, forms=(True,))
+        if takes_in_steps(script.adapter, mask):
+            pieces = [first, length - first]
+            decode_padded_pieces(script, args, mask, pieces, forms=(True,))
     if script.adapter.causal and window and usual.k_len == usual.q_len:
         # What is dropped behind a window is dropped of the mask, too.
         script.sizes = replace(usual, q_len=window + 4, k_len=window + 4)
@@ -1037,10 +1136,15 @@ def call_with_cache(
     more = cache_arguments(script, start, stop)
     if argument:
         more[argument] = cache
-    source = script.argument_source(
-        CallArguments(inputs, script.encode_mask(allowed, mask), allowed), start, **more
-    )
+    encoded = script.encode_mask(allowed, mask)
     method = f".{adapter.decode_method}" if adapter.decode_method else ""
+    if adapter.prompted and not start:
+        method = ""
+    elif adapter.prompted and mask and not takes_in_steps(adapter, mask):
+        encoded = None  # the padding so far is in the cache
+    source = script.argument_source(
+        CallArguments(inputs, encoded, allowed), start, **more
+    )
     usual, script.context = script.context, script.context or adapter.cache_context
     try:
         result = script.assign("result", f"attention{method}({source})")
@@ -1051,6 +1155,13 @@ def call_with_cache(
     if cache_index:
         cache = script.assign("cache", f"{result}{cache_index}")
     return output, cache
+
+
+def takes_in_steps(adapter: Adapter, mask: MaskArgument) -> bool:
+    """Whether the calls behind a prompt take a mask, too."""
+    method = adapter.decode_method
+    parameters = names.parameters_of_method(adapter.target, method) if method else []
+    return not adapter.prompted or mask.name in {p.name for p in parameters}
 
 
 def reorder_cache(script: Script) -> None:

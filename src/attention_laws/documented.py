@@ -12,7 +12,7 @@ Source: the docstrings of public code, in the styles of NumPy, Google and Sphinx
 import inspect
 import re
 from collections.abc import Iterable
-from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -47,7 +47,10 @@ INPUT_PATTERN = re.compile(
     r"[\[(]([\w*. /]+(?:, ?[\w*. /]+)+)[\])]"
 )
 # The same without brackets: "query: B x N x D", or in columns of a table.
-PRODUCT_PATTERN = re.compile(r"(\w+)(?:: *| {2,})((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])")
+PRODUCT_PATTERN = re.compile(
+    r"(\w+)(?:: *(?:(?:(?! x )[^:\n])*(?: {2,}|, ))?| {2,})"
+    r"((?:[\w*]+ x )+[\w*]+)(?=$|[\s,.;)])"
+)
 # The same in a sentence, if batch items come first: "Of x (B, N, D) and y (B, M, D)".
 SENTENCE_PATTERN = re.compile(
     r"\b(\w+)\** [\[(]((?:[Bb]|bsz?|[Bb]atch\w*|(?:n|num)_\w+)(?:, ?[\w*. /]+)+)[\])]"
@@ -77,6 +80,9 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
     >>> attend.__doc__ = "q: B x D, keys  B x M x 2*D"
     >>> shapes(attend)
     {'q': ('B', 'D'), 'keys': ('B', 'M', '2*D')}
+    >>> attend.__doc__ = "q: a state   B x D"
+    >>> shapes(attend)
+    {'q': ('B', 'D')}
     >>> attend.__doc__ = "keys: all that there are (B x M x 2*D)"
     >>> shapes(attend)
     {'keys': ('B', 'M', '2*D')}
@@ -99,9 +105,18 @@ def shapes(target: Any) -> dict[str, tuple[str, ...]]:
 
 def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
     """The documented shapes of arguments, of masks and of positions, too."""
+    texts = tuple(each.replace("`", "") for each in documentation(target))
+    first_lines = in_one_line(docstrings(target))
+    return dict(shapes_in(texts, first_lines, (*parameters_by_name(target),)))
+
+
+@lru_cache(maxsize=64)
+def shapes_in(
+    texts: tuple[str, ...], first_lines: str, arguments: tuple[str, ...]
+) -> dict[str, tuple[str, ...]]:
+    """The shapes of arguments that texts state, or that of the first by itself."""
     found: dict[str, tuple[str, ...]] = {}
-    arguments = parameters_by_name(target)
-    for text in (each.replace("`", "") for each in documentation(target)):
+    for text in texts:
         products = [
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
@@ -113,7 +128,7 @@ def all_shapes(target: Any) -> dict[str, tuple[str, ...]]:
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
                 found |= {n: axes for n in named if n in arguments and n not in found}
-    for shape in INPUT_PATTERN.findall(in_one_line(docstrings(target))):
+    for shape in INPUT_PATTERN.findall(first_lines):
         axes = tuple(axis.strip() for axis in shape.split(","))
         for name in [*arguments][:1]:
             found.setdefault(name, axes)
@@ -143,11 +158,8 @@ def docstrings(target: Any) -> list[str]:
 
 def documentation(target: Any) -> list[str]:
     """The docstrings of a class and its `forward`, and the comments in the latter."""
-    texts = docstrings(target)
-    with suppress(OSError, TypeError):
-        source = inspect.getsource(getattr(target, "forward", target))
-        texts += re.findall("#.*", source)
-    return texts
+    source = source_of(getattr(target, "forward", target))
+    return docstrings(target) + re.findall("#.*", source)
 
 
 def in_one_line(texts: Iterable[str]) -> str:
@@ -439,9 +451,27 @@ def designs(target: Any) -> dict[str, str]:
     found = {}
     if has_scale_of_its_own(target):
         found["scale"] = "a scale that is documented"
+    if scales_with_length(target):
+        found |= dict.fromkeys(
+            ("scale", "dynamic"), "a scale that grows with the length"
+        )
     if looks_ahead(target):
         found["window"] = "a look-ahead that is documented"
+    if is_of_pairs(target):
+        found["window"] = "pairs of tokens, of which some meet"
     return found
+
+
+def is_of_pairs(target: Any) -> bool:
+    r"""Whether the first input is documented to have a vector for each pair of tokens.
+
+    >>> def attend(z): "z: (B, N, N, C)"
+    >>> def attend_to_pixels(x): "x: (B, H, W, C)"
+    >>> is_of_pairs(attend), is_of_pairs(attend_to_pixels)
+    (True, False)
+    """
+    axes = all_shapes(target).get(next(iter(parameters_by_name(target)), ""), ())
+    return len(axes) == 4 and axes[1] == axes[2]
 
 
 def has_norm_in_front(target: Any) -> bool:
@@ -496,8 +526,20 @@ def has_scale_of_its_own(target: Any) -> bool:
         target,
         r"\bmu-?(p|transfer)\b|\bmaximal update|\bnot (by )?(its|the) (square )?root\b"
         r"|\b(multiplied|scaled) by\W+\w+ ?/ ?(head_dim|d_head|dim_head|d_k)\b"
-        r"|\blog\(\w+\) ?/ ?log\("
-        r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b|\blog-?length\b"
+        r"|\bdivided by\b.{,150}\blayer_?(idx|index|number)\b",
+    )
+
+
+def scales_with_length(target: Any) -> bool:
+    r"""Whether scores are documented to be multiplied by a logarithm of the length.
+
+    >>> def attend(x): "Queries are multiplied by log(n) / log(train_len)."
+    >>> scales_with_length(attend), scales_with_length(has_scale_of_its_own)
+    (True, False)
+    """
+    return says(
+        target,
+        r"\blog\(\w+\) ?/ ?log\(|\blog-?(n|length)\b"
         r"|\blogarithm of (the|its) (length|number)",
     )
 
@@ -510,6 +552,17 @@ def drops_alike_in_heads(target: Any) -> bool:
     True
     """
     return says(target, r"\bdrop\w*\b[^.]*\bheads (alike|share)|\bsame for all heads\b")
+
+
+def drops_alike_for_queries(target: Any) -> bool:
+    r"""Whether a key is documented to be dropped for all queries at once.
+
+    >>> def attend(x): "A key that is dropped is dropped for each query of that head."
+    >>> drops_alike_for_queries(attend), drops_alike_for_queries(drops_alike_in_heads)
+    (True, False)
+    """
+    same = r"dropped (alike )?for (all|each)|locked (over|across)"
+    return says(target, rf"\b({same}) (of )?(the )?quer(y|ies)\b")
 
 
 def scales_by_rest(target: Any) -> bool:
@@ -604,15 +657,17 @@ def returns_weights_of_values(target: Any) -> bool:
 
     >>> def attend(x):
     ...     "Returns the output and the weights by which the values are summed."
-    >>> returns_weights_of_values(attend)
-    True
+    >>> def attend_to(x): "The maps with which the values were averaged are returned."
+    >>> returns_weights_of_values(attend), returns_weights_of_values(attend_to)
+    (True, True)
     """
     module = inspect.getmodule(target)
     text = in_one_line([*docstrings(target), (module and module.__doc__) or ""])
     which = r"[^.]*\b(which|that)\b[^.]*\bvalues\b"
     return bool(
         re.search(
-            rf"(?i)(return[^.]*\b(weights|coefficients)|weights returned)\b{which}",
+            rf"(?i)(return[^.]*\b(weights|coefficients)|weights returned)\b{which}"
+            rf"|\b(weights|maps)\b{which}[^.]*\breturned\b",
             text,
         )
     )
@@ -626,17 +681,26 @@ def clears_empty_rows(target: Any) -> bool:
     >>> clears_empty_rows(attend), clears_empty_rows(attend_to)
     (True, False)
 
-    So it does where it says that outputs at padding are zero.
+    So it does where it says that outputs at padding are zero, or what is zeros.
 
     >>> def attend_left(x, mask): "Outputs at padding positions are zero."
-    >>> clears_empty_rows(attend_left)
-    True
+    >>> def attend_some(x, mask): "Returns (b, d); zeros for items without any key."
+    >>> clears_empty_rows(attend_left), clears_empty_rows(attend_some)
+    (True, True)
     """
     empty = r"\b(without|no|sees? none|empty|fully.masked|all masked)\b"
     zero = r"\b(gets?|gives?|is|are|have|has|returns?)\b[^.:;]*\bzero(s|ed)?\b"
-    row = r"(tokens?|quer(y|ies)|rows?|text|users?|sessions?|histor(y|ies)|bags?)\b"
+    row = (
+        r"\b(tokens?|quer(y|ies)|rows?|text|users?|items?|sessions?|histor(y|ies)|bags?)"
+        r"\b"
+    )
     padding = r"\boutputs?\b[^.:;]*\bpad\w*|\bpad\w*[^.:;]*\boutputs?\b"
-    return says(target, rf"(\b{row}[^.:;]*{empty}|{padding})[^.:;]*{zero}")
+    return says(
+        target,
+        rf"({row}[^.:;]*{empty}|{padding})[^.:;]*{zero}"
+        rf"|{row}[^.:;]*{empty}[^.:;]*:[^.:;]*{zero}"
+        rf"|\bzeros? (for|in|at) {row}[^.:;]*\b(without|no) (any )?(keys?|tokens?)\b",
+    )
 
 
 # What a mask says of a key where it is True or 1, and where it is False or 0. An axis

@@ -27,6 +27,7 @@ from attention_laws.law import (
     skip_unless,
 )
 from attention_laws.script import CallArguments, Script
+from attention_laws.source import source_of
 from attention_laws.tools import (
     CalledFunctions,
     FactorOfDropout,
@@ -92,10 +93,13 @@ def dropout(script: Script) -> None:
         if changed[place]:
             assert_each_path_drops(script, place)
     assert_rates_reach_their_places(script, changed)
-    if "weights" not in changed.values():
+    is_unknown = "norm" in adapter.designs  # what drops, behind one
+    if "weights" not in changed.values() or is_unknown:
         for place in places:
             found = script.evaluate(f"dropout_names(attention, {place!r})")
             idle = [name for name in found if "att" in name and not changed[place]]
+            if is_unknown:  # a number that is also that of a layer is no other dropout
+                idle = [name for name in idle if is_given_to_function(script, name)]
             message = f"`{', '.join(idle)}` has no effect, and other dropout does"
             if idle and any(changed.values()):
                 script.fail("False, " + repr(message), message, math.nan, 0.0)
@@ -114,6 +118,13 @@ def dropout(script: Script) -> None:
         skip_unless(not is_constant, "its output is constant for so few tokens")
         message = "dropout has no effect in training"
         script.assert_true(f"not torch.equal({one}, {other})", message)
+
+
+def is_given_to_function(script: Script, name: str) -> bool:
+    """Whether `forward` gives an attribute to a function of dropout."""
+    code = source_of(script.evaluate("attention.forward"))
+    given = re.findall(r"dropout\w*\(([^()]*)\)", code)
+    return any(re.search(rf"\bself\.{name}\b", text) for text in given)
 
 
 def assert_each_path_drops(script: Script, place: str) -> None:
@@ -681,6 +692,7 @@ def assert_masks_differ(
         return  # what has a weight are the delays of a series, for all queries
     is_of_order = adapter.causal or adapter.positions != "none"
     drops_columns = structure.drops_columns(adapter.target)
+    drops_columns |= documented.drops_alike_for_queries(adapter.target)
     if not (is_of_order or drops_columns) and length > 1:
         message = "all queries share one dropout mask"
         script.assert_true(f"not torch.allclose({y}[:, 0], {y}[:, 1])", message)
@@ -756,6 +768,10 @@ def differs_for_unequal_tokens(
     return bool(count > expected)
 
 
+# Names of a dropout of whole heads.
+HEADS_PATTERN = re.compile(r"head_?drop|drop_?head")
+
+
 def assert_keys_drop_apart(
     script: Script, args: CallArguments, y: str, place: str
 ) -> None:
@@ -765,6 +781,12 @@ def assert_keys_drop_apart(
     """
     adapter, heads = script.adapter, script.sizes.heads
     few_keys = {"compression", "convolution", "selection"}
+    of_place = [place]  # the argument of a function
+    if adapter.is_module:
+        of_place = script.evaluate(f"dropout_names(attention, {place!r})")
+    if any(map(HEADS_PATTERN.search, of_place)) and heads > 1:
+        message = f"`{', '.join(of_place)}` drops all heads of a token, or none"
+        script.assert_true(f"count_outcomes({y}[:, -1]) > 2", message)
     if "h" in adapter.layout and script.sizes.k_len > 1 and adapter.layout[-1] == "d":
         # The heads are apart, and all that a head can lose at once is the whole.
         claim = f"count_outcomes({y}[:, -1, 0]) > 2"

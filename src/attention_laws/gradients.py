@@ -11,6 +11,7 @@ Source: [Numerical Optimization](https://doi.org/10.1007/978-0-387-40065-5), Noc
 Wright 2006, section 8.1.
 """
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 
@@ -316,7 +317,8 @@ def parameter_gradients(script: Script) -> None:
     initialization. (Of biases, only a gradient that is not `None` is required: the bias
     of the keys adds one number to a whole row of scores, which the softmax cancels, so
     its gradient is zero up to rounding.) Nor is a norm without weights left out, or a
-    head. Where a mask hides keys, the gradients have to be finite, too.
+    head, nor does a learned scale begin beyond its limit. Where a mask hides keys, the
+    gradients have to be finite, too.
     """
     adapter, sizes = script.adapter, script.sizes
     skip_unless(adapter.is_module, "is a function, and has no parameters")
@@ -344,7 +346,40 @@ def parameter_gradients(script: Script) -> None:
             raise
     script.adapter, script.sizes = adapter, sizes
     assert_no_head_is_zero(script)
+    assert_scales_begin_within_limits(script)
     assert_gradients_are_finite_with_masks(script)
+
+
+# Learned factors of scores, or their logarithms.
+LEARNED_SCALE_PATTERN = re.compile(r"(.*[._])?(logit_)?(scale|temperature|tau|temp)")
+LIMIT_NAMES = {"clamp", "clamp_max", "clip", "minimum"}
+
+
+def assert_scales_begin_within_limits(script: Script) -> None:
+    """A learned scale that is limited has a gradient where it begins.
+
+    Limited to the logarithm of its largest value after the exponential function, and
+    not before it, it stays at that number.
+    """
+    script.restart()
+    attention = script.evaluate("attention")
+    learned = [
+        name
+        for name, weight in attention.named_parameters()
+        if weight.requires_grad and weight.numel() in (1, script.sizes.heads)
+        if LEARNED_SCALE_PATTERN.fullmatch(name)
+    ]
+    if not learned or not LIMIT_NAMES & structure.identifiers(attention):
+        return
+    script.exec_line(f"begun = dict({script.build_expression()}.named_parameters())")
+    script.exec_line("weights = dict(attention.named_parameters())")
+    for name in learned:
+        script.exec_line(f"weights[{name!r}].data.copy_(begun[{name!r}])")
+    output = script.call(script.make_arguments())
+    script.exec_line(f"loss({output}).backward()")
+    for name in learned:
+        message = f"`{name}` begins beyond its limit, and receives no gradient"
+        script.assert_true(f"weights[{name!r}].grad.any()", message)
 
 
 def assert_no_head_is_zero(script: Script) -> None:

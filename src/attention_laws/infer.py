@@ -54,6 +54,7 @@ from attention_laws.calling import (
     is_causal_with_more_heads,
     is_documented_causal,
     is_named_causal,
+    leaks_little,
     limit_of_length,
     mask_candidates,
     order_matters,
@@ -956,6 +957,7 @@ def infer_behavior(probe: CallProbe) -> None:
             hides_future(*call)
             or is_causal_behind_prefix(*call)
             or (is_documented_causal(adapter) and leaks_at_times(probe))
+            or (is_documented_causal(adapter) and leaks_little(*call))
             or is_causal_with_more_heads(probe)
         )
     text = "yes" if causal else "no"

@@ -156,6 +156,13 @@ def cache_candidates(probe: CallProbe) -> Iterator[tuple[str, dict[str, Any]]]:
             for single_from in (None, 0) if method else (None,):
                 more = {"decode_method": method, "single_from": single_from}
                 yield f"{text}{within}", {**fields, **more}
+    for method in methods:  # that takes a token behind those that `forward` has stored
+        parameters = parameters_of_call(adapter, method)
+        if not cache_argument(adapter, method):
+            step = next(caches.cache_steps(parameters, {}), {})
+            fields = {"cache": ("", ""), "cache_args": step, "single_from": 1}
+            text = f"stored by the module, for `{method}` behind a call"
+            yield text, {**fields, "decode_method": method, "prompted": True}
     parameters = parameters_of_call(adapter, "")
     for name in optional_positions(adapter):
         places = {name: "torch.arange({start}, {stop}){device}"}

@@ -24,6 +24,8 @@ from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
 WEIGHTS_AXES = ("bhqk", "qkbh", "bqk", "qkb", "nqk", "hqk", "qk")
+# The same for tokens that are pooled, without an axis of queries.
+POOLED_AXES = ("bk", "kb", "bhk")
 
 
 def infer_weights(probe: CallProbe) -> None:
@@ -74,7 +76,8 @@ def infer_weights_of_call(probe: CallProbe, more: dict[str, str]) -> None:
         with suppress(LookupError, AttributeError, TypeError):
             owner = {"[": "result", ".": "attention"}.get(source[0], "")
             value = script.evaluate(owner + source)
-        for letters in [axes] if axes else WEIGHTS_AXES:
+        orders = WEIGHTS_AXES + POOLED_AXES * probe.adapter.is_pooled
+        for letters in [axes] if axes else orders:
             shape = [sizes[letter] for letter in letters]
             if isinstance(value, Tensor) and list(value.shape) == shape:
                 if not given and not are_weights(value, letters):
@@ -107,7 +110,8 @@ def are_weights(value: Tensor, axes: str) -> bool:
     if not value.is_floating_point():
         return False
     sums = value.sum(axes.index("k"))
-    return bool((value >= 0).all() or torch.allclose(sums, torch.ones_like(sums)))
+    is_mean = torch.allclose(sums, torch.ones_like(sums))
+    return is_mean or bool((value >= 0).all() and axes not in POOLED_AXES)
 
 
 def is_table(

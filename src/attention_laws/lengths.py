@@ -74,7 +74,8 @@ def long_sequences(script: Script) -> None:
     block. Lengths around the edges of such blocks are compared with a sequence of 260
     tokens, whose rest is hidden by the causal mask or by one for padding. Without a
     mask, each token is given twice, which changes no weighted mean. Nor may it depend
-    on the number of queries whether a causal mask counts them from the last key.
+    on the number of queries whether a causal mask counts them from the last key. Blocks
+    in front whose keys are all hidden have a largest score of minus infinity.
     """
     adapter = script.adapter
     skip_unless(adapter.fixed_length is None, "takes sequences of one length only")
@@ -93,6 +94,7 @@ def long_sequences(script: Script) -> None:
     if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
         assert_sums_are_exact(script)
     assert_last_queries_stay_last(script)
+    assert_first_blocks_may_be_hidden(script)
     if adapter.positions == "none":
         assert_distances_are_kept(script)
     if isinstance(adapter.target, type):
@@ -118,6 +120,29 @@ def assert_last_queries_stay_last(script: Script) -> None:
                 break
             message = f"{{place}} of the last {q_len} differs from that among {k_len}"
             script.assert_close(whole, seen, message)
+    script.sizes = usual
+
+
+def assert_first_blocks_may_be_hidden(script: Script) -> None:
+    """Padding in front that fills blocks of keys leaves the outputs finite.
+
+    Of a block without keys, the largest score is minus infinity, and NaN if subtracted.
+    """
+    usual, adapter = script.sizes, script.adapter
+    length = 150
+    q_len = length if adapter.single_input else 3
+    script.sizes = replace(usual, batch_size=2, q_len=q_len, k_len=length)
+    allowed = script.all_allowed()
+    allowed[:, : 2 * BLOCK, 0] = False
+    masks = () if documented.pads_right(adapter.target) else script.masks_for(allowed)
+    for mask in masks:
+        script.restart()
+        with script.attempt():  # it may take shorter sequences only
+            args = script.make_arguments(allowed, mask)
+            index = adapter.index(l=script.real_queries(args))
+            output = script.assign("y", f"{script.call(args)}{index}")
+            message = f"with {2 * BLOCK} hidden keys in front, the output is NaN"
+            script.assert_finite(output, message)
     script.sizes = usual
 
 
@@ -182,6 +207,8 @@ def assert_limit_has_no_influence(script: Script) -> None:
             script.assert_close(usual, seen, message)
 
 
+# The keys of a block in many implementations.
+BLOCK = 64
 # Tokens of a sequence that is as long as the limit that a module is built with.
 LIMIT = 12
 

@@ -580,13 +580,14 @@ def fully_masked_rows(script: Script) -> None:
     masks = script.masks_for(allowed)
     skip_unless(masks, "has no mask that could hide all keys of one batch item")
     # PyTorch's packed sequences have no length of 0 either.
-    masks = [m for m in masks if script.insist or (m and not m.counts_keys)]
+    is_promised = documented.clears_empty_rows(script.adapter.target)
+    is_meant = script.insist or is_promised
+    masks = [m for m in masks if is_meant or (m and not m.counts_keys)]
     skip_unless(masks, "a sequence without tokens has a length of 0; see `only`")
     # The caller chooses the number that an additive mask hides with, and can choose a
     # finite one.
     stated, masks = masks, [finite_mask(mask) for mask in masks]
     left_to_caller = False
-    is_promised = documented.clears_empty_rows(script.adapter.target)
     for mode in script.modes():
         for mask in masks:
             script.restart(mode)
@@ -599,7 +600,7 @@ def fully_masked_rows(script: Script) -> None:
             are_finite = "b" not in script.adapter.layout or script.evaluate(
                 f"{output}{other_items}.isfinite().all()"
             )
-            if are_finite and not (script.insist or is_promised):
+            if are_finite and not is_meant:
                 if script.evaluate(f"{output}.isnan().any()"):
                     left_to_caller = True
                     continue

@@ -50,6 +50,7 @@ ARGUMENT_NAMES = {
     "n_positions max_position_embeddings max_seq_length n_ctx ctx_len max_positions "
     "seq_length max_length_seq sequence_length max_sequence_length tgt_len mem_len "
     "max_position original_max_position_embeddings max_pos max_context max_tokens "
+    "num_modalities n_modalities num_fields n_fields "
     "max_ctx max_context_length original_context_length original_max_len orig_max_len "
     "train_len trained_len train_length trained_length max_train_len pretrain_len",
     "8": "max_relative_position max_relative_positions max_rel_pos max_rel_dist",
@@ -153,7 +154,9 @@ PART_PATTERN = re.compile(
     r"(node_)?batch(_?(idx|ind(ex|ices)|ids?|vec(tor)?))?|graph_?(ids?|idx|ind(ex|ices))"
 )
 # Where each of them begins, and where the last one ends.
-BEGINS_PATTERN = re.compile(r"((node|graph|batch)_?)?(ptr|offsets|bounds)")
+BEGINS_PATTERN = re.compile(
+    r"((node|graph|batch)_?)?(ptr|offsets|bounds)|cu_?seq_?lens?"
+)
 SEGMENT_PATTERN = re.compile(r"(seg(ment)?|doc(ument)?|seq(uence)?|sample|group)_?ids?")
 POSITION_PATTERN = re.compile(
     r"position|^pos(_ids)?$|freqs|rope|rotary|^(cos|sin|cos_?sin)$|input_pos|start_pos"
@@ -796,10 +799,7 @@ def packings(target: Any, name: str) -> list[str]:
 
 def input_key(target: Any, name: str) -> str:
     r"""The first key that the code reads from an input that is a dict; "" if none."""
-    try:
-        source = inspect.getsource(getattr(target, "forward", target))
-    except (OSError, TypeError):
-        return ""
+    source = source_of(getattr(target, "forward", target))
     keys = re.findall(rf"\b{re.escape(name)}\[[\"'](\w+)[\"']\]", source)
     return keys[0] if keys else ""
 
@@ -807,10 +807,7 @@ def input_key(target: Any, name: str) -> str:
 def names_in_kwargs(target: Any) -> list[str]:
     r"""The names that the code reads from the other keyword arguments of a call."""
     others = [p.name for p in parameters_of(target) if p.kind is p.VAR_KEYWORD]
-    try:
-        source = inspect.getsource(getattr(target, "forward", target)) if others else ""
-    except (OSError, TypeError):
-        return []
+    source = source_of(getattr(target, "forward", target)) if others else ""
     read = rf"\b{''.join(others)}(?:\.get\(|\.pop\(|\[)[\"'](\w+)[\"']"
     return re.findall(read, source) if others else []
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 
-from attention_laws import names
+from attention_laws import documented, names
 from attention_laws.adapter import Adapter
 from attention_laws.algebra import record_weights, rows_sum_to_one
 from attention_laws.batch import batch_independence
@@ -460,7 +460,7 @@ def assert_option_acts_alike(
         laws.append(half_precision)  # which may have a path of its own
     if "sink" in adapter.designs and names.WINDOW_PATTERN.fullmatch(name):
         laws += [sinks, sinks_compete]
-    if value == "True":
+    if value == "True" and not documented.is_of_pairs(adapter.target):
         laws.append(padding)  # with a window, masks may be of another kind
         if adapter.positions == "rotary" and ROTARY_PATTERN.search(name):
             laws.append(relative_positions)

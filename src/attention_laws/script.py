@@ -314,7 +314,9 @@ class Script:
         program = "\n".join(map(without_mode, self.lines)) if is_call else ""
         on_gpu = self.device.startswith("cuda") and "compiled(" not in line
         try:
-            with redirect_stdout(io.StringIO()), ExitStack() as stack:
+            with ExitStack() as stack:
+                if is_call or "attention" in line:  # code that may print
+                    stack.enter_context(redirect_stdout(io.StringIO()))
                 if is_call and on_gpu:
                     checked: Any = CheckedIndices
                     stack.enter_context(checked())
@@ -510,9 +512,12 @@ class Script:
         if not texts:
             return {}
         batch_size, length = self.batch_and_length(args.inputs[0])
-        width = structure.rotary_width(self.namespace["attention"]) or self.sizes.d_k
-        if width % 2 and "{d_k}" in "".join(texts.values()):
-            raise ValueError(f"a rotary encoding needs pairs of features, not {width}")
+        width = self.sizes.d_k
+        if "{d_k}" in "".join(texts.values()):
+            width = structure.rotary_width(self.namespace["attention"]) or width
+            if width % 2:
+                message = f"a rotary encoding needs pairs of features, not {width}"
+                raise ValueError(message)
         rows, columns = adapter.grid(length)
         sizes = {
             "start": start,

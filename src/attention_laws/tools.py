@@ -67,7 +67,7 @@ def randomize_parameters(module: nn.Module) -> None:
             if weight.dim() > 1 and not (weight == 1).all():
                 is_convolution = id(weight) in convolutions
                 fan_in = weight[0].numel() if is_convolution else weight.shape[-1]
-                weight.copy_(1.5 * noise / fan_in**0.5)
+                weight.copy_(noise.mul_(1.5).div_(fan_in**0.5))
             else:
                 # Added, not copied: the weight of a normalization layer stays near 1.
                 # What `torch.empty` left uninitialized, for a model to fill, is 0.

@@ -12,7 +12,7 @@ from attention_laws.adapter import Adapter, Sizes
 from attention_laws.law import NotApplicable
 from attention_laws.script import Script
 from specimens import assert_caught, each_law_of
-from specimens.algebra import ScalesByWidth
+from specimens.algebra import ScalesByWidth, WeightsWithoutPadding
 from specimens.base import Correct
 
 
@@ -81,3 +81,10 @@ def test_the_formula_is_not_for_single_tokens_of_several_sequences() -> None:
     adapter = Adapter(torch.tanh, "tanh", "", {}, inputs=("x",), layout="ld")
     with pytest.raises(NotApplicable, match="do not influence"):
         LAWS["formula"].test(Script(adapter, Sizes(1, 3, 3, 1, 4)))
+
+
+@pytest.mark.slow
+def test_weights_that_are_right_without_a_mask_are_of_no_mixed_heads() -> None:
+    skipped = [name for name in LAWS if name != "weights_match_output"]
+    report = check(WeightsWithoutPadding, skip=skipped)
+    assert [result.law.name for result in report.failed] == ["weights_match_output"]

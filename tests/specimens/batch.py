@@ -1,5 +1,6 @@
 """Modules that violate the laws of batch items, or come near to it."""
 
+import math
 from typing import Any
 
 import torch
@@ -1057,6 +1058,138 @@ class SlotsOfFirstItem(SlotsOfItems):
         return input_pos[:1].expand_as(input_pos)
 
 
+class PrefixOfAll(MaskedSelfAttention):
+    """Tokens of all items attend to one prompt, too. x: (B, T, d); prefix: (P, d)"""
+
+    def forward(self, x: Tensor, prefix: Tensor | None = None) -> Any:
+        if prefix is None:
+            return super().forward(x)
+        shared = prefix.reshape(1, -1, x.shape[-1]).expand(len(x), -1, -1)
+        seen = torch.cat([shared, x], dim=1)
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).to(x.device)
+        return Correct.forward(self, x, seen, seen, ones.tril(shared.shape[1]))
+
+
+class DegreesOfAllGraphs(nn.Module):
+    """Nodes attend to those of their graph, with a bias for their numbers of edges.
+
+    x: (N, d); edge_index: (2, E); batch: (N,) the graph of each node. The number is
+    divided by the largest of the graph.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+        self.bias = nn.Linear(1, heads, bias=False)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None
+    ) -> Tensor:
+        graph = torch.zeros_like(x[:, 0]).long() if batch is None else batch
+        ones = torch.ones_like(edge_index[1]).to(x)
+        degrees = torch.zeros_like(x[:, 0]).index_add(0, edge_index[1], ones)
+        shares = degrees / self.largest(degrees, graph).clamp(min=1)
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(1)
+        q, k, v = (part.transpose(0, 1) for part in parts)
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + self.bias(shares[:, None]).mT[:, None]
+        apart = graph[:, None] != graph
+        weights = scores.masked_fill(apart, -torch.inf).softmax(dim=-1)
+        return (weights @ v).transpose(0, 1).flatten(1)
+
+    def largest(self, degrees: Tensor, graph: Tensor) -> Tensor:
+        return degrees.amax()
+
+
+class DegreesOfOwnGraph(DegreesOfAllGraphs):
+    def largest(self, degrees: Tensor, graph: Tensor) -> Tensor:
+        empty = degrees.new_zeros(len(degrees))
+        return empty.scatter_reduce(0, graph, degrees, "amax")[graph]
+
+
+class TextOfOtherFrames(Correct):
+    """Each frame of a clip attends to its text.
+
+    x: (B, F, N, d) patches of F frames; text: (B, L, d)
+    """
+
+    def forward(self, x: Tensor, text: Tensor) -> Any:  # type: ignore[override]
+        frames, texts = x.flatten(0, 1), self.of_frames(text, x.shape[1])
+        y = frames + super().forward(frames, texts, texts)
+        return y.unflatten(0, x.shape[:2])
+
+    def of_frames(self, text: Tensor, count: int) -> Tensor:
+        return text.repeat(count, 1, 1)
+
+
+class TextOfOwnFrames(TextOfOtherFrames):
+    def of_frames(self, text: Tensor, count: int) -> Tensor:
+        return text.repeat_interleave(count, dim=0)
+
+
+class ValuesOfFirstMemory(MaskedSelfAttention):
+    """Each sequence has a memory, of which a query gets the value of the nearest key.
+
+    mem_k, mem_v: (B, M, d_k)
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.gate = nn.Parameter(torch.zeros(heads, 1, 1))
+
+    def forward(
+        self, x: Tensor, mem_k: Tensor | None = None, mem_v: Tensor | None = None
+    ) -> Any:
+        y = super().forward(x)
+        if mem_k is None or mem_v is None:
+            return y
+        q = self.split(self.query(x))
+        nearest = (q @ mem_k[:, None].mT).argmax(dim=-1)
+        rows = nearest + self.first_row(mem_k)
+        found = nn.functional.embedding(rows, mem_v.flatten(0, 1))
+        return y + self.join(self.gate.sigmoid() * found)
+
+    def first_row(self, memory: Tensor) -> Tensor:
+        return torch.zeros(1, dtype=torch.long, device=memory.device)
+
+
+class ValuesOfOwnMemory(ValuesOfFirstMemory):
+    def first_row(self, memory: Tensor) -> Tensor:
+        items = torch.arange(len(memory), device=memory.device)
+        return (memory.shape[1] * items).view(-1, 1, 1)
+
+
+class ScaleOfWholePack(SelfAttention):
+    """Sequences in one, with queries times log(n) / log(4) for each of n tokens.
+
+    x: (tokens, d); cu_seqlens: where each begins, and where the last one ends.
+    """
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor | None = None) -> Any:
+        if cu_seqlens is None:
+            cu_seqlens = torch.tensor([0, len(x)], device=x.device)
+        lengths = cu_seqlens.diff()
+        part = torch.arange(len(lengths), device=x.device).repeat_interleave(lengths)
+        same = part[:, None] == part
+        q, k, v = (self.split(p(x[None])) for p in (self.query, self.key, self.value))
+        q = q * (self.length(same).to(q).log() / math.log(4))[..., None]
+        weights = self.score(q, k).masked_fill(~same, -torch.inf).softmax(dim=-1)
+        return self.join(weights @ v)[0]
+
+    def length(self, same: Tensor) -> Tensor:
+        return torch.full_like(same[0], len(same), dtype=torch.long)
+
+
+class ScaleOfEachPart(ScaleOfWholePack):
+    """Sequences in one, with queries times log(n) / log(4) for each of n tokens.
+
+    x: (tokens, d); cu_seqlens: where each begins, and where the last one ends.
+    """
+
+    def length(self, same: Tensor) -> Tensor:
+        return same.sum(dim=-1)
+
+
 VIOLATING: Violations = {
     "batch_independence": [
         (EdgesOfFirstGraph, {}),
@@ -1105,6 +1238,10 @@ VIOLATING: Violations = {
         (LargestOfAllSessions, {}),
         (AdjacencyOfOtherHeads, {}),
         (SlotsOfFirstItem, {}),
+        (DegreesOfAllGraphs, {}),
+        (TextOfOtherFrames, {}),
+        (ValuesOfFirstMemory, {}),
+        (ScaleOfWholePack, {}),
     ],
 }
 
@@ -1170,6 +1307,11 @@ PASSING_ONE: Passes = [
     ("batch_independence", LargestOfEachSession),
     ("batch_independence", AdjacencyOfItems),
     ("batch_independence", SlotsOfItems),
+    ("batch_independence", PrefixOfAll),
+    ("batch_independence", DegreesOfOwnGraph),
+    ("batch_independence", TextOfOwnFrames),
+    ("batch_independence", ValuesOfOwnMemory),
+    ("batch_independence", ScaleOfEachPart),
 ]
 
 
@@ -1177,4 +1319,5 @@ EXCUSED: Excuses = [
     ("parameter_gradients", FramesOfOneVideo, "has one frame"),
     ("batch_independence", AttendsToImages, "its pixels attend to batch items only"),
     ("batch_independence", SamplesKeys, "randint"),
+    ("long_sequences", ScaleOfEachPart, "a scale that grows with the length"),
 ]

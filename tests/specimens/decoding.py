@@ -1940,6 +1940,104 @@ class MaskOfFirstStepOnly(ReturnsContextIfAsked):
     always = False
 
 
+class KeepsContextAfterReset(nn.Module):
+    """A decoder that keeps its tokens, and what it projects of the memory, for `step`.
+
+    `reset` begins another sequence.
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.of_tokens = Correct(d_model, heads, dropout=0.0)
+        self.of_memory = Correct(d_model, heads, dropout=0.0)
+        self.past: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.past = None if self.past is None else (None, *self.past[1:])
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.decode(x, x, memory)
+
+    def step(self, x: Tensor, memory: Tensor) -> Tensor:
+        tokens, kept = (None, memory) if self.past is None else self.past
+        seen = x if tokens is None else torch.cat([tokens, x], dim=1)
+        self.past = (seen, kept)
+        return self.decode(x, seen, kept)
+
+    def decode(self, x: Tensor, seen: Tensor, memory: Tensor) -> Tensor:
+        ones = torch.ones(1, x.shape[1], seen.shape[1], dtype=torch.bool).to(x.device)
+        mask = ones.tril(seen.shape[1] - x.shape[1])
+        y = x + self.of_tokens(x, seen, seen, mask)
+        z: Tensor = y + self.of_memory(y, memory, memory)
+        return z
+
+
+class ForgetsContextAtReset(KeepsContextAfterReset):
+    def reset(self) -> None:
+        self.past = None
+
+
+class ChunksKeepAll(SelfAttention):
+    """Frames attend to their chunk, and to some before it.
+
+    `forward_chunk` takes one chunk, and the cache that the call before has returned.
+    """
+
+    def __init__(self, d_model: int, heads: int, left_chunks: int = 2) -> None:
+        super().__init__(d_model, heads)
+        self.chunk_size, self.left_chunks = 4, left_chunks
+
+    def forward(self, x: Tensor) -> Any:
+        chunk = torch.arange(x.shape[1], device=x.device) // self.chunk_size
+        back = chunk[:, None] - chunk
+        mask = (back >= 0) & (back <= self.left_chunks)
+        return Correct.forward(self, x, x, x, mask[None])
+
+    def forward_chunk(self, x: Tensor, cache: Tensor | None = None) -> Any:
+        seen = x if cache is None else torch.cat([cache, x], dim=1)
+        number = self.left_chunks * self.chunk_size
+        return Correct.forward(self, x, seen, seen), seen[:, self.first(seen, number) :]
+
+    def first(self, seen: Tensor, number: int) -> int:
+        return -number
+
+
+class ChunksKeepSome(ChunksKeepAll):
+    def first(self, seen: Tensor, number: int) -> int:
+        return max(0, seen.shape[1] - number)
+
+
+class PromptThenSteps(Correct):
+    """A call stores its tokens, and `step` takes one that follows. Beams are reordered.
+
+    mask: (B, T), True at real tokens of a prompt that is padded on the left.
+    """
+
+    tokens: Any = None
+    real: Any = None
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any:  # type: ignore[override]
+        ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        self.tokens, self.real = x, ones if mask is None else mask
+        causal = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool).to(x.device)
+        return super().forward(x, x, x, causal.tril() & self.real[:, None])
+
+    def step(self, x: Tensor) -> Any:
+        self.tokens = torch.cat([self.tokens, x], dim=1)
+        ones = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        self.real = torch.cat([self.real, ones], dim=1)
+        return super().forward(x, self.tokens, self.tokens, self.real[:, None])
+
+    def reorder(self, rows: Tensor) -> None:
+        self.tokens, self.real = self.tokens[rows], self.real[rows]
+
+
+class PromptOfOtherBeams(PromptThenSteps):
+    def reorder(self, rows: Tensor) -> None:
+        self.tokens = self.tokens[rows]
+
+
 VIOLATING: Violations = {
     "incremental_decoding": [
         (LeavesContextBehind, {}),
@@ -2020,6 +2118,9 @@ VIOLATING: Violations = {
         (HistoryInForecast, {}),
         (DecoderReordersMemory, {}),
         (MaskOfFirstStepOnly, {}),
+        (KeepsContextAfterReset, {}),
+        (ChunksKeepAll, {}),
+        (PromptOfOtherBeams, {}),
     ],
 }
 
@@ -2087,6 +2188,9 @@ PASSING_ONE: Passes = [
     ("incremental_decoding", HistoryInFront),
     ("incremental_decoding", PassesOverPadding),
     ("incremental_decoding", ReturnsContextIfAsked),
+    ("incremental_decoding", ForgetsContextAtReset),
+    ("incremental_decoding", ChunksKeepSome),
+    ("incremental_decoding", PromptThenSteps),
 ]
 
 

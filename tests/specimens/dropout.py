@@ -866,6 +866,64 @@ class DropsSquaresOfRelu(nn.Module):
         return y
 
 
+class DropsKeyForQueries(Correct):
+    """A key that is dropped is dropped for all queries of a head."""
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return weights @ v
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        weights = super().weigh(scores, mask)
+        if not self.training or self.dropout.p == 0:
+            return weights
+        keep = 1 - self.dropout.p
+        kept = torch.empty_like(weights[:, :, :1]).bernoulli_(keep)
+        return weights * kept / keep
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        q, k, v = (self.split(x) for x in (q, k, v))
+        return self.join(self.read(self.weigh(self.score(q, k), mask), v))
+
+
+class DropsIntoNothing(SelfAttention):
+    """What the function returns is thrown away; the output is dropped, too."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.attn_p = 0.1
+        self.norm = nn.LayerNorm(d_model)
+
+    def forward(self, x: Tensor) -> Any:
+        q, k, v = (self.split(part(x)) for part in (self.query, self.key, self.value))
+        weights = self.score(q, k).softmax(dim=-1)
+        nn.functional.dropout(weights, p=self.attn_p, training=self.training)
+        return self.norm(x + self.dropout(self.join(weights @ v)))
+
+
+class DropsHeadsOfTokens(SelfAttention):
+    """Each head is left out with a probability; the mask is for the tokens instead."""
+
+    def __init__(self, d_model: int, heads: int, drop_head: float = 0.2) -> None:
+        super().__init__(d_model, heads, dropout=0.0)
+        self.drop_head = drop_head
+
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.left(super().read(weights, v).transpose(1, 2)).transpose(1, 2)
+
+    def left(self, context: Tensor) -> Tensor:
+        """Drop along the second axis."""
+        ones = torch.ones_like(context[:, :, :1, :1])
+        return context * nn.functional.dropout(ones, self.drop_head, self.training)
+
+
+class DropsWholeHeads(DropsHeadsOfTokens):
+    def read(self, weights: Tensor, v: Tensor) -> Tensor:
+        return self.left(weights @ v)
+
+
 VIOLATING: Violations = {
     "dropout": [
         (DropsInPairs, {}),
@@ -900,6 +958,8 @@ VIOLATING: Violations = {
         (DropsForAllInFunction, {}),
         (DropsScoresBeforeNormByHand, {}),
         (DropsScoresOfEdges, {}),
+        (DropsIntoNothing, {}),
+        (DropsHeadsOfTokens, {}),
     ],
 }
 
@@ -938,6 +998,8 @@ PASSING_ONE: Passes = [
     ("dropout", DropsTableAndWeights),
     ("dropout", DropsFeaturesOfPositions),
     ("dropout", attention_of_flax),
+    ("dropout", DropsKeyForQueries),
+    ("dropout", DropsWholeHeads),
 ]
 
 

@@ -792,6 +792,26 @@ class OneBiasOfScores(nn.Module):
         return (weights * x).sum(dim=1)
 
 
+class ScaleBeyondItsLimit(SelfAttention):
+    """Cosines are multiplied by a learned scale of 10 at first, and 100 at most."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10)))
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = (nn.functional.normalize(part, dim=-1) for part in (q, k))
+        return self.scale() * (q @ k.mT)
+
+    def scale(self) -> Tensor:
+        return self.logit_scale.exp().clamp(max=math.log(100))
+
+
+class ScaleWithinItsLimit(ScaleBeyondItsLimit):
+    def scale(self) -> Tensor:
+        return self.logit_scale.clamp(max=math.log(100)).exp()
+
+
 VIOLATING: Violations = {
     "gradients": [
         (NoneOfOneQuery, {}),
@@ -812,6 +832,7 @@ VIOLATING: Violations = {
         (PoolsByOnes, {}),
         (UnusedLayerBesideMask, {**CAUSAL, "mask": {"padding": "ignore:bk"}}),
         (LearnsTemperatureOfHidden, {}),
+        (ScaleBeyondItsLimit, {}),
     ],
 }
 
@@ -856,6 +877,7 @@ PASSING_ONE: Passes = [
     ("gradients", AddsBias),
     ("gradients", LowestOfFloat32),
     ("parameter_gradients", OneBiasOfScores),
+    ("parameter_gradients", ScaleWithinItsLimit),
 ]
 
 

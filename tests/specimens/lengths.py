@@ -1,6 +1,7 @@
 """Modules that violate the laws of lengths, or come near to it."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -721,6 +722,44 @@ class SharpenedByLimit(SelfAttention):
         return self.sharpness * super().score(q, k)
 
 
+def attend_block_by_block(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention to `[batch, heads, length, features]` with an online softmax.
+
+    mask: (batch, keys) bool, True for the keys that may be attended to.
+    """
+    return attend_with_reference(lambda largest: largest, q, k, v, mask)
+
+
+def attend_by_finite_blocks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention to `[batch, heads, length, features]` with an online softmax.
+
+    mask: (batch, keys) bool, True for the keys that may be attended to.
+    """
+
+    def finite(largest: Tensor) -> Tensor:
+        return largest.masked_fill(largest == -torch.inf, 0.0)
+
+    return attend_with_reference(finite, q, k, v, mask)
+
+
+def attend_with_reference(
+    reference: Callable[[Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor
+) -> Tensor:
+    """What the reference makes of the largest score so far is subtracted."""
+    largest = q.new_full((*q.shape[:3], 1), -torch.inf)
+    sums, y = torch.zeros_like(largest), torch.zeros_like(q)
+    parts = (k.split(16, dim=2), v.split(16, dim=2), mask.split(16, dim=1))
+    for keys, values, seen in zip(*parts, strict=True):
+        scores = q @ keys.mT / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+        new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
+        shares = (scores - reference(new)).exp()
+        change = (largest - reference(new)).exp()
+        sums = sums * change + shares.sum(dim=-1, keepdim=True)
+        y, largest = y * change + shares @ values, new
+    return y / sums
+
+
 VIOLATING: Violations = {
     "long_sequences": [
         (RescalesIfAllGrow, {}),
@@ -740,6 +779,7 @@ VIOLATING: Violations = {
         (PairBiasInChunks, {}),
         (attention_in_short_blocks, {}),
         (FirstAlignmentOfPadding, {}),
+        (attend_block_by_block, {}),
     ],
 }
 
@@ -772,6 +812,7 @@ PASSING_ONE: Passes = [
     ("long_sequences", Landmarks),
     ("long_sequences", ChunksOfPast),
     ("long_sequences", SharpenedByLimit),
+    ("long_sequences", attend_by_finite_blocks),
 ]
 
 

@@ -1458,6 +1458,43 @@ class PoolsOneItemMasked(PoolsOneItemUnmasked):
         return super().pooled(v * mask[..., None], mask)
 
 
+class PoolsPaddingOfNew(nn.Module):
+    """Pools the clicks of each user. New users have no clicks: their vector is zero.
+
+    clicks: (B, L, d), right padded. lengths: (B,) number of clicks, can be 0.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(d_model, 1)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, clicks: Tensor, lengths: Tensor) -> Tensor:
+        places = torch.arange(clicks.shape[1], device=clicks.device)
+        valid = places < lengths[:, None]
+        scores = self.score(clicks)[..., 0].masked_fill(~valid, -1e4)
+        shares = self.share(scores.softmax(dim=-1), valid)
+        y: Tensor = self.out((shares[:, None] @ clicks)[:, 0])
+        return y
+
+    def share(self, weights: Tensor, valid: Tensor) -> Tensor:
+        return weights
+
+
+class ZeroVectorOfNew(PoolsPaddingOfNew):
+    def share(self, weights: Tensor, valid: Tensor) -> Tensor:
+        return weights * valid
+
+
+class CapsHiddenScores(MaskedSelfAttention):
+    """Causal attention, whose scores are soft-capped."""
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        assert mask is not None
+        scores = scores.masked_fill(~mask[:, None], -torch.inf)
+        return (5 * (scores / 5).tanh()).softmax(dim=-1)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1469,6 +1506,7 @@ VIOLATING: Violations = {
         (DecoderSeesFuture, CAUSAL),
         (MaskedHalvesOfEven, {}),
         (MiddleHeadForgotten, {}),
+        (CapsHiddenScores, {}),
     ],
     "causal_gradient": [
         (LeaksGradient, CAUSAL),
@@ -1529,6 +1567,7 @@ VIOLATING: Violations = {
         (NanInParameterGradient, MASK),
         (NanInQueryGradient, MASK),
         (PoolsOneItemUnmasked, {}),
+        (PoolsPaddingOfNew, {}),
     ],
     "longer_padding": [
         (MeanOfPaddingForOthers, {}),
@@ -1618,6 +1657,7 @@ PASSING_ONE: Passes = [
     ("causality", NearAndFarHeads),
     ("padding", CausalUnlessMasked),
     ("fully_masked_rows", PoolsOneItemMasked),
+    ("fully_masked_rows", ZeroVectorOfNew),
 ]
 
 

@@ -844,6 +844,27 @@ class CapsOutputs(SelfAttention):
         self.final_logit_softcapping = final_logit_softcapping
 
 
+class PairsOfOneStart(SelfAttention):
+    """Pairs `(i, j)` attend to `(i, k)`, with a bias for `(j, k)`. z: (B, N, N, d)"""
+
+    def __init__(self, d_model: int, heads: int, ending: bool = False) -> None:
+        super().__init__(d_model, heads)
+        self.bias, self.ending = nn.Linear(d_model, heads, bias=False), ending
+
+    def forward(self, z: Tensor, mask: Tensor | None = None) -> Any:
+        """mask: (B, N, N), 1 for pairs that exist."""
+        x, seen = z, torch.ones_like(z[..., 0]) if mask is None else mask
+        if self.ending:
+            x, seen = z.transpose(1, 2), seen.transpose(1, 2)
+        parts = (part(x) for part in (self.query, self.key, self.value))
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(2, 3) for p in parts)
+        scores = self.score(q, k) + self.bias(x).permute(0, 3, 1, 2)[:, None]
+        scores = scores + 1e9 * (seen[:, :, None, None] - 1)
+        y = (scores.softmax(dim=-1) @ v).transpose(2, 3).flatten(3)
+        y = self.out(y)
+        return y.transpose(1, 2) if self.ending else y
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
@@ -914,6 +935,7 @@ PASSING_ONE: Passes = [
     ("constructor_options", KeepsPartsOfImage),
     ("constructor_options", KeepsPartsOfPixels),
     ("constructor_options", CapsOutputs),
+    ("constructor_options", PairsOfOneStart),
 ]
 
 

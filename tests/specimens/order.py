@@ -521,6 +521,31 @@ class ChannelsAsCh(nn.Module):
         return x + y.view_as(x)
 
 
+class GridOfPixels(SelfAttention):
+    """Pixels at one place of each of 4 x 4 cells attend to each other.
+
+    Images that are no multiple of 4 are padded, and the padding is hidden.
+    """
+
+    def forward(self, x: Tensor) -> Any:  # x: (B, C, H, W)
+        height, width = x.shape[2:]
+        sides = (0, 0, 0, -width % 4, 0, -height % 4)
+        tokens = nn.functional.pad(x.permute(0, 2, 3, 1), sides)
+        real = torch.zeros_like(tokens[:1, ..., :1])
+        real[:, :height, :width] = 1
+        shape = (4, tokens.shape[1] // 4, 4, tokens.shape[2] // 4)
+        cells, seen = (
+            part.reshape(len(part), *shape, -1).permute(0, 2, 4, 1, 3, 5).flatten(0, 2)
+            for part in (tokens, real)
+        )
+        cells, seen = cells.flatten(1, 2), seen.flatten(1) > 0
+        seen = seen.repeat(len(x), 1)[:, None].expand(-1, 16, -1)
+        y = Correct.forward(self, cells, cells, cells, seen)
+        y = y.reshape(len(x), shape[1], shape[3], 4, 4, -1).permute(0, 3, 1, 4, 2, 5)
+        y = y.reshape(len(x), 4 * shape[1], 4 * shape[3], -1)[:, :height, :width]
+        return x + y.permute(0, 3, 1, 2)
+
+
 VIOLATING: Violations = {
     "pairs_of_queries": [
         (PairsOfKeys, {}),
@@ -574,6 +599,7 @@ PASSING_ONE: Passes = [
     ("query_independence", ReweightsByCosine),
     ("query_independence", ItemsForHistory),
     ("query_independence", AttendsToAudio),
+    ("key_permutation", GridOfPixels),
 ]
 
 
