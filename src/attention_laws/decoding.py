@@ -859,9 +859,7 @@ def assert_reset_forgets_context(script: Script) -> None:
         return
     restart_with_cache(script)
     args = script.make_arguments(script.all_allowed(length, length))
-    sized = script.sized_arguments(args, 0, [*args.inputs])
-    shape = script.evaluate(sized[adapter.decoder_context]).shape
-    context = script.random_tensor(adapter.decoder_context, *shape)
+    context = random_context(script, args)
     given = {**adapter.extra_args, adapter.decoder_context: context}
     with script.attempt():  # it may need something else
         call_with_cache(script, args, 0, length, empty_cache(script))
@@ -1140,7 +1138,7 @@ def call_with_cache(
     method = f".{adapter.decode_method}" if adapter.decode_method else ""
     if adapter.prompted and not start:
         method = ""
-    elif adapter.prompted and mask and not takes_in_steps(adapter, mask):
+    elif mask and not takes_in_steps(adapter, mask):
         encoded = None  # the padding so far is in the cache
     source = script.argument_source(
         CallArguments(inputs, encoded, allowed), start, **more
@@ -1159,9 +1157,10 @@ def call_with_cache(
 
 def takes_in_steps(adapter: Adapter, mask: MaskArgument) -> bool:
     """Whether the calls behind a prompt take a mask, too."""
-    method = adapter.decode_method
-    parameters = names.parameters_of_method(adapter.target, method) if method else []
-    return not adapter.prompted or mask.name in {p.name for p in parameters}
+    if not adapter.prompted:
+        return True
+    parameters = names.parameters_of_method(adapter.target, adapter.decode_method)
+    return mask.name in {p.name for p in parameters}
 
 
 def reorder_cache(script: Script) -> None:
@@ -1288,17 +1287,22 @@ def outputs_with_contexts(
     return outputs[0], outputs[1], last
 
 
+def random_context(script: Script, args: CallArguments) -> str:
+    """Another context of a decoder, of the shape of its usual one."""
+    name = script.adapter.decoder_context
+    usual = script.sized_arguments(args, 0, [*args.inputs])[name]
+    return script.random_tensor(name, *script.evaluate(usual).shape)
+
+
 def contexts_of_items(
     script: Script, args: CallArguments, masks: tuple[MaskArgument, ...]
 ) -> tuple[Adapter, Adapter]:
     """Adapters with a context and masks that differ in each item, and with reversed."""
     adapter, items = script.adapter, script.sizes.batch_size
-    sized = script.sized_arguments(args, 0, [*args.inputs])
-    shape = script.evaluate(sized[adapter.decoder_context]).shape
-    number = shape[adapter.layout.index("l")]
+    context = random_context(script, args)
+    number = script.evaluate(context).shape[adapter.layout.index("l")]
     lengths = number - 1 - torch.arange(items) % (number - 1)
     allowed = (torch.arange(number)[:, None] < lengths)[None]
-    context = script.random_tensor(adapter.decoder_context, *shape)
     given = {adapter.decoder_context: (context, adapter.layout)}
     for mask in masks:
         encoded = script.encode_mask(allowed, mask)

@@ -26,6 +26,7 @@ from attention_laws.law import (
     law,
     skip_unless,
 )
+from attention_laws.order import all_reach_last
 from attention_laws.script import CallArguments, Script
 from attention_laws.source import source_of
 from attention_laws.tools import (
@@ -820,19 +821,12 @@ def last_query_sees_all(script: Script, args: CallArguments, place: str) -> bool
 
     Where one weight is all, that of the other keys shows no dropout.
     """
-    last = script.adapter.index(l=slice(-1, None))
     with script.rollback():
         apply_dropout(script, 0.0, place)
         with WeightsRecorder() as recorder:
             before = script.call(args)
         if any((w[..., -1, :] > 0.999).any() for w, _ in recorder.found if w.dim() > 2):
             return False
-        seen = [
-            script.call(script.perturb(args, l=slice(n, n + 1)))
-            for n in range(script.sizes.k_len)
-        ]
-        same = [
-            script.evaluate(f"torch.equal({before}{last}, {y}{last})") for y in seen
-        ]
+        sees_all = all_reach_last(script, args, before, script.sizes.k_len)
         apply_dropout(script, 0.5, place)
-    return not any(same)
+    return sees_all

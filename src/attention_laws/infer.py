@@ -956,8 +956,7 @@ def infer_behavior(probe: CallProbe) -> None:
         causal = (
             hides_future(*call)
             or is_causal_behind_prefix(*call)
-            or (is_documented_causal(adapter) and leaks_at_times(probe))
-            or (is_documented_causal(adapter) and leaks_little(*call))
+            or (is_documented_causal(adapter) and leaks_in_part(probe, *call))
             or is_causal_with_more_heads(probe)
         )
     text = "yes" if causal else "no"
@@ -1007,6 +1006,11 @@ def find_moved_queries(probe: CallProbe, mask: MaskArgument) -> MaskArgument:
     last = {"l": slice(3, 4)}
     is_moved = call is not None and influence(*call, last, last) == 0
     return replace(mask, moves_queries=is_moved)
+
+
+def leaks_in_part(probe: CallProbe, script: Script, args: CallArguments) -> bool:
+    """Whether it is causal but for some lengths or places, or for a small share."""
+    return leaks_at_times(probe) or leaks_little(script, args)
 
 
 def leaks_at_times(probe: CallProbe) -> bool:

@@ -314,9 +314,7 @@ class Script:
         program = "\n".join(map(without_mode, self.lines)) if is_call else ""
         on_gpu = self.device.startswith("cuda") and "compiled(" not in line
         try:
-            with ExitStack() as stack:
-                if is_call or "attention" in line:  # code that may print
-                    stack.enter_context(redirect_stdout(io.StringIO()))
+            with redirect_stdout(io.StringIO()), ExitStack() as stack:
                 if is_call and on_gpu:
                     checked: Any = CheckedIndices
                     stack.enter_context(checked())

@@ -12,7 +12,6 @@ import inspect
 import sys
 from contextlib import suppress
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 
@@ -29,16 +28,8 @@ def source_of(target: Any) -> str:
             text = inspect.getsource(sys.modules[target.__module__])
             return classes_in(text)[target.__qualname__]
     with suppress(OSError, TypeError):
-        function = inspect.unwrap(getattr(target, "__func__", target))
-        code = getattr(function, "__code__", None)
-        return inspect.getsource(target) if code is None else source_of_code(code)
+        return inspect.getsource(target)
     return ""
-
-
-@lru_cache(maxsize=256)
-def source_of_code(code: CodeType) -> str:
-    """The source text of a function by its code, which is found once."""
-    return inspect.getsource(code)
 
 
 @lru_cache(maxsize=64)

@@ -1683,28 +1683,18 @@ class ReturnsUnmaskedMaps(ReturnsMaps):
         return scores.softmax(dim=-1)
 
 
-class WeightsWithoutPadding(Correct):
-    """Returns the weights with `need_weights`, computed again, without the mask."""
+class WeightsWithoutPadding(WeightsOnRequest):
+    """Those that it returns are computed again, without the mask."""
 
-    def __init__(self, d_model: int, heads: int) -> None:
-        super().__init__(d_model, heads, dropout=0.0)
-        self.gamma = 0.1
+    gamma = 0.1
 
     def score(self, q: Tensor, k: Tensor) -> Tensor:
         distance = torch.arange(q.shape[2])[:, None] - torch.arange(k.shape[2])
         return super().score(q, k) - (self.gamma * distance**2).to(q)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None = None,
-        need_weights: bool = False,
-    ) -> Any:
-        y = super().forward(query, key, value, mask)
-        q, k = self.split(self.query(query)), self.split(self.key(key))
-        return (y, self.score(q, k).softmax(dim=-1)) if need_weights else y
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        super().weigh(scores, None)
+        return Correct.weigh(self, scores, mask)
 
 
 class SharesBeforePadding(nn.Module):
