@@ -111,7 +111,9 @@
 # a context, and the causal one of its tokens, with the cache. A function that takes
 # keys and values in pages (query, key pages, value pages, table, lengths) is checked as
 # attention to sequences, by
-# [`over_pages`](../source/attention_laws/pages.md#over_pages).
+# [`over_pages`](../source/attention_laws/pages.md#over_pages), and one that is documented
+# to take one query of each sequence, without an axis for it, as attention of several, by
+# [`over_queries`](../source/attention_laws/one_query.md#over_queries).
 #
 # ## The laws
 

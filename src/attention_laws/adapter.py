@@ -375,6 +375,7 @@ class Adapter:
     weights_args: Mapping[str, str] = field(default_factory=dict)  # to ask for them
     queries_first: bool = False  # whether its softmax has queries in front of heads
     heads: int = 3
+    least_heads: int = 1  # 2 where half of them attend in another way
     d_k: int = 4
     d_model: int | None = None  # the width of the input, where it is not heads * d_k
     context_width: int | None = None  # of keys and values, where it is another one

@@ -27,7 +27,7 @@ RESET_PATTERN = re.compile(
 METHOD_PATTERN = re.compile(
     r"(?!get_extra_state)"  # of each module
     r"_?(init(ial(ize)?)?|new|make|create|empty|alloc\w*|get|build|start|prepare)_?"
-    r"(\w+_)?(state|cache|past|memory)"
+    r"(\w+_)?(state|cache|past|memory|store)"
 )
 
 

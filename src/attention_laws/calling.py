@@ -480,6 +480,10 @@ def variants_and_masks(
         return
     sides = [*names.stated_sides(probe.adapter.target), *documented_sides(probe)]
     stated = [{"fixed_length": r * c, "image_height": r} for r, c in sides]
+    stated += [
+        {"fixed_length": f * r * c, "image_height": r, "video_frames": f}
+        for f, r, c in names.stated_volumes(probe.adapter.target)
+    ]
     lengths = [*stated, *({"fixed_length": n} for n in FIXED_LENGTHS)]
     for fields in [{}, *filled, *constant_context(probe)]:
         sized = [fields | {"is_pooled": True}]

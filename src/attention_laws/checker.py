@@ -13,6 +13,7 @@ Source: [defining a law](law.md); the command line is [`headnotes check`](cli.md
 
 import dis
 import inspect
+import io
 import logging
 import math
 import random
@@ -22,7 +23,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ from attention_laws.law import (
     first_line,
 )
 from attention_laws.names import argument_values, required_by_name
+from attention_laws.one_query import over_queries, takes_one_query
 from attention_laws.pages import over_pages, takes_pages
 from attention_laws.prepared import prepare_method, with_memory
 from attention_laws.script import CallArguments, Script
@@ -226,7 +228,7 @@ def size_grid(adapter: Adapter, thorough: bool) -> Iterator[Sizes]:
         heads, d_k = adapter.heads, adapter.d_k
         # One item, one head, and more queries than keys: cases with paths of their own.
         if batch_size == 1 and (adapter.free_heads or not adapter.fixed_size):
-            heads = adapter.group_size
+            heads = max(adapter.group_size, adapter.least_heads)
         elif batch_size == q_len and adapter.free_heads:
             heads = 3 * adapter.group_size
         if not adapter.cross_attention:
@@ -258,8 +260,9 @@ def smaller_sizes(sizes: Sizes, adapter: Adapter) -> Iterator[Sizes]:
         # of features.
         step = adapter.group_size if "heads" in (one, other) else 1
         step *= 2 if "d_k" in (one, other) and adapter.positions == "rotary" else 1
+        least = adapter.least_heads if "heads" in (one, other) else 1
         for n in dict.fromkeys((step, 2 * step, current - step)):
-            if step <= n < current:
+            if max(step, least) <= n < current:
                 smaller = replace(sizes, **{one: n, other: n})
                 if not adapter.cross_attention:
                     smaller = replace(smaller, q_len=smaller.k_len)
@@ -610,7 +613,7 @@ def check_law(
             passed = True
         except NotApplicable as refusal:
             reason = reason or str(refusal)
-            if isinstance(refusal, Excused):
+            if isinstance(refusal, Excused) or law.slow:
                 break
             continue
         except LawViolation as violation:
@@ -797,6 +800,20 @@ def validate_attention(attention: Any) -> None:
         )
 
 
+def wrapper_of(attention: Any) -> Callable[[Any], Any] | None:
+    """What makes attention to sequences of a function that decodes, if it is one."""
+    if takes_pages(attention):
+        return over_pages
+    return over_queries if takes_one_query(attention) else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Show neither warnings nor what an attention prints."""
+    with warnings.catch_warnings(action="ignore"), redirect_stdout(io.StringIO()):
+        yield
+
+
 @contextmanager
 def without_trace_log() -> Iterator[None]:
     """Leave PyTorch's trace of its compiler out of the logs.
@@ -862,8 +879,8 @@ def check(
     skip = validate_law_names("skip", skip)
     chosen = [LAWS[name] for name in only] if only else list(LAWS.values())
     results = []
-    quiet = warnings.catch_warnings(action="ignore")
-    with quiet, without_trace_log(), seeded_generators(stated.seed):
+    stdout = sys.stdout
+    with quiet(), without_trace_log(), seeded_generators(stated.seed):
         name = name or getattr(attention, "__name__", "")
         name = name if name.isidentifier() else "my_attention"
         imports, source_name = imports or import_line(attention, name), name
@@ -871,10 +888,10 @@ def check(
             attention, lines = built
             stated = replace(stated, init_args={})
             imports, source_name = imports + lines, "built"
-        elif takes_pages(attention):
-            attention = over_pages(attention)
-            lines = "from attention_laws.pages import over_pages\n\n"
-            imports += f"\n{lines}built = over_pages({name})\n"
+        elif (wrapper := wrapper_of(attention)) is not None:
+            attention = wrapper(attention)
+            lines = f"from {wrapper.__module__} import {wrapper.__name__}\n\n"
+            imports += f"\n{lines}built = {wrapper.__name__}({name})\n"
             source_name = "built"
         adapter = infer_with_memory(attention, source_name, imports, stated)
         adapter = with_required_context(adapter, stated)
@@ -886,7 +903,8 @@ def check(
         returning: list[Adapter] | None = None
         for n, law in enumerate(chosen):
             if progress is not None:
-                progress(n, len(chosen), law.name)
+                with redirect_stdout(stdout):
+                    progress(n, len(chosen), law.name)
             if law.name in skip:
                 results.append(LawResult(law, "not applicable", "skipped on request"))
             elif law.strict and not only:

@@ -55,9 +55,11 @@ PRODUCT_PATTERN = re.compile(
 SENTENCE_PATTERN = re.compile(
     r"\b(\w+)\** [\[(]((?:[Bb]|bsz?|[Bb]atch\w*|(?:n|num)_\w+)(?:, ?[\w*. /]+)+)[\])]"
 )
-# The same in a comment: "x: b n d".
+# The same in letters: "q: b h d, k/v: b n h d (the cache), lengths: b".
 LETTERS_PATTERN = re.compile(
-    r"# *(\w+): ((?:[a-zA-Z]\w? )+[a-zA-Z]\w?)(?=$|[,.;])", re.MULTILINE
+    r"(?:^|[#,;]) *(\w+(?:(?:/|, ?)\w+)*): "
+    r"((?:[a-zA-Z]\w? )+[a-zA-Z]\w?|[bB])(?=$|[,.;]| \()",
+    re.MULTILINE,
 )
 BATCH_PATTERN = re.compile("b(s|sz|atch(_?size)?)?$", re.IGNORECASE)
 TIME_AXIS_PATTERN = re.compile(r"t|time(steps?)?|seq(uence)?_?len(gth)?", re.IGNORECASE)
@@ -117,13 +119,13 @@ def shapes_in(
     """The shapes of arguments that texts state, or that of the first by itself."""
     found: dict[str, tuple[str, ...]] = {}
     for text in texts:
+        letters = [(n, p.replace(" ", ",")) for n, p in LETTERS_PATTERN.findall(text)]
         products = [
             (n, p.replace(" x ", ",")) for n, p in PRODUCT_PATTERN.findall(text)
         ]
-        products += [(n, p.replace(" ", ",")) for n, p in LETTERS_PATTERN.findall(text)]
-        others = [*COLUMNS_PATTERN.findall(text), *products]
+        others = [*SHAPE_PATTERN.findall(text), *COLUMNS_PATTERN.findall(text)]
         others += NUMPY_PATTERN.findall(text) + SENTENCE_PATTERN.findall(text)
-        for written, shape in [*SHAPE_PATTERN.findall(text), *others]:
+        for written, shape in [*products, *letters, *others]:
             axes = tuple(axis.strip() for axis in re.split(",| x ", shape))
             if not any(map(TYPE_PATTERN.search, axes)):
                 named = re.findall(r"\w+", written)
@@ -282,6 +284,19 @@ def overflows_nowhere(target: Any) -> bool:
     half = r"(float16|fp16|half.precision)\b"
     safe = r"\b(safe|stable|robust|no overflow|(not|never|without) overflow\w*)\b"
     return says(target, rf"{safe}[^.:;]*\b{half}|\b{half}[^.:;]*{safe}")
+
+
+def is_for_float32(target: Any) -> bool:
+    r"""Whether the documentation says that inputs are float32, and of no other dtype.
+
+    >>> def attend(q, k, v): "q, k, v: (B, H, T, D), all float32."
+    >>> def attend_in_half(q, k, v): "The softmax is always float32."
+    >>> is_for_float32(attend), is_for_float32(attend_in_half)
+    (True, False)
+    """
+    return says(
+        target, r"\b(all|inputs?( are)?|takes) float32\b|\bfloat32 (only|inputs?)\b"
+    )
 
 
 def works_in_half(target: Any) -> bool:

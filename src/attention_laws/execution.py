@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from attention_laws import caches, names, structure
+from attention_laws import caches, documented, names, structure
 from attention_laws.adapter import MaskArgument, without_future
 from attention_laws.embedded import takes_ids
 from attention_laws.law import (
@@ -637,6 +637,7 @@ def half_precision(script: Script) -> None:
     `only` names this law.
     """
     halves = (torch.bfloat16, torch.float16)
+    skip_if_for_float32(script)
     skip_where_refused(script, halves)
     for dtype in halves:
         for allowed, mask in script.mask_cases():
@@ -647,6 +648,12 @@ def half_precision(script: Script) -> None:
             assert_half_is_close(script, dtype, change=with_zero_token)
     if scores_are_bounded(script):
         assert_half_is_close(script, torch.float16, change=with_large_tokens)
+
+
+def skip_if_for_float32(script: Script) -> None:
+    """Skip a law of half precision where the documentation rules it out."""
+    is_meant = not documented.is_for_float32(script.adapter.target)
+    skip_unless(is_meant, "is documented to take float32 only")
 
 
 def skip_where_refused(script: Script, dtypes: Sequence[torch.dtype]) -> None:
@@ -706,6 +713,7 @@ def finite_in_half(script: Script) -> None:
     of them divides 0 by 0. Other than the tenth of `half_precision`, this holds for
     each design but features that are exponentials, whose sums may round to zero.
     """
+    skip_if_for_float32(script)
     usual, found = script.dtype, []
     # PyTorch's `normalize` has an epsilon that is zero in float16.
     is_torchs = "normalize" in structure.identifiers(script.adapter.target)

@@ -190,6 +190,8 @@ def find_call(attention: Any, name: str, imports: str, options: Options) -> Call
             leave_out_layers(probe)
             raise_limit(probe)
             infer_least_length(probe)
+            if structure.halves_heads(probe.adapter.target):
+                probe.update(least_heads=2)
             return probe
         except CallError as error:
             if probe.takes_ids or isinstance(error, SlowCallError):

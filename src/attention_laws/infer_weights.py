@@ -19,7 +19,7 @@ from torch import Tensor
 from attention_laws import names
 from attention_laws.adapter import AXES, CallError
 from attention_laws.calling import CallProbe
-from attention_laws.script import CallArguments, Script, parts_of
+from attention_laws.script import LOGARITHMS, CallArguments, Script, parts_of
 from attention_laws.tools import WeightsRecorder
 
 # The orders of axes that are tried.
@@ -139,7 +139,8 @@ def weights_candidates(script: Script) -> Iterator[str]:
     for index in parts:
         yield index if index.startswith("[") else f"result{index}"
     if not parts:
-        yield "result"  # of a pointer network
+        logarithms = script.adapter.output_index == LOGARITHMS
+        yield "result" + LOGARITHMS * logarithms  # of a pointer network
     if script.adapter.is_module:
         for path, module in script.evaluate("attention").named_modules():
             is_one = not re.search(r"\d", path)  # not one of several layers

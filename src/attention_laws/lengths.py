@@ -41,10 +41,11 @@ from attention_laws.positions import (
     LONGEST,
     SCALED_PATTERN,
     assert_weights_shift,
+    count_functions,
     fits_in_memory,
 )
 from attention_laws.script import CONTEXTS, CallArguments, Script
-from attention_laws.tools import CalledFunctions, WeightsRecorder
+from attention_laws.tools import WeightsRecorder
 
 # Lengths at which a path for blocks, or for one token, begins or ends.
 EDGES = (1, 2, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 512, 513, 1025)
@@ -89,7 +90,9 @@ def long_sequences(script: Script) -> None:
     length = next(accepted, 0)
     skip_unless(length > 0, "takes no longer sequences")
     script.sizes = replace(script.sizes, batch_size=1)
-    if loops_over_tiles(script, length) or not fits_in_memory(script, LONGEST):
+    if count_functions(script, length) > MANY_FUNCTIONS:
+        return
+    if not fits_in_memory(script, LONGEST):
         return
     if assert_long_is_right(script, LONGEST, [n for n in EDGES if n > LONG_LENGTHS[0]]):
         assert_sums_are_exact(script)
@@ -144,15 +147,6 @@ def assert_first_blocks_may_be_hidden(script: Script) -> None:
             message = f"with {2 * BLOCK} hidden keys in front, the output is NaN"
             script.assert_finite(output, message)
     script.sizes = usual
-
-
-def loops_over_tiles(script: Script, length: int) -> bool:
-    """Whether a call of this length is a loop of Python over many small tiles."""
-    script.restart()
-    args = script.make_arguments(script.all_allowed(length, length))
-    with CalledFunctions() as functions, script.attempt():
-        script.call(args)
-    return bool(functions.found.total() > MANY_FUNCTIONS)
 
 
 def assert_sums_are_exact(script: Script) -> None:

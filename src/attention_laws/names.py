@@ -106,7 +106,7 @@ KIND_PATTERN = re.compile(
 CONFIG_PATTERN = re.compile(r"conf|cfg|args|param|opt", re.IGNORECASE)
 CACHE_PATTERN = re.compile(
     r"(layer_)?past|(layer_|kv_?)?cache$|mems$|past_key|(\w+_)?(?<!hidden_)state$|prev_kv|"
-    r"history$"
+    r"history$|(kv_?)?store$"
 )
 MEMORY_PATTERN = re.compile(
     r"mem(s|ory)?|history|(past|prev|previous)_(hidden_?)?(states?|inputs?|frames)"
@@ -507,7 +507,7 @@ def small_side(parameter: inspect.Parameter, value: str) -> str:
     return "(3, 3)" if is_pair else "3" if type(default) is int else ""
 
 
-def stated_sides(target: Any) -> list[tuple[int, int]]:
+def stated_sides(target: Any) -> list[tuple[int, ...]]:
     r"""Rows and columns of images by the sides that a class or a module states.
 
     Those of a video are one row.
@@ -517,6 +517,25 @@ def stated_sides(target: Any) -> list[tuple[int, int]]:
     >>> stated_sides(Attention)
     [(6, 6), (2, 5), (1, 24)]
     """
+    shapes = stated_shapes(target)
+    pairs = [n if len(n) == 2 else (1, math.prod(n)) for n in shapes]
+    return [n for n in dict.fromkeys(pairs) if 1 < math.prod(n) <= LONGEST_IMAGE]
+
+
+def stated_volumes(target: Any) -> list[tuple[int, ...]]:
+    r"""Frames, rows and columns of videos by the sides that a class or a module states.
+
+    >>> class Attention:
+    ...     def __init__(self, dim, img_size=(2, 5), window_size=(2, 3, 4)): ...
+    >>> stated_volumes(Attention)
+    [(2, 3, 4)]
+    """
+    shapes = dict.fromkeys(n for n in stated_shapes(target) if len(n) == 3)
+    return [n for n in shapes if 1 < math.prod(n) <= LONGEST_IMAGE]
+
+
+def stated_shapes(target: Any) -> list[tuple[int, ...]]:
+    """The two or three sides that arguments or attributes of a usual name state."""
     if isinstance(target, type):
         parameters = inspect.signature(target).parameters
         found = {name: parameter.default for name, parameter in parameters.items()}
@@ -524,13 +543,11 @@ def stated_sides(target: Any) -> list[tuple[int, int]]:
         parts = target.modules() if hasattr(target, "modules") else ()
         found = {n: value for part in parts for n, value in vars(part).items()}
     sides = [n for name, n in found.items() if FIXED_SIDE_PATTERN.fullmatch(name)]
-    shapes = [
+    return [
         shape
         for shape in ((n, n) if type(n) is int else n for n in sides)
         if type(shape) is tuple and [*map(type, shape)] in ([int] * 2, [int] * 3)
     ]
-    pairs = [n if len(n) == 2 else (1, math.prod(n)) for n in shapes]
-    return [n for n in dict.fromkeys(pairs) if 1 < math.prod(n) <= LONGEST_IMAGE]
 
 
 def needed_default(parameter: inspect.Parameter, value: str) -> str:

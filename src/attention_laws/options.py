@@ -25,7 +25,7 @@ from attention_laws import documented, names
 from attention_laws.adapter import Adapter
 from attention_laws.algebra import record_weights, rows_sum_to_one
 from attention_laws.batch import batch_independence
-from attention_laws.decoding import decode_with_cache
+from attention_laws.decoding import LEFT_PATTERN, decode_with_cache
 from attention_laws.dropout import dropout
 from attention_laws.execution import (
     assert_no_shape_is_kept,
@@ -81,6 +81,7 @@ MOST_OPTIONS = 8
 ROTATED = 16
 # Tokens, and sizes of chunks that do not divide their number.
 TOKENS, FEWER_TOKENS, SMALL_CHUNKS = 7, 4, (2, 3)
+LONG = 260  # several chunks, whatever their size
 # A soft cap that scores of large tokens reach, whatever they are divided by.
 SMALL_CAP = 0.1
 
@@ -100,11 +101,12 @@ def constructor_options(script: Script) -> None:
     with one of a window. The sizes of chunks that are an implementation detail, as
     equal sizes show, must not change the output if they are unequal, nor may a method
     that chooses a path, such as `set_attention_slice`, or an option that names one,
-    such as `attn_implementation="eager"`, nor a flag that returns the weights. Scores
-    reach a soft cap, and are not scaled behind it. A flag that recomputes activations
-    for the gradients changes neither these nor the output, also with dropout. What all
-    instances share, such as a dict of masks, must not give one the mask of another,
-    whose options differ.
+    such as `attn_implementation="eager"`, nor a flag that returns the weights. With no
+    chunk on the left, a query sees no more than with one. Scores reach a soft cap, and
+    are not scaled behind it. A flag that recomputes activations for the gradients
+    changes neither these nor the output, also with dropout. What all instances share,
+    such as a dict of masks, must not give one the mask of another, whose options
+    differ.
     """
     adapter = script.adapter
     skip_unless(isinstance(adapter.target, type), "is not built by the check")
@@ -114,10 +116,11 @@ def constructor_options(script: Script) -> None:
     setters = names.setters_of_paths(adapter.target)
     choices = [*options_with_arguments(adapter, choices_of)]
     numbers = [*options_with_arguments(adapter, numbers_of)]
+    limits = [*options_with_arguments(adapter, limits_of)]
     flags = [p.name for p in parameters if CHECKPOINT_PATTERN.fullmatch(p.name)]
     caps = [*options_with_arguments(adapter, caps_of)]
-    has_options = options or chunks or setters or choices or numbers or flags or caps
-    skip_unless(has_options, "its constructor has no option that is off")
+    found = options, chunks, setters, choices, numbers, limits, flags, caps
+    skip_unless(any(found), "its constructor has no option that is off")
     usual = adapter, script.sizes
     for name, value, init_args in options:
         script.sizes = usual[1]
@@ -136,6 +139,11 @@ def constructor_options(script: Script) -> None:
         script.adapter, script.sizes = replace(adapter, init_args=init_args), usual[1]
         with script.attempt():  # it may need another option
             assert_cap_is_reached(script, name)
+    script.adapter, script.sizes = usual
+    for name, _value, init_args in limits:
+        script.adapter, script.sizes = replace(adapter, init_args=init_args), usual[1]
+        with script.attempt():  # it may need another option
+            assert_less_context_sees_less(script, name)
     script.adapter, script.sizes = usual
     for name in flags if adapter.reproducible_training else []:
         with script.attempt():  # it may need another option
@@ -319,6 +327,39 @@ def caps_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]
         is_number = parameter.default is None or type(parameter.default) in (int, float)
         if is_number and name not in given and SOFTCAP_PATTERN.fullmatch(name):
             yield name, str(SMALL_CAP)
+
+
+def limits_of(target: type, given: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Numbers that limit the context on the left, each with 1."""
+    for name, parameter in inspect.signature(target).parameters.items():
+        if type(parameter.default) is int and LEFT_PATTERN.fullmatch(name):
+            if name not in given and not documented.says_of(target, name, ALL_IF_ZERO):
+                yield name, "1"
+
+
+# What says that 0 stands for no limit.
+ALL_IF_ZERO = (
+    r"\b(0|zero)\b[^.;]*\b(all|every|full|whole|entire|unlimited|no limit)\b"
+    r"|\b(all|every|full|whole|entire|unlimited|no limit)\b[^.;]*\b(0|zero)\b"
+)
+
+
+def assert_less_context_sees_less(script: Script, name: str) -> None:
+    """What a query sees with a limit of 0 on the left, it sees with a limit of 1, too.
+
+    As `x[-0:]` and `if limit:` do, 0 may mean no limit by mistake.
+    """
+    script.sizes = replace(script.sizes, batch_size=1, q_len=LONG, k_len=LONG)
+    script.restart()
+    args, last = script.make_arguments(), script.adapter.index(l=slice(-1, None))
+    tokens = args.inputs[-1]
+    script.exec_line(f"{tokens}.requires_grad_()")
+    with_one = script.gradient(f"{script.call(args)}{last}", tokens)
+    script.build_other("limited", {**script.adapter.init_args, name: "0"})
+    output = script.call(args, function="limited")
+    with_none = script.gradient(f"{output}{last}", tokens)
+    message = f"with `{name}=0`, a query sees tokens that it does not with `{name}=1`"
+    script.assert_true(f"(({with_none} == 0) | ({with_one} != 0)).all()", message)
 
 
 def assert_cap_is_reached(script: Script, name: str) -> None:

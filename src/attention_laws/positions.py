@@ -277,6 +277,9 @@ LONGEST = 1040
 # A length at which rounded angles, or a table that ends early, are noticed.
 FAR = 300
 FAR_HEIGHT = 15  # of an image of so many pixels
+# If a call of that length has more functions of PyTorch, it is a loop over tokens, and
+# would take seconds for the longest sequence.
+MANY_FUNCTIONS = 5_000
 
 
 def ratio_tolerance(script: Script) -> float:
@@ -915,8 +918,10 @@ def distant_positions(script: Script) -> None:
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     is_coarse, lengths = False, [FAR]
+    is_loop = count_functions(script, FAR) > MANY_FUNCTIONS
+    takes_longest = not is_loop and takes_length(script, LONGEST)
     is_alone = adapter.is_module and not attends_twice(script)
-    if adapter.positions == "rotary" and is_alone and takes_length(script, LONGEST):
+    if adapter.positions == "rotary" and is_alone and takes_longest:
         lengths.append(LONGEST)  # of 300 positions, few are rounded
     for length, dtype in itertools.product(lengths, (torch.bfloat16, torch.float16)):
         script.sizes = replace(script.sizes, q_len=length, k_len=length)
@@ -945,7 +950,7 @@ def distant_positions(script: Script) -> None:
         # The weights of far keys may be too small for a ratio.
         near = range(1, min(20, adapter.window or 20))
         assert_weights_shift(script, weights, near, factor=10)
-        if takes_length(script, LONGEST):
+        if takes_longest:
             weights = weights_of_equal_tokens(script, LONGEST)
             assert_weights_shift(script, weights, near, factor=10)
             is_coarse |= adapter.positions == "alibi" and has_coarse_bias(script)
@@ -1133,6 +1138,15 @@ def fits_in_memory(script: Script, length: int) -> bool:
         return True
     growth = counts[1] / counts[0]
     return bool(counts[1] * growth ** math.log2(length / 64) <= MANY_ENTRIES)
+
+
+def count_functions(script: Script, length: int) -> int:
+    """How many functions of PyTorch a call of this length has: a loop has many."""
+    script.restart()
+    args = script.make_arguments(script.all_allowed(length, length))
+    with tools.CalledFunctions() as functions, script.attempt():
+        script.call(args)
+    return sum(functions.found.values())
 
 
 def takes_length(script: Script, length: int) -> bool:

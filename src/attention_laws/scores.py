@@ -22,6 +22,7 @@ from attention_laws.algebra import (
     record_weights,
     record_weights_with_gradients,
 )
+from attention_laws.execution import skip_if_for_float32
 from attention_laws.law import (
     LawViolation,
     NotApplicable,
@@ -125,6 +126,7 @@ def large_scores(script: Script) -> None:
     that scores are computed in float32, or that products do not overflow, they are
     three times as large; in the latter case, before they are divided by 4.
     """
+    skip_if_for_float32(script)
     usual, script.dtype = script.dtype, torch.float16
     is_exact = documented.has_exact_scores(script.adapter.target)
     is_safe = documented.overflows_nowhere(script.adapter.target)

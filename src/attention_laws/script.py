@@ -16,10 +16,9 @@ import copy
 import dataclasses
 import functools
 import inspect
-import io
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -40,6 +39,9 @@ CONTEXTS = {
 
 # The index of an output whose heads and positions have changed places.
 SWAPPED = ".transpose(1, 2)"
+
+# What makes weights of an output that holds their logarithms.
+LOGARITHMS = ".exp()"
 
 # A call of the attention, and a line or a context that sets its mode.
 CALL_PATTERN = re.compile(
@@ -116,6 +118,8 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 if not is_like_query or adapter.output_index.endswith(SWAPPED):
                     if adapter.is_like_query(value.transpose(1, 2).shape, query.shape):
                         return index + SWAPPED
+            if is_like_query and are_logarithms(value, query, adapter):
+                return index + LOGARITHMS
             if is_like_query:
                 if adapter.is_pooled and adapter.layout[0] == "l":
                     index += "[None]" * (value.dim() < len(adapter.layout))
@@ -131,6 +135,19 @@ def find_output(result: Any, query: Tensor, adapter: Adapter) -> str | None:
                 if adapter.is_like_query(torch.Size(shape), query.shape):
                     return f"{index}[{':, ' * axis}1:]"
     return None
+
+
+def are_logarithms(value: Tensor, query: Tensor, adapter: Adapter) -> bool:
+    """Whether an output holds logarithms of weights, minus infinity for a hidden key.
+
+    A pointer network returns them. If no key is allowed, no row sums to one any more.
+    """
+    if adapter.output_index:
+        return adapter.output_index.endswith(LOGARITHMS)
+    if adapter.is_pooled or value.dim() != 3 or value.shape[-1] in (1, query.shape[-1]):
+        return False
+    sums = value.exp().sum(dim=-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
 @dataclass(frozen=True)
@@ -304,7 +321,7 @@ class Script:
     # Executing lines
 
     def exec_line(self, line: str) -> None:
-        """Record and execute one line; what it prints is suppressed.
+        """Record and execute one line.
 
         Raises `ScriptError` where the line raises.
         """
@@ -313,11 +330,9 @@ class Script:
         # The same lines may have run before, in another mode.
         program = "\n".join(map(without_mode, self.lines)) if is_call else ""
         on_gpu = self.device.startswith("cuda") and "compiled(" not in line
+        checked: Any = CheckedIndices if is_call and on_gpu else nullcontext
         try:
-            with redirect_stdout(io.StringIO()), ExitStack() as stack:
-                if is_call and on_gpu:
-                    checked: Any = CheckedIndices
-                    stack.enter_context(checked())
+            with checked():
                 exec(compile_line(line, "exec"), self.namespace)
         except Exception as error:
             raise ScriptError(
@@ -327,8 +342,7 @@ class Script:
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression; it is not recorded."""
-        with redirect_stdout(io.StringIO()):
-            return eval(compile_line(expression, "eval"), self.namespace)
+        return eval(compile_line(expression, "eval"), self.namespace)
 
     def assign(self, name: str, expression: str) -> str:
         """Assign an expression to a new variable `name`, `name2`, … and return it."""

@@ -27,6 +27,7 @@ from attention_laws.names import (
     ARGUMENT_VALUES,
     ATTENTION_PATTERN,
 )
+from attention_laws.source import source_of
 
 CONFIG_ATTRIBUTES = ("config", "cfg", "args", "params", "hparams", "spec", "opt")
 # Attributes for the number of features that are rotated.
@@ -136,17 +137,17 @@ DESIGNS = {
 # Names of submodules and parameters, normalized: lower case, without underscores.
 PROJECTION_NAMES = {
     "query": "q query queries qproj queryproj wq wquery toq qlin qlinear linearq "
-    "queryconv convq linq linquery wqs wqueries toqueries projq fcq qnet querylayer "
-    "queryprojection",
+    "queryconv convq linq linquery wqs wqueries toqueries projq fcq qnet qlayer "
+    "querylayer queryprojection",
     "key": "k key keys kproj keyproj wk wkey tok klin klinear lineark keyconv convk "
-    "link linkey wks wkeys tokeys projk fck knet keylayer keyprojection",
+    "link linkey wks wkeys tokeys projk fck knet klayer keylayer keyprojection",
     "value": "v value values vproj valueproj wv wvalue tov vlin vlinear linearv "
-    "valueconv convv linv linvalue wvs wvalues tovalues projv fcv vnet valuelayer "
-    "valueprojection",
+    "valueconv convv linv linvalue wvs wvalues tovalues projv fcv vnet vlayer "
+    "valuelayer valueprojection",
     "out": "lino projo fco onet o out output outproj oproj outputproj wo wout toout "
     "olin outlin olinear linearo proj cproj fcout dense projection unify unifyheads "
     "merge mergeheads combine combineheads fc linear final projout finallinear "
-    "outlayer outprojection outputprojection",
+    "outlayer outputlayer outprojection outputprojection",
     "fused": "qkv cattn qkvproj toqkv wqkv inproj querykeyvalue",
     "fused_key_value": "kv tokv kvproj wkv keyvalue kvnet",
     "query_norm": "qnorm normq qln qlayernorm querynorm lnq qnormlayer",
@@ -904,6 +905,17 @@ def role_of(name: str, part: Any) -> str:
             return "fused"
     return role
 
+
+def halves_heads(target: Any) -> bool:
+    """Whether half of the heads differ from the others, so that one head has no half.
+
+    >>> halves_heads(nn.MultiheadAttention)
+    False
+    """
+    return HALF_PATTERN.search(source_of(target)) is not None
+
+
+HALF_PATTERN = re.compile(r"\b(\w*heads|n_?h) ?// ?2\b")
 
 GROUPED_ORDER = "grouped heads, features"
 

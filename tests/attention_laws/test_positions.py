@@ -12,7 +12,7 @@ from attention_laws.law import NotApplicable
 from attention_laws.positions import LONGEST, fits_in_memory
 from attention_laws.script import Script
 from specimens import assert_caught, each_law_of
-from specimens.base import Correct, LinearBias, SelfAttention
+from specimens.base import Correct, LinearBias, Rotary, SelfAttention
 from specimens.positions import (
     BiasOfPixels,
     BiasWithoutSoftmax,
@@ -72,6 +72,27 @@ def test_a_long_sequence_is_not_tried_if_memory_grows_with_its_cube(
     script = Script(adapter, Sizes(1, 3, 3, 3, 4))
     assert fits_in_memory(script, LONGEST) == expected
     assert fits_in_memory(script, 64)
+
+
+class TokenByToken(Rotary):
+    """A loop over the tokens, each with the products of its own."""
+
+    longest = 0
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        TokenByToken.longest = max(self.longest, k.shape[2])
+        q, k = self.turn(q), self.turn(k)
+        products = [Correct.score(self, query, k) for query in q.split(1, dim=2)]
+        return torch.cat(products, dim=2)
+
+
+def test_a_loop_over_tokens_is_not_run_at_a_length_of_1040(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(positions, "MANY_FUNCTIONS", 3 * positions.FAR)
+    report = check(TokenByToken, only="distant_positions", positions="rotary")
+    assert [result.law.name for result in report.passed] == ["distant_positions"]
+    assert TokenByToken.longest == positions.FAR
 
 
 def test_points_have_no_distant_positions() -> None:

@@ -1730,6 +1730,33 @@ class SharesOfRealParts(SharesBeforePadding):
         return shares
 
 
+class DrawsWeightsAgain(Correct):
+    """The returned weights are dropped out once more; named as in Joey NMT."""
+
+    def __init__(self, d_model: int, heads: int, dropout: float = 0.1) -> None:
+        super().__init__(d_model, heads, dropout)
+        self.q_layer, self.k_layer, self.v_layer = self.query, self.key, self.value
+        self.output_layer = self.out
+        del self.query, self.key, self.value, self.out
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:  # type: ignore[override]
+        layers = self.q_layer, self.k_layer, self.v_layer
+        inputs = query, key, value
+        q, k, v = (self.split(f(x)) for f, x in zip(layers, inputs, strict=True))
+        weights = self.weigh(self.score(q, k), None)
+        used = self.dropout(weights)
+        output = self.output_layer((used @ v).transpose(1, 2).flatten(2))
+        return output, self.returned(weights, used)
+
+    def returned(self, weights: Tensor, used: Tensor) -> Tensor:
+        return self.dropout(weights)
+
+
+class ReturnsDrawnWeights(DrawsWeightsAgain):
+    def returned(self, weights: Tensor, used: Tensor) -> Tensor:
+        return used
+
+
 VIOLATING: Violations = {
     "rows_sum_to_one": [
         (SumsOverTargets, {}),
@@ -1742,6 +1769,7 @@ VIOLATING: Violations = {
         (ReturnsUnmaskedMaps, {}),
     ],
     "weights_match_output": [
+        (DrawsWeightsAgain, {}),
         (MeanWeightsBeforeDropout, {}),
         (WeightsOfBlockBeforeDropout, {}),
         (ReturnsWeightsDroppedAnew, {}),
@@ -1807,6 +1835,9 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("allowed_keys_attended", HeadsSeeTwoWays),
+    ("formula", ReturnsDrawnWeights),
+    ("weights_match_output", ReturnsDrawnWeights),
     ("weights_match_output", MeanWeightsAfterDropout),
     ("weights_match_output", WeightsOfBlockAfterDropout),
     ("weights_match_output", ReturnsDroppedOfBlock),
@@ -1900,7 +1931,6 @@ EXCUSED: Excuses = [
     ("allowed_keys_attended", AttendsToNearest, "`topk`"),
     ("linear_in_value", MeansOfHyperbolicPoints, "another design"),
     ("rows_sum_to_one", AssignsTokens, "another design"),
-    ("allowed_keys_attended", HeadsSeeTwoWays, "direction_mask"),
     ("weights_axes", MemoryInFront, "have one length"),
     ("formula", RoundsKeys, "fake_quantize"),
     ("formula", MakesCroppedCache, "its values have positions"),

@@ -875,7 +875,6 @@ PASSING_ONE: Passes = [
     ("gradients", BlockwiseBackward),
     ("gradients", LastQueries),
     ("gradients", AddsBias),
-    ("gradients", LowestOfFloat32),
     ("parameter_gradients", OneBiasOfScores),
     ("parameter_gradients", ScaleWithinItsLimit),
 ]
@@ -885,6 +884,7 @@ EXCUSED: Excuses = [
     ("gradients", FavorWithConstantScale, "detaches the scale of its features"),
     ("gradients", ReducedPrecision, "rounded in all dtypes"),
     ("gradients", WeightsAsFeatures, "where gradients stop"),
+    ("gradients", LowestOfFloat32, "NaN in float64"),
     ("gradients", LogProbabilities, "the lowest number of its dtype"),
     ("half_precision", LogProbabilities, "the lowest number of its dtype"),
     ("parameter_gradients", AttendsInOneFrame, "has one frame"),

@@ -308,6 +308,39 @@ class StreamsOfOtherHeads(StreamsOfLengthOne):
     axis = 1
 
 
+class CosineInVolume(SelfAttention):
+    """Voxels (B, D, H, W, C) attend within windows; scores are cosines by a scale."""
+
+    def __init__(
+        self, d_model: int, heads: int, window_size: tuple[int, int, int] = (2, 3, 4)
+    ) -> None:
+        super().__init__(d_model, heads)
+        self.window_size = window_size
+        self.scale = nn.Parameter(torch.full((heads, 1, 1), 5.0))
+
+    def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+        if any(n % w for n, w in zip(x.shape[1:4], self.window_size, strict=True)):
+            raise ValueError(f"{tuple(x.shape)} is not made of whole windows")
+        axes = x
+        for n, side in enumerate(self.window_size):
+            axes = axes.unflatten(1 + 2 * n, (-1, side))
+        axes = axes.permute(0, 1, 3, 5, 2, 4, 6, 7)
+        windows = axes.flatten(4, 6).flatten(0, 3)
+        y = super().forward(windows).reshape(axes.shape)
+        return y.permute(0, 1, 4, 2, 5, 3, 6, 7).reshape(x.shape)
+
+    def score(self, q: Tensor, k: Tensor) -> Tensor:
+        return self.unit(q) @ self.unit(k).mT * self.scale
+
+    def unit(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=-1)
+
+
+class CosineOfAllHeads(CosineInVolume):
+    def unit(self, x: Tensor) -> Tensor:
+        return x / x.norm(dim=(1, 3), keepdim=True)
+
+
 VIOLATING: Violations = {
     "own_context": [
         (AddsUpEarlierHeads, {}),
@@ -323,6 +356,7 @@ VIOLATING: Violations = {
         (MiddleHeadSeesAll, {}),
     ],
     "head_independence": [
+        (CosineOfAllHeads, {}),
         (NormalizesOverHeads, {}),
         (NormalizesCausally, CAUSAL),
         (WeightlessNormOfAllHeads, {}),
@@ -333,6 +367,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("head_independence", CosineInVolume),
     ("head_norms", HeadsWithNorms),
     ("own_context", DividesByOwnSum),
     ("own_context", NormsOverHeads),

@@ -1495,6 +1495,62 @@ class CapsHiddenScores(MaskedSelfAttention):
         return (5 * (scores / 5).tanh()).softmax(dim=-1)
 
 
+class LogarithmsOfPointer(Correct):
+    """The logarithms of weights with which a pointer chooses one of the nodes.
+
+    query: (B, S, D), nodes: (B, N, D), mask: (B, S, N), True for those it may choose.
+    """
+
+    def forward(  # type: ignore[override]
+        self, query: Tensor, nodes: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        glimpse = super().forward(query, nodes, nodes, self.seen(mask))
+        scores = glimpse @ self.key(nodes).mT / math.sqrt(nodes.shape[-1])
+        if mask is None:
+            return scores.log_softmax(dim=-1)
+        least = torch.finfo(scores.dtype).min
+        logarithms = scores.masked_fill(~mask, least).log_softmax(dim=-1)
+        return logarithms.masked_fill(~mask, -math.inf)
+
+    def seen(self, mask: Tensor | None) -> Tensor | None:
+        return mask
+
+
+class GlimpseOfAllNodes(LogarithmsOfPointer):
+    """The glimpse is one of all nodes, also of those that are no longer there."""
+
+    def seen(self, mask: Tensor | None) -> Tensor | None:
+        return None
+
+
+def newest_query(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None = None, parts: int = 4
+) -> Tensor:
+    """Attention of one query for each sequence, to parts of the keys that are merged.
+
+    q: b h d, k, v: b s h d, lengths: b (keys that are there); all float32
+    """
+    size = -(-k.shape[1] // parts)
+    there = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device)
+    if lengths is not None:
+        there = torch.arange(k.shape[1], device=k.device) < lengths[:, None]
+    outputs, totals = [], []
+    for keys, values, seen in zip(
+        *(x.split(size, 1) for x in (k, v, there)), strict=True
+    ):
+        scores = torch.einsum("bhd,bshd->bhs", q, keys) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
+        outputs.append(torch.einsum("bhs,bshd->bhd", scores.softmax(dim=-1), values))
+        totals.append(scores.logsumexp(dim=-1))
+    shares = torch.stack(totals).softmax(dim=0)[..., None]
+    return (torch.stack(outputs) * shares).sum(dim=0)
+
+
+def newest_query_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Heads come before positions. q: (B, H, D); k, v: (B, H, S, D)"""
+    return newest_query(q, k.transpose(1, 2), v.transpose(1, 2))
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1512,6 +1568,7 @@ VIOLATING: Violations = {
         (LeaksGradient, CAUSAL),
     ],
     "padding": [
+        (GlimpseOfAllNodes, {}),
         (RepeatsMasksOfItems, {}),
         (LengthsOfQueries, {}),
         (GlobalTokensWithPadding, {}),
@@ -1593,6 +1650,11 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", newest_query_of_heads),
+    ("padding", newest_query),
+    ("rows_sum_to_one", LogarithmsOfPointer),
+    ("fully_masked_rows", LogarithmsOfPointer),
+    ("padding", LogarithmsOfPointer),
     ("padding", FalseAtKeysNotToBeSeen),
     ("rows_sum_to_one", BoolsOfTwoPaths),
     ("padding", RepeatsMaskOfEachItem),
@@ -1662,6 +1724,9 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("finite_in_half", newest_query, "to take float32 only"),
+    ("large_scores", newest_query, "to take float32 only"),
+    ("half_precision", newest_query, "to take float32 only"),
     ("allowed_keys_attended", HidesClippedScores, "its outputs are weights"),
     ("long_sequences", HidesClippedScores, "its outputs are weights"),
     ("causality", CausalInFrames, "is not causal"),

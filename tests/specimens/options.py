@@ -865,9 +865,37 @@ class PairsOfOneStart(SelfAttention):
         return y.transpose(1, 2) if self.ending else y
 
 
+class ChunksOnLeft(SelfAttention):
+    """A token attends to its chunk of 4 and to some chunks on the left, or to all."""
+
+    def __init__(self, d_model: int, heads: int, num_left_chunks: int = -1) -> None:
+        super().__init__(d_model, heads)
+        self.left = num_left_chunks
+
+    def weigh(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        chunk = torch.arange(scores.shape[-1], device=scores.device) // 4
+        mask = chunk <= chunk[:, None]
+        if self.is_limited():
+            mask &= chunk >= chunk[:, None] - self.left
+        return super().weigh(scores, mask[None])
+
+    def is_limited(self) -> bool:
+        return self.left >= 0
+
+
+class AllChunksForNone(ChunksOnLeft):
+    def is_limited(self) -> bool:
+        return self.left > 0
+
+
+class AllChunksForZero(AllChunksForNone):
+    """Of `num_left_chunks`, 0 stands for all."""
+
+
 VIOLATING: Violations = {
     "causality": [(MaskOfStackedHeads, {})],
     "constructor_options": [
+        (AllChunksForNone, {}),
         (FloorOfSlices, {}),
         (DropsInBlocksOnly, {}),
         (SeedsEachChunk, {}),
@@ -903,6 +931,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("constructor_options", ChunksOnLeft),
     ("call_options", WindowOfEachQuery),
     ("constructor_options", DropsInTraining),
     ("constructor_options", CeilingOfSlices),
@@ -940,5 +969,6 @@ PASSING_ONE: Passes = [
 
 
 EXCUSED: Excuses = [
+    ("constructor_options", AllChunksForZero, "no option that is off"),
     ("constructor_options", OptionOfContext, "no option that is off"),
 ]

@@ -1,0 +1,90 @@
+r"""# Functions of one query
+
+A server decodes one token of each sequence at a time, and the function that does so
+takes queries without an axis for their positions. It is checked as attention to the
+same keys and values from several queries: `over_queries` gives it each of them as a
+sequence of its own.
+
+Source: Flash-Decoding ([Dao et al., 2023](https://pytorch.org/blog/flash-decoding/)),
+whose keys are split among blocks because there is one query only.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from attention_laws import documented
+from attention_laws.names import LENGTHS_PATTERN, MASK_PATTERN, parameters_by_name
+
+# The first arguments: of `query` are documented three axes, of the others four.
+QUERY, KEY, VALUE = range(3)
+
+
+def takes_one_query(function: Any) -> bool:
+    r"""Whether a function is documented to take queries without an axis of positions.
+
+    >>> def attend(q, k, v): "q: (B, H, D); k, v: (B, S, H, D)"
+    >>> def attend_all(q, k, v): "q: (B, T, H, D); k, v: (B, S, H, D)"
+    >>> takes_one_query(attend), takes_one_query(attend_all)
+    (True, False)
+    """
+    if not inspect.isfunction(function):
+        return False
+    axes = axes_of_inputs(function)
+    return [len(each) for each in axes] == [3, 4, 4] and axes[QUERY][0] == axes[KEY][0]
+
+
+def axes_of_inputs(function: Any) -> list[tuple[str, ...]]:
+    """The documented axes of the first three arguments."""
+    shapes = documented.all_shapes(function)
+    return [shapes.get(name, ()) for name in [*parameters_by_name(function)][:3]]
+
+
+def over_queries(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    r"""Attention of one query for each sequence, as one of several queries.
+
+    Each query is an item of a larger batch, with its own copy of keys, values, and of
+    what else each sequence has: masks, lengths, and what is documented to be so.
+
+    >>> def first_token(q, k, v): "q: (B, H, D); k, v: (B, S, H, D)"; return v[:, 0]
+    >>> query, key = Tensor(2, 7, 3, 11).zero_(), Tensor(2, 19, 3, 11).normal_()
+    >>> output = over_queries(first_token)(query, key, key)
+    >>> output.equal(key[:, :1].expand_as(query))
+    True
+    """
+    axes, shapes = axes_of_inputs(attention), documented.all_shapes(attention)
+    heads_first = documented.place_of_heads(axes[KEY][1:]) == "hld"
+    of_sequences = {
+        name
+        for n, name in enumerate(parameters_by_name(attention))
+        if n in (KEY, VALUE)
+        or shapes.get(name, ())[:1] == axes[QUERY][:1]
+        or MASK_PATTERN.search(name)
+        or LENGTHS_PATTERN.search(name)
+    }
+
+    @wraps(attention)
+    def attend(*args: Any, **kwargs: Any) -> Tensor:
+        given = inspect.signature(attention).bind(*args, **kwargs).arguments
+        name, *_ = given
+        # [batch_size, q_len, heads, d_k]
+        query = given[name].transpose(1, 2) if heads_first else given[name]
+        batch_size, q_len = query.shape[:2]
+        given = {
+            each: value.repeat_interleave(q_len, dim=0)
+            if each in of_sequences and isinstance(value, Tensor)
+            else value
+            for each, value in given.items()
+        }
+        queries = query.flatten(0, 1)  # [batch_size * q_len, heads, d_k]
+        found = attention(
+            **{**given, name: queries}
+        )  # [batch_size * q_len, heads, d_k]
+        # [batch_size, q_len, heads, d_k]
+        output = found.reshape(batch_size, q_len, *found.shape[1:])
+        return output.transpose(1, 2) if heads_first else output
+
+    return attend
