@@ -1093,8 +1093,7 @@ def vmapped(script: Script) -> None:
     names = ", ".join(first.inputs)
     pairs = zip(first.inputs, second.inputs, strict=True)
     stacked = ", ".join(f"torch.stack([{a}, {b}])" for a, b in pairs)
-    output_index = script.adapter.output_index
-    call = f"{script.call_source(first)}{output_index}"
+    call = f"{script.call_source(first)}{script.output_index(first)}"
     try:
         both = script.assign(
             "both", f"torch.func.vmap(lambda {names}: {call})({stacked})"
@@ -1120,8 +1119,7 @@ def autocast(script: Script) -> None:
         script.restart()
         args = script.make_arguments(allowed, mask)
         usual = script.call(args)
-        output_index = script.adapter.output_index
-        call = f"{script.call_source(args)}{output_index}"
+        call = f"{script.call_source(args)}{script.output_index(args)}"
         device = script.device.partition(":")[0]
         context = f"with torch.autocast({device!r}, torch.bfloat16): "
         try:

@@ -66,25 +66,25 @@ def over_queries(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
         or LENGTHS_PATTERN.search(name)
     }
 
+    def in_order(x: Tensor) -> Tensor:
+        """Heads and positions change places, if heads come first."""
+        return x.transpose(1, 2) if heads_first else x
+
     @wraps(attention)
     def attend(*args: Any, **kwargs: Any) -> Tensor:
         given = inspect.signature(attention).bind(*args, **kwargs).arguments
         name, *_ = given
-        # [batch_size, q_len, heads, d_k]
-        query = given[name].transpose(1, 2) if heads_first else given[name]
-        batch_size, q_len = query.shape[:2]
+        query = in_order(given[name])  # [batch_size, q_len, heads, d_k]
+        q_len = query.shape[1]
         given = {
             each: value.repeat_interleave(q_len, dim=0)
             if each in of_sequences and isinstance(value, Tensor)
             else value
             for each, value in given.items()
         }
-        queries = query.flatten(0, 1)  # [batch_size * q_len, heads, d_k]
-        found = attention(
-            **{**given, name: queries}
-        )  # [batch_size * q_len, heads, d_k]
-        # [batch_size, q_len, heads, d_k]
-        output = found.reshape(batch_size, q_len, *found.shape[1:])
-        return output.transpose(1, 2) if heads_first else output
+        given |= {name: query.flatten(0, 1)}
+        found = attention(**given)  # [batch_size * q_len, heads, d_k]
+        output = found.reshape(*query.shape[:3], -1)  # [batch_size, q_len, heads, d_k]
+        return in_order(output)
 
     return attend

@@ -1102,6 +1102,18 @@ class StoresMemoryOfFirstCall(StoresMemory):
         return self.training or is_first
 
 
+class PoolsForEachHead(nn.Module):
+    """A vector for each head, and only one, without an axis of heads, for one head."""
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor) -> Any:
+        pooled = self.score(x).softmax(dim=1).mT @ x
+        return pooled.squeeze(1)
+
+
 VIOLATING: Violations = {
     "finite_in_half": [
         (RectifiedLinearInHalf, {}),
@@ -1197,6 +1209,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("autocast", PoolsForEachHead),
     ("earlier_calls", KeepsDistancesOfStart),
     ("eval_matches_train", LimitsScale),
     ("eval_matches_train", attend_in_rows),
