@@ -565,6 +565,11 @@ def values_of_required(probe: CallProbe) -> dict[str, list[str]]:
             continue
         if names.POSITION_PATTERN.search(name):
             templates[name] = names.position_templates(name)
+            if documented.is_of_other_length(adapter.target, name, adapter.inputs[0]):
+                templates[name] = [
+                    text.replace("{start}, {stop}", "{k_len}")
+                    for text in templates[name]
+                ]
         elif text := names.dict_template(adapter.target, name):
             templates[name] = [text]
         elif name in shapes:

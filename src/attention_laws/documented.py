@@ -986,6 +986,19 @@ def other_sequences(target: Any, first: str) -> list[str]:
     ]
 
 
+def is_of_other_length(target: Any, name: str, first: str) -> bool:
+    r"""Whether an argument is documented to have another length than the first input.
+
+    >>> def attend(x, points, xyz, pos):
+    ...     "x, pos: (B, T, d), points: (B, N, d), xyz: (B, N, 3)."
+    >>> [is_of_other_length(attend, name, "x") for name in ("xyz", "pos")]
+    [True, False]
+    """
+    stated = all_shapes(target)
+    axes, usual = (stated.get(each, ())[:2] for each in (name, first))
+    return len(axes) == len(usual) == 2 and axes[0] == usual[0] and axes != usual
+
+
 def with_batch_first(axes: tuple[str, ...]) -> tuple[str, ...]:
     r"""The axes of a sequence, with those of batch items before its positions.
 

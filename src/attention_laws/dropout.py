@@ -615,7 +615,25 @@ def assert_mean_of_calls_is_kept(script: Script, place: str) -> bool:
     error = f"{y}.std(dim=0) / {CALLS} ** 0.5"
     difference = f"({y}.mean(dim=0) - {output}).abs()"
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", MEAN_MESSAGE)
+    assert_heads_drop_apart_in_calls(script, args)
     return True
+
+
+def assert_heads_drop_apart_in_calls(script: Script, args: CallArguments) -> None:
+    """For equal tokens, calls differ in as many directions as there are heads.
+
+    What remains of the weights of a head is a factor of its values.
+    """
+    adapter, heads = script.adapter, script.sizes.heads
+    if heads == 1 or documented.drops_alike_in_heads(adapter.target):
+        return
+    equal = make_equal_tokens(script, args)
+    call = script.call_source(equal) + adapter.output_index
+    y = script.assign("y", f"torch.stack([{call} for _ in range({CALLS})]).detach()")
+    spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
+    rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
+    message = f"of {heads} heads, some share one dropout mask"
+    script.assert_true(f"{rank} >= {heads}", message)
 
 
 def is_linear_in_dropped(

@@ -680,6 +680,10 @@ def value_of(name: str) -> str:
     return found or next(others, "")
 
 
+# A query, keys or values of something.
+ROLE_PATTERN = re.compile("_(q(uer(y|ies))?|k(eys?)?|v(alues?)?)$")
+
+
 def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     r"""The names of one input, of input and context, or of query, key and value.
 
@@ -693,6 +697,8 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ('query', 'key', 'value')
     >>> find_inputs({"q": True, "k_all": True, "v_all": True, "k": False, "v": False})
     ('q', 'k_all', 'v_all')
+    >>> find_inputs({"grid_q": True, "station_k": True, "station_v": True})
+    ('grid_q', 'station_k', 'station_v')
     """
     order = list(required)
     needed = [
@@ -708,7 +714,9 @@ def find_inputs(required: Mapping[str, bool]) -> tuple[str, ...]:
     ]
     # Behind an input, such names are those of sizes.
     needed = [n for n in needed if n == needed[0] or n not in ARGUMENT_VALUES]
-    are_qkv = [n.lower().strip("x_in")[:1] for n in needed[:3]] == [*"qkv"]
+    roles = [n.lower().strip("x_in")[:1] for n in needed[:3]]
+    ends = [n.rpartition("_")[2][:1] for n in needed[:3] if ROLE_PATTERN.search(n)]
+    are_qkv = [*"qkv"] in (roles, ends)
     for triple in INPUT_NAMES:
         if set(triple) <= set(order) and (required[triple[0]] or order[0] in triple):
             # Key and value may default to the query, or be those of new tokens, beside

@@ -47,6 +47,7 @@ from attention_laws.positions import relative_positions
 from attention_laws.script import CallArguments, Script
 from attention_laws.sinks import sinks, sinks_compete
 from attention_laws.source import source_of
+from attention_laws.tools import restored_caches
 
 # Finds options of a constructor, beside those that are given, with values as text.
 OptionFinder = Callable[[type, Mapping[str, str]], Iterator[tuple[str, str]]]
@@ -149,8 +150,9 @@ def constructor_options(script: Script) -> None:
         with script.attempt():  # it may need another option
             assert_checkpoint_changes_nothing(script, name)
     script.restart()
-    if script.evaluate("clear_caches(attention)"):
-        assert_instances_share_nothing(script)
+    with restored_caches(script.evaluate("attention")):
+        if script.evaluate("clear_caches(attention)"):
+            assert_instances_share_nothing(script)
     for name, value, init_args in choices:
         script.sizes = usual[1]
         with suppress(ScriptError):  # it may need a package that is not installed

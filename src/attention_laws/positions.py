@@ -685,16 +685,23 @@ def assert_offsets_of_windows_used(script: Script) -> bool:
 
 
 def larger_image_uses_all(script: Script, name: str, rows: int) -> bool:
-    """Whether an image of four times as many pixels needs all rows of a table.
+    """Whether a larger image needs all rows of a table.
 
-    A window that is shifted is divided where the image is a single window.
+    A window that is shifted is divided where the image is a single window, and a table
+    of two offsets needs an image that is as high and as wide as it.
     """
     adapter = script.adapter
-    if not adapter.image or adapter.fixed_length is None:
+    if not adapter.image:
         return False
-    height, width = adapter.grid(adapter.fixed_length)
-    number = 4 * height * width
-    script.adapter = replace(adapter, image_height=2 * height, fixed_length=number)
+    if adapter.fixed_length is None:
+        number = rows * rows
+        if number > LONGEST:
+            return False
+        script.adapter = replace(adapter, image_height=rows)
+    else:
+        height, width = adapter.grid(adapter.fixed_length)
+        number = 4 * height * width
+        script.adapter = replace(adapter, image_height=2 * height, fixed_length=number)
     script.sizes = replace(script.sizes, q_len=number, k_len=number)
     try:
         script.restart()

@@ -39,7 +39,7 @@ ENCODING_PATTERN = re.compile(
     r"|^(cos|sin|angles?|theta|bucket|distance|pos|inv_freq)$|bias_table|lambda_d|dist"
     # What fades from token to token tells how far each is.
     r"|(?<!weight_)decay|forget_?(gate|bias)|forgetting|retention|retnet"
-    r"|^cpb(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hw])_?emb|^w?pe$",
+    r"|^(cpb|rpb)(_|$)|^meshgrid$|^(row|col(umn)?|height|width|[hw])_?emb|^w?pe$",
     re.IGNORECASE,
 )
 # Positional encodings with laws of their own; others exclude them.
@@ -52,7 +52,8 @@ POSITION_KINDS = {
 }
 # Names of parameters that hold a vector or a bias for each distance.
 TABLE_PATTERN = re.compile(
-    r"(^|[._])rel(_|ative|[a-z]*$)|(bias|distance|offset)_?(table|emb)|(emb|bias)_table",
+    r"(^|[._])(rpb$|rel(_|ative|[a-z]*$))|(bias|distance|offset)_?(table|emb)"
+    r"|(emb|bias)_table",
     re.IGNORECASE,
 )
 # Dropout of what scores are computed from, which keeps no mean.

@@ -18,7 +18,8 @@ import copy
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import CodeType
 from typing import Any
@@ -1120,21 +1121,40 @@ def clear_caches(module: nn.Module) -> bool:
     >>> clear_caches(nn.Linear(2, 3))
     False
     """
+    caches = shared_caches(module)
+    for each in caches:
+        each.clear() if isinstance(each, dict) else each.cache_clear()
+    return bool(caches)
+
+
+def shared_caches(module: nn.Module) -> list[Any]:
+    """Those dicts and functions; never `__builtins__`, where `_` may be a tensor."""
     kinds = {base for part in module.modules() for base in type(part).__mro__}
     owners: list[Any] = [kind for kind in kinds if is_of_user(kind)]
     owners += [sys.modules.get(kind.__module__) for kind in owners]
-    is_known = False
-    for value in [v for owner in owners if owner for v in vars(owner).values()]:
+    named = [pair for owner in owners if owner for pair in vars(owner).items()]
+    found = []
+    for value in [value for name, value in named if name != "__builtins__"]:
         if isinstance(value, dict):
             leaves = tree_leaves([*value.values()])
-            is_cache = not value or any(isinstance(leaf, Tensor) for leaf in leaves)
-            clear = value.clear if is_cache else None
-        else:
-            clear = getattr(value, "cache_clear", None)
-        if clear is not None:
-            clear()
-            is_known = True
-    return is_known
+            if not value or any(isinstance(leaf, Tensor) for leaf in leaves):
+                found.append(value)
+        elif hasattr(value, "cache_clear"):
+            found.append(value)
+    return found
+
+
+@contextmanager
+def restored_caches(module: nn.Module) -> Iterator[None]:
+    """What these dicts hold is the same behind the block: it may be no cache."""
+    dicts = [each for each in shared_caches(module) if isinstance(each, dict)]
+    before = [dict(each) for each in dicts]
+    try:
+        yield
+    finally:
+        for each, content in zip(dicts, before, strict=True):
+            each.clear()
+            each.update(content)
 
 
 def distance_encoding(length: int, width: int) -> Tensor:

@@ -924,8 +924,18 @@ class DropsWholeHeads(DropsHeadsOfTokens):
         return self.left(weights @ v)
 
 
+class DropsEdgesOfAllHeads(DropsEdges):
+    def drop(self, x: Tensor) -> Tensor:
+        return x * super().drop(torch.ones_like(x[:, :1]))
+
+
+class DropsWholeEdges(DropsEdgesOfAllHeads):
+    """Dropout of whole edges, over all heads alike."""
+
+
 VIOLATING: Violations = {
     "dropout": [
+        (DropsEdgesOfAllHeads, {}),
         (DropsInPairs, {}),
         (RateOfOutputUnused, {}),
         (drop_queries, {}),
@@ -965,6 +975,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("dropout", DropsWholeEdges),
     ("dropout", DropsHeadsByRest),
     ("dropout", RatesOfTwoKinds),
     ("dropout", DropsInEachHead),

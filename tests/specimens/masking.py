@@ -1551,6 +1551,29 @@ def newest_query_of_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return newest_query(q, k.transpose(1, 2), v.transpose(1, 2))
 
 
+class CloudBesideTokens(Correct):
+    """Tokens attend to points, which have places.
+
+    tokens: B x M x C, feats: B x N x C, xyz: B x N x 3, mask: B x N, True = a point
+    """
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        self.place = nn.Linear(3, d_model)
+
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, feats: Tensor, xyz: Tensor, mask: Tensor | None = None
+    ) -> Any:
+        points = feats + self.place(xyz)
+        seen = None if mask is None else mask[:, None].expand(-1, tokens.shape[1], -1)
+        return super().forward(tokens, points, points, seen)
+
+
+def read_stations(grid_q: Tensor, station_k: Tensor, station_v: Tensor) -> Tensor:
+    """Points of a grid attend to stations."""
+    return nn.functional.scaled_dot_product_attention(grid_q, station_k, station_v)
+
+
 VIOLATING: Violations = {
     "causality": [
         (MeansOfOpenFours, {}),
@@ -1650,6 +1673,8 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("formula", read_stations),
+    ("padding", CloudBesideTokens),
     ("formula", newest_query_of_heads),
     ("padding", newest_query),
     ("rows_sum_to_one", LogarithmsOfPointer),

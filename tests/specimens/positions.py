@@ -1173,6 +1173,50 @@ class RotatesQuarter(RotatesShare):
         self.rotary_ndims = int(self.head_size * rotary_pct)
 
 
+class BiasOfNeighbors(SelfAttention):
+    """A pixel attends to 3 x 3 pixels around it, which move inwards at a border."""
+
+    kernel = 3
+
+    def __init__(self, d_model: int, heads: int) -> None:
+        super().__init__(d_model, heads)
+        sides = 2 * self.kernel - 1
+        self.rpb = nn.Parameter(torch.randn(heads, sides, sides))
+
+    def forward(self, image: Tensor) -> Any:  # type: ignore[override]
+        (rows, row_bias), (columns, column_bias) = map(self.near, image.shape[2:])
+        x = image.movedim(1, -1)
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)).movedim(-2, 1)
+            for f in (self.query, self.key, self.value)
+        )
+        places = rows[:, None, :, None], columns[None, :, None]
+        k, v = (part[:, :, *places].flatten(4, 5) for part in (k, v))
+        bias = self.rpb[:, row_bias[:, None, :, None], column_bias[None, :, None]]
+        scores = (q[..., None, :] @ k.mT)[..., 0, :] / math.sqrt(q.shape[-1])
+        weights = (scores + bias.flatten(3)).softmax(dim=-1)
+        y = (weights[..., None, :] @ v)[..., 0, :].movedim(1, -2).flatten(-2)
+        return self.out(y).movedim(-1, 1)
+
+    def near(self, length: int) -> tuple[Tensor, Tensor]:
+        """For each pixel along an axis, those nearby, and their rows of the table."""
+        kernel = min(self.kernel, length)
+        place = torch.arange(length)[:, None]
+        first = (place - kernel // 2).clamp(0, length - kernel)
+        near = first + torch.arange(kernel)
+        return near, near - self.origin(place, near) + self.kernel - 1
+
+    def origin(self, place: Tensor, near: Tensor) -> Tensor:
+        return place
+
+
+class BiasFromMiddle(BiasOfNeighbors):
+    """Offsets are those from the middle of the neighborhood, also at a border."""
+
+    def origin(self, place: Tensor, near: Tensor) -> Tensor:
+        return near[:, near.shape[1] // 2, None]
+
+
 VIOLATING: Violations = {
     "positions_matter": [
         (RotatesHeads, {}),
@@ -1223,6 +1267,7 @@ VIOLATING: Violations = {
         (RotatesShareOfHead, {}),
     ],
     "relative_table": [
+        (BiasFromMiddle, {}),
         (BucketsBehindTheLast, {}),
         (LastRowUnused, {}),
         (FirstRowIsLast, {}),
@@ -1238,6 +1283,7 @@ VIOLATING: Violations = {
 
 
 PASSING_ONE: Passes = [
+    ("relative_table", BiasOfNeighbors),
     ("rotary_angles", PartialRotary),
     ("relative_table", BucketsUpToTheLast),
     ("positions_matter", RotatesTokens),
