@@ -80,7 +80,7 @@ def dropout(script: Script) -> None:
     script.restart("train")
     places = script.evaluate("dropout_places(attention)")
     if "b" not in adapter.layout:
-        tested = [assert_mean_of_calls_is_kept(script, place) for place in places]
+        tested = [assert_calls_are_fair(script, place) for place in places]
         skip_unless(any(tested), "takes one sequence at a time")
         return
     assert_draws_have_an_effect(script)
@@ -338,11 +338,20 @@ def assert_dropout_is_fair(script: Script, place: str) -> str:
                 )
                 return "weights" if rank <= script.sizes.heads else "output"
             elif script.sizes.heads > 1:
-                message = f"of {script.sizes.heads} heads, some share one dropout mask"
-                spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
-                rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
-                script.assert_true(f"{rank} >= {script.sizes.heads}", message)
+                assert_as_many_directions(script, y)
     return "weights"  # or not known
+
+
+def assert_as_many_directions(script: Script, y: str) -> None:
+    """For equal tokens, outputs differ in as many directions as there are heads.
+
+    What remains of the weights of a head is a factor of its values.
+    """
+    heads = script.sizes.heads
+    message = f"of {heads} heads, some share one dropout mask"
+    spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
+    rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
+    script.assert_true(f"{rank} >= {heads}", message)
 
 
 def assert_less_drops_less(
@@ -593,11 +602,12 @@ def assert_mean_is_kept(
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", MEAN_MESSAGE)
 
 
-def assert_mean_of_calls_is_kept(script: Script, place: str) -> bool:
+def assert_calls_are_fair(script: Script, place: str) -> bool:
     """The mean over calls with one sequence is its output without dropout.
 
-    Return whether this was tested. Only PyTorch's functions are known to drop numbers,
-    and not whole edges or tokens.
+    For equal tokens, heads have dropout masks of their own. Return whether this was
+    tested. Only PyTorch's functions are known to drop numbers, and not whole edges or
+    tokens.
     """
     adapter = script.adapter
     if adapter.image or is_before_scores(script, place):
@@ -610,30 +620,20 @@ def assert_mean_of_calls_is_kept(script: Script, place: str) -> bool:
     if not (is_linear and is_linear_in_dropped(script, args, place, known=True)):
         return False
     apply_dropout(script, 0.5, place)
-    call = script.call_source(args) + adapter.output_index
-    y = script.assign("y", f"torch.stack([{call} for _ in range({CALLS})]).detach()")
+    y = stack_of_calls(script, args)
     error = f"{y}.std(dim=0) / {CALLS} ** 0.5"
     difference = f"({y}.mean(dim=0) - {output}).abs()"
     script.assert_true(f"({difference} <= 6 * {error} + 1e-3).all()", MEAN_MESSAGE)
-    assert_heads_drop_apart_in_calls(script, args)
+    if script.sizes.heads > 1 and not documented.drops_alike_in_heads(adapter.target):
+        equal = make_equal_tokens(script, args)
+        assert_as_many_directions(script, stack_of_calls(script, equal))
     return True
 
 
-def assert_heads_drop_apart_in_calls(script: Script, args: CallArguments) -> None:
-    """For equal tokens, calls differ in as many directions as there are heads.
-
-    What remains of the weights of a head is a factor of its values.
-    """
-    adapter, heads = script.adapter, script.sizes.heads
-    if heads == 1 or documented.drops_alike_in_heads(adapter.target):
-        return
-    equal = make_equal_tokens(script, args)
-    call = script.call_source(equal) + adapter.output_index
-    y = script.assign("y", f"torch.stack([{call} for _ in range({CALLS})]).detach()")
-    spread = f"{y}[:, -1].flatten(1) - {y}[0, -1].flatten()"
-    rank = f"torch.linalg.matrix_rank({spread}, rtol=1e-3)"
-    message = f"of {heads} heads, some share one dropout mask"
-    script.assert_true(f"{rank} >= {heads}", message)
+def stack_of_calls(script: Script, args: CallArguments) -> str:
+    """The outputs of many calls with the same arguments."""
+    call = script.call_source(args) + script.adapter.output_index
+    return script.assign("y", f"torch.stack([{call} for _ in range({CALLS})]).detach()")
 
 
 def is_linear_in_dropped(

@@ -1089,11 +1089,12 @@ def vmapped(script: Script) -> None:
     first = script.make_arguments(allowed, mask)
     second = script.make_arguments(allowed)
     second = replace(second, mask=first.mask, allowed=allowed)
-    one, other = script.call(first), script.call(second)
+    one = script.call(first)
+    call = script.lines[-1].partition(" = ")[2]  # and where its output is
+    other = script.call(second)
     names = ", ".join(first.inputs)
     pairs = zip(first.inputs, second.inputs, strict=True)
     stacked = ", ".join(f"torch.stack([{a}, {b}])" for a, b in pairs)
-    call = f"{script.call_source(first)}{script.output_index(first)}"
     try:
         both = script.assign(
             "both", f"torch.func.vmap(lambda {names}: {call})({stacked})"
@@ -1119,11 +1120,10 @@ def autocast(script: Script) -> None:
         script.restart()
         args = script.make_arguments(allowed, mask)
         usual = script.call(args)
-        call = f"{script.call_source(args)}{script.output_index(args)}"
         device = script.device.partition(":")[0]
-        context = f"with torch.autocast({device!r}, torch.bfloat16): "
+        script.context = f"torch.autocast({device!r}, torch.bfloat16)"
         try:
-            script.exec_line(f"{context}cast = {call}")
+            cast = script.call(args)
         except ScriptError as failure:
             # An exception is nobody's wrong number: a product that autocast does not
             # know, such as `tensordot`, takes no operands of two dtypes, and a fill
@@ -1132,7 +1132,7 @@ def autocast(script: Script) -> None:
                 raise
             raise NotApplicable(f"does not run under autocast: {failure}") from failure
         message = "under autocast, the output at {place} differs"
-        script.assert_close(usual, "cast", message, relative=0.1)
+        script.assert_close(usual, cast, message, relative=0.1)
 
 
 @law(strict=True)

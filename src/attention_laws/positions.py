@@ -279,7 +279,7 @@ FAR = 300
 FAR_HEIGHT = 15  # of an image of so many pixels
 # If a call of that length has more functions of PyTorch, it is a loop over tokens, and
 # would take seconds for the longest sequence.
-MANY_FUNCTIONS = 5_000
+LOOP_FUNCTIONS = 5_000
 
 
 def ratio_tolerance(script: Script) -> float:
@@ -925,7 +925,7 @@ def distant_positions(script: Script) -> None:
         script.adapter = replace(adapter, image_height=FAR_HEIGHT)
     skip_unless(takes_length(script, FAR), f"takes no sequences of {FAR} tokens")
     is_coarse, lengths = False, [FAR]
-    is_loop = count_functions(script, FAR) > MANY_FUNCTIONS
+    is_loop = count_functions(script, FAR) > LOOP_FUNCTIONS
     takes_longest = not is_loop and takes_length(script, LONGEST)
     is_alone = adapter.is_module and not attends_twice(script)
     if adapter.positions == "rotary" and is_alone and takes_longest:

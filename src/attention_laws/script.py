@@ -627,12 +627,6 @@ class Script:
             self.lines[-1] = line + index
         return output
 
-    def output_index(self, args: CallArguments) -> str:
-        """Where the output is in the result of one more call with these arguments."""
-        result = self.evaluate(self.call_source(args))
-        query = self.evaluate(args.inputs[0])
-        return find_output(result, query, self.adapter) or ""
-
     def all_outputs(self, args: CallArguments, result: str) -> list[str]:
         """The output of a call, and others that are no weights, as source text.
 

@@ -89,7 +89,7 @@ class TokenByToken(Rotary):
 def test_a_loop_over_tokens_is_not_run_at_a_length_of_1040(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(positions, "MANY_FUNCTIONS", 3 * positions.FAR)
+    monkeypatch.setattr(positions, "LOOP_FUNCTIONS", 3 * positions.FAR)
     report = check(TokenByToken, only="distant_positions", positions="rotary")
     assert [result.law.name for result in report.passed] == ["distant_positions"]
     assert TokenByToken.longest == positions.FAR
